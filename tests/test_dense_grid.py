@@ -86,9 +86,10 @@ def whole(trees, tmp_path_factory):
 
 # ------------------------------------------------------------------ whole
 def test_cells_are_what_the_stages_measured(whole):
+    """In grid.json, and in the long table, which has two columns more."""
     found = results(whole)["cells"]
     assert len(found) == 4 and len(runs(whole)) == JOBS
-    targets = (("boxes", "detect"), ("masks", "segment"))
+    targets, values = (("boxes", "detect"), ("masks", "segment")), {}
     wanted = {(source, *target) for source in ("scratch", "digits") for target in targets}
     assert {(c["source"], c["target"], c["protocol"]) for c in found} == wanted
     for one in found:
@@ -96,18 +97,16 @@ def test_cells_are_what_the_stages_measured(whole):
         names = ("ap", "ap50", "mask_ap") if one["protocol"] == "detect" else ("miou", "macc", "pixel_accuracy")
         assert {name: one[name] for name in names} == {name: measured[name] for name in names}
         assert one["status"] == "ok" and one["top1"] is None and one["folder"].startswith(f"runs/{one['protocol']}/")
+        values[one["source"], one["target"]] = names[0], one[names[0]]
         if one["source"] == "digits":
             start = parsing.read_file(whole / one["folder"] / "config.yaml")["init"]
             assert start == str(whole / one["pretrain_folder"])
-
-
-def test_the_long_table_has_its_columns_and_two_more(whole):
     found = rows(whole)
     assert list(found[0]) == [*OLD, "metric", "value"] and len(found) == 4
-    values = {(c["source"], c["target"]): c[MAIN[c["protocol"]]] for c in results(whole)["cells"]}
     for row in found:
-        assert row["metric"] == {"boxes": "ap", "masks": "miou"}[row["target"]] and row["top1"] == row["top5"] == ""
-        assert float(row["value"]) == pytest.approx(values[row["source"], row["target"]])
+        assert row["top1"] == row["top5"] == ""
+        name, value = values[row["source"], row["target"]]
+        assert row["metric"] == name and float(row["value"]) == pytest.approx(value)
 
 
 def test_tables_pictures_and_page_tell_of_them(whole):

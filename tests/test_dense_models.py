@@ -7,15 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
-from torch import nn
 
 from idmm.config import Train
 from idmm.data.dense import BoxTarget
-from idmm.errors import SizeError, UserError
+from idmm.errors import SizeError
 from idmm.evaluate_dense import detect_objects, detection_scores, segmented
 from idmm.methods.dense import Detection, Segmentation, pixel_cross_entropy
 from idmm.models import create_backbone, token_grid
-from idmm.models.dense import STRIDES, Detector, ScaledMaps, Segmenter
+from idmm.models.dense import STRIDES, DenseNetwork, Detector, Segmenter
 from idmm.optim import create_optimizer
 from idmm.seeding import seeded
 
@@ -84,7 +83,7 @@ def test_all_that_is_trained_has_a_gradient(kind):
         network = method.backbone
         maps = network.forward_features(batch["images"])
         sides = [SIDE // stride for stride in STRIDES]
-        assert [m.shape for m in maps] == [(2, c, n, n) for c, n in zip(network.maps.channels, sides, strict=True)]
+        assert [m.shape for m in maps] == [(2, c, n, n) for c, n in zip(network.channels, sides, strict=True)]
         out = loss_of(method, batch)
         out["loss"].backward()
         assert all(bool(torch.isfinite(value)) for value in out.values())
@@ -96,9 +95,9 @@ def test_all_that_is_trained_has_a_gradient(kind):
 def test_maps_of_a_plain_transformer():
     """Of stride 8: pooled from the normalised tokens, and enlarged by a transposed convolution."""
     made, images = backbone().eval(), torch.randn(2, 3, SIDE, SIDE)
-    maps = ScaledMaps(made, SIDE)
+    maps = DenseNetwork(made, SIDE)
     grid = token_grid(made, images)  # [2, 32, 8, 8]
-    found = maps(made, images)
+    found = maps.forward_features(images)
     assert maps.channels == [16, 32, 32, 32] and not maps.several
     torch.testing.assert_close(found[0], maps.levels[0][0](grid))
     torch.testing.assert_close(found[1], grid)
@@ -109,10 +108,10 @@ def test_maps_of_a_plain_transformer():
 def test_maps_of_several_strides():
     """The deepest of each, as timm gives them; the last from where the features leave the backbone."""
     made, images = backbone("pvt").eval(), torch.randn(2, 3, SIDE, SIDE)
-    maps = ScaledMaps(made, SIDE)
+    maps = DenseNetwork(made, SIDE)
     final, taken = made.forward_intermediates(images)
     assert maps.several and maps.channels == [8, 16, 24, 32]
-    for found, wanted in zip(maps(made, images), [*taken[:3], final], strict=True):
+    for found, wanted in zip(maps.forward_features(images), [*taken[:3], final], strict=True):
         torch.testing.assert_close(found, wanted)
 
 
@@ -120,25 +119,12 @@ def test_sizes():
     """A stride that is no power of two; anchors by the size of the images; a size that 32 does not divide."""
     with seeded(0):
         made = create_backbone(VIT[0], 224, **dict(VIT[1], patch_size=14))
-    assert [m.shape[-1] for m in ScaledMaps(made, 224)(made, torch.zeros(1, 3, 224, 224))] == [56, 28, 14, 7]
+    maps = DenseNetwork(made, 224).forward_features(torch.zeros(1, 3, 224, 224))
+    assert [made.shape[-1] for made in maps] == [56, 28, 14, 7]
     with pytest.raises(SizeError, match="image size 80x80: wanted are multiples of 32 pixels for detection"):
         Detector(backbone("pvt", 80), 80, 3, 16)
     anchors = Detector(backbone("pvt", 96), 96, 3, 16).rpn.anchor_generator.sizes
     assert anchors == tuple((96 / 640 * size,) for size in (32, 64, 128, 256, 512))
-
-
-class Pooled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 8)
-
-    def forward_features(self, images):
-        return self.layer(images.mean((2, 3)))
-
-
-def test_a_backbone_whose_features_have_no_places():
-    with pytest.raises(UserError, match="are not a grid of places"):
-        Segmenter(Pooled(), SIDE, 3, 16)
 
 
 def test_at_the_papers_width_all_is_torchvisions():

@@ -31,64 +31,6 @@ STRIDES = (4, 8, 16, 32)  # pixels from a place of a map to the next
 FULL_SIZE = 640  # side of images (pixels) from which on anchors are as large as the papers'
 
 
-class ScaledMaps(nn.Module):
-    """Makes maps of strides 4, 8, 16 and 32 of what a backbone gives.
-
-    Each is made of the backbone's map with the nearest stride, of several the deepest; the last of all is what
-    ``forward_features`` gives. Where the stride differs, as three of four do in a plain transformer, the map is
-    enlarged by transposed convolutions or max-pooled: the simple feature pyramid of ViTDet (Li et al., ECCV 2022,
-    section 3.1).
-
-    Parameters of the backbone that no map depends on (a norm after pooling) are taken out of training: processes that
-    train together wait for the gradient of every other one.
-
-    Args:
-        backbone: A timm model without a classifier; it is looked at, not kept.
-        size: Side of the images (pixels).
-        in_chans: Their channels.
-
-    Attributes:
-        channels: Of the four maps.
-        several: Whether the backbone gives maps of several strides.
-
-    Raises:
-        UserError: Its features have no places.
-    """
-
-    def __init__(self, backbone: nn.Module, size: int, in_chans: int = 3):
-        super().__init__()
-        black, training = black_image(backbone, in_chans, size), backbone.training
-        backbone.eval()
-        found = _maps_by_stride(backbone, black)
-        sources = [min(found, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
-        taken = {found[source][0] for source in sources}
-        self.layers = [*sorted(taken - {None}), *(taken & {None})]
-        self.sources = [self.layers.index(found[source][0]) for source in sources]
-        self.several = len(found) > 1
-        self.levels, self.channels = nn.ModuleList(), []
-        for source, stride in zip(sources, STRIDES, strict=True):
-            steps, width = max(0, round(math.log2(source / stride))), found[source][1]
-            self.levels.append(_enlarged(width, steps))
-            self.channels.append(width >> steps)
-        self._drop_unused(backbone, black)
-        backbone.train(training)
-
-    def forward(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
-        """Returns the maps of images [B, C, S, S]: [B, channels[i], n, n], n = S / STRIDES[i] where 32 divides S."""
-        maps, least = _backbone_maps(backbone, images, self.layers), math.ceil(images.shape[-1] / STRIDES[-1])
-        sizes = [least * STRIDES[-1] // stride for stride in STRIDES]
-        levels = zip(self.levels, self.sources, sizes, strict=True)
-        return [_resized(level(maps[source]), size) for level, source, size in levels]
-
-    def _drop_unused(self, backbone: nn.Module, black: Tensor) -> None:
-        named = [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
-        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
-            total = sum(made.sum() for made in _backbone_maps(backbone, black, self.layers))
-            found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
-        for (_, parameter), gradient in zip(named, found, strict=True):
-            parameter.requires_grad_(gradient is not None)
-
-
 def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]) -> list[Tensor]:
     """Returns the outputs [B, D, h, w] of a backbone's layers, by timm's rising numbers; the last may be None: what
     ``forward_features`` gives."""
@@ -130,20 +72,60 @@ def _resized(made: Tensor, side: int) -> Tensor:
 
 
 class DenseNetwork(nn.Module):
-    """A backbone with what makes a prediction for places of it.
+    """A backbone with maps of strides 4, 8, 16 and 32, for what makes a prediction for places of them.
+
+    Each map is made of the backbone's map with the nearest stride, of several the deepest; the last of all is what
+    ``forward_features`` gives. Where the stride differs, as three of four do in a plain transformer, the map is
+    enlarged by transposed convolutions or max-pooled: the simple feature pyramid of ViTDet (Li et al., ECCV 2022,
+    section 3.1).
+
+    Parameters of the backbone that no map depends on (a norm after pooling) are taken out of training: processes that
+    train together wait for the gradient of every other one.
+
+    Args:
+        backbone: A timm model without a classifier.
+        size: Side of the images (pixels).
+        in_chans: Their channels.
 
     Attributes:
         backbone: The plain timm model.
+        channels: Of the four maps.
+        several: Whether the backbone gives maps of several strides.
+
+    Raises:
+        UserError: Its features have no places.
     """
 
     def __init__(self, backbone: nn.Module, size: int, in_chans: int = 3):
         super().__init__()
         self.backbone = backbone
-        self.maps = ScaledMaps(backbone, size, in_chans)
+        black, training = black_image(backbone, in_chans, size), backbone.training
+        backbone.eval()
+        found = _maps_by_stride(backbone, black)
+        sources = [min(found, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
+        taken = {found[source][0] for source in sources}
+        self.layers = [*sorted(taken - {None}), *(taken & {None})]
+        self.sources = [self.layers.index(found[source][0]) for source in sources]
+        self.several = len(found) > 1
+        self.levels, self.channels = nn.ModuleList(), []
+        for source, stride in zip(sources, STRIDES, strict=True):
+            steps, width = max(0, round(math.log2(source / stride))), found[source][1]
+            self.levels.append(_enlarged(width, steps))
+            self.channels.append(width >> steps)
+        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
+            total = sum(made.sum() for made in _backbone_maps(backbone, black, self.layers))
+            gradients = torch.autograd.grad(total, trained, allow_unused=True)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.requires_grad_(gradient is not None)
+        backbone.train(training)
 
     def forward_features(self, images: Tensor) -> list[Tensor]:
-        """Returns maps of strides 4, 8, 16 and 32, see :class:`ScaledMaps`."""
-        return self.maps(self.backbone, images)
+        """Returns the maps of images [B, C, S, S]: [B, channels[i], n, n], n = S / STRIDES[i] where 32 divides S."""
+        maps, least = _backbone_maps(self.backbone, images, self.layers), math.ceil(images.shape[-1] / STRIDES[-1])
+        sizes = [least * STRIDES[-1] // stride for stride in STRIDES]
+        levels = zip(self.levels, self.sources, sizes, strict=True)
+        return [_resized(level(maps[source]), size) for level, source, size in levels]
 
     def no_weight_decay(self) -> set[str]:
         """Names of the backbone's parameters that it exempts from weight decay."""
@@ -171,7 +153,6 @@ class Detector(DenseNetwork):
         width: Channels of the pyramid.
         masks: Whether masks are predicted, too.
         in_chans: Channels of the images.
-        **options: Further arguments of torchvision's ``FasterRCNN`` (``box_score_thresh``, ...).
 
     Raises:
         SizeError: 32 does not divide the size.
@@ -179,27 +160,26 @@ class Detector(DenseNetwork):
     """
 
     def __init__(
-        self, backbone: nn.Module, size: int, classes: int, width: int = 256, masks: bool = False, in_chans: int = 3,
-        **options,
-    ):  # fmt: skip
+        self, backbone: nn.Module, size: int, classes: int, width: int = 256, masks: bool = False, in_chans: int = 3
+    ):
         if size % STRIDES[-1]:
             raise SizeError(f"image size {size}x{size}: wanted are multiples of {STRIDES[-1]} pixels for detection")
         super().__init__(backbone, size, in_chans)
         self.masks = masks
-        if self.maps.several:
-            self.pyramid = FeaturePyramidNetwork(self.maps.channels, width, LastLevelMaxPool(), norm_layer=LayerNorm2d)
+        if self.several:
+            self.pyramid = FeaturePyramidNetwork(self.channels, width, LastLevelMaxPool(), norm_layer=LayerNorm2d)
         else:
-            self.pyramid = _SimplePyramid(self.maps.channels, width)
+            self.pyramid = _SimplePyramid(self.channels, width)
         share = min(1.0, size / FULL_SIZE)
         anchors = _Anchors(tuple((8 * s * share,) for s in (*STRIDES, 64)), ((0.5, 1.0, 2.0),) * 5)
 
         def pool(side: int) -> MultiScaleRoIAlign:
             return MultiScaleRoIAlign(["0", "1", "2", "3"], side, sampling_ratio=2, canonical_scale=224 * share)
 
+        heads = {}
         if masks:
-            options["mask_roi_pool"] = pool(14)
-            options["mask_head"] = MaskRCNNHeads(width, (width,) * 4, 1)
-            options["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
+            heads = {"mask_roi_pool": pool(14), "mask_head": MaskRCNNHeads(width, (width,) * 4, 1)}
+            heads["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
         places = nn.Identity()
         places.out_channels = width  # all that torchvision asks of what makes the maps
         made = (MaskRCNN if masks else FasterRCNN)(
@@ -208,7 +188,8 @@ class Detector(DenseNetwork):
             box_roi_pool=pool(7),
             box_head=TwoMLPHead(width * 7 * 7, 4 * width),
             box_predictor=FastRCNNPredictor(4 * width, classes + 1),
-            **{"box_batch_size_per_image": 2 * width, **options},
+            box_batch_size_per_image=2 * width,
+            **heads,
         )
         self.rpn, self.roi_heads = made.rpn, made.roi_heads
         for part in (self.rpn.head, self.roi_heads.box_predictor):
@@ -298,7 +279,7 @@ class Segmenter(DenseNetwork):
         super().__init__(backbone, size, in_chans)
         from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
 
-        self.decoder = UPerNetDecoder([0, 0, *self.maps.channels], decoder_channels=width)
+        self.decoder = UPerNetDecoder([0, 0, *self.channels], decoder_channels=width)
         self.head = nn.Conv2d(width, classes, kernel_size=1)
 
     def forward(self, images: Tensor) -> Tensor:
