@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from idmm import config
-from idmm.data.depth import each_scaled, ends_of, range_of, tidy
+from idmm.data.depth import each_scaled, range_of, tidy
 from idmm.data.disk import CacheEntry, Index, mapped
 from idmm.data.formats import BadImage
 from idmm.data.images import (
@@ -46,9 +46,9 @@ class ImageStore:
 
     Holds flat buffers only, which forked loader workers share. ``names``, ``labels``, ``classes`` and ``groups`` are
     the split's, ``bound`` is what is kept of each image, ``sizes`` its height and width (pixels, int64 [N, 2]) and
-    ``pixel_bytes`` what a pixel takes, all channels (bytes, [N]). ``extremes`` are the index's. ``scale`` is the range
-    of images of more than 8 bits, or those of channels; None: there are none. ``channels`` counts those of an image: 3
-    of pictures. ``decodes``: an image is decoded at each use.
+    ``pixel_bytes`` what a pixel takes, all channels (bytes, [N]). ``deep`` counts those of more than 8 bits, ``scale``
+    is their range, or those of channels; None: there are none. ``channels`` counts those of an image: 3 of pictures.
+    ``decodes``: an image is decoded at each use.
 
     Args:
         split: The images.
@@ -73,9 +73,10 @@ class ImageStore:
         self.names, self.labels, self.classes, self.sizes = split.names, split.labels, split.classes, index.sizes
         self.groups, self.channels = split.groups, index.channels
         self.bands = bands and bands._replace(count=index.file_channels)
-        self.extremes, self._digests = index.extremes, index.digests
-        found = range_of(index.extremes)
-        self.scale = found if found is None or scale == AUTO else scale
+        self._digests, self.deep = index.digests, int((index.pixel_bytes > index.channels).sum())
+        self.scale = scale if self.deep else None
+        if self.deep and scale == AUTO:
+            self.scale = tidy((index.range if bands else index.range[0]).tolist())
         self._ends, self.pixel_bytes = index.ends, index.pixel_bytes  # [N]
         self._file, self.bound, self._max_pixels = pixels, bound, max_pixels
         self._items = split.items if pixels is None else None
@@ -237,7 +238,7 @@ def _decode(
         good=np.array(list(sizes), dtype=np.int64),
         bad=np.array(list(bad), dtype=np.int64),
         reasons=np.array(list(bad.values()), dtype=np.str_),
-        extremes=ends_of(ends, bands),
+        range=np.array(range_of(ends, bands) or (), dtype=np.float64).reshape(-1, 2),
         pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
         channels=bands.used if bands else 3,
         file_channels=(bands.count if bands else 0) or 0,

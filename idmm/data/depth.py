@@ -1,6 +1,6 @@
 """The range of values that 0 and 1 stand for in images of more than 8 bits, measured over all training images."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from idmm.data.formats import BadImage, Range, RangeUnknown
 from idmm.data.images import AUTO, Bands, Scale, read_image
 from idmm.data.parallel import Result, in_order
-from idmm.data.split import Split, counted
+from idmm.data.split import Split
 
 
 def tidy(scale: Scale | list) -> Scale:
@@ -20,25 +20,14 @@ def tidy(scale: Scale | list) -> Scale:
     return tuple(int(value) if float(value).is_integer() else float(value) for value in scale)
 
 
-def ends_of(ends: list[tuple[Range, ...]], bands: Bands | None) -> np.ndarray:
-    """Returns smallest and largest values of images, [N, 2] of pictures and [N, C, 2] of bands; NaN for 8 bits."""
-    shape = (2,) if bands is None else (bands.used or 0, 2)
-    rows = [(pairs[0] if bands is None else pairs) if pairs else np.full(shape, np.nan) for pairs in ends]
-    return np.array(rows, dtype=np.float64).reshape(len(ends), *shape)
-
-
-def is_deep(extremes: np.ndarray) -> np.ndarray:
-    """Returns which images have more than 8 bits, bool [N], by what :func:`ends_of` returns."""
-    return ~np.isnan(extremes.reshape(len(extremes), -1)[:, :1]).any(axis=1) if extremes.size else np.zeros(0, bool)
-
-
-def range_of(extremes: np.ndarray) -> Scale:
-    """Returns the range that the smallest and largest values of images [N, 2] span, or those of channels [N, C, 2]; NaN
-    stands for 8 bits. None: no image is deep."""
-    ends = extremes[is_deep(extremes)]
-    if not len(ends):
+def range_of(ends: Iterable[tuple[Range, ...]], bands: Bands | None) -> Scale:
+    """Returns the range that smallest and largest values of images span, of bands each channel's; None: no image has
+    more than 8 bits."""
+    deep = np.array([pairs for pairs in ends if pairs])  # [D, 1, 2], of bands [D, C, 2]
+    if not len(deep):
         return None
-    return tidy(np.stack([ends[..., 0].min(axis=0), ends[..., 1].max(axis=0)], axis=-1).tolist())
+    pairs = tidy(np.stack([deep[..., 0].min(axis=0), deep[..., 1].max(axis=0)], axis=-1).tolist())
+    return pairs[0] if bands is None else pairs
 
 
 def each_scaled(
@@ -73,26 +62,9 @@ def each_scaled(
             if result is None:  # begun before the range was known
                 if scale == AUTO:
                     found = in_order(ends, len(split), split.place, "measuring values", progress)
-                    scale = range_of(ends_of([pairs for pairs in found if not isinstance(pairs, BadImage)], bands))
+                    scale = range_of([pairs for pairs in found if not isinstance(pairs, BadImage)], bands)
                 try:
                     result = attempt(i)
                 except BadImage as error:
                     result = error
             yield result
-
-
-def described(part: str, extremes: np.ndarray, scale: Scale, origin: str) -> str | None:
-    """Returns a line on images of more than 8 bits and what becomes of them; None: there are none.
-
-    Args:
-        part: The split's name.
-        extremes: Smallest and largest value of its images, NaN for 8 bits; [N, 2], of bands [N, C, 2].
-        scale: Their range.
-        origin: Where that comes from.
-    """
-    deep = int(is_deep(extremes).sum())
-    if not deep:
-        return None
-    pairs = ", ".join(f"[{low:g}, {high:g}]" for low, high in np.reshape(scale, (-1, 2)).tolist())
-    some = f"{deep:,} of {counted(len(extremes), f'{part} image')} {'has' if deep == 1 else 'have'} more than 8 bits"
-    return f"{some}; their values {pairs} become 0 to 1 ({origin})"

@@ -26,7 +26,7 @@ from idmm.files import Lock, replacing, sweep
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "5"  # of these files and of what is done to the pixels
+_FORMAT = "6"  # of these files and of what is done to the pixels
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class Index:
     good: np.ndarray  # their numbers in the split, int64 [G]
     bad: np.ndarray  # numbers of the others, int64 [B]
     reasons: np.ndarray  # what is wrong with those, text [B]
-    extremes: np.ndarray  # smallest and largest value of each good image of more than 8 bits, NaN for others, float64
-    # [G, 2], of bands [G, C, 2]
+    range: np.ndarray  # what auto gives to images of more than 8 bits, float64 [1, 2], of bands [C, 2]; none: [0, 2]
     pixel_bytes: np.ndarray  # bytes of a pixel of each good image, of all its channels, int64 [G]
     channels: int = 3  # of the pixels
     file_channels: int = 0  # of the files, of which these are used; 0: pictures

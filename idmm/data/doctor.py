@@ -11,7 +11,7 @@ from PIL import Image
 from idmm import config
 from idmm.data.composite import composite
 from idmm.data.datasets import read_splits
-from idmm.data.depth import each_scaled, ends_of, range_of
+from idmm.data.depth import each_scaled, range_of
 from idmm.data.formats import BadImage, Range
 from idmm.data.images import AUTO, Bands, CentreCrop, Scale, digest, fitted, header, read_image
 from idmm.data.looks import small
@@ -144,7 +144,7 @@ def check(data: config.Data, progress: bool = False) -> tuple[Checkup, Splits]:
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
         looks = list(_summaries(found, name, split, data.max_pixels, progress))
         if name == "train":
-            found.range = range_of(ends_of([look.ends for look in looks], found.bands))
+            found.range = range_of([look.ends for look in looks], found.bands)
         if sides := [min(look.size) for look in looks]:
             found.sides[name] = [min(sides), int(np.median(sides)), max(sides)]
         found.seen[name] = {look.ref.name: look.small for look in looks}

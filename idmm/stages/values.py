@@ -3,11 +3,13 @@
 import logging
 from dataclasses import replace
 
+import numpy as np
+
 from idmm import distributed
 from idmm.checkpoint import RunFolder
 from idmm.data.cache import ImageStore
-from idmm.data.depth import described, is_deep
 from idmm.data.images import AUTO
+from idmm.data.split import counted
 from idmm.data.statistics import measured, refuse_constant
 from idmm.models.spec import ModelSpec
 
@@ -48,13 +50,16 @@ def describe(parts, part: str, store: ImageStore, own: bool) -> None:
         store: Its images.
         own: By their own range, as no training image has more than 8 bits.
     """
+    if not store.deep:
+        return
     origin = f"from the {part} images" if own else _origin(parts)
-    lines = [described(part, store.extremes, store.scale, origin)]
-    augment, deep = getattr(parts.config, "augment", None), int(is_deep(store.extremes).sum())
-    if part == "train" and deep and augment and augment.randaugment:
-        lines.append(f"augment.randaugment: left out for the {deep:,} of more than 8 bits, which it would cut to 8")
-    for line in filter(None, lines):
-        log.info("images: %s", line)
+    some = f"{store.deep:,} of {counted(len(store), f'{part} image')} {'has' if store.deep == 1 else 'have'}"
+    pairs = ", ".join(f"[{low:g}, {high:g}]" for low, high in np.reshape(store.scale, (-1, 2)).tolist())
+    log.info("images: %s more than 8 bits; their values %s become 0 to 1 (%s)", some, pairs, origin)
+    augment = getattr(parts.config, "augment", None)
+    if part == "train" and augment and augment.randaugment:
+        what = "images: augment.randaugment: left out for the %d of more than 8 bits, which it would cut to 8"
+        log.info(what, store.deep)
 
 
 def _origin(parts) -> str:
