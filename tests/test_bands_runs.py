@@ -13,7 +13,6 @@ import pytest
 from folders import tuned
 from frozen import a_run
 from helpers import VIT, call, inside, logged, same, start, state_file
-from PIL import Image
 
 import idmm
 from idmm.data.cache import load_split
@@ -86,15 +85,6 @@ def test_arrays_as_files_have_them(runs, root):
     low, high = np.array(read(runs / "b" / "model.json")["range"]).T
     eight = np.rint(255 * np.clip((image - low) / (high - low), 0, 1)).astype(np.uint8)
     assert clf.predict(eight).probability == pytest.approx(wanted.probability, abs=0.02)
-
-
-def test_embed_and_similar(runs, root, tmp_path):
-    assert call(["embed", "--init", runs / "b", root / "test", "--out", tmp_path / "f.npz"]) == 0
-    with np.load(tmp_path / "f.npz") as found:
-        assert found["features"].shape == (15, 32) and np.isfinite(found["features"]).all()
-    query = root / "test" / bands.CLASSES[0] / "0.tif"
-    assert call(["similar", "--init", runs / "b", query, root / "test", "--out", tmp_path / "s.png"]) == 0
-    assert np.asarray(Image.open(tmp_path / "s.png").convert("RGB")).std() > 5
 
 
 # ---------------------------------------------------------------------- pictures

@@ -98,14 +98,11 @@ def test_bad_images_are_skipped_aloud(tmp_path, caplog):
         assert f"  {train}/a/0.png: empty file\n" in caplog.text
 
 
-def test_many_bad_images_are_cut_short(tmp_path):
-    for i in range(23):
-        Image.new("L", (8, 8 + i)).save(tmp_path / f"{i:02d}.png")
+def test_no_image_is_left(tmp_path):
+    tree(tmp_path, train={"a": 1})
     split = open_splits(section(tmp_path), labelled=False).train
-    lines = faults(load_split, split, bound=None, data=section(max_pixels=1))
-    assert len(lines) == 22 and lines[20].startswith(f"  {tmp_path}/19.png: 8 x 27 ") and lines[21] == "  and 3 more"
-    none = faults(load_split, split, bound=None, data=section(on_error="skip", max_pixels=1))
-    assert none[0] == "data.root: none of the 23 images can be used:" and len(none) == 22
+    (line, _) = faults(load_split, split, bound=None, data=section(on_error="skip", max_pixels=1))
+    assert line == "data.root: none of the 1 images can be used:"
 
 
 def test_skipping_a_whole_class_is_an_error(tmp_path):

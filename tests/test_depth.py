@@ -124,14 +124,6 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     assert store.image(0)[0, 3, 5] == 65535 and store.image(0)[0, 7, 9] == 0
 
 
-def test_floats_take_one_range_for_all_images(tmp_path):
-    deep(tmp_path / "d/train/0.tif", 0, 100, kind=np.float32)
-    deep(tmp_path / "d/train/1.tif", -100, 400, kind=np.float32)
-    store = opened(tmp_path / "d")
-    assert store.scale == (-100, 400)
-    assert brightest(store, 0) == 26214 and brightest(store, 1) == 65535
-
-
 def brightest(store, i):
     return int(store.image(i).numpy().max())
 

@@ -1,7 +1,6 @@
 """Mean and standard deviation of each channel of the training images, to the last digit in any order."""
 
 import math
-from collections.abc import Iterable
 from contextlib import closing
 
 import numpy as np
@@ -13,7 +12,20 @@ from idmm.data.views import LUMA
 from idmm.errors import UserError, listed
 
 
-def moments(pixels: np.ndarray, grey: bool = False) -> list[list[int]]:
+def measured(store: ImageStore, grey: bool, progress: bool = False) -> tuple[list[float], list[float]]:
+    """Returns mean and standard deviation of each channel of a split as it is stored; ``grey``: of the brightness."""
+
+    def work(i: int) -> np.ndarray:
+        return _moments(store.image(i).numpy(), grey)
+
+    with closing(in_order(work, len(store), store.names.__getitem__, "measuring mean and std", progress)) as found:
+        total = sum(found)  # [C, 3], integers of any size
+    mean = [float(f"{s / n / TOP:.6g}") for n, s, _ in total]
+    std = [float(f"{math.sqrt(n * q - s * s) / n / TOP:.6g}") for n, s, q in total]  # of a constant it is 0
+    return mean, std
+
+
+def _moments(pixels: np.ndarray, grey: bool) -> np.ndarray:
     """Returns of each channel of an image, uint8 or uint16 [C, H, W], how many pixels it has, their sum, and the sum of
     their squares, in steps of 1/65535; ``grey``: of the brightness of RGB alone."""
     if grey:
@@ -21,26 +33,7 @@ def moments(pixels: np.ndarray, grey: bool = False) -> list[list[int]]:
         values = pixels.astype(np.uint64)
     else:
         values = pixels.astype(np.uint64) * (TOP // np.iinfo(pixels.dtype).max)
-    squares = (values * values).sum(axis=(1, 2))
-    return [[values[0].size, int(s), int(q)] for s, q in zip(values.sum(axis=(1, 2)), squares, strict=True)]
-
-
-def mean_std(each: Iterable[list[list[int]]]) -> tuple[list[float], list[float]]:
-    """Returns mean and standard deviation of each channel over images, on [0, 1], by the :func:`moments` of each."""
-    total = sum(np.array(found, dtype=object) for found in each)  # [C, 3], integers of any size
-    mean = [float(f"{s / n / TOP:.6g}") for n, s, _ in total]
-    std = [float(f"{math.sqrt(n * q - s * s) / n / TOP:.6g}") for n, s, q in total]  # of a constant it is 0
-    return mean, std
-
-
-def measured(store: ImageStore, grey: bool, progress: bool = False) -> tuple[list[float], list[float]]:
-    """Returns mean and standard deviation of each channel of a split as it is stored; ``grey``: of the brightness."""
-
-    def work(i: int) -> list[list[int]]:
-        return moments(store.image(i).numpy(), grey)
-
-    with closing(in_order(work, len(store), store.names.__getitem__, "measuring mean and std", progress)) as found:
-        return mean_std(found)
+    return np.array([[channel.size, int(channel.sum()), int((channel * channel).sum())] for channel in values], object)
 
 
 def refuse_constant(std: list[float], numbers: list[int]) -> None:
