@@ -13,6 +13,7 @@ from sklearn.datasets import load_sample_image
 from idmm import similarity
 from idmm.data.datasets import open_splits
 from idmm.files import read_csv as table
+from idmm.pictures import COLOURS
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 FILES = [f"{name}.{kind}" for name in ("clusters", "duplicates", "labels", "neighbours") for kind in ("csv", "png")]
@@ -82,9 +83,12 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert labels[0]["likely"] == "yes" and labels[-1]["likely"] == "no"
     assert len(labels) == len(table(out / "clusters.csv")) == 52
     assert len(table(out / "neighbours.csv")) == 5 * 52
-    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "exclude.txt"])
+    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "exclude.txt", "map.png"])
     assert "likely pair" in said and "another label" in said and "train/china/c05.png" in said and "exclude.txt" in said
     assert "idmm data check" in said, "which names this command, too"
+    with Image.open(out / "map.png") as image:
+        colours = {"#{:02x}{:02x}{:02x}".format(*pixel) for _, pixel in image.convert("RGB").getcolors(1 << 20)}
+    assert {COLOURS[0].lower(), COLOURS[1].lower()} <= colours and COLOURS[2].lower() not in colours, "two classes"
     lines = (out / "exclude.txt").read_text().splitlines()
     assert "train/china/c05.png" in lines and "#train/flower/c02.jpg" in lines
     left = open_splits(section(planted, exclude=str(out / "exclude.txt")), labelled=False).train

@@ -1,10 +1,11 @@
-"""What ``idmm explore`` found, as four tables with a sheet of thumbnails each, and what is printed of them."""
+"""What ``idmm explore`` found, as four tables with a sheet of thumbnails each and a map, and what it prints."""
 
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
 
 from idmm import similarity
@@ -12,7 +13,7 @@ from idmm.data.cache import ImageStore
 from idmm.data.composite import picture
 from idmm.data.split import counted
 from idmm.files import write_csv
-from idmm.pictures import shortened
+from idmm.pictures import COLOURS, save, shortened
 from idmm.progress import aligned
 from idmm.report.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each
 
@@ -21,6 +22,7 @@ WORST = 10  # that are printed of each kind
 PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels and clusters, neighbours
 BESIDE = 6  # images beside the first of a row
 WIDE = 8  # images in a row of clusters
+MAPPED = 2000  # images on the map
 THUMB = 96  # longest side of a thumbnail (pixels)
 
 
@@ -166,5 +168,27 @@ def _neighbours(seen: Explored, found: Found, out: Path) -> list[str]:
     return ["Nearest images: those of each image are in neighbours.csv (cosine; 1: alike)."]
 
 
+def _map(seen: Explored, found: Found, out: Path) -> list[str]:
+    """Draws the images as points in a plane, so that neighbours stay neighbours (t-SNE; IDMM, Figure 2)."""
+    from sklearn.manifold import TSNE
+
+    numbers = np.unique(np.linspace(0, len(seen.rows) - 1, MAPPED).astype(int))
+    unit = similarity.unit_rows(seen.rows)[numbers]
+    places = TSNE(perplexity=min(30, (len(unit) - 1) / 3), init="pca", random_state=0).fit_transform(unit)  # [M, 2]
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    axis = figure.subplots()
+    axis.scatter(*places.T, s=8, color="0.8")
+    largest = Counter(seen.label(i) for i in numbers.tolist() if seen.label(i) is not None).most_common(len(COLOURS))
+    for (name, _), colour in zip(largest, COLOURS, strict=False):
+        axis.scatter(*places[[seen.label(i) == name for i in numbers.tolist()]].T, s=8, color=colour, label=name)
+    if largest:
+        figure.legend(loc="outside right center", frameon=False, markerscale=2)
+    axis.set(title=f"{len(numbers)} images, t-SNE", xticks=[], yticks=[])
+    save(figure, out / "map.png")
+    return [f"Map: map.png has the images as points{', the largest classes in colour' if largest else ''}."]
+
+
 # by the name of its files: what writes a kind and returns what is printed of it
-KINDS = {"duplicates": _duplicates, "labels": _labels, "clusters": _clusters, "neighbours": _neighbours}
+KINDS = {
+    "duplicates": _duplicates, "labels": _labels, "clusters": _clusters, "neighbours": _neighbours, "map": _map,
+}  # fmt: skip
