@@ -17,12 +17,13 @@ from idmm.data.loaders import BatchFn, BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.methods.base import Method
 from idmm.optim import clip_gradients, create_optimizer
-from idmm.progress import Progress, brief, duration, epoch_line
+from idmm.progress import Bar, brief, duration, epoch_line
 from idmm.schedule import learning_rate, warmup_length, weight_decay_schedule
 from idmm.seeding import derive, seeded
 from idmm.session import Session
 
 log = logging.getLogger("idmm")
+SHOWN_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
 FIRST_STEPS = 5, 3.0  # steps after the first, or seconds, after which the log has the expected end
 
 
@@ -133,7 +134,8 @@ class Loop:
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
         total = self.steps if self.train.minutes is None else None
         self.saved = clock.now()
-        self.progress = Progress(plan.label, total, at.made, self.session.folder.leader)
+        shown = {"unit": "step", "mininterval": SHOWN_SECONDS, "disable": not self.session.folder.leader}
+        self.progress = Bar(desc=plan.label, total=total, initial=at.made, **shown)
         self._start_timer()
         self.shown = self._share(at.epoch)
         self.session.interrupts.patient = True
@@ -228,11 +230,12 @@ class Loop:
             loss = self._step(epoch, at.step, batches)
             at.step, at.made, at.seconds = at.step + 1, at.made + 1, clock.now() - started
             self._pace(at.seconds - before, images)
-            self.progress.step(images)
             due = clock.now() - self.saved >= 60 * self.train.save_minutes
             if self.progress.due():
                 due = due or int(self.bad_step) >= 0  # _save stops all processes together
-                self.progress.say(loss.item(), self._lr(), self.timer and self.timer.left(self.session.seconds))
+                left = "" if self.timer is None else f", {duration(self.timer.left(self.session.seconds))} to go"
+                self.progress.set_postfix_str(f"loss {loss.item():.4g}, lr {self._lr():.2e}{left}", refresh=False)
+            self.progress.update()
             stop, due, progress = distributed.largest(self.session.interrupts.asked, due, self._measured())
             self._advance(progress)
             if stop or due:

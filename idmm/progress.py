@@ -1,13 +1,13 @@
 """What a run shows and listens to: the log, the progress bar, Ctrl-C and SIGTERM."""
 
 import contextlib
+import io
 import logging
 import math
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -150,69 +150,34 @@ class Interrupts:
             yield item
 
 
-class Progress:
-    """A bar on a terminal, a line every few seconds elsewhere: loss, lr, images/s and time to go.
-
-    It counts ``total`` steps (None: not known), of which ``done`` were made before the run was resumed.
-    """
-
-    def __init__(self, label: str, total: int | None, done: int, shown: bool = True):
-        on_terminal = sys.stderr.isatty()
-        self.bar = tqdm(
-            total=total, initial=done, desc=label, unit="step", disable=not (shown and on_terminal), dynamic_ncols=True
-        )
-        self.lines = shown and not on_terminal
-        self.label, self.total, self.first, self.done = label, total, done, done
-        self.start = self.shown_at = time.monotonic()
-        self.images = 0
-
-    def due(self, seconds: float = 0.5) -> bool:
-        """Whether the last line or bar is older than this (seconds)."""
-        return time.monotonic() - self.shown_at >= (LOG_SECONDS if self.lines else seconds)
-
-    def step(self, images: int) -> None:
-        """Counts a step of so many images."""
-        self.done += 1
-        self.images += images
-        self.bar.update(1)
-
-    def say(self, loss: float, lr: float, left: float | None = None) -> None:
-        """Shows the present loss and learning rate, with the rate and the time to go: ``left`` (seconds), else by the
-        steps so far."""
-        self.shown_at = time.monotonic()
-        seconds = max(1e-9, self.shown_at - self.start)
-        rate = f"{self.images / seconds:.0f}"
-        self.bar.set_postfix(loss=f"{loss:.4g}", lr=f"{lr:.2e}", images_per_s=rate)
-        if self.lines:
-            if left is None:
-                left = (self.total - self.done) * seconds / max(1, self.done - self.first)
-            of = "" if self.total is None else f"/{self.total}"
-            log.info(
-                "%s step %d%s  loss %.4g  lr %.2e  %s images/s  %s to go",
-                self.label, self.done, of, loss, lr, rate, duration(max(0.0, left)),
-            )  # fmt: skip
-
-    def close(self) -> None:
-        self.bar.close()
-
-
 class Bar(tqdm):
-    """tqdm's bar without its monitor thread: loader workers are forked later."""
+    """tqdm's bar on a terminal; elsewhere its text is a line of the log every ten seconds."""
 
-    monitor_interval = 0
+    monitor_interval = 0  # no thread: loader workers are forked later
+
+    def __init__(self, *args, **given):
+        self.drawn = sys.stderr.isatty()
+        lines = dict(file=io.StringIO(), ncols=0, miniters=1, mininterval=LOG_SECONDS, delay=LOG_SECONDS, leave=False)
+        super().__init__(*args, **{**given, **(dict(dynamic_ncols=True) if self.drawn else lines)})
+
+    def due(self) -> bool:
+        """Whether the next update shows."""
+        return not self.disable and self._time() - self.last_print_t >= self.mininterval
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Shows how far it is; an empty ``msg`` clears the bar."""
+        if self.drawn:
+            super().display(msg, pos)
+        elif msg is None:
+            log.info("%s", self)
 
 
 def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
-    """Yields batches of images, showing how far they are, as :class:`Progress` does."""
-    on_terminal, done, shown_at = sys.stderr.isatty(), 0, time.monotonic()
-    with Bar(total=total, desc=label, unit="img", delay=1, disable=not on_terminal, dynamic_ncols=True) as bar:
+    """Yields batches of images, showing how far they are."""
+    with Bar(total=total, desc=label, unit="img", delay=1) as bar:
         for batch in batches:
             yield batch
-            done += len(batch["images"])
             bar.update(len(batch["images"]))
-            if not on_terminal and time.monotonic() - shown_at >= LOG_SECONDS:
-                shown_at = time.monotonic()
-                log.info("%s %d/%d images", label, done, total)
 
 
 def epoch_line(record: dict, epochs: int | None, before: float, after: float) -> str | None:

@@ -9,7 +9,7 @@ from helpers import flags, inside, metrics, refused, same, state_file
 from PIL import Image
 from test_resume import lines, stop_at
 
-from idmm import pictures
+from idmm import pictures, progress
 from idmm.errors import Interrupted
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
@@ -124,8 +124,10 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
 
 
 # ------------------------------------------------------------------ the wait
-def test_the_log_has_the_steps_and_the_expected_end(tmp_path):
+def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch):
     """After the first steps; an image is a third of a training image's time in evaluation."""
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=5) == 0
     line = r"pretrain: 10 steps of about \S+ s each; training ends at about \d\d:\d\d, in \d+ s"
     assert re.search(line, log_of(tmp_path / "run"))
+    assert re.search(r"pretrain: +50% 5/10 \[.*, loss [\d.]+, lr [\de.-]+\]", log_of(tmp_path / "run")), "in a file"
