@@ -141,17 +141,6 @@ def test_order_of_images_does_not_matter(mode, pairs):
     assert not torch.isclose(module(grid[order], positions=positions), loss)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("side", [4, 9])  # as it is, and pooled
-def test_half_inputs_are_raised(dtype, side):
-    module = DenseRelativeLocalization(16, "reg", grid_size=4)
-    grid = torch.randn(2, 16, side, side).to(dtype)
-    loss = module(grid, rng(9))
-    assert loss.dtype == torch.float32
-    exact = module.double()(grid.double(), rng(9))
-    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("pairs", [8, 64])
 @pytest.mark.parametrize("mode", MODES)
 def test_autocast_changes_little(mode, pairs):

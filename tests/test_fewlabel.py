@@ -112,44 +112,34 @@ def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
 
 
 # ------------------------------------------------------------------ fine-tuning
-def tuned(monkeypatch, fails_at=None):
-    """A list that grows by the folder of each fine-tuning that is asked for; one of them may fail."""
-    asked, do = [], finetune.finetune
-
-    def counted(given):
-        asked.append(given.out)
-        if len(asked) == fails_at:
-            raise RunError("out of memory")
-        return do(given)
-
-    monkeypatch.setattr(finetune, "finetune", counted)
-    return asked
-
-
 def test_fine_tuning_goes_on_where_it_stopped(run, tmp_path, tiny, monkeypatch, capsys):
     out = tmp_path / "o"
     argv = ["--per_class", "[1, 2]", "--seeds", 2, "--untrained", *tiny]
-    steps, fit = [], finetune.Loop.fit
-    monkeypatch.setattr(finetune.Loop, "fit", lambda self: (steps.append(1), fit(self))[1])
-    asked = tuned(monkeypatch, fails_at=4)
+    ran, fit = [], finetune.Loop.fit
+
+    def counted(loop):
+        ran.append(loop)
+        if len(ran) == 4:
+            raise RunError("out of memory")
+        return fit(loop)
+
+    monkeypatch.setattr(finetune.Loop, "fit", counted)
     assert call(["fewlabel", "--init", run, "--data.workers", 0, "--out", out, *argv]) == 1
-    assert len(steps) == 3 and not (out / "fewlabel.json").exists()
+    assert len(ran) == 4 and not (out / "fewlabel.json").exists()
     assert capsys.readouterr().err.splitlines()[-1] == "out of memory"
     found = measured(run, *argv, out=out)
-    assert len(steps) == 8 and len(asked) == 4 + 8
-    assert [record["readout"] for record in found["records"]] == ["finetune"] * 8
-    for record, folder in zip(found["records"], asked[4:], strict=True):
-        result, used = (read(out / "runs" / folder / name) for name in ("result.json", "config.yaml"))
-        assert (record["top1"], record["images"]) == (result["top1"], result["train_size"])
-        assert used["data"]["subset"]["per_class"] == record["per_class"]
-        assert used["data"]["subset"]["seed"] == used["seed"] == record["seed"]
-        assert used["init"] == (None if record["run"] == "from scratch" else str(run))
+    assert len(ran) == 4 + 5 and [record["readout"] for record in found["records"]] == ["finetune"] * 8
+    for folder in (out / "runs").iterdir():
+        result, used = read(folder / "result.json"), read(folder / "config.yaml")
+        subset = used["data"]["subset"]
+        record = one(found, run=used["init"] or "from scratch", per_class=subset["per_class"], seed=subset["seed"])
+        assert record["top1"] == result["top1"] and record["images"] == result["train_size"]
+        assert record["seed"] == used["seed"]
         assert (used["data"]["mean"], used["model"]["kwargs"]) == (list(MEAN), VIT)
-    again = measured(run, *argv, out=out)
-    assert again == found and len(steps) == 8, "finished runs are read"
+    assert measured(run, *argv, out=out) == found and len(ran) == 9, "finished runs are read"
     a_run(run, seed=1)
     measured(run, *argv, out=out)
-    assert len(steps) == 8 + 4, "other weights under the same name are another run"
+    assert len(ran) == 9 + 4, "other weights under the same name are another run"
 
 
 def test_results_that_a_call_would_lose_are_kept(run, tmp_path, tiny, capsys):

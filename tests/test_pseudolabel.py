@@ -2,7 +2,6 @@
 
 import csv
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -137,14 +136,6 @@ def test_groups_go_along(run, tmp_path):
         assert row["group"] == (row["path"] if own else f"{row['path'][:-4]}g")
     splits = open_splits(section(root, labels=str(tmp_path / "l.csv")), labelled=True)
     assert len(splits.train) == 10 and len(set(splits.test.groups)) == 4
-
-
-def test_features_in_small_classes(images):
-    """Perfect ones are borne out where a class has fewer images than there are neighbours."""
-    split = open_splits(section(images), labelled=True).train.take(range(12))
-    split = replace(split, labels=np.where(np.arange(12) % 6 < 2, np.arange(12) // 6, -1))
-    features = np.repeat(np.eye(2), 6, axis=0) + np.random.default_rng(0).normal(0, 0.01, (12, 2))
-    assert train_pseudolabels._spread(features.astype(np.float32), split)[1] == 100
 
 
 # ---------------------------------------------------------------------- in idmm train

@@ -145,9 +145,11 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     elif given.init:
         reason = "as --init has weights; --way pretrain adapts them to the images first"
     elif pseudolabel:
-        reason = "as most images have no label"
+        reason = "to label the other images by what it learns"
     else:
-        few = "--pseudolabel is false" if given.pseudolabel is False else f"under {MANY_IMAGES} images have one label"
+        few = f"there are under {MANY_IMAGES} images per label"
+        if given.pseudolabel is False:
+            few = "--pseudolabel is false"
         reason = f"as {hindrance or few}"
     each = counts.labelled / counts.classes
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
