@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from idmm import distributed
 from idmm.config.dense import tested_sides
-from idmm.data.dense import BoxTarget, from_canvas, letterboxed
+from idmm.data.dense import BoxTarget, letterboxed
 from idmm.evaluate import evaluating
 from idmm.models.dense import Segmenter
 
@@ -37,13 +37,11 @@ class Objects:
         """
         x1, y1, x2, y2 = self.boxes.astype(float).T
         boxes = np.stack([x1, y1, x2 - x1, y2 - y1], axis=1).tolist()
-        found = [
-            {"image_id": image_id, "category_id": categories[label], "bbox": box, "score": float(score)}
-            for box, label, score in zip(boxes, self.labels, self.scores, strict=True)
+        outlines = [{}] * len(boxes) if self.segments is None else [{"segmentation": one} for one in self.segments]
+        return [
+            {"image_id": image_id, "category_id": categories[label], "bbox": box, "score": float(score), **outline}
+            for box, label, score, outline in zip(boxes, self.labels, self.scores, outlines, strict=True)
         ]
-        for entry, segment in zip(found, self.segments or (), strict=self.segments is not None):
-            entry["segmentation"] = segment
-        return found
 
 
 @torch.no_grad()
@@ -54,7 +52,7 @@ def detect_objects(
 
     Args:
         network: :class:`idmm.models.dense.Detector`.
-        batches: Of :class:`idmm.data.dense.EvalDenseTransform`.
+        batches: Of :class:`idmm.data.dense.DenseTransform`.
         targets: Of all images, by their numbers; only the files' sizes are used.
         device: Where the network is.
         autocast: Makes the context of a forward pass.
@@ -87,12 +85,13 @@ def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int) -> Obje
         side: Of the canvas (pixels).
     """
     output = {name: value.float().cpu() if value.is_floating_point() else value.cpu() for name, value in output.items()}
-    boxes = from_canvas(output["boxes"], size, side)
+    (h, w), (height, width) = size, letterboxed(size, side)
+    factor = torch.tensor([w / width, h / height] * 2)
+    boxes = (output["boxes"] * factor).clamp(min=0).minimum(torch.tensor([w, h] * 2))
     there = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)  # else all of it is in the padding
     segments = None
     if "masks" in output:
-        height, width = letterboxed(size, side)
-        whole = (output["boxes"][there] + 0.5) * torch.tensor([size[1] / width, size[0] / height] * 2)  # not clipped
+        whole = (output["boxes"][there] + 0.5) * factor  # not clipped
         segments = [_run_lengths(m, box, size) for m, box in zip(output["masks"][there], whole.tolist(), strict=True)]
     return Objects(boxes[there].numpy(), output["labels"][there].numpy(), output["scores"][there].numpy(), segments)
 

@@ -86,27 +86,11 @@ def run_lengths(mask):
     return {"size": list(mask.shape), "counts": np.diff([0, *edges, len(flat)]).tolist()}
 
 
-def coco_json(drawn, form="polygons"):
-    """COCO's JSON of canvases: ``form`` polygons, rle, or boxes (which has no outlines)."""
-    images, annotations = [], []
-    for i, (name, of) in enumerate(drawn.items()):
-        h, w = of.image.shape[:2]
-        images.append({"id": 100 + i, "file_name": name, "height": h, "width": w})
-        for (x1, y1, x2, y2), label, mask in zip(of.boxes.tolist(), of.labels, of.masks, strict=True):
-            made = {"id": 1 + len(annotations), "image_id": 100 + i, "category_id": IDS[label], "iscrowd": 0}
-            made |= {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": int(mask.sum())}
-            if form != "boxes":
-                made["segmentation"] = polygons(mask) if form == "polygons" else run_lengths(mask)
-            annotations.append(made)
-    categories = [{"id": number, "name": name} for number, name in zip(IDS, CLASSES, strict=True)]
-    return {"images": images, "annotations": annotations, "categories": categories}
-
-
 def coco_tree(root, form="polygons", official=False, change=None, **counts):
     """Writes ROOT/annotations/PART.json over ROOT/PART: ``coco_tree(root, train=6, val=3)``.
 
-    ``official``: under COCO's own names; ``change(part, content)`` may spoil what is written. Returns the canvases by
-    part and name.
+    ``form``: polygons, rle, or boxes (which has no outlines); ``official``: under COCO's own names; ``change(part,
+    content)`` may spoil what is written. Returns the canvases by part and name.
     """
     made = {}
     (root / "annotations").mkdir(parents=True, exist_ok=True)
@@ -114,10 +98,20 @@ def coco_tree(root, form="polygons", official=False, change=None, **counts):
         folder = root / (f"{part}2017" if official else part)
         folder.mkdir(exist_ok=True)
         made[part] = {f"{i:03d}.png": of for i, of in enumerate(scenes(part, count))}
-        for name, of in made[part].items():
+        images, annotations = [], []
+        for i, (name, of) in enumerate(made[part].items(), start=100):
             Image.fromarray(of.image).save(folder / name)
-        content = coco_json(made[part], form)
-        content = content if change is None else change(part, content) or content
+            images.append({"id": i, "file_name": name, "height": of.image.shape[0], "width": of.image.shape[1]})
+            for (x1, y1, x2, y2), label, mask in zip(of.boxes.tolist(), of.labels, of.masks, strict=True):
+                row = {"id": 1 + len(annotations), "image_id": i, "category_id": IDS[label], "iscrowd": 0}
+                row |= {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": int(mask.sum())}
+                if form != "boxes":
+                    row["segmentation"] = polygons(mask) if form == "polygons" else run_lengths(mask)
+                annotations.append(row)
+        categories = [{"id": number, "name": name} for number, name in zip(IDS, CLASSES, strict=True)]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        if change is not None:
+            change(part, content)
         name = f"instances_{part}2017.json" if official else f"{part}.json"
         (root / "annotations" / name).write_text(json.dumps(content))
     return made

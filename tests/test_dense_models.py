@@ -127,16 +127,6 @@ def test_sizes():
     assert anchors == tuple((96 / 640 * size,) for size in (32, 64, 128, 256, 512))
 
 
-def test_at_the_papers_width_all_is_torchvisions():
-    from torchvision.models.detection import maskrcnn_resnet50_fpn
-
-    theirs = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=4)
-    ours = Detector(backbone("resnet"), SIDE, 3, 256, masks=True)
-    for one, other in ((ours.rpn, theirs.rpn), (ours.roi_heads, theirs.roi_heads)):
-        assert [(n, p.shape) for n, p in one.named_parameters()] == [(n, p.shape) for n, p in other.named_parameters()]
-    assert ours.roi_heads.fg_bg_sampler.batch_size_per_image == theirs.roi_heads.fg_bg_sampler.batch_size_per_image
-
-
 # ---------------------------------------------------------------------- losses
 def test_loss_of_pixels():
     """The mean over an image's pixels with a class, then over images; a naive loop, values and gradients."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_trees import CLASSES, polygons, run_lengths, scene
+from dense_trees import scene
 from torch import nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
 
@@ -53,27 +53,6 @@ def test_nothing_found_and_nothing_there():
     nothing = objects([], [], [])
     assert detection_scores([nothing], [truth([[0, 0, 9, 9]], [0])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
     assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
-
-
-def test_masks():
-    """Outlines that are right give 100, those of boxes give less; without outlines of one kind there is no mask AP."""
-    scenes = [scene(seed) for seed in range(4)]
-    true = [truth(s.boxes, s.labels, size=s.image.shape[:2], segments=[polygons(m) for m in s.masks]) for s in scenes]
-    right, boxed, plain = [], [], []
-    for one in scenes:
-        known = one.boxes, one.labels, np.ones(len(one.labels))
-        full = np.zeros_like(one.masks)
-        for mask, (x1, y1, x2, y2) in zip(full, one.boxes.astype(int), strict=True):
-            mask[y1:y2, x1:x2] = True
-        right.append(objects(*known, segments=[run_lengths(mask) for mask in one.masks]))
-        boxed.append(objects(*known, segments=[run_lengths(mask) for mask in full]))
-        plain.append(objects(*known))
-    scores, each = detection_scores(right, true, CLASSES)
-    assert scores == {name: 100 for name in ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75")}
-    assert set(each) == set(scores) and len(each["mask_ap"]) == len(CLASSES)
-    scores, _ = detection_scores(boxed, true, CLASSES)
-    assert scores["ap"] == 100 and scores["mask_ap"] < 50
-    assert "mask_ap" not in detection_scores(plain, true, CLASSES)[0]
 
 
 # ---------------------------------------------------------------------- from the canvas to the file

@@ -76,15 +76,12 @@ class DenseTrain(Train):
     """The training loop."""
 
     epochs: int = Field(24, ge=1)
-    """Passes over the training images (epochs)."""
     size: int = Field(320, ge=32)
     """Side of the square that images are put on (pixels): their long side is scaled to it, the rest is padded."""
     batch_size: int = Field(4, ge=1)
-    """Images per optimizer step, over all processes; the last, smaller batch is kept (images)."""
     lr: float = Field(2e-4, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(0.05, ge=0)
-    """Weight decay: decoupled in AdamW, added to the gradient in SGD."""
     warmup_epochs: float = Field(1.0, ge=0)
     """Linear warm-up (epochs)."""
     schedule: Literal["cosine", "linear", "steps"] = "cosine"

@@ -54,13 +54,12 @@ class Segmentation(Method):
         return {"loss": pixel_cross_entropy(logits, batch["mask"])}
 
 
-def pixel_cross_entropy(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
+def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
     """Returns the loss of :class:`Segmentation`, a scalar.
 
     Args:
         logits: [B, K, S, S].
-        mask: Class of each pixel, int64 [B, S, S].
-        ignored: What stands there for no class.
+        mask: Class of each pixel, int64 [B, S, S]; 255: none.
     """
-    each = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=ignored, reduction="none")  # [B, S, S]
-    return (each.sum((1, 2)) / (mask != ignored).sum((1, 2)).clamp(min=1)).mean()
+    each = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=255, reduction="none")  # [B, S, S]
+    return (each.sum((1, 2)) / (mask != 255).sum((1, 2)).clamp(min=1)).mean()

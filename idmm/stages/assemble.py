@@ -20,7 +20,6 @@ from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
 from idmm.data.cache import ImageStore, compare, fingerprint, load_split
 from idmm.data.datasets import open_splits
-from idmm.data.dense.targets import DenseSplits
 from idmm.data.depth import tidy
 from idmm.data.images import AUTO, Bound, CentreCrop, Scale
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
@@ -71,9 +70,9 @@ class Assembly:
         self.config, self.stage, self.init_field = config, stage_of(config), init_field
         self.phases = self.stage.phases(config)
 
-    def listed(self) -> tuple[Splits, DenseSplits | None]:
-        """Lists the images, nothing decoded; with their boxes or masks where those are learnt."""
-        return open_splits(*self.stage.images(self.config)), None
+    def listed(self) -> Splits:
+        """Lists the images, nothing decoded."""
+        return open_splits(*self.stage.images(self.config))
 
     @property
     def device(self) -> str:

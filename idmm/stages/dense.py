@@ -76,8 +76,7 @@ class DenseAssembly(Assembly, ABC):
         """Puts what predicts boxes or masks on a backbone, its fresh weights from the generators."""
 
     def listed(self):
-        found = self.read(self.config.data, progress=True)
-        return found.splits, found
+        return self.read(self.config.data, progress=True).splits
 
     def method(self, phase, backbone, images, classes=None):
         with seeded(derive(self.config.seed, "method")):

@@ -9,7 +9,6 @@ from typing import Any
 
 from idmm.calibrate import choose_device
 from idmm.config import parsing
-from idmm.data.dense import DenseSplits
 from idmm.data.split import Splits
 from idmm.distributed import pick_device
 from idmm.errors import UserError
@@ -63,9 +62,8 @@ class _Checks:
             self._runs[job.key] = assemble(stage.build(job.config), init_field="")
         parts = self._runs[job.key]
         config = parts.config
-        found = self.listed(config, side)
-        if found:
-            splits, _ = found
+        splits = self.listed(config, side)
+        if splits:
             self.faults += [f"{side}: {fault}" for fault in stage.faults(config, len(splits.train))]
             self.once(["val", job.config["data"], stage.needs_val(config)], side, check_val, parts, splits)
         if self.grid.engine == "local":
@@ -83,7 +81,7 @@ class _Checks:
             asked = [*model, phase.size, phase.others, drloc if drloc.get("weight") else 0]
             self.once(asked, backbone, parts.try_model, phase, True)
 
-    def listed(self, config: Any, side: str) -> tuple[Splits, DenseSplits | None] | None:
+    def listed(self, config: Any, side: str) -> Splits | None:
         """Returns what :meth:`Assembly.listed` does of a config's images, None where they are at fault."""
         parts = assemble(config)
         asked = ["data", parsing.plain(config.data), *parts.stage.images(config)[1:], parts.learns]

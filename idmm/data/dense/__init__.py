@@ -2,7 +2,7 @@
 
 from idmm.data.dense.read import read_detection, read_segmentation
 from idmm.data.dense.targets import IGNORED, BoxTarget, DenseSplits, MaskTarget, Target
-from idmm.data.dense.transforms import DenseTransform, from_canvas, letterboxed, on_canvas, resized_to
+from idmm.data.dense.transforms import DenseTransform, letterboxed, on_canvas, resized_to
 
 __all__ = [
     "IGNORED",
@@ -11,7 +11,6 @@ __all__ = [
     "DenseTransform",
     "MaskTarget",
     "Target",
-    "from_canvas",
     "letterboxed",
     "on_canvas",
     "read_detection",

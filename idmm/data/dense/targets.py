@@ -1,6 +1,5 @@
 """What is known of an image beside its pixels: boxes with classes and outlines, or the file with its mask."""
 
-import hashlib
 import io
 import math
 from collections.abc import Sequence
@@ -37,13 +36,12 @@ class BoxTarget:
     @property
     def digest(self) -> str:
         """Another for other objects, 16 hexadecimal digits."""
-        hashed = hashlib.blake2b(repr(self.size).encode(), digest_size=8)
-        for array in (self.boxes, self.labels, self.crowd):
-            hashed.update(array.tobytes())
-        for segment in self.segments or ():
-            rle = not isinstance(segment, list)
-            hashed.update(repr(segment).encode() if rle else b"".join(polygon.tobytes() for polygon in segment))
-        return hashed.hexdigest()
+        segments = [
+            [polygon.tolist() for polygon in segment] if isinstance(segment, list) else segment
+            for segment in self.segments or ()
+        ]
+        arrays = [array.tolist() for array in (self.boxes, self.labels, self.crowd)]
+        return short_digest(repr([self.size, arrays, segments]).encode())
 
     def masks(self, height: int, width: int) -> np.ndarray:
         """Draws each object's outline, scaled with the image to ``height`` x ``width`` pixels: uint8 [n, h, w]."""

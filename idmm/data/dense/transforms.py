@@ -46,20 +46,6 @@ def on_canvas(array: Tensor, side: int, fill: int = 0) -> Tensor:
     return torch.nn.functional.pad(array, (0, side - width, 0, side - height), value=fill)
 
 
-def from_canvas(boxes: Tensor, size: tuple[int, int], side: int) -> Tensor:
-    """Takes boxes [n, 4] (x1, y1, x2, y2) on a letterboxed canvas back to the pixels of the image, and clips them.
-
-    Args:
-        boxes: On the canvas (pixels).
-        size: Height and width of the image's file (pixels).
-        side: Of the canvas (pixels).
-    """
-    (h, w), (height, width) = size, letterboxed(size, side)
-    factor = boxes.new_tensor([w / width, h / height] * 2)
-    limit = boxes.new_tensor([w, h] * 2)
-    return (boxes * factor).clamp(min=0).minimum(limit)
-
-
 class DenseTransform:
     """Makes a batch of letterboxed images; a :data:`idmm.data.loaders.BatchFn`.
 
