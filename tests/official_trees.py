@@ -70,9 +70,9 @@ def table(pattern, text):
     return {pattern.format(name, *name.rpartition("_")): int(label) for name, label in words}
 
 
-def counted(pattern, labels, first=0):
+def counted(pattern, labels):
     """Path → label of images that are numbered."""
-    return {pattern.format(i): label for i, label in enumerate(labels, start=first)}
+    return {pattern.format(i): label for i, label in enumerate(labels)}
 
 
 def domain_images(domain):
@@ -95,10 +95,7 @@ IMAGES = {  # what the builders lay out: train, test (path or name → label), c
         ["Abyssinian", "american_bulldog", "american_pit_bull_terrier"],
     ),
     "dtd": (
-        table(
-            "images/{1}/{0}.jpg",  # val1.txt begins in the middle
-            "zigzagged_0064 2, banded_0002 0, blotchy_0003 1, banded_0005 0, blotchy_0006 1, zigzagged_0001 2",
-        ),
+        table("images/{1}/{0}.jpg", "zigzagged_64 2, banded_2 0, blotchy_3 1, banded_5 0, blotchy_6 1, zigzagged_1 2"),
         table("images/{1}/{0}.jpg", "blotchy_0101 1, banded_0100 0, zigzagged_0102 2"),
         ["banded", "blotchy", "zigzagged"],
     ),
@@ -108,14 +105,8 @@ IMAGES = {  # what the builders lay out: train, test (path or name → label), c
         ["airport_inside", "gameroom"],
     ),
     "cub200": (
-        {
-            **table(f"images/{BIRDS[0]}/{{}}.jpg", "Black_Footed_Albatross_0009_34 0"),
-            **table(f"images/{BIRDS[1]}/{{}}.jpg", "Laysan_Albatross_0002_1027 1, Laysan_Albatross_0082_524 1"),
-        },
-        {
-            **table(f"images/{BIRDS[0]}/{{}}.jpg", "Black_Footed_Albatross_0046_18 0"),
-            **table(f"images/{BIRDS[1]}/{{}}.jpg", "Laysan_Albatross_0003_1033 1"),
-        },
+        table("images/{}.jpg", f"{BIRDS[0]}/Black_0009_34 0, {BIRDS[1]}/Laysan_2 1, {BIRDS[1]}/Laysan_82 1"),
+        table("images/{}.jpg", f"{BIRDS[0]}/Black_0046_18 0, {BIRDS[1]}/Laysan_0003_1033 1"),
         BIRDS,
     ),
     "aircraft": (
@@ -124,8 +115,8 @@ IMAGES = {  # what the builders lay out: train, test (path or name → label), c
         ["707-320", "727-200", "F/A-18", "Yak-42", "Model B200"],
     ),
     "cars": (
-        counted("cars_train/{:05d}.jpg", [2, 0, 1, 2], first=1),
-        counted("cars_test/{:05d}.jpg", [1, 2, 0], first=1),
+        counted("cars_train/{:05d}.jpg", [2, 0, 1, 2]),
+        counted("cars_test/{:05d}.jpg", [1, 2, 0]),
         CARS,
     ),
     "cifar10": (counted("train/{:06d}", [6, 9, 1, 6, 8, 0, 0, 6, 1, 8]), counted("test/{:06d}", [3, 8, 9]), CIFAR10),

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import yaml
-from helpers import inside, refused
+from helpers import inside
 from safetensors.torch import load_file
 from test_views import GREY, Store
 from tiny import VIT, assert_same_loss, batch, make
@@ -93,8 +93,6 @@ def test_the_other_methods_learn_from_crops_of_two_sizes(name):
         ("vit_tiny_patch16_224", (32, 16), VIT),
         ("deit_tiny_distilled_patch16_224", (32, 16), VIT),
         ("swin_tiny_patch4_window7_224", (64, 32), dict(embed_dim=24, depths=(1, 1), num_heads=(1, 2))),
-        ("t2t_vit_7", (64, 32), dict(depth=1)),
-        ("cvt_13", (64, 32), dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2))),
         ("resnet10t", (64, 32), {}),
     ],
 )
@@ -108,14 +106,9 @@ def test_a_backbone_takes_both_sizes_with_the_weights_of_a_plain_one(name, sizes
 
 
 # ------------------------------------------------------------------ runs
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    out = tmp_path_factory.mktemp("sizes") / "run"
-    assert inside("pretrain", out, views__crops=LOCAL, train__epochs=2) == 0
-    return out
-
-
-def test_a_run_with_local_crops_exports_what_fine_tuning_and_timm_take(run, tmp_path):
+def test_a_run_with_local_crops_exports_what_fine_tuning_and_timm_take(tmp_path):
+    run = tmp_path / "run"
+    assert inside("pretrain", run, views__crops=LOCAL, train__epochs=1, train__warmup_epochs=0) == 0
     written = yaml.safe_load((run / "config.yaml").read_text())["views"]["crops"]
     assert written == LOCAL, "a group without a size stays without"
     about = json.loads((run / "backbone.json").read_text())
@@ -142,5 +135,3 @@ def test_sizes_that_cannot_be_had_are_a_line_each_and_leave_no_run(tmp_path, cap
     wanted = "drloc.weight is 0.1, whose loss takes crops of views.size (16) alone"
     assert capsys.readouterr().err.splitlines()[-1] == f"views.crops[1].size: 8, but {wanted}"
     assert not out.exists()
-    argv = ["pretrain", "--out", out, "--views.crops", "[{count: 2, size: 4}]"]
-    assert refused(capsys, argv) == ["views.crops[0].size: got 4, wanted greater than or equal to 8"]

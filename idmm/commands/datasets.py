@@ -107,7 +107,7 @@ def report(found: Checkup) -> list[str]:
         lines += [f"layout: pretraining can use these images, {how}:", *(f"  {line}" for line in found.layout)]
     lines += _balance(found)
     if bad := found.unreadable:
-        lines.append(f"unreadable: {counted(len(bad), 'file')}; training stops on them, or --data.on_error skip:")
+        lines.append(f"unreadable: {counted(len(bad), 'file')}; training stops on them without --data.on_error skip:")
         lines += _some(by_reason(*([image[key] for image in bad] for key in ("name", "reason"))))
     lines += _pairs(found.pairs)
     if floor := found.floor:
