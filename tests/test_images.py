@@ -87,6 +87,9 @@ DEEP_RGB = struct.pack(">6H", 65535, 0, 25700, 0, 65535, 257)
 ALPHA = [[[255, 0, 0, 255], [255, 0, 0, 0], [255, 0, 0, 128]]]
 COLOURS = {  # a file and its pixels
     "16 bits": (lambda: png(2, 1, 16, 2, DEEP_RGB), [[[65535, 0, 25700], [0, 65535, 257]]]),
+    "alpha, 16 bits": (lambda: png(2, 1, 16, 6, struct.pack(">8H", 65535, 0, 0, 65535, 9, 9, 9, 0)),
+                       [[[65535, 0, 0], [65535] * 3]]),
+    "palette of a TIFF": (lambda: encode(palette_image(), "TIFF"), [[RED, BLUE, GREEN]]),
     "alpha": (lambda: encode(image(ALPHA, "RGBA")), [[RED, WHITE, [255, 127, 127]]]),
     "grey with alpha": (lambda: encode(Image.merge("LA", [Image.new("L", (2, 1), 10), image([[255, 0]])])),
                         [[[10] * 3, WHITE]]),

@@ -144,15 +144,11 @@ def _signature(split: Split, bound: Bound, max_pixels: int) -> str:
     versions = (PIL.__version__, tifffile.__version__)
     hashed.update(repr((_FORMAT, *versions, bound, max_pixels, len(split))).encode())
     hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
-    if isinstance(split.items, np.ndarray):
-        hashed.update(repr(split.items.shape).encode())
-        hashed.update(np.ascontiguousarray(split.items).data)
-    else:
-        for path in split.items:
-            try:
-                found = os.stat(path)
-                state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)  # ctime cannot be set back
-            except OSError as error:
-                state = error.errno
-            hashed.update(repr(state).encode())
+    for path in split.items:
+        try:
+            found = os.stat(path)
+            state = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)  # ctime cannot be set back
+        except OSError as error:
+            state = error.errno
+        hashed.update(repr(state).encode())
     return hashed.hexdigest()

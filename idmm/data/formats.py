@@ -308,7 +308,5 @@ def _pages(pages: list[tifffile.TiffPage]) -> np.ndarray:
         # one thread: images side by side are the parallel part
         values = page.asarray(squeeze=False, maxworkers=1).reshape(planes, height, width, samples)
         values = values.transpose(1, 2, 0, 3).reshape(height, width, -1)  # [H, W, S]
-        if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and values.dtype in (bool, np.uint8):
-            values = ~values
         read.append(_whole(values))
     return np.concatenate(read, axis=2) if len(read) > 1 else read[0]

@@ -162,15 +162,10 @@ def _chosen(image: Opened, bands: Bands) -> list[int]:
 
 def _ends(values: np.ndarray, bands: Bands | None) -> tuple[Range, ...]:
     """Returns the smallest and the largest value of an image, of bands each channel's, without the most extreme."""
-    return tuple(map(_extremes, [values] if bands is None else np.moveaxis(values, 2, 0)))
-
-
-def _extremes(values: np.ndarray) -> Range:
-    values = values.ravel()
-    cut = int(len(values) * _TRIMMED)
-    ends = (cut, len(values) - 1 - cut)
-    low, high = np.partition(values, ends)[list(ends)] if cut else (values.min(), values.max())
-    return float(low), float(high)
+    planes = values.reshape(1, -1) if bands is None else np.moveaxis(values, 2, 0).reshape(values.shape[2], -1)
+    cut = int(planes.shape[1] * _TRIMMED)
+    ends = [cut, planes.shape[1] - 1 - cut]
+    return tuple(map(tuple, np.partition(planes, ends, axis=1)[:, ends].astype(np.float64).tolist()))
 
 
 def scaled(values: np.ndarray, scale: Range | tuple[Range, ...]) -> np.ndarray:
