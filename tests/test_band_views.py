@@ -149,18 +149,6 @@ def test_draws_of_turns():
 
 
 # ------------------------------------------------------------------ stage 2
-def test_augmented_bands_are_a_naive_loops(channels=2, dtype=np.uint16):
-    store, (mean, std), indices = Bands(channels, dtype), norms(channels), np.arange(10)
-    config = Augment(jitter=[0.4, 0.4, 0.4, 0.1], grey_prob=0.5, **ALL)  # what bands do not have is passed over
-    transform = TrainTransform(store, config, 16, mean, std, key=5)
-    found = transform(2, indices)["images"]
-    plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes, channels)
-    assert not plan.sigma.any() and not plan.solarize.any() and 0 < plan.jitter.sum() < 10
-    for v in range(10):
-        wanted = naive_turns(naive_bands(store.image(v), plan, v, 16), plan, v)
-        torch.testing.assert_close(found[v], normalised(wanted, mean, std), atol=1e-4, rtol=0)
-
-
 def test_augmented_photographs_are_turned_after_all_else():
     store, looks, indices = Store(), norms(3), np.arange(10)
     usual = TrainTransform(store, Augment(), 16, *looks, key=5)(2, indices)["images"]

@@ -31,15 +31,6 @@ print(count)
 """
 
 
-def test_held_by_one_and_let_go(tmp_path):
-    path = tmp_path / "jobs" / "k.lock"
-    one, other = Lock(path), Lock(path)
-    assert one.acquire() and not other.acquire() and not other.held
-    one.release(), one.release()
-    assert not path.exists() and other.acquire()
-    other.release()
-
-
 def test_never_two_owners_at_once(tmp_path):
     """Processes that take and let go as fast as they can."""
     command = [sys.executable, "-c", HELD, str(tmp_path)]
