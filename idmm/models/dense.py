@@ -32,12 +32,10 @@ FULL_SIZE = 640  # side of images (pixels) from which on anchors are as large as
 
 
 def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]) -> list[Tensor]:
-    """Returns the outputs [B, D, h, w] of a backbone's layers, by timm's rising numbers; the last may be None: what
+    """Returns the outputs [B, D, h, w] of a backbone's layers, by timm's rising numbers; the last is None: what
     ``forward_features`` gives."""
     if layers == [None]:
         return [as_grid(backbone, backbone.forward_features(images), images.shape[-2:])]
-    if layers[-1] is not None:
-        return backbone.forward_intermediates(images, indices=layers, intermediates_only=True)
     final, taken = backbone.forward_intermediates(images, indices=layers[:-1])
     return [*taken, as_grid(backbone, final, images.shape[-2:])]
 
@@ -60,15 +58,6 @@ def _enlarged(width: int, steps: int) -> nn.Sequential:
         layers += [LayerNorm2d(width >> step), nn.GELU()] if step else []
         layers.append(nn.ConvTranspose2d(width >> step, width >> step + 1, kernel_size=2, stride=2))
     return nn.Sequential(*layers)
-
-
-def _resized(made: Tensor, side: int) -> Tensor:
-    """Pools a map to ``side`` where it is larger, and interpolates where it is smaller."""
-    if made.shape[-1] == side:
-        return made
-    if made.shape[-1] > side:
-        return F.adaptive_max_pool2d(made, side)
-    return F.interpolate(made, size=(side, side), mode="bilinear", align_corners=False)
 
 
 class DenseNetwork(nn.Module):
@@ -104,7 +93,7 @@ class DenseNetwork(nn.Module):
         found = _maps_by_stride(backbone, black)
         sources = [min(found, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
         taken = {found[source][0] for source in sources}
-        self.layers = [*sorted(taken - {None}), *(taken & {None})]
+        self.layers = [*sorted(taken - {None}), None]
         self.sources = [self.layers.index(found[source][0]) for source in sources]
         self.several = len(found) > 1
         self.levels, self.channels = nn.ModuleList(), []
@@ -124,8 +113,11 @@ class DenseNetwork(nn.Module):
         """Returns the maps of images [B, C, S, S]: [B, channels[i], n, n], n = S / STRIDES[i] where 32 divides S."""
         maps, least = _backbone_maps(self.backbone, images, self.layers), math.ceil(images.shape[-1] / STRIDES[-1])
         sizes = [least * STRIDES[-1] // stride for stride in STRIDES]
-        levels = zip(self.levels, self.sources, sizes, strict=True)
-        return [_resized(level(maps[source]), size) for level, source, size in levels]
+        made = [level(maps[source]) for level, source in zip(self.levels, self.sources, strict=True)]
+        return [
+            one if one.shape[-1] == size else F.adaptive_max_pool2d(one, size)
+            for one, size in zip(made, sizes, strict=True)
+        ]
 
     def no_weight_decay(self) -> set[str]:
         """Names of the backbone's parameters that it exempts from weight decay."""
