@@ -198,8 +198,8 @@ def test_masks_that_cannot_be_used(tmp_path):
         f"  '004.png' has no mask; expected '{masks}/004.png'",
         f"data.root: '{tmp_path}/masks': 4 of 5 masks {SKIP}",
         f"  '{masks}/000.png': of colours (RGB); wanted a grey or palette PNG whose numbers are the classes",
-        f"  '{masks}/001.png' is 6 x 5, its image 64 x 96",
-        f"  '{masks}/002.png' has values without a class: 9; expected 0 to 3, and 255 for what is ignored",
+        f"  '{masks}/001.png': 6 x 5 pixels, its image 64 x 96",
+        f"  '{masks}/002.png': values without a class: 9; expected 0 to 3, and 255 for what is ignored",
         lines[-1],
     ]
     assert lines[-1].startswith(f"  '{masks}/003.png': unreadable or truncated")

@@ -31,14 +31,6 @@ class Layout(NamedTuple):
     first: int  # value of class 0 in a mask
 
 
-class _Look(NamedTuple):
-    """What is known of a mask's file."""
-
-    size: tuple[int, int]  # height and width (pixels)
-    values: list[int]  # those that it has pixels of, rising
-    digest: str  # another for other bytes
-
-
 def read_masks(
     root: Path, data: config.Data, faults: list[str], progress: bool
 ) -> tuple[dict[str, tuple[Split, list[MaskTarget]]], dict[int, str]]:
@@ -55,6 +47,12 @@ def read_masks(
         expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
         raise UserError(f"data.root: '{root}' has no images with masks to train on; expected {expected}")
     splits, looks = {}, {}
+
+    def look(path: str, max_pixels: int) -> MaskTarget:
+        content = read(path)
+        values = mask_values(content, max_pixels)
+        return MaskTarget(path, values.shape, layout.first, short_digest(content), np.unique(values).tolist())
+
     for part, folder in layout.folders.items():
         top, below = root / "images" / folder, root / layout.masks / folder
         if top.is_dir() and below.is_dir():
@@ -65,14 +63,16 @@ def read_masks(
             unusable(data, faults, top, counted(len(names), "image"), bare)
             names = [name for name in names if masks[name] not in gone]
             splits[part] = split_of(root, top, names), split_of(root, below, [masks[name] for name in names])
-            looks[part] = look_at(splits[part][1], _look, data, progress)
+            looks[part] = look_at(splits[part][1], look, data, progress)
     classes = _classes(root, layout, looks["train"], faults)
     found = {}
     for part, (images, masks) in splits.items():
-        shown = look_at(images, image_size, data, progress)
-        good, targets, wrong = _targets(masks.items, looks[part], shown, layout.first, len(classes))
+        sizes = look_at(images, image_size, data, progress)
+        why = [_fault(target, size, len(classes)) for target, size in zip(looks[part], sizes, strict=True)]
+        wrong = [f"'{path}': {fault}" for path, fault in zip(masks.items, why, strict=True) if fault]
         unusable(data, faults, root / layout.masks, counted(len(masks), "mask"), wrong)
-        found[part] = images.take(good), targets
+        good = [i for i, fault in enumerate(why) if not fault]
+        found[part] = images.take(good), [looks[part][i] for i in good]
     return found, dict(enumerate(classes, start=layout.first))
 
 
@@ -88,13 +88,7 @@ def mask_layout(root: Path) -> Layout | None:
     return None
 
 
-def _look(path: str, max_pixels: int) -> _Look:
-    content = read(path)
-    values = mask_values(content, max_pixels)
-    return _Look(values.shape, np.unique(values).tolist(), short_digest(content))
-
-
-def _classes(root: Path, layout: Layout, train: list[_Look | BadImage], faults: list[str]) -> list[str]:
+def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], faults: list[str]) -> list[str]:
     """Returns the names of the classes; numbers if there are none."""
     path = root / layout.names
     if path.exists():
@@ -110,28 +104,13 @@ def _classes(root: Path, layout: Layout, train: list[_Look | BadImage], faults: 
     return found
 
 
-def _targets(
-    masks: list[str], looks: list[_Look | BadImage], shown: list[tuple[int, int] | BadImage], first: int, classes: int
-) -> tuple[list[int], list[MaskTarget], list[str]]:
-    """Returns the numbers of the masks that can be used, these, and what is wrong with the others.
-
-    Args:
-        masks: Their files.
-        looks: What is known of each.
-        shown: Sizes of their images.
-        first: Value of class 0.
-        classes: How many there are.
-    """
-    good, targets, wrong = [], [], []
-    for i, (path, look, size) in enumerate(zip(masks, looks, shown, strict=True)):
-        if isinstance(look, BadImage):
-            wrong.append(f"'{path}': {look.reason}")
-        elif not isinstance(size, BadImage) and look.size != size:
-            wrong.append(f"'{path}' is {pixels(look.size)}, its image {pixels(size)}")
-        elif odd := [value for value in look.values if value >= first + classes and value != IGNORED]:
-            expected = f"expected {first} to {first + classes - 1}, and {IGNORED} for what is ignored"
-            wrong.append(f"'{path}' has values without a class: {listed(map(str, odd))}; {expected}")
-        else:
-            good.append(i)
-            targets.append(MaskTarget(path, look.size, first, look.digest))
-    return good, targets, wrong
+def _fault(target: MaskTarget | BadImage, size: tuple[int, int] | BadImage, classes: int) -> str | None:
+    """Returns what is wrong with the mask of an image of a size."""
+    if isinstance(target, BadImage):
+        return target.reason
+    if not isinstance(size, BadImage) and target.size != size:
+        return f"{pixels(target.size)} pixels, its image {pixels(size)}"
+    if odd := [value for value in target.values if value >= target.first + classes and value != IGNORED]:
+        expected = f"expected {target.first} to {target.first + classes - 1}, and {IGNORED} for what is ignored"
+        return f"values without a class: {listed(map(str, odd))}; {expected}"
+    return None

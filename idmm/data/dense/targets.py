@@ -57,6 +57,7 @@ class MaskTarget:
     size: tuple[int, int]  # height and width (pixels)
     first: int  # value of class 0: 1 where 0 means none of the classes and is ignored
     digest: str  # another for another file, 16 hexadecimal digits
+    values: list[int]  # those that it has pixels of, rising
 
     def mask(self) -> np.ndarray:
         """Returns the class of each pixel, uint8 [H, W], :data:`IGNORED` where there is none.
