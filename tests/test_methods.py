@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from helpers import run_info
 
 from idmm import config, evaluate
-from idmm.losses import instance_discrimination_loss
+from idmm.losses import instance, instance_discrimination_loss
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
 from idmm.mixing import draw_cutmix, draw_mixup, mix_images
@@ -31,7 +31,7 @@ def batch(n=4, instances=7):
     return {"views": views, "index": torch.randperm(instances, generator=generator)[:n]}
 
 
-def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
+def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own(monkeypatch):
     method = IDMM(backbone(), run_info(7), config.Method()).double()
     given = batch()
     given["views"] = [v.double() for v in given["views"]]
@@ -46,6 +46,8 @@ def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
         w = method.classifier.weight
         total = total + instance_discrimination_loss(z, w, target, target[mix.partner], mix.lam, 0.1)
     torch.testing.assert_close(loss, total, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(instance, "LOGITS_HELD", 0)  # by tiles of logits, of all groups at once
+    torch.testing.assert_close(method(given, key=5, epoch=0)["loss"], total, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

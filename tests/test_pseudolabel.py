@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import yaml
-from folders import paint, section, tree
+from folders import section, tree
 from frozen import a_run
 from helpers import VIT, call, read
 from PIL import Image
@@ -15,7 +15,6 @@ from idmm import similarity
 from idmm.commands import train, train_pseudolabels
 from idmm.commands.train_plan import Plan
 from idmm.data.datasets import open_splits
-from idmm.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COLOURS = {"blue": (30, 40, 200), "red": (200, 40, 30)}
@@ -114,13 +113,6 @@ def test_features_that_say_nothing(run, tmp_path, caplog):
     assert "left out 1 of 24 images that cannot be read" in torn
     assert line.startswith("the classifier learns from the given labels alone: ")
     assert len(rows(tmp_path / "l.csv")) == 27
-
-
-def test_labels_of_one_class(run, tmp_path):
-    paint(tmp_path / "train/cat/0.png"), paint(tmp_path / "unlabelled/0.png"), paint(tmp_path / "test/cat/0.png")
-    with pytest.raises(UserError, match="cat"):
-        train_pseudolabels.pseudolabel([run], section(tmp_path), "cpu", tmp_path / "l.csv")
-    assert not (tmp_path / "l.csv").exists()
 
 
 def test_groups_go_along(run, tmp_path):

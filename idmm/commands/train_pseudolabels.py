@@ -10,7 +10,6 @@ from idmm.config import Data
 from idmm.data.datasets import open_splits
 from idmm.data.split import Split, counted
 from idmm.data.user_lists import class_rows
-from idmm.errors import UserError, listed
 from idmm.evaluate import choose_strength, fit_linear
 from idmm.files import write_csv
 from idmm.inference import Embedder
@@ -35,7 +34,7 @@ def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
         percent of images' nearest to which a linear classifier gives their own class, counted so that chance is 0.
 
     Raises:
-        UserError: Labels of one class alone, or none of the images can be read.
+        UserError: None of the images can be read.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
     splits = open_splits(data, labelled=True, unlabelled=True)
@@ -44,9 +43,6 @@ def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
     say_unreadable(found.unreadable, len(splits.train), "data.root")
     train = splits.train.take([i for i, path in enumerate(splits.train.items) if path not in found.unreadable])
     known = train.labels >= 0
-    if len(seen := np.unique(train.labels[known])) < 2:
-        classes = listed(train.classes[c] for c in seen)
-        raise UserError(f"data.root: all labels are of class {classes}; wanted two or more")
     features = [found.features, *(more.embed(train.items, progress=True).features for more in embedders[1:])]
     rows = np.concatenate([unit_rows(each) for each in features], axis=1)  # [N, sum of d]: all count alike
     shares, alike = _spread(rows, train)
