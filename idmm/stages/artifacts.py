@@ -65,7 +65,13 @@ def predictions(run: str | Path) -> Predicted:
     """
     run = Path(run)
     config_of(run)
-    return _read_predictions(_present(run / PREDICTIONS), _classes(run))
+    path, classes = _present(run / PREDICTIONS), _classes(run)
+    numbers = {name: number for number, name in enumerate(classes)}
+    with _reading(path):
+        rows = read_csv(path)
+        truth, predicted = (np.array([numbers[row[key]] for row in rows]) for key in ("class", "predicted"))
+        probability = np.array([float(row["probability"]) for row in rows])
+        return Predicted([row["path"] for row in rows], classes, truth, predicted, probability)
 
 
 def instances(run: str | Path) -> Instances:
@@ -151,16 +157,6 @@ def _classes(run: Path) -> list[str]:
         raise UserError(f"{run}: has no classifier; {wanted}")
     with _reading(path):
         return json.loads(path.read_text())["classes"]
-
-
-def _read_predictions(path: Path, classes: list[str]) -> Predicted:
-    """Reads ``predictions.csv``, with the run's classes by number; UserError where it is damaged."""
-    numbers = {name: number for number, name in enumerate(classes)}
-    with _reading(path):
-        rows = read_csv(path)
-        truth, predicted = (np.array([numbers[row[key]] for row in rows]) for key in ("class", "predicted"))
-        probability = np.array([float(row["probability"]) for row in rows])
-        return Predicted([row["path"] for row in rows], classes, truth, predicted, probability)
 
 
 @contextlib.contextmanager

@@ -129,9 +129,6 @@ def frozen_backbone(config: ProbeConfig) -> FrozenBackbone:
     """
     spec = _spec(config)
     size, named = config.size or _usual_size(spec), replace(config, init=pinned(config.init))
-    if spec.init is not None and spec.init.crop_pct != config.crop_pct:
-        line = "crop_pct: %g; '%s' was evaluated at %g, which --crop_pct %g measures"
-        log.info(line, config.crop_pct, config.init, spec.init.crop_pct, spec.init.crop_pct)
     return FrozenBackbone(spec, size, named, label=config.init)
 
 
