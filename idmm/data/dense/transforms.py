@@ -84,7 +84,10 @@ class DenseTransform:
             batch["boxes"] = pad_sequence(known["boxes"], batch_first=True)
             batch["labels"] = pad_sequence(known["labels"], batch_first=True, padding_value=-1)
             if self.outlined:
-                batch["masks"] = pad_sequence([on_canvas(each, self.size) for each in known["masks"]], batch_first=True)
+                batch["masks"] = torch.zeros(*batch["labels"].shape, self.size, self.size, dtype=torch.uint8)
+                for canvases, each in zip(batch["masks"], known["masks"], strict=True):
+                    n, h, w = each.shape
+                    canvases[:n, :h, :w] = each
         else:
             masks = [on_canvas(mask, self.size, IGNORED) for mask in known["masks"]]
             batch["mask"] = torch.cat(masks).long()
