@@ -14,9 +14,20 @@ import torch
 import yaml
 
 from idmm import distributed, environment
-from idmm.config import FREE, parsing
+from idmm.config import FREE, PATHS, parsing
 from idmm.errors import RunError, UserError
-from idmm.files import Lock, begun, json_lines, missing_folders, remove_empty, replacing, sweep, write_text
+from idmm.files import (
+    Lock,
+    begun,
+    home,
+    is_public,
+    json_lines,
+    missing_folders,
+    remove_empty,
+    replacing,
+    sweep,
+    write_text,
+)
 
 log = logging.getLogger("idmm")
 
@@ -104,14 +115,7 @@ class RunFolder:
         except (OSError, yaml.YAMLError):
             raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
         new = parsing.flatten(parsing.plain(config))
-        faults = [
-            f"{key}: the run in '{self.path}' has {_shown(old.get(key))}, asked for now is {_shown(new.get(key))}"
-            for key in [*new, *(key for key in old if key not in new)]
-            if key not in FREE and old.get(key) != new.get(key)
-        ]
-        if faults:
-            faults.append(f"out: '{self.path}' belongs to another config; name a new folder or ask for the same")
-            raise UserError(*faults)
+        check_config(self.path, old, new)
 
     def _load(self) -> dict:
         try:
@@ -250,6 +254,26 @@ class RunFolder:
     def close(self) -> None:
         """Lets another run have the folder, as the end of a block does, which removes it after a user's mistake."""
         self._lock.release()
+
+
+def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises UserError with a line for each key that the run in ``path`` has otherwise than a command, by dotted keys;
+    results do not depend on those in ``FREE`` or on how paths are written."""
+    faults = [
+        f"{key}: the run in '{path}' has {_shown(old.get(key))}, this command has {_shown(new.get(key))}"
+        for key in dict.fromkeys([*new, *old])
+        if key not in FREE and not _same(key, old.get(key), new.get(key))
+    ]
+    if faults:
+        raise UserError(*faults, f"out: '{path}' belongs to another config; use a new --out")
+
+
+def _same(key: str, old: Any, new: Any) -> bool:
+    """Whether two values of a key mean the same. A file or folder that is gone may have been moved with the run: the
+    images' fingerprint tells whether it is another."""
+    if old == new or key not in PATHS or is_public(old) or is_public(new) or None in (old, new):
+        return old == new
+    return not home(old).exists() or home(old).resolve() == home(new).resolve()
 
 
 def _shown(value: Any) -> str:

@@ -193,7 +193,7 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     kept = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
     assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, None) and looks == [8, 6, 8, 6]
     assert STAGES["probe"].run(config) == result == json.loads((tmp_path / "o/result.json").read_text())
-    with pytest.raises(UserError, match="^seed: the run in .* has 3, asked for now is 4"):
+    with pytest.raises(UserError, match="^seed: the run in .* has 3, this command has 4"):
         STAGES["probe"].run({**config, "seed": 4})
     with pytest.raises(UserError, match="^out: missing"):
         STAGES["probe"].run({"init": str(run)})

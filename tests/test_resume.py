@@ -307,9 +307,9 @@ def test_another_config_lists_every_field(whole, cut, capsys):
         before = snapshot(run)
         assert inside("pretrain", run, **{key.replace(".", "__"): new for key, (_, new) in changes.items()}) == 2
         *faults, last = lines(capsys)
-        wanted = [f"{k}: the run in '{run}' has {old}, asked for now is {new}" for k, (old, new) in changes.items()]
+        wanted = [f"{k}: the run in '{run}' has {old}, this command has {new}" for k, (old, new) in changes.items()]
         assert sorted(faults) == sorted(wanted)
-        assert last == f"out: '{run}' belongs to another config; name a new folder or ask for the same"
+        assert last == f"out: '{run}' belongs to another config; use a new --out"
         assert snapshot(run) == before
     assert inside("finetune", whole["finetune"], data__subset=None, stages=[{"size": 16}]) == 2
     faults = "\n".join(lines(capsys))
@@ -321,6 +321,38 @@ def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):
     free = dict(data__workers=1, data__cache="off", train__save_minutes=5, resume="must")
     assert inside("pretrain", out, **free, train__device=None if not torch.cuda.is_available() else "cpu") == 0
     assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
+
+
+def test_paths_may_be_spelled_otherwise_and_a_run_moved_with_its_images(tmp_path, monkeypatch, capsys):
+    names = [f"train/{of}/{i}.png" for of in ("cat", "dog") for i in range(5)]
+    root = tree(tmp_path / "here/images", train={"cat": 5, "dog": 5}, val={"cat": 1, "dog": 1})
+    (root.parent / "labels.csv").write_text("path,class\n" + "".join(f"{n},{n[6:9]}\n" for n in names))
+    (root.parent / "exclude.txt").write_text("train/cat/4.png\n")
+    monkeypatch.chdir(root.parent)
+    assert inside("pretrain", "pre", data__root="images", data__subset=None, train__batch_size=4, train__epochs=1) == 0
+
+    def tune(out, root, labels, exclude, init):
+        few = dict(data__subset=None, train__batch_size=4, train__epochs=2, data__val_fraction=0.5)
+        lists = dict(data__labels=labels, data__exclude=exclude, init=init)
+        return inside("finetune", out, data__root=root, **lists, **few)
+
+    assert tune("whole", "images", "labels.csv", "exclude.txt", "pre") == 0
+    stop_at(monkeypatch, 2, 0, 1)
+    assert tune("run", "images", "labels.csv", "exclude.txt", "pre") == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(root.parent)
+    shutil.copytree("run", "copied"), capsys.readouterr()
+    other = shutil.copytree(root, tmp_path / "here/other")
+    assert tune("run", "other", "labels.csv", "exclude.txt", "pre") == 2
+    assert lines(capsys)[0] == "data.root: the run in 'run' has images, this command has other"
+    shutil.rmtree(other)
+    assert tune("run/", f"./{root.name}/", str(root.parent / "labels.csv"), "../here/exclude.txt", "pre/.") == 0
+    assert same("run", "whole")
+    moved = (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.chdir(tmp_path)
+    lists = [str(moved / name) for name in ("images", "labels.csv", "exclude.txt", "pre")]
+    assert tune(moved / "copied", *lists) == 0 and same(moved / "copied", moved / "whole")
+    assert tune(moved / "run", *lists) == 0 and "finished already" in capsys.readouterr().err
 
 
 def test_images_changed_since(tmp_path, monkeypatch, capsys):

@@ -112,9 +112,9 @@ def test_processes_go_by_the_first_ones_plan(tmp_path):
 def test_another_command_is_refused(done, images, capsys):
     before = (done / "train.json").read_bytes()
     lines = refused(capsys, given(images, done, way="pretrain", minutes=3, seed=1))
-    assert any(line.startswith(f"minutes: {MINUTES} in ") for line in lines)
-    assert any(line.startswith("seed: 0 in ") for line in lines)
-    assert lines[-1].startswith(f"out: '{done}' belongs to another command")
+    assert any(line.startswith(f"minutes: the run in '{done}' has {MINUTES}, ") for line in lines)
+    assert any(line.startswith("seed: ") and line.endswith("has 0, this command has 1") for line in lines)
+    assert lines[-1].startswith(f"out: '{done}' belongs to another config; use a new --out")
     assert (done / "train.json").read_bytes() == before
 
 

@@ -1,5 +1,6 @@
 """What people keep in lists beside their images: images to leave out, classes, groups. By the real command line."""
 
+import csv
 import json
 import os
 import shutil
@@ -56,6 +57,28 @@ def test_the_check_writes_what_to_leave_out_and_why(faulty, checked):
         "test/dog/copy.png": "the same as test/dog/0.png",
     }
     assert f"idmm data check folder --root {faulty}" in lines[0]
+
+
+def test_odd_names_come_back_from_every_list(tmp_path):
+    """Line ends, commas, quotes and # in names of files: the check's list, labels and groups."""
+    root = tree(tmp_path / "d", train={"a": 3, "b": 3}, test={"a": 1, "b": 1})
+    odd = ["two\nlines.png", '"quoted", 1.png', "#1.png", "tab\t.png", "back\\slash.png"]
+    for i, name in enumerate(odd):
+        shutil.copy(root / f"train/a/{i % 3}.png", root / "train/a" / name)
+        shutil.copy(root / f"train/a/{i % 3}.png", root / name)
+    assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 1
+    left = open_splits(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
+    assert left.excluded == 5 and len(left.train) == 6
+    with open(tmp_path / "labels.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerows(
+            [("path", "class", "split", "group"), *((n, "ab"[i % 2], "train", n) for i, n in enumerate(odd))]
+        )
+        rows.writerows([("test/a/0.png", "a", "test", "x"), ("test/b/0.png", "b", "test", "y")])
+    lists = open_splits(section(root, labels=str(tmp_path / "labels.csv")), labelled=True)
+    assert sorted(lists.train.names) == sorted(odd) == sorted(lists.train.groups)
+    hand = written(tmp_path / "hand.txt", '# by hand\n"two\\nlines.png"\n./#1.png\n "\\"quoted\\", 1.png" \n')
+    assert open_splits(section(root, labels=str(tmp_path / "labels.csv"), exclude=hand), labelled=True).excluded == 3
 
 
 def test_nearly_equal_images_are_there_to_be_taken_in(tmp_path):
@@ -233,8 +256,13 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "'FILE' has no rows under the header path,class"),
-        ("id,kind\nx,y\n", "'FILE' has no rows under the header path,class"),
+        ("", "the header of 'FILE' is empty, expected path,class"),
+        ("path,red\nx,y\n", "the header of 'FILE' lacks class, expected path,class; its first line is 'path,red'"),
+        (
+            "path;class\nx;y\n",
+            "the header of 'FILE' lacks path, class, expected path,class; its first line is 'path;class'",
+        ),
+        ("path,class\n", "'FILE' has no rows under the header path,class"),
         ("path,class\nscans/p0_0.png,a\n", "'FILE' has one class to train on ('a'); wanted two or more"),
         ("path,class,split\nnew/0.png,a,test\n", "'FILE' has no image to train on; wanted rows of the split train"),
         (

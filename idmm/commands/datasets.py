@@ -17,6 +17,7 @@ from idmm.data.formats import as_bands
 from idmm.data.images import read_image
 from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Split, Splits, counted
+from idmm.data.user_lists import quoted
 from idmm.errors import UserError, by_reason
 from idmm.files import made_folder, write_json
 from idmm.progress import log
@@ -161,7 +162,7 @@ def _kind(pair: Pair) -> str:
 
 
 def _place(image: ImageRef) -> str:
-    return image.name if image.name.startswith(image.split) else f"{image.split} {image.name}"
+    return quoted(image.name if image.name.startswith(image.split) else f"{image.split} {image.name}")
 
 
 def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from accelerate import PartialState
 
 from idmm import clock, distributed
+from idmm.checkpoint import check_config
 from idmm.commands.train_plan import (
     AROUND,
     BACKBONE,
@@ -27,7 +28,7 @@ from idmm.commands.train_plan import (
     way_of,
 )
 from idmm.commands.train_pseudolabels import ALIKE, pseudolabel
-from idmm.config import FREE, Data, parsing
+from idmm.config import FREE, PATHS, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.config.schema import merged
@@ -181,14 +182,7 @@ def _load(given: TrainCommand, out: Path) -> State | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
-    before = parsing.flatten(state.asked)
-    faults = [
-        f"{key}: {before.get(key)} in '{out}', asked for now is {new}"
-        for key, new in parsing.flatten(_asked(given)).items()
-        if before.get(key) != new and key not in FREE
-    ]
-    if faults:
-        raise UserError(*faults, f"out: '{out}' belongs to another command; name a new folder or ask for the same")
+    check_config(out, parsing.flatten(state.asked), parsing.flatten(_asked(given)))
     return state
 
 
@@ -293,9 +287,11 @@ def _begins(plan: Plan, part: str, out: Path) -> tuple[str, str | None]:
 
 
 def _data(given: TrainCommand, state: State) -> Data:
-    """The images, with what does not change results as it is asked for now."""
-    free = [key.removeprefix("data.") for key in FREE if key.startswith("data.")]
-    return replace(Data(**state.data), **{name: getattr(given.data, name) for name in free})
+    """The images, with paths and all that does not change results as this command has them."""
+    names = [key.removeprefix("data.") for key in (*FREE, *PATHS) if key.startswith("data.")]
+    data = replace(Data(**state.data), **{name: getattr(given.data, name) for name in names})
+    written = state.data["labels"] != state.asked["data"]["labels"]  # by _written_out
+    return replace(data, labels=str(Path(given.out) / LABELS)) if written else data
 
 
 def _config(given: TrainCommand, state: State, part: str, minutes: float) -> tuple[str, dict]:

@@ -4,7 +4,7 @@ A YAML key is the flag without dashes (``train.lr`` is ``--train.lr``). Types, r
 classes of this package; pydantic checks all fields of a config at once, so that every fault is reported in one go.
 """
 
-from idmm.config.base import FREE, section
+from idmm.config.base import FREE, PATHS, section
 from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Subset
 from idmm.config.dense import DenseConfig, DetectConfig, SegmentConfig
 from idmm.config.methods import METHODS, Method
@@ -33,7 +33,7 @@ from idmm.config.views import (
 )
 
 __all__ = [
-    "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS",
+    "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "PATHS",
     "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig",
     "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
     "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig", "Stage", "Subset", "Train", "Views",

@@ -45,6 +45,8 @@ def section(cls: type) -> type:
 FREE = ("out", "resume", "data.workers", "data.cache", "data.cache_dir", "train.device", "train.save_minutes")
 FREE += ("train.monitor_every",)
 FREE += ("device",)  # of a probe
+# Keys that name files and folders; how they are written does not matter either.
+PATHS = ("init", "data.root", "data.labels", "data.groups", "data.exclude")
 
 
 def rising(most: float) -> Any:

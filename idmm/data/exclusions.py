@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from idmm.data.doctor import ImageRef, Pair
+from idmm.data.user_lists import quoted
 from idmm.files import home, write_bytes
 
 _COMMENT = "#"
@@ -28,23 +29,24 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = ()) -> list[s
         kept = [image for image in images if image.split == last]
         wrong = len({image.label for image in kept} - {None}) > 1
         for image in images:
-            why = f"the same as {kept[0].name}"
+            why = f"the same as {quoted(kept[0].name)}"
             if wrong and image in kept:
                 other = next(other for other in kept if other.label != image.label)
-                why = f"the same as {other.name}, but of class '{image.label}', not '{other.label}': one is wrong"
+                why = (
+                    f"the same as {quoted(other.name)}, but of class '{image.label}', not '{other.label}': one is wrong"
+                )
             if wrong or image != kept[0]:
                 reasons.setdefault(image.name, []).append(why)
     certain = set(reasons)
     for pair in pairs:
         if not pair.exact:
             out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
-            why = f"nearly the same as {other.name} ({pair.similarity:.3f})"
+            why = f"nearly the same as {quoted(other.name)} ({pair.similarity:.3f})"
             reasons.setdefault(out.name, []).append(why)
     head = [f"{_COMMENT} a {_COMMENT} before a path: only suspected, left out once you remove it"]
     lines = head if reasons.keys() - certain else []
     for name, why in reasons.items():
-        line = f"./{name}" if name.startswith(_COMMENT) else name
-        lines.append(f"{_COMMENT} {'; '.join(why)}\n{'' if name in certain else _COMMENT}{line}")
+        lines.append(f"{_COMMENT} {'; '.join(why)}\n{'' if name in certain else _COMMENT}{quoted(name)}")
     return lines
 
 

@@ -3,8 +3,10 @@
 An image is named by its path under ``data.root`` with '/' between (as in ``check.json``), or by its absolute path.
 """
 
+import contextlib
 import csv
 import io
+import json
 import logging
 import os
 import posixpath
@@ -61,8 +63,14 @@ class UserList:
         form, rows = ",".join(wanted), []
         reader = csv.DictReader(io.StringIO(self.text(f"a CSV file of {form}"), newline=""), strict=True)
         try:
-            columns = [name for name in (*wanted, *optional) if name in (reader.fieldnames or ())]
-            for row in reader if set(wanted) <= set(columns) else ():
+            header = [name.strip() for name in reader.fieldnames or ()]
+            if missing := [name for name in wanted if name not in header]:
+                what = f"lacks {listed(missing)}" if header else "is empty"
+                shown = f"; its first line is '{','.join(header)}'" if header else ""
+                raise BadList(f"{self.field}: the header of '{self.file}' {what}, expected {form}{shown}")
+            reader.fieldnames = header
+            columns = [name for name in (*wanted, *optional) if name in header]
+            for row in reader:
                 rows.append((reader.line_num, {name: (row[name] or "").strip() for name in columns}))
         except csv.Error as error:
             self.fault(reader.reader.line_num, f"is not CSV ({error}); wanted {form}")
@@ -80,7 +88,7 @@ class UserList:
 
         It is no fault where ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
-        name = text.strip()
+        name = text
         if self.root is not None and os.path.isabs(name):
             name = os.path.relpath(name, self.root)
         name = composed(posixpath.normpath(name))
@@ -89,7 +97,7 @@ class UserList:
         inside = self.root is not None and not name.startswith("..")
         if not (elsewhere and inside and os.path.isfile(os.path.join(self.root, name))):
             where = f" under '{self.root}'" if self.root else " of the dataset"
-            self.fault(line, f"'{text.strip()}' is no image{where}")
+            self.fault(line, f"{text!r} is no image{where}")
         return None
 
     def fault(self, line: int, what: str) -> None:
@@ -124,19 +132,33 @@ def class_rows(
 
 
 # ---------------------------------------------------------------------- images to leave out
+def quoted(name: str) -> str:
+    """Returns an image's name as a line of a file for ``data.exclude``."""
+    plain = name.isprintable() and name == name.strip() and name[:1] not in ("#", '"')
+    return name if plain else json.dumps(name)
+
+
+def _unquoted(line: str) -> str:
+    if line[0] == '"':
+        with contextlib.suppress(ValueError):  # else it is a name in quotes that was typed by hand
+            return str(json.loads(line))
+    return line
+
+
 def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
     """Returns the splits without the images that a file names, one a line; ``excluded`` counts them.
 
-    Empty lines and those that begin with '#' say nothing ('./#1.png' names an image). A file in ``root`` that is in no
-    split may be named, too: the list serves pretraining, which reads fewer of them.
+    Empty lines and those that begin with '#' are skipped. A line in double quotes is a JSON string, for names that have
+    line ends or begin with '#' or a quote. A file in ``root`` that is in no split may be named, too: the list serves
+    pretraining, which reads fewer of them.
 
     Raises:
         BadList: It cannot be read, names what is not there, or leaves a split without images.
     """
     given = UserList("data.exclude", file, _names(splits), root)
     text = given.text("a file with the name of an image a line")
-    lines = [(i, line) for i, line in enumerate(text.split("\n"), start=1) if line.strip() and line[0] != "#"]
-    found = {given.find(i, line, elsewhere=True) for i, line in lines}
+    lines = [(i, line.strip()) for i, line in enumerate(text.split("\n"), start=1)]
+    found = {given.find(i, _unquoted(line), elsewhere=True) for i, line in lines if line and line[0] != "#"}
     given.refuse()
     kept, counts = {}, {}
     for key, part in splits.parts.items():

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FREE, parsing, reading
+from idmm.config import FREE, PATHS, parsing, reading
 from idmm.config.schema import merged
 from idmm.errors import UserError
 from idmm.files import home, is_public
@@ -230,11 +230,19 @@ def _short(fault: str) -> str:
 def _job(stage: str, plain: dict, title: str, needs: str | None = None, given: str | None = None) -> Job:
     plain = plain if needs is None else {**plain, "init": None}
     flat = parsing.flatten(plain if given is None else {**plain, "init": given})
-    counted = {key: value for key, value in flat.items() if key not in FREE}
+    counted = {key: _resolved(value) if key in PATHS else value for key, value in flat.items() if key not in FREE}
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     safe = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
     return Job(key, stage, plain, title, needs, folder=f"runs/{stage}/{safe}-{key}")
+
+
+def _resolved(path: str | None) -> str | None:
+    """Returns one spelling of a path, from the present folder if it lies inside."""
+    if path is None or is_public(path) or not home(path).exists():
+        return path
+    inside, whole = Path.cwd(), home(path).resolve()
+    return str(whole.relative_to(inside) if whole.is_relative_to(inside) else whole)
 
 
 def _digest(path: str | None) -> str | None:
