@@ -20,8 +20,8 @@ log = logging.getLogger("idmm")
 
 _MARK = "part-"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # what such a file system answers
-WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".tar")
-WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file in timm's format"
+WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
+WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
 _NAMES = "timm:NAME or hf-hub:ORG/NAME"
 _PUBLIC = re.compile(r"(timm:[\w.-]+|hf-hub:[\w.-]+/[\w.-]+)(@[\w./-]+)?", re.ASCII)

@@ -82,8 +82,8 @@ class Common:
     seed: int = Field(0, ge=0)
     """Seed of every random choice."""
     init: str | None = None
-    """Weights to start from: a run folder, a .safetensors or .pth file in timm's format, or public weights, timm:NAME
-    or hf-hub:ORG/NAME, which are downloaded once; null: from scratch."""
+    """Weights to start from: a run folder, a file of weights (.safetensors, .pth, .ckpt), or public ones, timm:NAME or
+    hf-hub:ORG/NAME, which are downloaded once; null: from scratch."""
     resume: Literal["auto", "never", "must"] = "auto"
     """A used OUT: 'auto' goes on where it stopped, 'never' refuses it, 'must' refuses a new one."""
     data: Data = field(default_factory=Data)

@@ -5,21 +5,22 @@ import json
 import math
 import os
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
-from timm.models import load_state_dict
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
-from idmm.files import WEIGHTS_WANTED, is_public, replacing, weights_file, weights_label
+from idmm.files import is_public, replacing, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name, pair
 from idmm.models.channels import adapt_input
 from idmm.models.hub import public_weights
+from idmm.models.nested import beside, best_part, contents, read_weights
 
 # of evaluation, if a JSON does not have it
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"
@@ -31,7 +32,7 @@ _INDICES = ("relative_position_index", "relative_coords_table", "attn_mask", "at
 class Checkpoint:
     """Weights, on the CPU where they are from a file, and what is known about them."""
 
-    state: dict[str, Tensor]
+    state: dict[str, Tensor]  # of a file all that it holds, named without ``nest``
     source: str  # the file, for messages
     field: str = ""  # of the config, that names the file; messages begin with it
     name: str | None = None  # timm's; None where no JSON lies beside the file
@@ -42,6 +43,8 @@ class Checkpoint:
     crop_pct: float = CROP_PCT  # share of the resized short side that they covered
     interpolation: str = INTERPOLATION  # by which they were resized
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # what else the JSON holds, e.g. classes
+    nest: str = ""  # what the names of all weights in the file begin with, e.g. state_dict.module.
+    others: list[str] = dataclasses.field(default_factory=list)  # entries of the file without weights, e.g. epoch
 
     @property
     def in_chans(self) -> int:
@@ -61,7 +64,8 @@ class Checkpoint:
     def load_into(self, model: nn.Module, *, drop_classifier: bool = True, in_chans: int | None = None) -> "Report":
         """Copies into the model what fits; resizes position embeddings and relative-position tables to its size.
 
-        The checkpoint's grid is taken to be square.
+        A file may hold several networks with heads; the one that fits best is used, see :func:`best_part`. The
+        checkpoint's grid is taken to be square.
 
         Args:
             model: From :func:`create_backbone`; changed in place, in its own dtype. Where it has a method
@@ -72,22 +76,21 @@ class Checkpoint:
         Raises:
             UserError: A checkpoint of another model: too few names in common, or shapes that cannot be converted.
         """
-        state = self.state
-        if hasattr(model, "checkpoint_filter_fn"):
-            state = model.checkpoint_filter_fn(state)
         label, adapted = weights_label(self.source, self.field), ""
-        if in_chans is not None:
-            state, adapted = adapt_input(model, state, in_chans, label)
         backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
         targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
 
         def in_classifier(key):
             return key not in backbone and (key in targets or key.startswith(prefixes))
 
-        state = {k: v for k, v in state.items() if not k.endswith(_INDICES)}
-        usable = {k: v for k, v in state.items() if k in targets and not (drop_classifier and in_classifier(k))}
+        wanted = {k: t for k, t in targets.items() if not (drop_classifier and in_classifier(k))}
+        names = {f"{self.nest}{k}": v for k, v in self.state.items() if not k.endswith(_INDICES)}
+        prefix, state = best_part(model, names, wanted, self.nest)
         unknown = [k for k in state if k not in targets and not in_classifier(k)]
-        _check_enough(model, backbone, usable, unknown, label)
+        _check_enough(self, model, backbone, state, unknown)
+        if in_chans is not None:
+            state, adapted = adapt_input(model, state, in_chans, label)
+        usable = {k: v for k, v in state.items() if k in wanted}
         new = _fitted(model, usable, targets, label)
         model.load_state_dict({key: value for key, (value, _) in new.items()}, strict=False)
         return Report(
@@ -97,6 +100,9 @@ class Checkpoint:
             dropped=[k for k in state if k not in new],
             fresh=[k for k in targets if k not in new],
             adapted=adapted,
+            prefix=prefix,
+            left_out=beside(names, prefix),
+            others=self.others,
         )
 
 
@@ -104,7 +110,7 @@ class Checkpoint:
 class Report:
     """What became of each weight from ``source``, by name; no name is in two lists.
 
-    As text: the counts, then up to 8 names of each kind but ``kept``.
+    As text: the counts, then the names of each kind but ``kept``, if they are many by their first word.
     """
 
     source: str
@@ -113,20 +119,34 @@ class Report:
     dropped: list[str]  # of the checkpoint, not used: the classifier, and what the model does not have
     fresh: list[str]  # of the model, not in the checkpoint: left as they were initialised
     adapted: str = ""  # what became of the first layer, where it was for other channels
+    prefix: str = ""  # that was taken off all names of the checkpoint above
+    left_out: Counter[str] = dataclasses.field(default_factory=Counter)  # how many weights of the file begin otherwise
+    others: list[str] = dataclasses.field(default_factory=list)  # entries of the file without weights
 
     def __str__(self) -> str:
         others = {kind: getattr(self, kind) for kind in ("resized", "dropped", "fresh")}
         counts = f"{len(self.kept)} weights kept" + "".join(f", {len(n)} {kind}" for kind, n in others.items())
-        names = (f"  {kind}: {listed(names, 8)}" for kind, names in others.items() if names)
-        return "\n".join([f"{self.source}: {counts}", *names, *([f"  {self.adapted}"] if self.adapted else [])])
+        lines = [f"  {kind}: {_summed(names)}" for kind, names in others.items() if names]
+        file = [("read from", self.prefix.rstrip(".")), ("left out", _counts(self.left_out))]
+        file = [f"{what}: {text}" for what, text in (*file, ("without weights", listed(self.others, 20))) if text]
+        lines += [f"  {'; '.join(file)}"] if file else []
+        return "\n".join([f"{self.source}: {counts}", *lines, *([f"  {self.adapted}"] if self.adapted else [])])
+
+
+def _summed(names: list[str]) -> str:
+    return listed(names, 8) if len(names) <= 8 else _counts(Counter(name.partition(".")[0] for name in names))
+
+
+def _counts(counts: Counter[str]) -> str:
+    return listed((f"{name} ({count})" for name, count in counts.items()), 20)
 
 
 def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Checkpoint:
     """Reads weights from a run folder, from a file in timm's format, or public ones, ``timm:NAME`` or
     ``hf-hub:ORG/NAME``, which are fetched where they are not in the hub's cache.
 
-    Wrappers (``state_dict``, ``model``, their EMA forms) and the prefixes ``module.`` and ``_orig_mod.`` are taken
-    off where they are. Name and arguments come from the JSON beside the file (same stem), if there is one.
+    What all names in a file begin with is taken off (:func:`idmm.models.nested.read_weights`). Name and arguments come
+    from the JSON beside the file (same stem), if there is one.
 
     Args:
         path: Of the folder or file, or the name of public weights.
@@ -140,12 +160,12 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
     path = weights_file(path, field, stem)
     if is_public(path):
         found = public_weights(str(path), field)
-        return Checkpoint(field=field, **found.read(_read_state(found.file, field), weights_label(path, field)))
-    state, info = _read_state(path, field), _read_info(path.with_suffix(".json"), field)
+        return Checkpoint(field=field, **found.read(read_weights(found.file, field)[0], weights_label(path, field)))
+    (state, nest, others), info = read_weights(path, field), _read_info(path.with_suffix(".json"), field)
     known = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     known |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
     info.pop("channels", None)  # as in kwargs
-    return Checkpoint(state, str(path), field, **known, extra=info)
+    return Checkpoint(state, str(path), field, **known, extra=info, nest=nest, others=others)
 
 
 def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) -> nn.Module:
@@ -239,20 +259,6 @@ def save_model(
         weights_file.write(save(copies, metadata={"format": "pt"}))
 
 
-def _read_state(path, field):
-    why = f"holds no weights; {WEIGHTS_WANTED}"
-    try:
-        state = load_state_dict(str(path), weights_only=True)
-        state = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
-    except Exception as error:  # a damaged file fails in any way it likes
-        state, why = None, f"cannot be read as a checkpoint ({type(error).__name__}); {WEIGHTS_WANTED}"
-        if "nsupported global" in f"{error} {error.__cause__ or ''}":
-            why = "holds Python objects, which are never run; save weights alone: torch.save(model.state_dict(), path)"
-    if not state:
-        raise UserError(f"{weights_label(path, field)} {why}")
-    return state
-
-
 def _read_info(path, field):
     """Returns the JSON beside a checkpoint, or nothing where there is none or it is not about a model."""
     if not path.is_file():
@@ -267,15 +273,17 @@ def _read_info(path, field):
     return info
 
 
-def _check_enough(model, backbone, usable, unknown, label):
+def _check_enough(saved, model, backbone, state, unknown):
     """Raises UserError if less than half of the backbone, counted in numbers, is in the checkpoint by name."""
     sizes = {k: p.numel() for k, p in model.named_parameters() if k in backbone}
-    missing = [k for k in sizes if k not in usable]
+    missing = [k for k in sizes if k not in state]
     if 2 * sum(sizes[k] for k in missing) <= sum(sizes.values()):
         return
+    label, names = weights_label(saved.source, saved.field), [saved.nest + k for k in saved.state]
     raise UserError(
         f"{label} is a checkpoint of another model: only {len(sizes) - len(missing)} of {len(sizes)} weights fit "
-        f"{model_name(model)}; missing: {listed(missing, 3)}; unknown: {listed(unknown, 3) or 'none'}"
+        f"{model_name(model)}; missing: {listed(missing, 3)}; unknown: {listed(unknown, 3) or 'none'}; "
+        f"{contents(names, saved.others)}"
     )
 
 
@@ -284,7 +292,7 @@ def _fitted(model, usable, targets, label):
     new, faults = {}, []
     for key, value in usable.items():
         try:
-            new[key] = _fit(model, key, value.to(targets[key].dtype), targets[key])
+            new[key] = _fit(model, key, value, targets[key])
         except ValueError as error:
             faults.append(f"{key}: {error}")
     if faults:
@@ -296,7 +304,9 @@ def _fitted(model, usable, targets, label):
 def _fit(model, key, value, target):
     """Returns the value in the model's shape, and whether it was resized; ValueError if it cannot be."""
     owner, _, leaf = key.rpartition(".")
-    resized = value
+    if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
+        raise ValueError("is sparse, quantized, complex or without data")
+    value = resized = value.to(target.dtype)
     if leaf == "pos_embed" and value.ndim == target.ndim == 3:
         resized = _resize_tokens(model, value, target)
     elif leaf == "relative_position_bias_table" and value.shape != target.shape and value.ndim == target.ndim:

@@ -1,0 +1,249 @@
+"""Checkpoints of other tools as these write them: the network that fits is found, the rest named, and nothing runs."""
+
+import argparse
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import VIT, inside, logged
+from safetensors.torch import load_file
+from torch import nn
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from idmm.errors import UserError
+from idmm.models import create_backbone, read_checkpoint
+
+SMALL = {"vit": ("vit_tiny_patch16_224", VIT), "resnet": ("resnet18", {"layers": [1, 1, 1, 1]})}
+OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+ARGS = argparse.Namespace(arch="vit_tiny", lr=0.1, output_dir=".", nested=argparse.Namespace(seed=0))
+MLP = {f"{n}.weight": torch.ones(2, 2) for n in (0, 3)}
+LIGHTNING = {"epoch": 1, "global_step": 9, "pytorch-lightning_version": "2.5.0", "loops": {}, "callbacks": {}}
+LIGHTNING |= {"optimizer_states": [OPTIMIZER], "lr_schedulers": [], "hparams_name": "kwargs", "hyper_parameters": {}}
+
+
+def begun(prefix, state):
+    return {f"{prefix}{name}": value for name, value in state.items()}
+
+
+def moco(encoders, head, more):
+    """As of the releases: two encoders by name, each with a head, and further weights."""
+    state = dict(more)
+    for name, encoder in encoders.items():
+        state |= begun(f"{name}.", encoder | begun(head, MLP))
+    return {"epoch": 3, "arch": "x", "state_dict": begun("module.", state), "optimizer": OPTIMIZER}
+
+
+def wrapped(*parts):
+    return {**LIGHTNING, "state_dict": {k: v for prefix, state in parts for k, v in begun(prefix, state).items()}}
+
+
+def numbered(state):
+    """Of ``nn.Sequential(*list(resnet.children())[:-1])``."""
+    model = ResNet(BasicBlock, [1, 1, 1, 1])
+    model.load_state_dict(state, strict=False)
+    return nn.Sequential(*list(model.children())[:-1]).state_dict()
+
+
+def dino(state, other, wrapper=""):
+    student = begun("module.backbone.", other) | begun("module.head.mlp.", MLP)
+    teacher = begun(wrapper, begun("backbone.", state) | begun("head.mlp.", MLP))
+    both = {"student": student, "teacher": teacher, "optimizer": OPTIMIZER, "epoch": 3, "args": ARGS}
+    return {**both, "dino_loss": {"center": torch.ones(1, 2)}, "fp16_scaler": {"scale": 1.0}}
+
+
+def mae(state, other):
+    state = {**state, "mask_token": torch.ones(1, 1, 8), **begun("decoder_blocks.0.", other)}
+    return {"model": state, "optimizer": OPTIMIZER, "epoch": 3, "scaler": {}, "args": ARGS}
+
+
+def timms(state, other):
+    both = {"epoch": 3, "arch": "x", "state_dict": other, "optimizer": OPTIMIZER, "args": ARGS}
+    return {**both, "state_dict_ema": state}
+
+
+# by tool: the file's name, the model, the prefix, what is written of the weights to be loaded and of others, and what
+# the log has about the rest
+TOOLS = {
+    "dino": ("checkpoint.pth", "vit", "teacher.backbone.", dino, "student (32), teacher.head (2), dino_loss (1)"),
+    "dino, batch norms": (
+        "checkpoint0020.pth", "resnet", "teacher.module.backbone.", lambda s, o: dino(s, o, "module."),
+        "without weights: optimizer, epoch, args, fp16_scaler",
+    ),
+    "dino, released": ("dino_vits_pretrain.pth", "vit", "", lambda s, o: s, ""),
+    "moco v2": (
+        "checkpoint_0199.pth.tar", "resnet", "state_dict.module.encoder_q.",
+        lambda s, o: moco({"encoder_q": s, "encoder_k": o}, "fc.", {"queue": torch.ones(2, 2)}),
+        "dropped: fc.0.weight, fc.3.weight\n  fresh: fc.weight, fc.bias\n  read from: state_dict.module.encoder_q; "
+        "left out: state_dict.module.queue (1), state_dict.module.encoder_k (74); without weights: epoch, arch",
+    ),
+    "moco v3": (
+        "vit-s-300ep.pth.tar", "vit", "state_dict.module.base_encoder.",
+        lambda s, o: moco({"base_encoder": s, "momentum_encoder": o}, "head.", begun("predictor.", MLP)),
+        "state_dict.module.predictor (2), state_dict.module.momentum_encoder (32); without weights: epoch, arch",
+    ),
+    "moco v3, the other order": (
+        "a.pth.tar", "vit", "state_dict.module.base_encoder.",
+        lambda s, o: moco({"momentum_encoder": o, "base_encoder": s}, "head.", {}), "module.momentum_encoder (32)",
+    ),
+    "mae": (
+        "mae_pretrain.pth", "vit", "model.", mae,
+        "dropped: mask_token (1), decoder_blocks (30)\n  fresh: head.weight, head.bias\n  read from: model; without",
+    ),
+    "lightly's examples": (
+        "epoch=9-step=30.ckpt", "resnet", "state_dict.backbone.",
+        lambda s, o: wrapped(("backbone.", numbered(s)), ("projection_head.layers.", MLP)),
+        "state_dict.projection_head (2); without weights: epoch, global_step",
+    ),
+    "lightly's benchmarks": (
+        "last.ckpt", "resnet", "state_dict.backbone.",
+        lambda s, o: wrapped(("student_backbone.", o), ("backbone.", s), ("online_classifier.linear.", MLP)),
+        "state_dict.student_backbone (72), state_dict.online_classifier (2)",
+    ),
+    "lightly, masked": (
+        "mae.ckpt", "vit", "state_dict.backbone.vit.",
+        lambda s, o: wrapped(("backbone.", {"mask_token": torch.ones(1)}), ("backbone.vit.", s), ("decoder.", MLP)),
+        "left out: state_dict.backbone.mask_token (1), state_dict.decoder (2)",
+    ),
+    "solo-learn": (
+        "simclr-abc-ep=99.ckpt", "vit", "state_dict.backbone.",
+        lambda s, o: wrapped(("momentum_backbone.", o), ("backbone.", s), ("projector.", MLP), ("classifier.", MLP)),
+        "state_dict.momentum_backbone (30), state_dict.projector (2), state_dict.classifier (2)",
+    ),
+    "solo-learn, old": ("a.ckpt", "resnet", "state_dict.encoder.", lambda s, o: wrapped(("encoder.", s)), "epoch"),
+    "lightly-train, exported": ("exported_last.pt", "resnet", "", lambda s, o: s, ""),
+    "lightly-train, wrapped": (
+        "a.pt", "vit", "wrapped_model._model.", lambda s, o: begun("wrapped_model._model.", s), "wrapped_model._model",
+    ),
+    "lightly-train, without its objects": (
+        "last.ckpt", "resnet", "state_dict.teacher_embedding_model.wrapped_model._features.",
+        lambda s, o: wrapped(
+            ("student_embedding_model.wrapped_model._features.", o),
+            ("teacher_embedding_model.wrapped_model._features.", s),
+        ),
+        "state_dict.student_embedding_model (72)",
+    ),
+    "torchvision": ("resnet.pth", "resnet", "", lambda s, o: s | {"fc.weight": torch.ones(9, 9)}, "dropped: fc.weight"),
+    "timm": (
+        "model_best.pth.tar", "vit", "state_dict_ema.", timms,
+        "left out: state_dict (30); without weights: epoch, arch, optimizer, args",
+    ),
+    "timm, model": (
+        "a.pth", "vit", "model.module._orig_mod.",
+        lambda s, o: {"model": begun("module._orig_mod.", s), "model_ema": None}, "without weights: model_ema",
+    ),
+    "timm, model_ema": (
+        "a.pth", "vit", "model_ema.", lambda s, o: {"model": o, "model_ema": s}, "left out: model (30)",
+    ),
+}  # fmt: skip
+
+
+def weights(kind, seed):
+    """Random weights of a small model, of torchvision's if it is a ResNet."""
+    torch.manual_seed(seed)
+    name, kwargs = SMALL[kind]
+    model = create_backbone(name, 32, **kwargs) if kind == "vit" else ResNet(BasicBlock, [1, 1, 1, 1])
+    state = {k: v for k, v in model.state_dict().items() if not k.startswith("fc.")}
+    return {k: torch.randn(v.shape) if v.is_floating_point() else v for k, v in state.items()}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_network_that_fits_is_loaded(tool, tmp_path):
+    file, kind, prefix, write, rest = TOOLS[tool]
+    state, other = weights(kind, 0), weights(kind, 1)
+    torch.save(write(state, other), tmp_path / file)
+    name, kwargs = SMALL[kind]
+    model = create_backbone(name, 32 if kind == "vit" else None, num_classes=4, **kwargs)
+    report = read_checkpoint(tmp_path / file, "init").load_into(model)
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
+    assert sorted(report.kept) == sorted(state) and len(report.fresh) == 2
+    assert report.prefix == prefix and rest in str(report)
+
+
+def test_a_run_starts_from_another_tools_file(tmp_path, capsys):
+    """Through the command line: a frozen run writes the teacher's weights, and the log has the rest."""
+    state = weights("vit", 0)
+    torch.save(dino(state, weights("vit", 1)), tmp_path / "checkpoint.ckpt")
+    given = {"init": str(tmp_path / "checkpoint.ckpt"), "stages": [{"size": 32}], "train__epochs": 1}
+    assert inside("finetune", tmp_path / "a", **given, model__freeze=True, train__ema=None) == 0
+    written = load_file(tmp_path / "a" / "backbone.safetensors")
+    assert written.keys() == state.keys() and all(torch.equal(written[k], v) for k, v in state.items())
+    assert "read from: teacher.backbone; left out: student (32), teacher.head (2)" in logged(tmp_path / "a")
+    capsys.readouterr()
+    assert inside("finetune", tmp_path / "b", **given, model__name=None, model__kwargs=None) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("checkpoint.ckpt' does not say which model it is; wanted is its timm name")
+
+
+def refusal(call, *args):
+    with pytest.raises(UserError) as caught:
+        call(*args)
+    (line,) = caught.value.faults
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.filterwarnings("error")  # of torch, about files that it refuses
+def test_what_no_network_fits(tmp_path):
+    state = weights("vit", 0)
+    torch.save(dino(state, weights("vit", 1)), tmp_path / "a.pth")
+    line = refusal(read_checkpoint(tmp_path / "a.pth").load_into, create_backbone("resnet18"))
+    assert "is a checkpoint of another model: only 0 of 60 weights fit resnet18; missing: conv1.weight" in line
+    assert "its entries: student, teacher, dino_loss, optimizer, epoch, args, fp16_scaler" in line
+    assert line.endswith("24 of 65 weights begin with 'student.module.backbone.blocks.'")
+    wide = create_backbone("vit_tiny_patch16_224", 32, **{**VIT, "embed_dim": 64})
+    line = refusal(read_checkpoint(tmp_path / "a.pth").load_into, wide)
+    assert "cls_token: 1x1x32 in the checkpoint, 1x1x64 in the model" in line
+    model = create_backbone(SMALL["vit"][0], 32, **VIT)
+    for values in (state["norm.weight"].to_sparse(), state["norm.weight"].to("meta"), state["norm.weight"] * 1j):
+        torch.save({**state, "norm.weight": values}, tmp_path / "b.pth")
+        line = refusal(read_checkpoint(tmp_path / "b.pth").load_into, model)
+        assert line.endswith("norm.weight: is sparse, quantized, complex or without data")
+
+
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("how", ["zip", "old", "whole", 0, 2, 4, "namespace", "class", "script"])
+def test_nothing_in_a_file_runs(how, tmp_path):
+    """Neither in an entry beside weights, in either of torch's formats, nor in a plain pickle."""
+    path, ran = tmp_path / "a.ckpt", tmp_path / "ran"
+    content = {"state_dict": weights("vit", 0), "args": Payload(ran)}
+    why = r"holds Python objects, which are never run \(\w+.mkdir\); save weights alone: torch.save"
+    if how == "whole":
+        content = Payload(ran)
+    elif how == "namespace":
+        content["args"] = argparse.Namespace(lr=0.1, hook=Payload(ran))
+    elif how == "class":
+        content["args"], why = Path("a"), r"never run \(pathlib.\w+\)"
+    if isinstance(how, int):
+        path.write_bytes(pickle.dumps({"args": Payload(ran)}, protocol=how))
+        why = why if how == 2 else "is damaged or holds Python objects, which are never run"
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=how != "old")
+    if how == "script":
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(f"{path.stem}/constants.pkl", b"")  # by which torch knows them
+        why = r"never run \(a TorchScript archive\)"
+    with pytest.raises(UserError, match=f"a.ckpt: .*{why}"):
+        read_checkpoint(path)
+    assert not ran.exists()
+
+
+def test_a_file_that_holds_itself(tmp_path):
+    """An entry that is the file again is read once."""
+    content = {"model": weights("vit", 0), "epoch": 3}
+    content["again"] = content
+    torch.save(content, tmp_path / "a.pth")
+    read = read_checkpoint(tmp_path / "a.pth")
+    assert read.nest == "model." and len(read.state) == 30 and read.others == ["epoch", "again"]
