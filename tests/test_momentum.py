@@ -38,7 +38,7 @@ def test_heads_are_the_papers():
 
 
 CONSTANT = [0.9] * 10
-RISING = [1 - 0.1 * (math.cos(math.pi * step / 9) + 1) / 2 for step in range(10)]  # 0.9 to 1 in ten steps
+RISING = [1 - 0.1 * (math.cos(math.pi * step / 10) + 1) / 2 for step in range(10)]  # 0.9 to 1 after ten steps
 
 
 @pytest.mark.parametrize(("name", "momenta"), [("mocov2", CONSTANT), ("mocov3", RISING), ("dino", RISING)])

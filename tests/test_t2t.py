@@ -6,7 +6,6 @@ import torch
 from contract import NORM, Contract, load
 from folders import tree
 from helpers import inside, same
-from timm.layers import resample_abs_pos_embed
 
 from idmm import engine
 from idmm.errors import Interrupted
@@ -62,13 +61,21 @@ def two_lines(folder):
     return model.eval()
 
 
+def interpolated(table, side):
+    """As the release does: bicubic, not antialiased."""
+    old = round((table.shape[1] - 1) ** 0.5)
+    grid = table[:, 1:].mT.unflatten(2, (old, old))  # [1, D, h, w]
+    grid = torch.nn.functional.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
+    return torch.cat([table[:, :1], grid.flatten(2).mT], dim=1)
+
+
 def test_the_releases_table_is_loaded(tmp_path):
     small, large = tiny(112), tiny(224)
     released = {"module." + k: v for k, v in large.state_dict().items()} | {"module.pos_embed": torch.randn(1, 197, 32)}
     torch.save({"state_dict_ema": released}, tmp_path / "a.pth")
     table = released["module.pos_embed"]
     report = read_checkpoint(tmp_path / "a.pth").load_into(small)
-    assert report.resized == ["pos_embed"] and torch.equal(small.pos_embed, resample_abs_pos_embed(table, [7, 7]))
+    assert report.resized == ["pos_embed"] and torch.equal(small.pos_embed, interpolated(table, 7))
 
 
 def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
@@ -85,7 +92,7 @@ def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
     first, original = tmp_path / "pretrain", engine.Loop._save
     assert inside("pretrain", first, views__size=32, **few) == 0
     tune = {**few, "stages": [{"size": 48}, {"size": 64}], "train__classifier_init": "random"}
-    table = resample_abs_pos_embed(resample_abs_pos_embed(sinusoids(5, 32), [3, 3]), [4, 4])
+    table = interpolated(interpolated(sinusoids(5, 32), 3), 4)
     assert inside("finetune", tmp_path / "whole", init=str(first), **tune) == 0
     assert torch.equal(two_lines(tmp_path / "whole").pos_embed, table)
     assert capsys.readouterr().err.count("resized: pos_embed") == 2

@@ -118,7 +118,7 @@ class MomentumEncoder(nn.Module):
         backbone: Followed.
         head: Followed.
         momentum: Share that stays at each step.
-        steps: Length of the run, over which the momentum rises to 1 along a cosine; None: it stays.
+        steps: T of the run; after step t of 0 to T - 1 the momentum is 1 - (1 - m) (1 + cos(pi t / T)) / 2. None: m.
     """
 
     def __init__(self, backbone: nn.Module, head: nn.Module, momentum: float, steps: int | None = None):
@@ -147,7 +147,7 @@ class MomentumEncoder(nn.Module):
 
         momentum = self.momentum
         if self.steps is not None:
-            momentum = float(cosine_schedule(step, self.steps, momentum, 1.0))
+            momentum = float(cosine_schedule(step, self.steps + 1, momentum, 1.0))
         for module, copied in zip((backbone, head), self.copies, strict=True):
             if any(True for _ in module.parameters()):
                 update_momentum(module, copied, momentum)

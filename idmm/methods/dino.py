@@ -40,8 +40,9 @@ class DINO(Method):
         return self.teacher.copies[0]
 
     def temperature(self, epoch: float) -> float:
-        """The teacher's temperature in an epoch, counted from 0: linear from 0.04 over the warm-up."""
-        share = min(1.0, epoch / self.warmup) if self.warmup else 1.0
+        """The teacher's temperature in an epoch, counted from 0: linear from 0.04 in the warm-up's first to the end in
+        its last."""
+        share = min(1.0, epoch / max(1, self.warmup - 1)) if self.warmup else 1.0
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:

@@ -138,6 +138,7 @@ class T2TViT(TokenModel):
         ValueError: A size or a pooling that it does not take.
     """
 
+    antialias_positions = False  # as in the release, also for weights of another size
     release_names = (
         (r"^tokens_to_token\.attention([12])\.mlp\.0\.", r"patch_embed.performer\1.mlp.fc1."),
         (r"^tokens_to_token\.attention([12])\.mlp\.2\.", r"patch_embed.performer\1.mlp.fc2."),
@@ -183,7 +184,8 @@ class T2TViT(TokenModel):
         """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions; and the grid (h, w)."""
         tokens, grid = self.patch_embed(x), window_grids(tuple(x.shape[-2:]))[-1]
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
-        positions = resample_abs_pos_embed(self.pos_embed, list(grid), list(self.patch_embed.grid_size))
+        old = list(self.patch_embed.grid_size)
+        positions = resample_abs_pos_embed(self.pos_embed, list(grid), old, antialias=self.antialias_positions)
         return tokens + positions, grid
 
     def forward_features(self, x: Tensor) -> Tensor:

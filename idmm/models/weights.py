@@ -333,7 +333,8 @@ def _resize_tokens(model, value, target):
         return value  # the grid is not that of the tokens
     if side**2 != value.shape[1] - prefix:
         raise ValueError(f"{value.shape[1]} positions less {prefix} prefix tokens are not a square")
-    return resample_abs_pos_embed(value, list(grid), [side, side], prefix)
+    antialias = getattr(model, "antialias_positions", True)  # as timm does
+    return resample_abs_pos_embed(value, list(grid), [side, side], prefix, antialias=antialias)
 
 
 def _shapes(value, target):
