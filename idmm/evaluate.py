@@ -140,7 +140,7 @@ def fit_linear(train, labels, classes: int, strength: float = 1.0, class_weight:
     Args:
         train: Features [N, d].
         labels: Their classes [N], two different ones at least.
-        classes: K; one without an image gets weight zero and the lowest bias, so that no image is taken for it.
+        classes: K; one without an image gets weight zero and the bias -inf, so that no image is taken for it.
         strength: As for :func:`probe_predict`.
         class_weight: Of scikit-learn's regression; 'balanced': classes count alike, whatever their size.
 
@@ -153,7 +153,7 @@ def fit_linear(train, labels, classes: int, strength: float = 1.0, class_weight:
         rows, shift = np.concatenate([-rows, rows]) / 2, np.concatenate([-shift, shift]) / 2
     rows = rows / scaler.scale_
     shift = shift - rows @ scaler.mean_
-    weight, bias = np.zeros((classes, rows.shape[1])), np.full(classes, shift.min())
+    weight, bias = np.zeros((classes, rows.shape[1])), np.full(classes, -np.inf)
     weight[linear.classes_], bias[linear.classes_] = rows, shift
     return weight, bias
 
@@ -197,6 +197,14 @@ def score(predicted, truth, metric: str = "top1") -> dict:
     for name, (share, interval) in found.items():
         percents |= {name: 100 * float(share), f"{name}_interval": [100 * float(bound) for bound in interval]}
     return percents
+
+
+def class_counts(predicted, truth, classes: int) -> dict[str, list[int]]:
+    """Returns the ``images`` of each of K classes and how many of them are ``correct``, [K] each, from classes
+    ``predicted`` [M] and the true ones [M]. Folds are added up by these."""
+    truth = np.asarray(truth)
+    right = truth[np.asarray(predicted) == truth]
+    return {name: np.bincount(of, minlength=classes).tolist() for name, of in (("images", truth), ("correct", right))}
 
 
 def largest_class(truth) -> tuple[int, float]:
@@ -324,18 +332,25 @@ def _held_out_hits(train, labels, held, truth, class_weight: str | None = None) 
     return np.array(hits)
 
 
-def readouts(train, labels, test, truth, *, seed: int = 0, val: tuple | None = None, metric: str = "top1") -> dict:
+def readouts(
+    train, labels, test, truth, *, seed: int = 0, val: tuple | None = None, metric: str = "top1", fold: bool = False
+) -> dict:
     """Returns the :func:`score` of both readouts of frozen features, ``knn`` and ``probe``.
 
     Features are ``train`` [N, d], of two classes at least, and ``test`` [M, d]. ``knn`` has its ``k`` too, ``probe``
-    what :func:`choose_strength` says: ``strength``, ``chosen_by`` and the held-out ``accuracies``.
+    what :func:`choose_strength` says: ``strength``, ``chosen_by`` and the held-out ``accuracies``. In one of several
+    folds both have the :func:`class_counts` as ``per_class``.
     """
     choice = choose_strength(train, labels, seed, val)
     neighbours = knn_predict(train, labels, test, NEIGHBOURS)
     linear = probe_predict(train, labels, test, choice.strength)
     accuracies = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}
     chosen = {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies}
+
+    def counts(predicted) -> dict:
+        return {"per_class": class_counts(predicted, truth, int(np.max(labels)) + 1)} if fold else {}
+
     return {
-        "knn": {**score(neighbours, truth, metric), "k": min(NEIGHBOURS, len(labels))},
-        "probe": {**score(linear, truth, metric), **chosen},
+        "knn": {**score(neighbours, truth, metric), **counts(neighbours), "k": min(NEIGHBOURS, len(labels))},
+        "probe": {**score(linear, truth, metric), **counts(linear), **chosen},
     }

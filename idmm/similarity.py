@@ -13,6 +13,7 @@ import torch.nn.functional as F
 LOCAL = 10  # neighbours that tell how crowded it is around a row
 VOTERS, TEMPERATURE = 10, 0.2  # neighbours that vote on an image's label, by exp(cosine / temperature)
 ALPHA = 0.9  # of what a row is labelled by, the part that its neighbours have
+CLOSE = 1e-6  # relative change of each share at which the labels have settled
 ABOVE = 5.0  # a duplicate's score is so many times as far above the median image's as the first quartile is below it
 LIKELY = 0.5  # margin of the vote from which on a label is likely wrong
 MOST_CLUSTERS = 30
@@ -125,10 +126,10 @@ def spread_labels(near: Neighbours, labels: np.ndarray, classes: int) -> np.ndar
     scale = diags_array(np.divide(1, np.sqrt(degree), out=np.zeros(count), where=degree > 0))
     smooth = ALPHA * (scale @ both @ scale)
     given = (labels[:, None] == np.arange(classes)).astype(np.float64)  # [N, K]
-    shares, change = given, 1.0
-    while change > 1e-6:  # each round is nearer by the factor ALPHA
+    shares, settled = given, False
+    while not settled:  # relative to each entry: those of rows many hops from a label are tiny
         before, shares = shares, smooth @ shares + given
-        change = np.abs(shares - before).max()
+        settled = bool((np.abs(shares - before) <= CLOSE * before).all())
     for axis in (0, 1):
         total = shares.sum(axis=axis, keepdims=True)
         shares = np.divide(shares, total, out=np.zeros_like(shares), where=total > 0)

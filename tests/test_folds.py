@@ -11,6 +11,7 @@ from helpers import call, inside, read, refused, same
 
 from idmm.data.datasets import open_splits
 from idmm.evaluate import wilson
+from idmm.files import read_csv
 from idmm.stages.folds import pooled
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -55,6 +56,10 @@ def test_each_image_is_tested_once(done, images):
     assert result["mean"]["top1"] == pytest.approx(statistics.mean(fold["top1"] for fold in folds))
     assert result["std"]["top1"] == pytest.approx(statistics.stdev(fold["top1"] for fold in folds))
     assert [{"fold": k, **fold} for k, fold in enumerate(folds, start=1)] == result["folds"]
+    rows = [row for run in sorted(done.glob("fold-*")) for row in read_csv(run / "per_class.csv")]
+    hits = {name: sum(int(row["correct"]) for row in rows if row["class"] == name) for name in COUNTS}
+    assert result["mean_per_class"] == pytest.approx(statistics.mean(100 * hits[n] / COUNTS[n] for n in COUNTS))
+    assert result["largest_class"] == pytest.approx(800 / 15)
     assert (result["test_size"], result["train_size"], result["num_classes"], result["seed"]) == (15, 10, 2, 0)
     configs = [read(path)["data"] for path in sorted(done.glob("fold-*/config.yaml"))]
     assert [config["fold"] for config in configs] == [1, 2, 3] and (done / "fold-2/model.safetensors").exists()
@@ -129,10 +134,22 @@ def test_a_group_is_in_one_fold(tmp_path):
         held, left = ({name.split("/")[1] for name in part.names} for part in (fold.test, fold.train))
         assert len(held) == 2 and not held & left and len(set(fold.test.labels)) == 2
     assert sum(len(fold.test) for fold in folds) == 20
-    fold = {"top1": 50.0, "test_size": 4, "train_size": 8, "seconds": 1.0, "test_groups": 2}
-    assert pooled([fold, fold])["test_groups"] == 4
     line = "data.folds: 5 folds want 5 training groups of each class; 'a' has 4, 'b' has 4"
     assert faults(open_splits, section(root, **{**data, "folds": 5}), True) == [line]
+
+
+def test_classes_that_lie_in_one_fold_each():
+    """Two classes of 33 images in groups of 30, 2 and 1, all named b: a network that learned nothing."""
+    folds = [
+        {"top1": 100 * b / (a + b), "largest_class": 100 * max(a, b) / (a + b), "mean_per_class": 50.0,
+         "per_class": {"images": [a, b], "correct": [0, b]}, "test_size": a + b, "train_size": 66 - a - b,
+         "seconds": 1.0, "test_groups": 2}
+        for a, b in ((30, 1), (2, 30), (1, 2))
+    ]  # fmt: skip
+    found = pooled(folds)
+    assert (found["top1"], found["mean_per_class"], found["largest_class"]) == (50.0, 50.0, 50.0)
+    assert found["mean"]["largest_class"] == pytest.approx(statistics.mean(f["largest_class"] for f in folds))
+    assert (found["test_size"], found["test_groups"]) == (66, 6)
 
 
 def test_a_probe(images, tmp_path, capsys):
@@ -146,6 +163,7 @@ def test_a_probe(images, tmp_path, capsys):
     for readout in ("knn", "probe"):
         hits = sum(round(fold[readout]["top1"] * fold["test_size"] / 100) for fold in found["folds"])
         assert found[readout]["top1"] == pytest.approx(100 * hits / 15)
+    assert found["largest_class"] == pytest.approx(800 / 15)
     flags = ["--per_class", 1, "--seeds", 1, "--out", tmp_path / "f"]
     assert refused(capsys, ["fewlabel", *argv, *flags])[-1].startswith("data.folds: this command")
 

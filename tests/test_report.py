@@ -1,5 +1,6 @@
 """``idmm report``: what its page shows, and what is refused."""
 
+import itertools
 import json
 import shutil
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 from idmm.commands.found_runs import found_runs
 from idmm.pictures import curves_figure
-from idmm.stages.results import compared
+from idmm.stages.results import compared, mcnemar
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
 WIDE = {"patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2}
@@ -175,3 +176,24 @@ def test_curves_of_several_runs():
     assert lines[2] == [[1, 2], [2, 1], [3, pytest.approx(2 / 3)]], "the mean as far as both have come"
     assert [line[-1][0] for line in lines] == [4, 3, 3, 5] and len(top1.lines) == 1
     assert [text.get_text() for text in figure.legends[0].texts] == ["a (mean of 2)", " _b"]
+
+
+# ------------------------------------------------------------------ the test of two classifiers
+def test_images_in_groups_are_compared_by_groups():
+    """Sign flips of each group's images won less those lost, all of them written out."""
+    rng = np.random.default_rng(0)
+    groups = {n: f"patient {n // 5}" for n in range(40)}
+    one, other = ({n: bool(rng.random() < share) for n in groups} for share in (0.8, 0.5))
+    sums = [sum(one[n] - other[n] for n in range(5 * g, 5 * g + 5)) for g in range(8)]
+    sums = [each for each in sums if each]
+    flipped = [abs(np.dot(signs, sums)) for signs in itertools.product((-1, 1), repeat=len(sums))]
+    found = mcnemar(one, other, groups)
+    assert found["p"] == pytest.approx(np.mean([each >= abs(sum(sums)) for each in flipped]))
+    assert found["points"] == pytest.approx(100 * sum(sums) / 40) and sum(sums) > 0
+    alike = {n: n // 5 % 2 == 0 for n in groups}  # each patient's images are all right or all wrong
+    assert mcnemar(alike, {n: not right for n, right in alike.items()}, groups) == {"points": 0.0, "p": 1.0}
+
+
+def test_without_groups_it_is_mcnemars():
+    one, other = {n: n < 15 for n in range(20)}, {n: n >= 12 for n in range(20)}
+    assert mcnemar(one, other)["p"] == pytest.approx(scipy.stats.binomtest(12, 17).pvalue)

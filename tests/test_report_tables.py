@@ -55,6 +55,8 @@ def test_runs_of_one_pretraining_are_no_independent_draws():
     found = seed_stats(cells, "top1")
     assert (found.n, found.units) == (6, 2)
     assert found.half == pytest.approx(stats.t.ppf(0.975, 1) * stats.sem([90.1, 92.1]))
+    uneven = seed_stats(cells[:4], "top1")  # three runs of one pretraining and one of the other
+    assert uneven.mean == pytest.approx((90.1 + 92.0) / 2) and uneven.units == 2
     one = seed_stats(cells[:3], "top1")  # of a single pretraining, fine-tuning is all that varies
     assert one.units == 3 and one.half == pytest.approx(stats.t.ppf(0.975, 2) * stats.sem(values[0]))
 

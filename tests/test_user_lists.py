@@ -15,6 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from idmm.data.datasets import open_splits
+from idmm.files import read_csv
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -216,6 +217,7 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     assert f"data.labels: '{labels}' has no row for 2 of 14 images, which are left out" in said
     assert "data.groups" not in said, "no group is on both sides"
     assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (8, 4, 2)
+    assert {row["group"] for row in read_csv(out / "predictions.csv")} == {"patient 0", "patient 1"}
     assert result(out)["test_groups"] == 2 and "the 4 test images are of 2 groups: images of one group are" in said
     splits = open_splits(section(flat, labels=labels), labelled=False)
     assert len(splits.train) == 10 and not {name for name in splits.train.names if "p0" in name or "p1" in name}

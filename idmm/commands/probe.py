@@ -29,10 +29,12 @@ def probe(given: ProbeCommand) -> dict:
 def _all_folds(config: ProbeConfig) -> dict:
     found = [measure(one) for one in each_fold(config)]
     sizes = [one["test_size"] for one in found]
+    probe = over_folds([one["probe"] for one in found], sizes)
     return {
         **{name: value for name, value in found[0].items() if name != "val_size"},
         "knn": {**over_folds([one["knn"] for one in found], sizes), "k": found[0]["knn"]["k"]},
-        "probe": over_folds([one["probe"] for one in found], sizes),
+        "probe": probe,
+        "largest_class": probe["largest_class"],
         "test_size": sum(sizes),
         "seconds": round(sum(one["seconds"] for one in found), 1),
         "folds": found,

@@ -136,11 +136,13 @@ def _pairs(runs: list[RunFacts]) -> list[tuple[str, str, dict]]:
     from idmm.stages.results import mcnemar
 
     right: dict[str, dict] = {}  # by the run's label, then by an image's name and class
+    groups: dict[str, dict] = {}  # of these images
     for run in runs:
         if run.detailed and (run.path / artifacts.PREDICTIONS).is_file():
             found = artifacts.predictions(run.path)
-            images = zip(found.paths, (found.classes[c] for c in found.truth), strict=True)
+            images = list(zip(found.paths, (found.classes[c] for c in found.truth), strict=True))
             right[run.label] = dict(zip(images, found.predicted == found.truth, strict=True))
+            groups[run.label] = dict(zip(images, found.groups or [], strict=bool(found.groups)))
     first = next(iter(right), "")
     same = [label for label in right if label != first and right[label].keys() == right[first].keys()]
-    return [(first, label, mcnemar(right[first], right[label])) for label in same]
+    return [(first, label, mcnemar(right[first], right[label], groups[first])) for label in same]

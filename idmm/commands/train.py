@@ -356,4 +356,4 @@ def _say(state: State) -> None:
         verdict = "a gain" if points > 0 else "a loss"
         verdict = verdict if p < CHANCE else "too small to tell from chance"
         print(f"  from scratch at {state.size('scratch')} px, in {scratch['seconds']:.0f} s: {scratch['top1']:.1f} %")
-        print(f"  the difference: {points:+.1f} points, {verdict} (McNemar's p = {p:.2g})")
+        print(f"  the difference: {points:+.1f} points, {verdict} (p = {p:.2g})")

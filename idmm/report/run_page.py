@@ -125,8 +125,10 @@ def _results(runs: list[RunFacts], pairs: list[tuple]) -> Iterator[str | TableOf
         yield from _table(caption, columns, some)
     yield from _over_seeds(classifiers)
     if pairs:
-        caption = "Classifiers on the same test images: points of the first above the second, and McNemar's p, the "
-        caption += "chance of a difference as large if both were equally good"
+        caption = "Classifiers on the same test images: points of the first above the second, and p, the chance of a "
+        caption += (
+            "difference as large if both were equally good (McNemar's test; with groups a sign-flip test of these)"
+        )
         yield TableOf(["first", "second", "points", "p", "verdict"], [_compared(*pair) for pair in pairs], caption)
     if any("test_groups" in run.result for run in classifiers):
         yield "Test images come in groups of similar images, so their intervals are too narrow."

@@ -86,7 +86,7 @@ def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
     return SeedStats(
         runs,
         n=len(values),
-        mean=statistics.fmean(values),
+        mean=statistics.fmean(units),  # as of the interval, so that a pretraining counts once however many runs it has
         std=statistics.stdev(values) if len(values) > 1 else None,
         half=None if variance is None else t_half(variance, len(units) - 1),
         units=len(units),

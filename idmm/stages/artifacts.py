@@ -32,6 +32,7 @@ class Predicted:
     truth: np.ndarray  # int64 [M], numbers of the true classes
     predicted: np.ndarray  # int64 [M], numbers of the likeliest classes
     probability: np.ndarray  # float64 [M], of the likeliest class
+    groups: list[str] | None  # of each image, [M]; None: images are in no groups
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def predictions(run: str | Path) -> Predicted:
         rows = read_csv(path)
         truth, predicted = (np.array([numbers[row[key]] for row in rows]) for key in ("class", "predicted"))
         probability = np.array([float(row["probability"]) for row in rows])
-        return Predicted([row["path"] for row in rows], classes, truth, predicted, probability)
+        groups = [row["group"] for row in rows] if "group" in rows[0] else None
+        return Predicted([row["path"] for row in rows], classes, truth, predicted, probability, groups)
 
 
 def instances(run: str | Path) -> Instances:

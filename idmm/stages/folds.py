@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from idmm.checkpoint import RunFolder, check_resume
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
@@ -88,9 +90,8 @@ def pooled(results: list[dict]) -> dict:
     """Returns what ``result.json`` of all folds holds, from those of each.
 
     ``top1``, ``top5`` and other shares (percent) are over all images, each tested once: the mean over folds, weighted
-    by their images. For ``mean_per_class`` that is near to what all images together would give, as folds have equal
-    shares of the classes. ``top1_interval`` is Wilson's, 95 %; ``mean`` and ``std`` are over folds; ``train_size`` is a
-    fold's.
+    by their images. ``mean_per_class`` and ``largest_class`` are of each class's images and hits, added up over the
+    folds. ``top1_interval`` is Wilson's, 95 %; ``mean`` and ``std`` are over folds; ``train_size`` is a fold's.
     """
     sizes = [result["test_size"] for result in results]
     return {
@@ -112,6 +113,11 @@ def over_folds(scores: list[dict], sizes: list[int]) -> dict:
         if None not in values:
             found[name] = sum(value * size for value, size in zip(values, sizes, strict=True)) / total
             found["mean"][name], found["std"][name] = statistics.mean(values), statistics.stdev(values)
+    images, correct = (np.sum([score["per_class"][name] for score in scores], axis=0) for name in ("images", "correct"))
+    found["largest_class"] = float(100 * images.max() / total)
+    if "mean_per_class" in found:
+        seen = images > 0
+        found["mean_per_class"] = float(100 * (correct[seen] / images[seen]).mean())
     low, high = wilson(round(found["top1"] * total / 100), total)
     return {**found, "top1_interval": [100 * float(low), 100 * float(high)]}
 

@@ -80,6 +80,16 @@ def norm_images(count: int, batch_size: int, seed: int) -> np.ndarray:
     return np.repeat(order[:whole], distributed.world())  # processes share them out in turn
 
 
+def _finite(features: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Returns the bias [K] with numbers for classes without a training image: on each of the N images [N, d] these
+    have at most 1/N of the softmax together, as classes that were never seen."""
+    unseen = np.isneginf(bias)
+    if not unseen.any():
+        return bias
+    largest = (features @ weight[~unseen].T + bias[~unseen]).max(axis=1)  # [N]
+    return np.where(unseen, largest.min() - np.log(len(features) * unseen.sum()), bias)
+
+
 def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, config: FinetuneConfig) -> None:
     """Sets the model's classifier to a logistic regression on the features of the training images.
 
@@ -100,7 +110,7 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
         loss = dict(seed=config.seed, smoothing=config.augment.label_smoothing, class_weight=balanced)
         heat = fit_temperature(features, labels, choice.strength, **loss)
         weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
-        fitted = weight / heat, bias / heat
+        fitted = weight / heat, _finite(features, weight / heat, bias / heat)
         line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s; "
         log.info(line + "temperature %.2g", len(labels), choice.strength, choice.by, heat)
     weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fitted))  # [K, d], [K]

@@ -58,7 +58,7 @@ def probe(config: ProbeConfig | dict | str) -> dict:
             "top1": linear["top1"],
             "top5": None,
             "knn": knn["top1"],
-            **{name: linear[name] for name in ("mean_per_class",) if name in linear},
+            **{name: linear[name] for name in ("mean_per_class", "per_class") if name in linear},
             **found,
             "readouts": {"probe": linear, "knn": knn},
         }
@@ -89,7 +89,8 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
     taken = {part: (backbone.features(store, part), store.labels) for part, store in splits.stores.items()}
     metric, truth = spec_of(config.data.name).metric, splits.test.labels
-    found = readouts(*taken["train"], *taken["test"], seed=config.seed, val=taken.get("val"), metric=metric)
+    given = dict(seed=config.seed, val=taken.get("val"), metric=metric, fold=config.data.fold is not None)
+    found = readouts(*taken["train"], *taken["test"], **given)
     for line in remarks(found["probe"], truth, splits.train.classes):
         log.warning("linear probe: %s", line)
     if splits.test.groups is not None:

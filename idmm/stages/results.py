@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.torch import save_file
@@ -128,7 +130,7 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
     pixels = {} if knn is None else {"pixel_knn": knn}
     if folder.leader:
         write_per_class(found, classes, folder.path / "per_class.csv")
-        write_predictions(found, splits.test.names, classes, folder.path / PREDICTIONS)
+        write_predictions(found, splits.test, classes, folder.path / PREDICTIONS)
         with drawing("confusion.png"):
             from idmm.confusion import confusion_figure  # matplotlib takes a second
             from idmm.pictures import save
@@ -139,6 +141,8 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
         "largest_class": evaluate.largest_class(found.truth)[1],
         **pixels,
     }
+    if parts.config.data.fold is not None:
+        scores["per_class"] = evaluate.class_counts(found.predicted, found.truth, len(classes))
     top1, top5 = scores["top1"], scores["top5"]
     log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", parts.config.out, top1, top5, len(splits.test))
     beside = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
@@ -230,30 +234,46 @@ def write_per_class(found: evaluate.Predictions, classes: list[str], path: Path)
 
 
 # ---------------------------------------------------------------------- image by image
-def write_predictions(found: evaluate.Predictions, names: list[str], classes: list[str], path: Path) -> None:
-    """Writes the name, the class, the likeliest class and the probability of that of each test image."""
-    rows = zip(names, found.truth, found.predicted, found.probability, strict=True)
-    lines = ((name, classes[c], classes[p], f"{share:.6g}") for name, c, p, share in rows)
-    write_csv(path, [("path", "class", "predicted", "probability"), *lines])
+def write_predictions(found: evaluate.Predictions, test: ImageStore, classes: list[str], path: Path) -> None:
+    """Writes the name, the class, the likeliest class and its probability of each test image, and the image's group if
+    there are groups."""
+    rows = zip(test.names, found.truth, found.predicted, found.probability, strict=True)
+    lines = [[name, classes[c], classes[p], f"{share:.6g}"] for name, c, p, share in rows]
+    if test.groups is not None:
+        lines = [[*line, group] for line, group in zip(lines, test.groups, strict=True)]
+    write_csv(path, [("path", "class", "predicted", "probability", "group")[: len(lines[0])], *lines])
 
 
 def compared(run: Path, other: Path) -> dict[str, float]:
-    """Returns ``points``, by which the accuracy of a finished run is above another's on the same test images, and
-    ``p``, the chance of a difference as large were both as good (McNemar's exact test, Psychometrika 12, 1947)."""
-    return mcnemar(*(_right(folder / PREDICTIONS) for folder in (run, other)))
+    """Returns the :func:`mcnemar` of two finished runs on the same test images."""
+    rows, others = (read_csv(folder / PREDICTIONS) for folder in (run, other))
+    right = ({row["path"]: row["class"] == row["predicted"] for row in each} for each in (rows, others))
+    return mcnemar(*right, {row["path"]: row["group"] for row in rows if "group" in row})
 
 
-def mcnemar(one: dict[str, bool], other: dict[str, bool]) -> dict[str, float]:
-    """Returns what :func:`compared` does, from whether each image, by its name, was named right."""
-    from scipy.stats import binomtest
+def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str] | None = None) -> dict[str, float]:
+    """Compares two classifiers on the same images.
+
+    Args:
+        one: Whether the first one is right, by image.
+        other: Whether the second one is.
+        groups: The group of each image if images come in groups of similar ones.
+
+    Returns:
+        ``points``, by which the first accuracy is above the second, and ``p``, the chance of a difference as large if
+        both were equally good: McNemar's exact test (Psychometrika 12, 1947), or with groups the sign-flip test of each
+        group's images won less those lost, with 9,999 random flips from 14 groups on.
+    """
+    from scipy.stats import binomtest, permutation_test
 
     names = one.keys() & other.keys()
-    won = sum(one[name] and not other[name] for name in names)
-    lost = sum(other[name] and not one[name] for name in names)
-    p = binomtest(won, won + lost).pvalue if won + lost else 1.0
-    return {"points": 100 * (won - lost) / len(names), "p": float(p)}
-
-
-def _right(path: Path) -> dict[str, bool]:
-    """Whether each image of a file of predictions was named right."""
-    return {row["path"]: row["class"] == row["predicted"] for row in read_csv(path)}
+    won = Counter()  # by group, less those lost; without groups each image is one
+    for name in names:
+        won[groups[name] if groups else name] += int(one[name]) - int(other[name])
+    moved = np.array([count for count in won.values() if count])
+    p = 1.0
+    if len(moved) and groups:
+        p = permutation_test((moved,), np.sum, permutation_type="samples", n_resamples=9999, rng=0).pvalue
+    elif len(moved):
+        p = binomtest(int((moved > 0).sum()), len(moved)).pvalue
+    return {"points": 100 * float(moved.sum()) / len(names), "p": float(p)}
