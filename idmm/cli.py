@@ -241,5 +241,5 @@ def _check(given: Any) -> None:
 
         check_folder(given.data, given.out)
     if isinstance(given, keys.FeatureConfig):
-        for init in [given.init] if isinstance(given.init, str) else given.init:
+        for init in [given.init] if isinstance(given.init, str) else given.init or ():
             weights_file(init, "init")

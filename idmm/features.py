@@ -29,14 +29,15 @@ class FrozenBackbone:
         spec: What is known of it.
         size: Side of the images (pixels).
         config: Where it comes from, seed of fresh weights, crop, batch size and device; of its ``data`` the workers.
-        label: For people; None: as ``config.init`` says.
+        label: For people; None: as ``config.init`` says, without one the model's name.
 
     Raises:
         UserError: The device is not there.
     """
 
     def __init__(self, spec: ModelSpec, size: int, config: ProbeConfig, label: str | None = None):
-        self.spec, self.size, self.config, self.label = spec, size, config, label or config.init or UNTRAINED
+        self.spec, self.size, self.config = spec, size, config
+        self.label = label or config.init or config.model.name or UNTRAINED
         about = {"name": spec.name, "kwargs": spec.kwargs} | ({} if spec.init else {"seed": config.seed})
         self.weights = _digest(about, spec.init.state if spec.init else None)  # others for other weights
         self.device = distributed.pick_device(config.device)
@@ -61,6 +62,7 @@ class FrozenBackbone:
         self.spec = spec
         if self._network is not None:
             self._network = replace(self._network, mean=spec.mean, std=spec.std)
+            spec.set_statistics(self._network.model)
 
     def features(self, store: ImageStore, part: str) -> np.ndarray:
         """Returns the pooled features of all images of a split (train, val or test), float32 [N, d].

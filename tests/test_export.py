@@ -167,6 +167,7 @@ FAMILIES = {
     "cvt_13": dict(embed_dims=(8, 8, 8), depths=(1, 1, 1), num_heads=(1, 1, 1)),
     "swin_tiny_patch4_window7_224": dict(embed_dim=8, depths=(1, 1), num_heads=(1, 1), window_size=4),
     "resnet50": dict(layers=(1, 1, 1, 1)),
+    "hog": {},
 }
 
 

@@ -34,6 +34,7 @@ FAMILIES = [
     ("vgg11", {"mlp_ratio": 0.01}, False),
     ("t2t_vit_7", {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16}, True),
     ("cvt_13", {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}, True),
+    ("hog", {}, False),
 ]
 
 

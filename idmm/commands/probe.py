@@ -51,7 +51,8 @@ def table(result: dict) -> list[str]:
         counts = f"{result['train_size']:,} training and {result['test_size']:,} test images"
         chosen = f"C = {result['probe']['strength']:g}, chosen by {result['probe']['chosen_by']}"
         remarks = {"knn": f"k = {result['knn']['k']}", "probe": chosen}
-    where = f"{result['init']} ({result['model']}, {result['size']} px) on {result['dataset']}"
+    weights = result["init"] or "no weights to start from"
+    where = f"{weights} ({result['model']}, {result['size']} px) on {result['dataset']}"
     largest = f"the largest {result['largest_class']:.1f} % of the test images"
     lines = [f"{where}: {counts}, {result['num_classes']} classes, {largest}"]
     metrics = [name for name in ("top1", "mean_per_class") if f"{name}_interval" in result["probe"]]

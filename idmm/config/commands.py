@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from idmm.config import Data, FinetuneModel, Model, section
 from idmm.config.base import FieldError, once, several
+from idmm.config.stages import Backbone
 
 
 @section
@@ -24,6 +25,7 @@ class FeatureConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where the network runs, in fp32; 'auto': cuda, else mps, else cpu."""
     data: Data = field(default_factory=Data)
+    model: Backbone = field(default_factory=Backbone)
 
 
 @section
@@ -40,7 +42,8 @@ class ProbeConfig(FeatureConfig):
 
 def probe_config(given: FeatureConfig, init: str | None) -> ProbeConfig:
     """Returns the probe of a backbone as a command is asked for it."""
-    return ProbeConfig(init=init, **{item.name: getattr(given, item.name) for item in fields(FeatureConfig)})
+    values = {item.name: getattr(given, item.name) for item in fields(FeatureConfig)}
+    return ProbeConfig(init=init, **values | {"model": FinetuneModel(name=given.model.name, kwargs=given.model.kwargs)})
 
 
 @section
@@ -48,11 +51,17 @@ class ProbeCommand(FeatureConfig):
     """How good are frozen features? Accuracy of a weighted vote of the 20 nearest neighbours and of a linear probe on
     the test images, with 95 % intervals. Features are kept on the disk for the next time."""
 
-    init: str
+    init: str | None = None
     """Backbone: a run folder, a .safetensors or .pth file in timm's format with its JSON beside it, or public weights,
-    timm:NAME or hf-hub:ORG/NAME."""
+    timm:NAME or hf-hub:ORG/NAME; null: model.name with fresh weights, or hog, which has none."""
     out: str | None = None
     """Folder for probe.json; null: the table on standard output only."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.init is None and self.model.name is None:
+            raise FieldError("init", "missing; name weights, or give --model.name")
+        return self
 
 
 @section
@@ -60,9 +69,9 @@ class FewLabelConfig(FeatureConfig):
     """Accuracy as a function of the labelled images a class: of frozen features, or of fine-tuning; a table, and a
     picture of the curves with the spread over draws."""
 
-    init: Annotated[list[str], BeforeValidator(several), AfterValidator(once)] = Field(min_length=1)
+    init: Annotated[list[str], BeforeValidator(several), AfterValidator(once)] = field(default_factory=list)
     """Backbones, e.g. runs/a or '[runs/a, runs/b]': run folders, files in timm's format with their JSON, or public
-    weights, timm:NAME or hf-hub:ORG/NAME."""
+    weights, timm:NAME or hf-hub:ORG/NAME; model.name adds one without weights, e.g. hog."""
     out: str
     """Folder for fewlabel.json, fewlabel.md, fewlabel.png, and the runs of fine-tuning."""
     per_class: Annotated[list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(several), AfterValidator(once)] = (
@@ -76,6 +85,12 @@ class FewLabelConfig(FeatureConfig):
     finetune: str | None = None
     """Fine-tune by this YAML file of fine-tuning's keys or recipe of 'idmm configs'; images, out, init and seeds are
     given here. Null: kNN and a linear probe on frozen features."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if not self.init and self.model.name is None:
+            raise FieldError("init", "missing; name weights, or give --model.name")
+        return self
 
 
 @section

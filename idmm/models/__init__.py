@@ -1,14 +1,16 @@
-"""Backbones: built by timm, with T2T-ViT and CvT registered there, loaded and saved with their names and sizes."""
+"""Backbones: built by timm, with T2T-ViT, CvT and hog registered there, loaded and saved with their names and sizes."""
 
 from idmm.models.build import create_backbone, feature_width
 from idmm.models.cvt import CvT
 from idmm.models.grid import logits_and_grid, token_grid
+from idmm.models.hog import Hog
 from idmm.models.t2t import T2TViT
 from idmm.models.weights import Checkpoint, load_backbone, read_checkpoint, save_model
 
 __all__ = [
     "Checkpoint",
     "CvT",
+    "Hog",
     "T2TViT",
     "create_backbone",
     "feature_width",

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -253,7 +254,8 @@ def _build_error(name, given, optional, error):
 
 def black_image(model: nn.Module, in_chans: int, size: Size) -> torch.Tensor:
     """Returns zeros [1, in_chans, H, W] of a size (pixels), where the model's weights are, to try it on."""
-    return torch.zeros(1, in_chans, *pair(size), device=next(model.parameters()).device)
+    tensor = next(itertools.chain(model.parameters(), model.buffers()))
+    return torch.zeros(1, in_chans, *pair(size), device=tensor.device)
 
 
 def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> torch.Tensor:

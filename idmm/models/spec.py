@@ -33,12 +33,21 @@ class ModelSpec:
         chans = {} if self.in_chans == 3 else {"in_chans": self.in_chans}
         kwargs = {**self.kwargs, **chans, "num_classes": num_classes}
         with seeded(derive(seed, "model")):
-            return create_backbone(self.name, size, drop_path=self.drop_path, dynamic_size=dynamic, **kwargs)
+            model = create_backbone(self.name, size, drop_path=self.drop_path, dynamic_size=dynamic, **kwargs)
+        self.set_statistics(model)
+        return model
 
     def load(self, model: torch.nn.Module) -> Report | None:
         """Loads the weights to start from into all but the classifier, the first layer adapted to other channels;
         returns what became of them, to be logged."""
-        return None if self.init is None else self.init.load_into(model, in_chans=self.in_chans)
+        report = None if self.init is None else self.init.load_into(model, in_chans=self.in_chans)
+        self.set_statistics(model)
+        return report
+
+    def set_statistics(self, model: torch.nn.Module) -> None:
+        """Gives mean and std to a model that undoes the normalisation of its images (hog), if they are known."""
+        if self.mean is not None and hasattr(model, "set_statistics"):
+            model.set_statistics(self.mean, self.std)
 
 
 def model_spec(config, field: str = "init") -> ModelSpec:

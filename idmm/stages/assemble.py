@@ -140,6 +140,8 @@ class Assembly:
     def try_model(self, phase: Phase, weights: bool = False) -> None:
         """Raises UserError where backbone, drloc's head or, if asked for, the weights to start from do not fit."""
         backbone, faults = self.backbone(phase), []
+        if self.stage.name == "pretrain" and not list(backbone.parameters()):
+            raise UserError(f"model.name: {self.spec.name} has no weights to pretrain; probe or fine-tune it instead")
         for field, size in phase.others:
             try:
                 try_size(backbone, self.spec.name, size, self.spec.in_chans)

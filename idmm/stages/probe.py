@@ -3,7 +3,6 @@
 import logging
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from timm.models import get_pretrained_cfg_value
@@ -19,7 +18,6 @@ from idmm.intervals import too_narrow
 from idmm.models.build import pair
 from idmm.models.hub import pinned
 from idmm.models.spec import ModelSpec, model_spec
-from idmm.models.weights import read_checkpoint
 from idmm.progress import logging_to
 from idmm.stages import prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
@@ -123,29 +121,14 @@ def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
 
 # ---------------------------------------------------------------------- backbones
 def frozen_backbone(config: ProbeConfig) -> FrozenBackbone:
-    """Reads a checkpoint and decides at which size it is measured; nothing is built yet.
+    """Reads a checkpoint, if there is one, and decides at which size it is measured; nothing is built yet.
 
     Raises:
-        UserError: No such checkpoint, one whose model is not known, or a size that is not one side.
+        UserError: No such checkpoint or model, one whose model is not known, or a size that is not one side.
     """
-    spec = _spec(config)
+    spec = model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
     size, named = config.size or _usual_size(spec), replace(config, init=pinned(config.init))
     return FrozenBackbone(spec, size, named, label=config.init)
-
-
-def _spec(config: ProbeConfig) -> ModelSpec:
-    try:
-        return model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
-    except UserError:
-        if config.init is None or config.model.name is not None:
-            raise
-        saved = read_checkpoint(config.init, "init")
-        if saved.name is not None:
-            raise
-    beside = Path(saved.source).with_suffix(".json").name  # commands that probe have no --model.name
-    raise UserError(
-        f"init: '{saved.source}' does not say which model it is; wanted is {beside} beside it (name, kwargs)"
-    )
 
 
 def _usual_size(spec: ModelSpec) -> int:

@@ -76,7 +76,7 @@ class _Checks:
         if job.stage == "finetune":
             asked = [*model, "classifier", config.train.classifier_init]
             self.once(asked, backbone, lambda: decide(config, parts.spec))
-        model += [parts.learns, getattr(config.model, "pyramid_width", None)]
+        model += [job.stage == "pretrain", parts.learns, getattr(config.model, "pyramid_width", None)]
         for phase in parts.phases:
             asked = [*model, phase.size, phase.others, drloc if drloc.get("weight") else 0]
             self.once(asked, backbone, parts.try_model, phase, True)

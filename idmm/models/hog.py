@@ -1,0 +1,159 @@
+"""Hand-made features as a backbone without weights: gradients by orientation in cells, and a histogram of colours.
+
+Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005, with the bins, cells and blocks of
+scikit-image's ``feature.hog``.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from idmm.config import IMAGENET_MEAN, IMAGENET_STD
+from idmm.models.base import timm_cfg
+
+SIDE, CELL = 64, 8  # sides of the image that features are taken of, and of a cell (pixels)
+ORIENTATIONS = 9  # of gradients, over half a turn
+FLAT = 1e-6  # differences of grey levels that are not larger are rounding errors, which would have an orientation
+CLIP = 0.2  # largest value that L2-Hys leaves in a block (paper: section 6.4)
+LUMA = (0.2125, 0.7154, 0.0721)  # weights of red, green and blue in a grey level (scikit-image's rgb2gray)
+HSV_BINS = (8, 4, 4)  # of hue, saturation and value
+CHANNEL_BINS = 32  # of each channel if the image is not RGB
+NUDGE = 1e-4  # bins; a value on the edge of two bins counts for the upper one, however it was rounded
+SMALL = 1e-6  # divisor at least
+
+
+def oriented_cells(grey: Tensor) -> Tensor:
+    """Returns the mean magnitude of the gradients of each orientation in each cell of 8x8 pixels.
+
+    Args:
+        grey: Images [B, H, W]; H and W are multiples of 8.
+
+    Returns:
+        [B, 9, H/8, W/8]. Orientation k is from 20 k to 20 (k + 1) degrees.
+    """
+    down = F.hardshrink(F.pad(grey[:, 2:] - grey[:, :-2], (0, 0, 1, 1)), FLAT)  # [B, H, W], 0 at the border
+    right = F.hardshrink(F.pad(grey[:, :, 2:] - grey[:, :, :-2], (1, 1)), FLAT)
+    upward = (down < 0) | ((down == 0) & (right < 0))  # opposite gradients have the same orientation
+    sign = torch.where(upward, -1.0, 1.0)
+    edges = [math.pi * k / ORIENTATIONS for k in range(1, ORIENTATIONS)]
+    past = [sign * (down * math.cos(edge) - right * math.sin(edge)) >= 0 for edge in edges]
+    past = torch.stack([torch.ones_like(upward), *past], dim=1).to(grey.dtype)  # [B, 9, H, W], 1 up to the orientation
+    one_hot = past - F.pad(past[:, 1:], (0, 0, 0, 0, 0, 1))
+    magnitude = (down.square() + right.square()).sqrt()
+    return F.avg_pool2d(magnitude[:, None] * one_hot, CELL)
+
+
+def normalised_blocks(cells: Tensor) -> Tensor:
+    """Returns blocks of 2x2 cells normalised by L2-Hys: [B, 9, h, w] -> [B, h - 1, w - 1, 2, 2, 9]."""
+    blocks = cells.unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 4, 5, 1)
+
+    def unit(x: Tensor) -> Tensor:
+        x = x * 1e5  # with epsilon 1e-5 as 1, which the ONNX exporter does not round to 0
+        return x / (x.square().sum((3, 4, 5), keepdim=True) + 1).sqrt()
+
+    return unit(unit(blocks).clamp(max=CLIP))
+
+
+def hsv_histogram(rgb: Tensor) -> Tensor:
+    """Returns the share of pixels in each bin of hue, saturation and value: [B, 3, H, W] in [0, 1] -> [B, 128]."""
+    red, green, blue = rgb.unbind(1)
+    value, spread = rgb.amax(1), rgb.amax(1) - rgb.amin(1)  # [B, H, W]
+    wide = spread.clamp(min=SMALL)
+    sextant = torch.where(value == green, 2 + (blue - red) / wide, 4 + (red - green) / wide)
+    sextant = torch.where(value == red, (green - blue) / wide, sextant)  # in [-1, 5]; 0 if all channels are the same
+    hues, saturations, values = HSV_BINS
+    hue = (sextant / 6 * hues + hues + NUDGE).long() % hues
+    bins = (hue * saturations + _bin(spread / value.clamp(min=SMALL), saturations)) * values + _bin(value, values)
+    return _shares(bins, math.prod(HSV_BINS))
+
+
+def channel_histograms(images: Tensor) -> Tensor:
+    """Returns the share of pixels in each bin of each channel: [B, C, H, W] in [0, 1] -> [B, 32 C]."""
+    return torch.cat([_shares(_bin(channel, CHANNEL_BINS), CHANNEL_BINS) for channel in images.unbind(1)], dim=1)
+
+
+def _bin(x: Tensor, bins: int) -> Tensor:
+    return (x * bins + NUDGE).long().clamp(0, bins - 1)
+
+
+def _shares(bins: Tensor, count: int) -> Tensor:
+    """[B, H, W] numbers of bins -> [B, count]."""
+    bins = bins.flatten(1)
+    ones = torch.ones_like(bins, dtype=torch.float32) / bins.shape[1]
+    return ones.new_zeros(bins.shape[0], count).scatter_add(1, bins, ones)
+
+
+class Hog(nn.Module):
+    """Oriented gradients and a histogram of colours, with timm's interface.
+
+    It undoes the normalisation of images by its buffers ``mean`` and ``std``, which travel with its weights, and
+    resizes to 64x64 pixels, bilinear with antialiasing. Features of RGB images are 1,764 of the gradients of the grey
+    level and 128 of the joint histogram of hue, saturation and value. Of other images they are 1,764 of the gradients
+    of the channels' mean and 32 for each channel. The classifier is the only part that learns.
+    """
+
+    def __init__(self, in_chans: int = 3, num_classes: int = 1000):
+        super().__init__()
+        rgb = in_chans == 3
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN) if rgb else torch.zeros(in_chans))
+        self.register_buffer("std", torch.tensor(IMAGENET_STD) if rgb else torch.ones(in_chans))
+        self.grey_weights = LUMA if rgb else (1 / in_chans,) * in_chans
+        blocks = (SIDE // CELL - 1) ** 2
+        colours = math.prod(HSV_BINS) if rgb else CHANNEL_BINS * in_chans
+        self.num_features = self.head_hidden_size = blocks * 4 * ORIENTATIONS + colours
+        self.reset_classifier(num_classes)
+
+    def set_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Sets the mean and std by which images are normalised, a number per channel, on pixel values in [0, 1]."""
+        self.mean.copy_(torch.tensor(mean))
+        self.std.copy_(torch.tensor(std))
+
+    def get_classifier(self) -> nn.Module:
+        """Returns the classifier; an ``Identity`` if there is none."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Gives the model a fresh classifier (0 classes: none)."""
+        self.num_classes, self.head = num_classes, nn.Identity()
+        if num_classes > 0:
+            layer = nn.Linear(self.num_features, num_classes)
+            trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+            self.head = layer.to(self.mean.device).train(self.training)
+
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Leaves out mean and std of images with other channels."""
+        return {k: v for k, v in state_dict.items() if k not in ("mean", "std") or v.shape == self.mean.shape}
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, D]."""
+        images = x.float() * self.std[:, None, None] + self.mean[:, None, None]
+        if images.shape[2:] != (SIDE, SIDE):
+            images = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True)
+        images = (images * 65535 + 0.3).floor() / 65535  # libraries resize to different last digits; 0.3: no ties
+        grey = sum(weight * channel for weight, channel in zip(self.grey_weights, images.unbind(1), strict=True))
+        gradients = normalised_blocks(oriented_cells(grey)).flatten(1)
+        colours = hsv_histogram(images) if len(self.mean) == 3 else channel_histograms(images)
+        return torch.cat([gradients, colours], dim=1)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """[B, D] -> [B, num_classes], or the features as they are."""
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, num_classes]; [B, D] without a classifier."""
+        return self.forward_head(self.forward_features(x))
+
+
+default_cfgs = generate_default_cfgs({"hog": timm_cfg(input_size=(3, SIDE, SIDE), pool_size=None)})
+
+
+@register_model
+def hog(pretrained: bool = False, **kwargs) -> Hog:
+    """Oriented gradients and a histogram of colours, without weights."""
+    return build_model_with_cfg(Hog, "hog", pretrained, **kwargs)
