@@ -1,6 +1,7 @@
 """Checkpoints of other tools as these write them: the network that fits is found, the rest named, and nothing runs."""
 
 import argparse
+import json
 import os
 import pickle
 import zipfile
@@ -14,7 +15,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from idmm.errors import UserError
-from idmm.models import create_backbone, read_checkpoint
+from idmm.models import create_backbone, load_backbone, read_checkpoint
 
 SMALL = {"vit": ("vit_tiny_patch16_224", VIT), "resnet": ("resnet18", {"layers": [1, 1, 1, 1]})}
 OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
@@ -177,6 +178,16 @@ def test_a_run_starts_from_another_tools_file(tmp_path, capsys):
     assert line.endswith("checkpoint.ckpt' does not say which model it is; wanted is its timm name")
 
 
+def test_a_file_with_its_json_serves_without_a_run(tmp_path, caplog):
+    state = weights("vit", 0)
+    torch.save(dino(state, weights("vit", 1)), tmp_path / "a.pth")
+    (tmp_path / "a.json").write_text(json.dumps({"name": SMALL["vit"][0], "kwargs": {**VIT, "img_size": 32}}))
+    with caplog.at_level("INFO", "idmm"):
+        model = load_backbone(tmp_path / "a.pth")
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
+    assert "read from: teacher.backbone; left out: student (32)" in caplog.text
+
+
 def refusal(call, *args):
     with pytest.raises(UserError) as caught:
         call(*args)
@@ -197,6 +208,10 @@ def test_what_no_network_fits(tmp_path):
     line = refusal(read_checkpoint(tmp_path / "a.pth").load_into, wide)
     assert "cls_token: 1x1x32 in the checkpoint, 1x1x64 in the model" in line
     model = create_backbone(SMALL["vit"][0], 32, **VIT)
+    for content in ({"a\nb": {"c\x1b": torch.ones(2)}, ("d", "e\n"): 3}, {"epoch\n": 3, 4: {}, "state_dict": {}}):
+        torch.save(content, tmp_path / "b.pth")
+        line = refusal(lambda: read_checkpoint(tmp_path / "b.pth").load_into(model))
+        assert r"its entries: 'a\nb', ('d', 'e\n')" in line or r"no weights (its entries: 'epoch\n', 4, state" in line
     for values in (state["norm.weight"].to_sparse(), state["norm.weight"].to("meta"), state["norm.weight"] * 1j):
         torch.save({**state, "norm.weight": values}, tmp_path / "b.pth")
         line = refusal(read_checkpoint(tmp_path / "b.pth").load_into, model)
@@ -219,7 +234,7 @@ def test_nothing_in_a_file_runs(how, tmp_path):
     """Neither in an entry beside weights, in either of torch's formats, nor in a plain pickle."""
     path, ran = tmp_path / "a.ckpt", tmp_path / "ran"
     content = {"state_dict": weights("vit", 0), "args": Payload(ran)}
-    why = r"holds Python objects, which are never run \(\w+.mkdir\); save weights alone: torch.save"
+    why = r"holds Python objects, which are never run \(\w+.mkdir\); give what the tool exports, or save weights"
     if how == "whole":
         content = Payload(ran)
     elif how == "namespace":

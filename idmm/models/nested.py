@@ -24,7 +24,7 @@ _DEPTH = 8  # words of a prefix at most; lightly-train has 4
 # words of prefixes: if networks of a file fit alike, the first come before the others, the last after them
 _FIRST, _LAST = {"teacher", "ema"}, {"student", "momentum", "key", "k"}
 _OBJECTS = "Python objects, which are never run"
-_ALONE = "save weights alone: torch.save(model.state_dict(), path)"
+_ALONE = "give what the tool exports, or save weights alone: torch.save(model.state_dict(), path)"
 
 
 def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[str]]:
@@ -52,12 +52,13 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[s
                 content = torch.load(path, map_location="cpu", weights_only=True)
         if isinstance(content, dict):
             _collect(content, "", state, places, set())
-            others = [f"{key}" for key in content if key not in state]
-            others = [key for key in others if not any(name.startswith(f"{key}.") for name in state)]
+            others = [name for name in map(_printable, content) if name not in state]
+            others = [name for name in others if not any(weight.startswith(f"{name}.") for weight in state)]
     except Exception as error:  # a damaged file fails in any way it likes
         raise UserError(f"{weights_label(path, field)} {_refusal(str(error), type(error).__name__)}") from error
     if not state:
-        raise UserError(f"{weights_label(path, field)} holds no weights; {WEIGHTS_WANTED}")
+        entries = f" (its entries: {listed(others, 8)})" if others else ""
+        raise UserError(f"{weights_label(path, field)} holds no weights{entries}; {WEIGHTS_WANTED}")
     nest = places.pop() if len(places) == 1 else ""
     nest += re.match(r"((module|_orig_mod)\.)*", commonprefix([name[len(nest) :] for name in state])).group()
     return {name[len(nest) :]: value for name, value in state.items()}, nest, others
@@ -68,10 +69,15 @@ def _collect(entries: dict, place: str, state: dict[str, Tensor], places: set[st
     seen.add(id(entries))  # a dict may hold itself
     for key, value in entries.items():
         if isinstance(key, str) and isinstance(value, Tensor):
-            state[place + key] = value
+            state[place + _printable(key)] = value
             places.add(place)
         elif isinstance(key, str) and isinstance(value, dict) and id(value) not in seen:
-            _collect(value, f"{place}{key}.", state, places, seen)
+            _collect(value, f"{place}{_printable(key)}.", state, places, seen)
+
+
+def _printable(key: object) -> str:
+    """Returns the name of an entry for messages of one line."""
+    return name if (name := f"{key}").isprintable() else ascii(name)
 
 
 def _refusal(text: str, kind: str) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import warnings
@@ -21,6 +22,8 @@ from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_b
 from idmm.models.channels import adapt_input
 from idmm.models.hub import public_weights
 from idmm.models.nested import beside, best_part, contents, read_weights
+
+log = logging.getLogger("idmm")
 
 # of evaluation, if a JSON does not have it
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"
@@ -209,6 +212,8 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     kwargs = {k: v for k, v in saved.kwargs.items() if k not in ("img_size", "num_classes")}
     model = create_backbone(saved.name, img_size or saved.img_size, num_classes=num_classes, **kwargs)
     report = saved.load_into(model, drop_classifier=not num_classes)
+    if report.prefix:
+        log.info("%s", report)
     if num_classes and report.fresh:
         raise UserError(f"{label} lacks weights of a classifier: {listed(report.fresh, 3)}")
     size = img_size or saved.size or saved.img_size or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
