@@ -296,7 +296,8 @@ def test_nothing_to_evaluate_on_is_one_line_with_what_to_do(flat, tmp_path):
     labels = written(tmp_path / "labels.csv", table(PATHS, CLASSES))
     bare = tree(tmp_path / "bare", a={"": 2}, b={"": 2})
     for root, fields in ((flat, {"labels": labels}), (bare, {})):
-        what = f"'{root}' has no 'val' or 'test' images to evaluate on; add some, hold out a share of train with"
+        named = f"'{root}'" + f" with data.labels '{labels}'" * bool(fields)
+        what = f"{named} has no 'val' or 'test' images to evaluate on; add some, hold out a share of train with"
         line = f"data.root: {what} --data.val_fraction, e.g. 0.2, or give --data.folds 5"
         assert faults(open_splits, section(root, **fields), True) == [line]
     assert len(open_splits(section(bare, val_fraction=0.5), True).test) == 2, "class folders alone will do"

@@ -73,7 +73,8 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
     if labelled and splits.train.labels is None:
         raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
-        what = f"'{data.root}' has no 'val' or 'test' images to evaluate on; add some, hold out a share of train"
+        where = f"'{data.root}'" if data.labels is None else f"'{data.root}' with data.labels '{data.labels}'"
+        what = f"{where} has no 'val' or 'test' images to evaluate on; add some, hold out a share of train"
         raise LabelsMissing(f"data.root: {what} with --data.val_fraction, e.g. 0.2, or give --data.folds 5")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
