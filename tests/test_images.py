@@ -1,9 +1,12 @@
 """Image files of every common kind decode to the right pixels, and bad ones say why."""
 
+import contextlib
 import io
 import struct
+import tracemalloc
 import zlib
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -23,11 +26,12 @@ def encode(image, format="PNG", **options):
     return file.getvalue()
 
 
+def chunk(kind, body):
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
 def png(width, height, depth, colour_type, raw, trns=b""):
     """Writes a PNG by hand, for what Pillow does not write; raw: rows without filter bytes."""
-
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     stride = len(raw) // height
     rows = b"".join(b"\0" + raw[i * stride : (i + 1) * stride] for i in range(height))
@@ -117,27 +121,192 @@ def test_cmyk_jpeg_plain_and_adobe():
     assert np.abs(pixels(encode(cmyk, "TIFF")).astype(int) - RED).max() == 0
 
 
-@pytest.mark.parametrize("orientation", [1, 2, 3, 5, 6])
-def test_exif_orientation_is_applied(orientation):
-    upright = np.zeros((16, 32, 3), dtype=np.uint8)
-    upright[:8, :16], upright[8:, 16:] = RED, [0, 0, 255]
-    undo = {  # how a camera stores it
-        2: lambda a: a[:, ::-1],
-        3: lambda a: a[::-1, ::-1],
-        5: lambda a: a.transpose(1, 0, 2),
-        6: lambda a: np.rot90(a, 1),
-    }.get(orientation, lambda a: a)
+UPRIGHT = {  # what a viewer makes of stored pixels, by EXIF's orientation
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: np.rot90(a.swapaxes(0, 1), 2),
+    8: lambda a: np.rot90(a, 1),
+}
+SQUARES = np.kron(np.random.default_rng(1).integers(0, 256, (2, 4, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+DEEP_SQUARES = SQUARES.astype(np.uint16) * 257
+
+
+def by_tifffile(array, **options):
+    file = io.BytesIO()
+    tifffile.imwrite(file, array, photometric="rgb", **options)
+    return file.getvalue()
+
+
+def tagged(array, orientation, **options):
+    return by_tifffile(array, extratags=[(0x0112, "H", 1, orientation, True)], **options)
+
+
+def exif_of(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    for format, options in (
-        ("JPEG", {"quality": 100, "subsampling": 0}),
-        ("PNG", {}),
-        ("WEBP", {"lossless": True}),
-        ("TIFF", {}),
+    return exif
+
+
+def with_exif(orientation, place):
+    """A PNG of 16 bits with an eXIf chunk behind its header (place 33) or before its end (-12)."""
+    content = imagecodecs.png_encode(DEEP_SQUARES)
+    return content[:place] + chunk(b"eXIf", exif_of(orientation).tobytes()[6:]) + content[place:]
+
+
+def by_pillow(format, **options):
+    return lambda o: encode(Image.fromarray(SQUARES), format, exif=exif_of(o), **options)
+
+
+TURNED = {  # files of SQUARES by their orientation
+    "JPEG": by_pillow("JPEG", quality=100, subsampling=0),
+    "PNG": by_pillow("PNG"),
+    "WebP": by_pillow("WEBP", lossless=True),
+    "AVIF": by_pillow("AVIF", quality=100, subsampling="4:4:4"),
+    "TIFF": by_pillow("TIFF"),
+    "TIFF, LZW": by_pillow("TIFF", compression="tiff_lzw"),
+    "TIFF, strips": lambda o: tagged(SQUARES, o, rowsperstrip=5),
+    "TIFF, planes": lambda o: tagged(SQUARES.transpose(2, 0, 1), o, planarconfig="separate"),
+    "TIFF, zlib tiles": lambda o: tagged(SQUARES, o, compression="zlib", predictor=True, tile=(16, 16)),
+    "TIFF, 16-bit strips": lambda o: tagged(DEEP_SQUARES, o, rowsperstrip=5),
+    "TIFF, 16-bit planes": lambda o: tagged(DEEP_SQUARES.transpose(2, 0, 1), o, planarconfig="separate"),
+    "PNG, 16 bits": lambda o: with_exif(o, 33),
+    "PNG, 16 bits, late": lambda o: with_exif(o, -12),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_exif_orientation_is_applied(name):
+    deep = "16" in name
+    for orientation, turn in UPRIGHT.items():
+        array = pixels(TURNED[name](orientation), np.uint16 if deep else np.uint8)
+        wanted = turn(DEEP_SQUARES if deep else SQUARES)
+        assert array.shape == wanted.shape
+        assert np.abs(array.astype(int) - wanted).max() <= (12 if name in ("JPEG", "AVIF") else 0), orientation
+
+
+# ---- PNGs with chunks that are not needed ----
+
+XMP = b"XML:com.adobe.xmp\0"
+LONG = {  # chunks with texts of megabytes; the last one has 300
+    "XMP": (b"iTXt", XMP + b"\1\0\0\0" + zlib.compress(b"a" * 3_000_000)),
+    "XMP, plain": (b"iTXt", XMP + bytes(4) + b"a" * 3_000_000),
+    "text": (b"zTXt", b"Comment\0\0" + zlib.compress(b"a" * 3_000_000)),
+    "EXIF as text": (b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"a" * 3_000_000)),
+    "colour profile": (b"iCCP", b"icc\0\0" + zlib.compress(bytes(3_000_000))),
+    "bomb": (b"iTXt", XMP + b"\1\0\0\0" + zlib.compress(bytes(300_000_000), 1)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_texts_of_a_png_are_passed_over(name):
+    extra = chunk(*LONG[name])
+    for content, wanted in (
+        (encode(Image.fromarray(SQUARES)), SQUARES),
+        (imagecodecs.png_encode(DEEP_SQUARES), DEEP_SQUARES),
     ):
-        array = pixels(encode(Image.fromarray(np.ascontiguousarray(undo(upright))), format, exif=exif, **options))
-        assert array.shape == upright.shape
-        assert np.abs(array.astype(int) - upright).max() <= 6
+        for place in (33,) if name == "colour profile" else (33, -12):
+            tracemalloc.start()
+            array = pixels(content[:place] + extra + content[place:], wanted.dtype)
+            assert tracemalloc.get_traced_memory()[1] < 25_000_000
+            tracemalloc.stop()
+            np.testing.assert_array_equal(array, wanted)
+
+
+def test_many_texts_of_a_png_are_passed_over():
+    text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(b"a" * 1_000_000))
+    content = encode(Image.fromarray(SQUARES))
+    np.testing.assert_array_equal(pixels(content[:33] + 80 * text + content[33:]), SQUARES)
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+def test_the_orientation_may_stand_in_xmp(flag):
+    text = b'<rdf:Description tiff:Orientation="6"/>'
+    extra = chunk(b"iTXt", XMP + bytes([flag, 0, 0, 0]) + (zlib.compress(text) if flag else text))
+    content = encode(Image.fromarray(SQUARES))
+    np.testing.assert_array_equal(pixels(content[:33] + extra + content[33:]), UPRIGHT[6](SQUARES))
+
+
+# ---- opacity ----
+
+
+def rgba(opacity, dtype=np.uint8):
+    """Colours with one opacity everywhere."""
+    colours = SQUARES if dtype == np.uint8 else DEEP_SQUARES
+    return np.concatenate([colours, np.full_like(colours[:, :, :1], opacity)], axis=2)
+
+
+def windows_bitmap(array):
+    """A BMP of 32 bits with masks of red, green, blue and opacity, of RGBA."""
+    body = array[::-1, :, [2, 1, 0, 3]].tobytes()
+    head = struct.pack("<IiiHHIIiiII", 108, array.shape[1], array.shape[0], 1, 32, 3, len(body), 0, 0, 0, 0)
+    head += struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000).ljust(68, b"\0")
+    return b"BM" + struct.pack("<IHHI", 122 + len(body), 0, 0, 122) + head + body
+
+
+def deep_tif(array, extra=2):
+    return by_tifffile(array, extrasamples=[extra])
+
+
+CLEAR = {  # files whose opacity is 0 everywhere, and what is shown
+    "BMP": (windows_bitmap(rgba(0)), SQUARES),
+    "PNG": (encode(Image.fromarray(rgba(0))), SQUARES),
+    "WebP": (encode(Image.fromarray(rgba(0)), "WEBP", lossless=True, exact=True), SQUARES),
+    "TIFF": (encode(Image.fromarray(rgba(0)), "TIFF"), SQUARES),
+    "TIFF, zlib tiles": (by_tifffile(rgba(0), compression="zlib", predictor=True, tile=(16, 16)), SQUARES),
+    "QOI": (imagecodecs.qoi_encode(rgba(0)), SQUARES),
+    "grey": (encode(Image.fromarray(rgba(0)[:, :, 2:].copy(), "LA")), np.repeat(SQUARES[:, :, 2:], 3, axis=2)),
+    "palette": (encode(palette_image(), transparency=bytes(3)), [[RED, BLUE, GREEN]]),
+    "one colour": (encode(image([[RED, RED]]), transparency=(255, 0, 0)), [[RED, RED]]),
+    "PNG, 16 bits": (imagecodecs.png_encode(rgba(0, np.uint16)), DEEP_SQUARES),
+    "PNG, 16 bits of grey": (png(2, 1, 16, 4, struct.pack(">4H", 9, 0, 300, 0)), [[[9] * 3, [300] * 3]]),
+    "TIFF, 16 bits": (deep_tif(rgba(0, np.uint16)), DEEP_SQUARES),
+    "TIFF, 16 bits, multiplied": (deep_tif(rgba(0, np.uint16), 1), DEEP_SQUARES),
+    "array": (rgba(0, np.uint16), DEEP_SQUARES),
+}
+
+
+@pytest.mark.parametrize("name", CLEAR)
+def test_an_opacity_of_0_everywhere_is_none(name):
+    content, wanted = CLEAR[name]
+    decoded = read_image(content, MANY)
+    assert decoded.transparent
+    np.testing.assert_array_equal(decoded.pixels, wanted)
+
+
+def test_one_pixel_of_some_opacity_leaves_the_others_white():
+    for dtype, top in ((np.uint8, 255), (np.uint16, 65535)):
+        array = rgba(0, dtype)
+        array[3, 5] = [0, 0, 0, top]
+        encoded = encode(Image.fromarray(array)) if dtype == np.uint8 else imagecodecs.png_encode(array)
+        decoded = read_image(encoded, MANY)
+        assert not decoded.transparent and (decoded.pixels != top).any(axis=2).sum() == 1
+
+
+@pytest.mark.parametrize("planes", [False, True])
+def test_colours_that_were_multiplied_by_their_opacity(planes):
+    """On white they are value + (1 - opacity) * white."""
+    rng = np.random.default_rng(0)
+    alpha = rng.integers(0, 65536, (9, 7, 1))
+    array = np.concatenate([rng.integers(0, alpha + 1, (9, 7, 3)), alpha], axis=2).astype(np.uint16)
+    wanted = array[:, :, :3] + (65535.0 - alpha)
+    options = {"planarconfig": "separate"} if planes else {}
+    content = by_tifffile(array.transpose(2, 0, 1) if planes else array, extrasamples=[1], **options)
+    assert np.abs(read_image(content, MANY).pixels - wanted).max() <= 1
+    half = read_image(content, MANY, (0.0, 131070.0)).pixels  # white stays white
+    assert np.abs(half - (array[:, :, :3] / 2 + (65535.0 - alpha))).max() <= 1
+    bands = read_image(content, MANY, bands=Bands(4)).pixels
+    np.testing.assert_array_equal(bands, array)
+
+
+def test_a_fourth_sample_without_a_meaning_is_no_opacity():
+    array = rgba(1000, np.uint16)
+    np.testing.assert_array_equal(pixels(deep_tif(array, 0), np.uint16), DEEP_SQUARES)
+    with pytest.raises(BadImage, match=r"a TIFF of 4 channels \(MINISBLACK\); expected a page of grey, RGB or RGBA"):
+        read_image(tif(array), MANY)
 
 
 def test_broken_exif_is_passed_over():
@@ -248,4 +417,15 @@ def test_a_shape_below_nothing():
 def test_a_truncated_ppm_is_told_once(tmp_path, capfd):
     with pytest.raises(BadImage, match="unreadable or truncated"):
         read_image(b"P6 64 64 65535\n" + bytes(100), 10**6)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_damaged_tiff_prints_nothing(capfd):
+    content = encode(Image.fromarray(SQUARES), "TIFF", compression="tiff_lzw")
+    with tifffile.TiffFile(io.BytesIO(content)) as found:
+        start = found.pages[0].dataoffsets[0]
+    with pytest.raises(BadImage):
+        read_image(content[:start] + b"\xff" * 40 + content[start + 40 :], MANY)
+    with contextlib.suppress(BadImage):
+        read_image(overwritten(content, SamplesPerPixel=9), MANY)
     assert capfd.readouterr() == ("", "")

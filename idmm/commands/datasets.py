@@ -53,7 +53,8 @@ def checkup(given: DataCheckConfig) -> int:
         if found.pairs:
             _draw(found, splits, given.max_pixels, out / "check.png")
         asked = " ".join(filter(None, ["idmm data check", given.name, given.root and f"--root {given.root}"]))
-        lines = exclusions(found.pairs, found.unreadable)
+        odd = {"transparent": found.transparent, "of one colour": found.one_colour}
+        lines = exclusions(found.pairs, found.unreadable, odd)
         print(f"written to {out}: {write_exclusions(asked, given.exclude, lines, out / 'exclude.txt')}")
     return int(not found.clean)
 
@@ -110,6 +111,12 @@ def report(found: Checkup) -> list[str]:
     if bad := found.unreadable:
         lines.append(f"unreadable: {counted(len(bad), 'file')}; training stops on them without --data.on_error skip:")
         lines += _some(by_reason(*([image[key] for image in bad] for key in ("name", "reason"))))
+    for what, images in (
+        ("transparent: {} with an opacity of 0 everywhere; training sees the colours:", found.transparent),
+        ("one colour: {} of equal pixels:", found.one_colour),
+    ):
+        if images:
+            lines += [what.format(counted(len(images), "image")), *_some([quoted(image["name"]) for image in images])]
     lines += _pairs(found.pairs)
     if floor := found.floor:
         of = "held-out training" if floor["of"] == "train" else floor["of"]

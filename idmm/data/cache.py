@@ -130,12 +130,12 @@ class ImageStore:
         try:
             item = self._items[i]
             item = os.fsdecode(item) if isinstance(item, np.bytes_) else item
-            pixels, _, found = read_image(item, self._max_pixels, self.scale, self.bands, measure=False)
+            decoded = read_image(item, self._max_pixels, self.scale, self.bands, measure=False)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
-        if found != bytes(self._digests[i]):
+        if decoded.digest != bytes(self._digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
-        return fitted(pixels, self.bound)
+        return fitted(decoded.pixels, self.bound)
 
 
 def load_split(

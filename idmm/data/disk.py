@@ -26,7 +26,7 @@ from idmm.files import Lock, replacing, sweep
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "6"  # of these files and of what is done to the pixels
+_FORMAT = "7"  # of these files and of what is done to the pixels
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ class Checkup:
     layout: list[str] = field(default_factory=list)  # why fine-tuning would refuse the dataset
     suffices: bool = True  # for pretraining: no fault of the layout has to be mended for that
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
+    transparent: list[dict] = field(default_factory=list)  # {"split", "name"}: opacity 0 everywhere, colours are read
+    one_colour: list[dict] = field(default_factory=list)  # {"split", "name"}: as read, every pixel is the same
     range: Scale | None = None  # of images of more than 8 bits under data.range auto; None: there are none in train
     bands: Bands | None = None  # which channels are used; None: the images are pictures
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
@@ -117,6 +119,8 @@ class _Summary:
     file: bytes
     pixels: bytes
     size: tuple[int, int]
+    transparent: bool  # its opacity is 0 everywhere
+    one_colour: bool
     ends: tuple[Range, ...]  # smallest and largest value of more than 8 bits
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
@@ -188,13 +192,16 @@ def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progres
     for i, look in enumerate(looks):
         if isinstance(look, BadImage):
             found.unreadable.append({"split": name, "name": split.names[i], "reason": look.reason})
-        else:
-            yield look
+            continue
+        for kind in ("transparent", "one_colour"):
+            if getattr(look, kind):
+                getattr(found, kind).append({"split": name, "name": split.names[i]})
+        yield look
 
 
 def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale, bands: Bands | None) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-    image, ends, file = read_image(split.items[i], max_pixels, scale, bands)  # [H, W, C]
+    image, ends, file, transparent = read_image(split.items[i], max_pixels, scale, bands)  # [H, W, C]
     picture, crop = Image.fromarray(composite(image)), CentreCrop(SIZE, MIDDLE)
     kept = fitted(image, short_side_bound(SIZE, SMALLEST))  # as it would be stored to train on
     return _Summary(
@@ -202,6 +209,8 @@ def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale, ban
         file=file,
         pixels=digest(repr(image.shape).encode() + image.tobytes()),
         size=image.shape[:2],
+        transparent=transparent,
+        one_colour=bool((image == image[0, 0]).all()),
         ends=ends,
         hash=perceptual_hash(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),

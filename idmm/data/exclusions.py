@@ -11,13 +11,15 @@ _COMMENT = "#"
 _STAYS = ("unlabelled", "train", "val", "test")  # of equal images the last one's stays
 
 
-def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = ()) -> list[str]:
+def exclusions(
+    pairs: Sequence[Pair], unreadable: Sequence[dict] = (), suspected: dict[str, Sequence[dict]] | None = None
+) -> list[str]:
     """Returns the lines of a file for ``data.exclude``: what should be left out, a line each, under a comment with all
     reasons; broken files first, then images that are the same, then those that are nearly so.
 
     Of images that are the same one stays: the first of the test split, else of val, else of train. Where those of that
     split are of different classes none stays, as one of them is wrong. Nearly equal ones are there, commented out: of a
-    pair across splits the training image, else the second.
+    pair across splits the training image, else the second. So are ``suspected`` images, by what they are.
     """
     reasons: dict[str, list[str]] = {bad["name"]: [f"unreadable ({bad['reason']})"] for bad in unreadable}
     same: dict[ImageRef, list[ImageRef]] = {}
@@ -38,6 +40,9 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = ()) -> list[s
             if wrong or image != kept[0]:
                 reasons.setdefault(image.name, []).append(why)
     certain = set(reasons)
+    for why, images in (suspected or {}).items():
+        for image in images:
+            reasons.setdefault(image["name"], []).append(why)
     for pair in pairs:
         if not pair.exact:
             out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)

@@ -5,12 +5,14 @@ and JPEG 2000 by imagecodecs, 16-bit PPM by OpenCV.
 """
 
 import contextlib
+import ctypes
 import functools
 import io
 import logging
 import re
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +21,7 @@ from typing import Any
 import imagecodecs
 import numpy as np
 import tifffile
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
@@ -30,12 +32,18 @@ FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JP
 PICTURE_CHANNELS = (1, 3)  # of an array
 _ORIENTATION = 0x0112  # EXIF's tag, which TIFF has, too
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
-_NUMPY, _ZIP = b"\x93NUMPY", b"PK\3\4"
+_NUMPY, _ZIP, _PNG = b"\x93NUMPY", b"PK\3\4", b"\x89PNG\r\n\x1a\n"
+_NOT_PIXELS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")  # chunks of a PNG
+_ORIENTED = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")  # keywords of texts that may hold the orientation
 _J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)  # the bits of the first component, less one
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")  # of TIFF, that tifffile reads as grey or RGB
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like, which does not spoil the pixels
-logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what spoils them is raised, too
+for _name in ("tifffile", "PIL"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # what spoils them is raised, too
+with contextlib.suppress(OSError, AttributeError):  # libtiff prints the same; builds that hide its functions go on so
+    _libtiff = ctypes.CDLL(Image.core.__file__)
+    _libtiff.TIFFSetErrorHandler(None), _libtiff.TIFFSetWarningHandler(None)
 
 Range = tuple[float, float]
 
@@ -65,11 +73,15 @@ class Opened:
     values: Callable[[], np.ndarray]
     """Reads the channels, [H, W, C] as stored, in the file's own numbers; 8 bits and bool are uint8."""
     picture: Callable[[], np.ndarray] | None = None
-    """Reads a picture of 8 bits by Pillow: RGB, uint8 [H, W, 3], upright, transparent pixels white; None: no such."""
+    """Reads a picture of 8 bits by Pillow: RGB or RGBA, uint8 [H, W, C], upright; None: no such."""
     fault: str | None = None
     """Why it is no picture."""
     orientation: Callable[[], int] = lambda: 1
     """Returns EXIF's for ``values``, after these were read: in a PNG it stands behind them."""
+    opacity: bool = True
+    """Whether the last of two or four ``values`` of a pixel is its opacity, if the image is a picture."""
+    premultiplied: bool = False
+    """Whether the other ``values`` were multiplied by it."""
 
     def __post_init__(self):
         if self.dtype is None or self.dtype.kind not in "buif":
@@ -107,6 +119,7 @@ def opened(
             elif item.startswith(_TIFF):
                 image = _tiff(stack, item, max_pixels)
             else:
+                item = _bare(item) if item.startswith(_PNG) else item
                 image = _by_pillow(_pillow_image(stack, item, max_pixels), item)
             check_pixels(image.width, image.height, max_pixels)
             yield image
@@ -206,6 +219,31 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)  # Image.open fails on a format it was built without
 
 
+def _bare(content: bytes) -> bytes:
+    """Returns a PNG without colour profile and texts, which Pillow refuses if they are large. A short text that may
+    hold the orientation stays."""
+    chunks, place = [_PNG], len(_PNG)
+    while place < len(content):
+        end = place + 12 + int.from_bytes(content[place : place + 4], "big")
+        kind = content[place + 4 : place + 8]
+        if kind not in _NOT_PIXELS or _orients(kind, content[place + 8 : end - 4]):
+            chunks.append(content[place:end])
+        place = end
+    return b"".join(chunks)
+
+
+def _orients(kind: bytes, body: bytes) -> bool:
+    """Whether a chunk of a PNG is a text that may hold the orientation, and is short, as it is or decompressed."""
+    if not body.startswith(_ORIENTED) or len(body) > PngImagePlugin.MAX_TEXT_CHUNK:
+        return False
+    text, unpacker = body.split(b"\0", 4 if kind == b"iTXt" else 2)[-1], zlib.decompressobj()
+    try:
+        unpacker.decompress(text, PngImagePlugin.MAX_TEXT_CHUNK)
+    except zlib.error:  # not compressed
+        return True
+    return not unpacker.unconsumed_tail
+
+
 def _by_pillow(image: Image.Image, content: bytes) -> Opened:
     """An image that Pillow opened; more than 8 bits are read by another reader."""
     args = image.tile[0].args if getattr(image, "tile", None) else ""
@@ -238,10 +276,8 @@ def _of_image(image: Image.Image) -> Opened:
 
 def _rgb(image: Image.Image) -> np.ndarray:
     """Returns a picture of 8 bits as :class:`Opened` has it. Pillow has turned a TIFF upright and dropped its tag."""
-    made = image
-    if image.has_transparency_data:
-        made = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    return upright(np.array(made.convert("RGB")), _exif_orientation(image))
+    made = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    return upright(np.array(made), _exif_orientation(image))
 
 
 def _exif_orientation(image: Image.Image) -> int:
@@ -282,8 +318,10 @@ def _tiff(stack: contextlib.ExitStack, content: bytes, max_pixels: int) -> Opene
                 return replace(_of_image(picture), orientation=lambda: 1)
     samples, colours = page.samplesperpixel, getattr(page.photometric, "name", page.photometric)
     channels, fault = samples * len(pages), None
-    opaque = samples == 2 and not any(int(kind) in (1, 2) for kind in page.extrasamples)
-    if len(pages) > 1 or samples > 4 or opaque or (picture is None and colours not in _COLOURS):
+    extra = {int(kind) for kind in page.extrasamples}
+    opaque = not extra & {1, 2}
+    unknown = colours not in _COLOURS or (opaque and samples == 4 and colours != "RGB")
+    if len(pages) > 1 or samples > 4 or (opaque and samples == 2) or (picture is None and unknown):
         fault = f"a TIFF of {channels} channels ({colours}); expected a page of grey, RGB or RGBA"
         fault += f", or {as_bands(channels)}"
     return Opened(
@@ -295,6 +333,8 @@ def _tiff(stack: contextlib.ExitStack, content: bytes, max_pixels: int) -> Opene
         None if picture is None else partial(_rgb, picture),
         fault,
         lambda: page.tags.valueof(_ORIENTATION, 1),
+        opacity=picture is not None or not opaque,
+        premultiplied=picture is None and 1 in extra,
     )
 
 

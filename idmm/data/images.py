@@ -56,6 +56,8 @@ class Decoded(NamedTuple):
     """Smallest and largest value of an image of more than 8 bits, of bands each channel's; else empty."""
     digest: bytes
     """Of its file, or of the pixels if it has none."""
+    transparent: bool
+    """Whether the opacity is 0 everywhere, so that the colours are shown as if there were none."""
 
 
 def read(path: str | os.PathLike) -> bytes:
@@ -84,7 +86,8 @@ def read_image(
 ) -> Decoded:
     """Decodes an image, its first frame if it is animated.
 
-    A picture has three channels: transparent pixels are white, EXIF orientation is applied, those of grey are equal.
+    A picture has three channels: transparent pixels are white (unless all are), EXIF orientation is applied, those of
+    grey are equal.
     Bands are the channels of the file, upright too; those of a palette are its colours'.
 
     Args:
@@ -102,8 +105,8 @@ def read_image(
     """
     content = read(item) if isinstance(item, (str, os.PathLike)) else item
     with opened(content, max_pixels, _expected(bands)) as image:
-        pixels, ends = _pixels(image, scale, bands, measure)
-    return Decoded(pixels, ends, digest(content if isinstance(content, bytes) else content.tobytes()))
+        pixels, ends, transparent = _pixels(image, scale, bands, measure)
+    return Decoded(pixels, ends, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
 
 
 def header(item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, bands: Bands | None = None) -> Opened:
@@ -119,21 +122,27 @@ def _expected(bands: Bands | None) -> Sequence[int]:
 
 
 # ---------------------------------------------------------------------- channels
-def _pixels(image: Opened, scale: Scale, bands: Bands | None, measure: bool) -> tuple[np.ndarray, tuple[Range, ...]]:
-    """Reads an image, uint8 or uint16 [H, W, C], and its ends."""
+def _pixels(
+    image: Opened, scale: Scale, bands: Bands | None, measure: bool
+) -> tuple[np.ndarray, tuple[Range, ...], bool]:
+    """Reads an image, uint8 or uint16 [H, W, C], its ends, and whether it is transparent."""
     if scale == AUTO and image.deep:
         raise RangeUnknown
     if bands is None and image.fault:
         raise BadImage(image.fault)
-    if bands is None and image.picture is not None:
-        return np.ascontiguousarray(image.picture()), ()
     chosen = None if bands is None else _chosen(image, bands)
-    values, opacity, ends = upright(image.values(), image.orientation()), None, ()
+    picture = image.picture if bands is None else None
+    values = picture() if picture else upright(image.values(), image.orientation())
+    alpha, ends, transparent = None, (), False
     if bands is not None:
         values = values[:, :, chosen]
     elif values.shape[2] in (2, 4):
-        top = 1.0 if values.dtype.kind == "f" else np.iinfo(values.dtype).max
-        values, opacity = values[:, :, :-1], np.clip(values[:, :, -1:] / top, 0, 1)
+        values, alpha = values[:, :, :-1], values[:, :, -1:]
+        transparent = image.opacity and not (alpha > 0).any()
+        if not image.opacity or transparent or (alpha >= _top(alpha.dtype)).all():
+            alpha = None
+        elif image.premultiplied:
+            values = _straight(values, alpha)
     if image.deep:
         if not np.isfinite(values).all():
             raise BadImage("has values that are not finite (NaN or infinite)")
@@ -142,12 +151,31 @@ def _pixels(image: Opened, scale: Scale, bands: Bands | None, measure: bool) -> 
             raise BadImage(f"has values of type {values.dtype}, which need a range; expected 8 or 16 bits")
         ends = _ends(values, bands) if measure else ()
         values = scaled(values, scale)
-    if opacity is not None:  # on white
-        top = np.iinfo(values.dtype).max
-        values = np.rint(top - (top - values.astype(np.float64)) * opacity).astype(values.dtype)
+    if alpha is not None:
+        values = _on_white(values, alpha)
     if bands is None and values.shape[2] == 1:
         values = np.repeat(values, 3, axis=2)
-    return np.ascontiguousarray(values), ends
+    return np.ascontiguousarray(values), ends, transparent
+
+
+def _top(dtype: np.dtype) -> float:
+    """Returns the opacity of opaque pixels."""
+    return 1.0 if dtype.kind == "f" else np.iinfo(dtype).max
+
+
+def _straight(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Divides colours by the opacity that they were multiplied by."""
+    top = _top(alpha.dtype)
+    colours = np.divide(values * float(top), alpha, out=np.zeros(values.shape), where=alpha > 0)
+    return (colours if values.dtype.kind == "f" else np.clip(np.rint(colours), 0, top)).astype(values.dtype)
+
+
+def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Blends colours, uint8 or uint16 [H, W, C], with white by an opacity of any type, [H, W, 1]; rounded."""
+    if alpha.dtype == np.uint8:
+        return ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)  # 65152: 255 * 255 + 127
+    opacity = np.clip(alpha / _top(alpha.dtype), 0, 1)
+    return np.rint(TOP - (TOP - values.astype(np.float64)) * opacity).astype(np.uint16)
 
 
 def _chosen(image: Opened, bands: Bands) -> list[int]:
