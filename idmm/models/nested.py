@@ -152,6 +152,6 @@ def contents(names: Iterable[str], others: Iterable[str]) -> str:
     names = list(names)
     entries = dict.fromkeys([*(name.partition(".")[0] for name in names), *others])
     counts = Counter(prefix for name in names for prefix in _prefixes(name))
-    common = max((prefix for prefix, count in counts.items() if 3 * count >= len(names)), key=len)
+    common = max((prefix for prefix, count in counts.items() if 3 * count >= len(names)), key=len, default="")
     share = f"; {counts[common]} of {len(names)} weights begin with '{common}'" if common else ""
     return f"its entries: {listed(entries, 8)}{share}"
