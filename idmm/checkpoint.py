@@ -106,6 +106,8 @@ class RunFolder:
             free = self._lock.acquire()
         except OSError as error:
             raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}); wanted a folder") from None
+        if not os.access(self.path, os.W_OK | os.X_OK):  # 'last' alone can be written to
+            raise UserError(f"out: cannot write to '{self.path}'; make the folder writable or name another")
         if not free:
             raise UserError(f"out: '{self.path}' is in use by another run; wait for it or name another folder")
 

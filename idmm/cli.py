@@ -180,7 +180,10 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         sys.stdout = open(os.devnull, "w")
         return 0
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.ENAMETOOLONG) or error.filename is None:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(RunError(f"{error.filename or 'a file'}: cannot be written ({reason(error)})"), file=sys.stderr)
+            return RunError.exit_code
+        if error.errno not in (errno.EACCES, errno.ENAMETOOLONG, errno.EROFS) or error.filename is None:
             raise
         print(UserError(f"'{error.filename}': {reason(error)}; wanted a path that can be used"), file=sys.stderr)
         return UserError.exit_code

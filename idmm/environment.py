@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from idmm.files import write_json
+from idmm.progress import drawing
 
 log = logging.getLogger("idmm")
 
@@ -71,13 +72,15 @@ def started(folder: Path, device: str, when: str) -> None:
         then = {**before, **start}
         starts.append({"started": then["started"], **{k: then[k] for k, v in here.items() if then.get(k, v) != v}})
     starts.append({"started": when})
-    write_json(folder / FILE, {"started": starts[0]["started"], "finished": None, **here, "starts": starts})
+    with drawing(FILE, "written"):
+        write_json(folder / FILE, {"started": starts[0]["started"], "finished": None, **here, "starts": starts})
 
 
 def finished(folder: Path) -> None:
     """Adds when the run ended."""
     if found := read(folder):
-        write_json(folder / FILE, {**found, "finished": now()})
+        with drawing(FILE, "written"):
+            write_json(folder / FILE, {**found, "finished": now()})
 
 
 def read(folder: Path) -> dict[str, Any]:

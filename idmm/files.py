@@ -118,6 +118,8 @@ def made_folder(out: str | None) -> Path | None:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise UserError(f"out: cannot write to '{out}'; make the folder writable or name another")
     return Path(out)
 
 

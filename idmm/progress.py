@@ -15,12 +15,12 @@ from pathlib import Path
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from idmm.errors import Interrupted, RunError, UserError
+from idmm.errors import Interrupted, RunError, UserError, reason
 
 log = logging.getLogger("idmm")
 LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal to draw a bar on
 EPOCH_LINES = 10  # a stage logs, and one wherever it measured an accuracy
-READERS = "datasets", "user_lists", "readers.folder", "readers.labels", "readers.hub"  # of idmm.data
+READERS = "cache", "datasets", "user_lists", "readers.folder", "readers.labels"  # of idmm.data
 SCORES = ("top1", "top5", "knn", "ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")
 BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # the rest of a record is measured
 
@@ -86,7 +86,12 @@ def logging_to(folder: Path) -> Iterator[None]:
         with logging_by(logging.NullHandler()):
             yield
         return
-    shown, kept = logging.StreamHandler(sys.stderr), logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    shown = logging.StreamHandler(sys.stderr)
+    try:
+        kept: logging.Handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    except OSError as error:
+        kept = logging.NullHandler()
+        log.warning("%s: cannot be written (%s)", folder / "log.txt", reason(error))
     kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     kept.handleError = lambda record: None  # a full disk shows where it matters
     for early in (before := [handler for handler in log.handlers if isinstance(handler, KeptLog)]):
@@ -108,6 +113,18 @@ def logging_to(folder: Path) -> Iterator[None]:
         log.propagate = propagate
         for early in before:  # for what is said before the next log
             log.addHandler(early)
+
+
+@contextlib.contextmanager
+def drawing(name: str, how: str = "drawn", fatal: tuple[type[Exception], ...] = (Interrupted,)) -> Iterator[None]:
+    """Only warns where the block cannot make a file that results do without, a picture above all."""
+    try:
+        yield
+    except fatal:
+        raise
+    except Exception as error:  # a full disk, say, a font that matplotlib cannot read, or too little memory
+        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
+        log.warning("%s is not %s: %s%s", name, how, kind, error)
 
 
 class Interrupts:

@@ -1,5 +1,6 @@
 """The command line and the Python interface: what is said, in which words, and what is understood."""
 
+import errno
 import functools
 import json
 import os
@@ -408,6 +409,16 @@ def test_asked_to_stop_before_a_run_listens(monkeypatch, capsys):
         assert main(["pretrain"], prog="idmm") == 130 and capsys.readouterr().err == "interrupted\n"
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(errno.ENOSPC, 1), (errno.EROFS, 2)])
+def test_a_disk_that_is_full_or_read_only(code, exit_code, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(code, os.strerror(code), "place")
+
+    monkeypatch.setattr("idmm.cli._run", fail)
+    (line,) = refused(capsys, ["pretrain"], exit_code)
+    assert "place" in line and os.strerror(code).lower() in line
 
 
 @BOTH

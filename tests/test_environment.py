@@ -1,9 +1,11 @@
-"""Environment variables that other programs left in a shell."""
+"""Environment variables that other programs left in a shell, and users without a home folder."""
 
 import json
+import pwd
 
 import pytest
-from helpers import ENVIRONMENT, Forked, flags, real
+from folders import TINY, tree, tuned
+from helpers import ENVIRONMENT, Forked, call, flags, inside, real
 
 QUICK = dict(train__epochs=1, train__ema=None, stages=None, train__size=16, data__subset={"total": 20})
 SHELLS = {
@@ -30,3 +32,30 @@ def test_a_backend_of_matplotlib_that_is_not_installed_and_a_rank_alone(tmp_path
     assert ran.returncode == 0 and "top-1" in ran.stderr, ran.stderr
     assert json.loads((tmp_path / "a/result.json").read_text())["test_size"] == 360
     assert (tmp_path / "a/confusion.png").stat().st_size > 5000 and (tmp_path / "a/curves.png").exists()
+
+
+def test_no_home_folder(tmp_path, monkeypatch, capsys):
+    """As for ``docker run --user 12345``: images are decoded at each use, with one line in each command."""
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    root = tree(tmp_path / "images", train={"cat": 4, "dog": 4}, val={"cat": 2, "dog": 2})
+    for name in ("HOME", "IDMM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.chdir(tmp_path)
+    line = "data.cache_dir: '~/.cache/idmm' has no place, as there is no home folder: images are decoded at each use"
+    of = ["--data.root", root, "--size", "16"]
+    for code in (
+        lambda: inside("pretrain", "a", **TINY, data__root=str(root)),
+        lambda: tuned("b", root, init="a", model__kwargs=None, model__name=None),
+        lambda: call(["probe", "--init", "a", *of, "--out", "c"]),
+        lambda: call(["explore", "a"]),
+        lambda: call(["data", "check", "--root", root]),
+        lambda: call(["embed", root, "--init", "a", "--out", "e.npz"]),
+        lambda: call(["predict", root / "val", "--init", "b", "--out", "p.csv"]),
+    ):
+        assert code() == 0
+        assert capsys.readouterr().err.count(line) <= 1
+    assert line in (tmp_path / "a/log.txt").read_text() and not (tmp_path / "~").exists()

@@ -1,6 +1,7 @@
 """``idmm explore``: planted duplicates and wrong labels are found, the maths is that of naive loops, and what happens
 where rows, images or labels are missing."""
 
+import os
 import shutil
 
 import numpy as np
@@ -103,6 +104,9 @@ def test_where_it_may_write(run, planted, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").touch()
     assert "out: cannot write to" in refused(capsys, ["explore", run, "--out", tmp_path / "file/x"])[0]
     assert not (planted / "train/sheets").exists()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    line = f"out: cannot write to '{tmp_path}'; make the folder writable or name another"
+    assert refused(capsys, ["explore", run, "--out", tmp_path]) == [line]
 
 
 def test_without_rows_and_labels(simclr, tmp_path, capsys):

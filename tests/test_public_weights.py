@@ -1,6 +1,8 @@
 """Public weights, timm:NAME and hf-hub:ORG/NAME, from huggingface_hub's cache, which the hub fills elsewhere."""
 
 import hashlib
+import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -251,6 +253,19 @@ def test_what_the_hub_says(said, monkeypatch, kind, why):
 
     monkeypatch.setattr(hub, "hf_hub_download", answer)
     assert f"cannot be fetched from '{REPOSITORY}' on {constants.ENDPOINT}: {why}" in said(f"timm:{NAME}")
+
+
+@pytest.mark.parametrize("usual", ["~/.cache/huggingface/hub", "file/hub"])
+def test_a_cache_that_cannot_be_written(usual, files, tmp_path, monkeypatch, caplog):
+    """As without a home folder: weights are kept in a temporary folder."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / f"idmm-{os.getuid()}" / "hub"
+    push(folder, REPOSITORY, files)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", usual)
+    assert public_weights(f"timm:{NAME}").file.is_relative_to(folder)
+    assert f"cannot write to '{usual}': public weights are kept in '{folder}'; set HF_HOME" in caplog.text
 
 
 def test_contradictions_and_classifiers(said, tmp_path, capsys):

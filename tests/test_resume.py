@@ -408,6 +408,23 @@ def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
         assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
 
 
+def test_files_that_results_do_without_cost_a_line(whole, tmp_path, capsys):
+    out, names = tmp_path / "run", ("curves.png", "confusion.png", "environment.json", "log.txt")
+    for name in names:
+        (out / name).mkdir(parents=True)  # no file can take its place
+    assert inside("finetune", out) == 0 and (out / "result.json").exists()
+    said = capsys.readouterr().err
+    assert all(f"{name} is not " in said for name in names[:3]) and f"{out}/log.txt: cannot be written (is a" in said
+    assert same(out, whole["finetune"]) and metrics(out) == metrics(whole["finetune"])
+
+
+def test_a_folder_that_became_read_only(cut, tmp_path, monkeypatch, capsys):
+    out = shutil.copytree(cut["pretrain"], tmp_path / "run")
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(out))  # root may write to any
+    assert inside("pretrain", out) == 2
+    assert lines(capsys) == [f"out: cannot write to '{out}'; make the folder writable or name another"]
+
+
 def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
     """torch's writer hides the system's error; the line still names the file, once."""
     out, count = tmp_path / "run", []

@@ -12,6 +12,7 @@ from idmm.data.datasets import open_splits
 from idmm.data.loaders import one_thread
 from idmm.errors import RunError
 from idmm.files import filling, write_json
+from idmm.progress import drawing
 from idmm.report import pictures
 
 ROWS = {"raw pixels": "pixel_knn", "from scratch": "scratch_top1", "idmm train": "idmm_top1"}
@@ -49,7 +50,8 @@ def demo(given: DemoConfig) -> dict:
     title = f"{counts['images']:,} images, {counts['labelled']:,} of them labelled"
     rows = {label: scores[name] for label, name in ROWS.items()}
     one_class = tested["largest_class"]
-    pictures.comparison(rows, out / "comparison.png", title, one_class=one_class, untaught=["raw pixels"])
+    with drawing("comparison.png"):
+        pictures.comparison(rows, out / "comparison.png", title, one_class=one_class, untaught=["raw pixels"])
     print(f"{title}; {given.minutes:g} min of training each; top-1 on {tested['test_size']} test images:")
     for label, values in rows.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""

@@ -20,7 +20,7 @@ from idmm.errors import UserError, listed
 from idmm.evaluate import largest_class, readouts
 from idmm.features import FrozenBackbone
 from idmm.files import made_folder, write_json, write_text
-from idmm.progress import log
+from idmm.progress import drawing, log
 from idmm.report import pictures
 from idmm.stages import STAGES
 from idmm.stages.folds import several
@@ -87,7 +87,8 @@ def fewlabel(given: FewLabelConfig) -> dict:
     text = table(result)
     write_json(out / "fewlabel.json", result)
     write_text(out / "fewlabel.md", text + "\n")
-    _draw(result, out / "fewlabel.png")
+    with drawing("fewlabel.png"):
+        _draw(result, out / "fewlabel.png")
     print(f"{text}\n\nwritten: {', '.join(str(out / name) for name in FILES)}")
     return result
 

@@ -172,12 +172,12 @@ def load_split(
     decode = partial(_decode, split, bound, data.max_pixels, scale, bands, progress)
     index, pixels = None, None
     if data.cache == "auto" and not isinstance(split.items, np.ndarray):
-        entry = CacheEntry(split, part, bound, data, scale, bands)
         try:
+            entry = CacheEntry(split, part, bound, data, scale, bands)
             if index := entry.read() or _written(entry, decode, len(split), _estimate(split, bound, data, bands)):
                 pixels = entry.pixels
         except RunError as error:
-            log.warning("%s: images are decoded at each use instead", error)
+            log.warning("%s: images are decoded at each use instead", str(error))
     index = index or decode(lambda pixels: None)
     if len(index.bad):
         _report(split, index, data.on_error)
@@ -200,7 +200,8 @@ def _written(entry: CacheEntry, decode: Callable, count: int, need: int) -> Inde
             line = "cache: '%s' has %s free, the decoded images need about %s: they are decoded at each use"
             log.info(line, entry.path.parent, size_of(free), size_of(need))
             return None
-        log.info("cache: decoding %s, about %s, kept in '%s'", counted(count, "image"), size_of(need), entry.path)
+        line = "cache: '%s' is filled, decoding %s, about %s"
+        log.info(line, entry.path, counted(count, "image"), size_of(need))
         return entry.write(decode)
 
 
@@ -273,7 +274,7 @@ def _report(split: Split, index: Index, on_error: str) -> None:
     if on_error == "fail":
         how = "--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists"
         raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
-    log.warning("data.root: left out %s that cannot be used:\n%s", count, "\n".join(lines))
+    log.warning("data.root: left out %s", "\n".join([f"{count} that cannot be used:", *lines]))
     if not len(index.good):
         raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
     if split.labels is not None:

@@ -21,7 +21,7 @@ import torch
 from idmm import config
 from idmm.data.images import Bands, Bound, CentreCrop, Scale, digest
 from idmm.data.split import Split
-from idmm.errors import RunError, UserError, reason
+from idmm.errors import RunError, reason
 from idmm.files import Lock, replacing, sweep
 
 log = logging.getLogger(__name__)
@@ -50,13 +50,13 @@ class Index:
 
 
 def cache_folder(given: str | None) -> Path:
-    """Returns ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder; UserError: no home to expand '~'."""
+    """Returns ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder; RunError: no home to expand '~'."""
     usual = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "idmm")
     folder = Path(given or os.environ.get("IDMM_CACHE") or usual)
     try:
         return folder.expanduser()
     except RuntimeError:
-        raise UserError(f"data.cache_dir: '{folder}' has no place, as there is no home folder; name another") from None
+        raise RunError(f"data.cache_dir: '{folder}' has no place, as there is no home folder") from None
 
 
 class CacheEntry:
@@ -67,6 +67,9 @@ class CacheEntry:
         data: The config's section: ``cache_dir``, and which dataset it is.
         scale: Of images deeper than 8 bits; AUTO: the range of these images.
         bands: Which channels there are; None: pictures.
+
+    Raises:
+        RunError: There is no place for it, see :func:`cache_folder`.
     """
 
     def __init__(self, split: Split, part: str, bound: Bound, data: config.Data, scale: Scale, bands: Bands | None):

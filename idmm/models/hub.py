@@ -6,7 +6,9 @@ fetch one file at a time; timm turns whatever format weights are published in in
 
 import functools
 import json
+import logging
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from idmm.errors import UserError, in_short, nearest
 from idmm.files import is_public, weights_label
 from idmm.models.build import accepts
 
+log = logging.getLogger("idmm")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 OURS = ("grey_range", "range", "bands", "file_channels")  # what idmm's own exports add to config.json
 _REASONS = {  # a subclass before its parent
@@ -108,12 +111,13 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
     name, repository, files = _registered(name, label) if kind == "timm" else (name, name, WEIGHTS)
     if os.environ.get("RANK", "0") != "0":
         disable_progress_bars()
-    file = _fetched(repository, files, revision or constants.DEFAULT_REVISION, label)
-    commit = file.relative_to(constants.HF_HUB_CACHE).parts[2]  # models--ORG--NAME/snapshots/COMMIT/FILE
+    cache = _cache(repository)
+    file = _fetched(cache, repository, files, revision or constants.DEFAULT_REVISION, label)
+    commit = file.relative_to(cache).parts[2]  # models--ORG--NAME/snapshots/COMMIT/FILE
     text = f"{kind}:{name}@{commit}"
     if kind == "timm":
         return PublicWeights(text, file, name, {})
-    about = _described(_fetched(repository, ("config.json",), commit, label), repository, label)
+    about = _described(_fetched(cache, repository, ("config.json",), commit, label), repository, label)
     return PublicWeights(text, file, f"local-dir:{file.parent}", about)
 
 
@@ -128,11 +132,23 @@ def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
     return f"{name.partition('.')[0]}.{cfg.tag}" if cfg.tag else name, cfg.hf_hub_id, files
 
 
-def _fetched(repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:
+def _cache(repository: str) -> Path:
+    """Returns huggingface_hub's cache, or a temporary folder where that has no place or cannot take the repository."""
+    usual = Path(constants.HF_HUB_CACHE)
+    place = next(folder for folder in (usual.absolute(), *usual.absolute().parents) if os.path.lexists(folder))
+    known = (usual / f"models--{repository.replace('/', '--')}").is_dir()
+    if usual.parts[0][0] != "~" and (known or place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        return usual
+    folder = Path(tempfile.gettempdir(), f"idmm-{os.getuid()}", "hub")
+    log.warning("cannot write to '%s': public weights are kept in '%s'; set HF_HOME", usual, folder)
+    return folder
+
+
+def _fetched(cache: Path, repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:
     """Returns the first of the files that a repository has, from the cache if the hub is out of reach."""
     for file in files:
         try:
-            return Path(hf_hub_download(repository, file, revision=revision))
+            return Path(hf_hub_download(repository, file, revision=revision, cache_dir=cache))
         except Exception as error:  # by version of huggingface_hub: requests', httpx's and its own kinds
             if not isinstance(error, EntryNotFoundError) or file == files[-1]:
                 where = f"'{repository}' on {constants.ENDPOINT}"

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from idmm.files import write_csv, write_text
+from idmm.progress import drawing
 from idmm.report.page import Cell, Picture, Section, TableOf, environment, html
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate, format_number
@@ -32,7 +33,8 @@ def write(out: Path, grid: dict) -> str:
     for name, text in texts.items():
         write_text(out / name, text)
     if any(found.own):
-        draw(found.own, out / "grid.png")
+        with drawing("grid.png"):
+            draw(found.own, out / "grid.png")
     write_text(out / "grid.html", page(out, found))
     return texts["grid.md"]
 

@@ -23,7 +23,7 @@ from idmm.data.split import counted
 from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError, listed
 from idmm.methods.base import Method
-from idmm.progress import counting
+from idmm.progress import counting, drawing
 from idmm.seeding import derive, seeded
 from idmm.session import Session
 from idmm.stages import Phase
@@ -37,7 +37,7 @@ from idmm.stages.assemble import (
     say_length,
     session,
 )
-from idmm.stages.results import drawing, ending, export_dense, length_result, take_best
+from idmm.stages.results import ending, export_dense, length_result, take_best
 from idmm.stages.values import standardised
 
 log = logging.getLogger("idmm")

@@ -1,9 +1,7 @@
 """What a run leaves: weights, pictures, rows of W, a classifier's figures and what they are read beside."""
 
-import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from idmm.intervals import too_narrow
 from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
-from idmm.progress import log
+from idmm.progress import drawing, log
 from idmm.session import Session
 from idmm.stages.artifacts import NAMES, PREDICTIONS, ROWS, about_rows
 from idmm.stages.assemble import Assembly, LoadedSplits
@@ -87,24 +85,13 @@ def _draw_curves(run: Session, parts: Assembly) -> None:
         save(curves_figure({"": [run.folder.metrics()]}, title), run.folder.path / "curves.png")
 
 
-@contextlib.contextmanager
-def drawing(name: str, how: str = "drawn") -> Iterator[None]:
-    """Only warns where the block cannot make a file that the run has its results without, a picture above all."""
-    try:
-        yield
-    except (RunError, Interrupted):  # the disk is full, say
-        raise
-    except Exception as error:  # a font that matplotlib cannot read, say, or too little memory
-        log.warning("%s is not %s: %s: %s", name, how, type(error).__name__, error)
-
-
 # ---------------------------------------------------------------------- what others draw and search
 def write_instances(run: Session, method: Method, classifier: str, train: ImageStore) -> None:
     """Writes ``instances.safetensors`` and ``.json``, if the method has a row for each training image."""
     if method.instance_rows is None or not run.folder.leader:
         return
     rows = method.get_parameter(method.instance_rows)  # [N, d]
-    with drawing(ROWS, "written"):
+    with drawing(ROWS, "written", fatal=(Interrupted, RunError)):  # a full disk: the same command ends the run
         about = json.dumps(about_rows(classifier, train)) + "\n"
         rows = rows.detach().float().cpu().contiguous()
         path = run.folder.path

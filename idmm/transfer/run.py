@@ -13,7 +13,7 @@ from pathlib import Path
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import write_json, write_text
-from idmm.progress import log
+from idmm.progress import drawing, log
 from idmm.stages import STAGES
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan, Job
@@ -68,9 +68,10 @@ class Grid:
     def mark_failed(self, job: Job, error: str) -> None:
         """Marks a job, and with it its cells, as failed: until the command is repeated."""
         log.warning("%s failed: %s", job.title, error)
-        self._starts(job.key).unlink(missing_ok=True)
         record = {"title": job.title, "error": error, "log": f"{job.folder}/log.txt", "time": time.time()}
-        write_text(self._failure(job.key), json.dumps(record) + "\n")
+        with drawing(f"jobs/{job.key}.failed.json", "written"):
+            self._starts(job.key).unlink(missing_ok=True)
+            write_text(self._failure(job.key), json.dumps(record) + "\n")
 
     def forget_failures(self) -> None:
         """Lets a new start try failed jobs again."""
@@ -142,11 +143,13 @@ class Grid:
     def under_way(self, job: Job) -> Iterator[None]:
         """Counts a start of a job, and forgets it when the block ends, which a kill prevents."""
         path = self._starts(job.key)
-        write_text(path, str(self.count(job.key) + 1))
+        with drawing(path.name, "written"):
+            write_text(path, str(self.count(job.key) + 1))
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with drawing(path.name, "removed"):
+                path.unlink(missing_ok=True)
 
 
 def attempt(grid: Grid, job: Job) -> str | None:
