@@ -93,7 +93,8 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
             self.write_config(config)
         for folder in (self.path, self.path / "last"):
-            sweep(folder)
+            with contextlib.suppress(OSError):  # a finished run may be read-only
+                sweep(folder)
         return used
 
     def write_config(self, config: Any) -> None:
@@ -105,8 +106,10 @@ class RunFolder:
         try:
             free = self._lock.acquire()
         except OSError as error:
+            if self._result_file.exists():  # finished: there is nothing to write
+                return
             raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}); wanted a folder") from None
-        if not os.access(self.path, os.W_OK | os.X_OK):  # 'last' alone can be written to
+        if not os.access(self.path, os.W_OK | os.X_OK) and not self._result_file.exists():  # 'last' alone can be
             raise UserError(f"out: cannot write to '{self.path}'; make the folder writable or name another")
         if not free:
             raise UserError(f"out: '{self.path}' is in use by another run; wait for it or name another folder")

@@ -16,6 +16,7 @@ from helpers import STAGES, distance, inside, metrics, outside, same, start, sta
 
 from idmm import engine, environment
 from idmm.errors import Interrupted
+from idmm.files import Lock
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
 
@@ -268,11 +269,17 @@ def test_metrics_are_mended(cut, whole, tmp_path):
 
 
 # ------------------------------------------------------------------ the folder
-@pytest.mark.parametrize(("stage", "own_process"), [("pretrain", False), ("finetune", False), ("pretrain", True)])
-def test_finished_run_does_nothing(stage, own_process, whole, capsys):
+@pytest.mark.parametrize(("stage", "own_process"), [("pretrain", False), ("finetune", "read-only"), ("pretrain", True)])
+def test_finished_run_does_nothing(stage, own_process, whole, monkeypatch, capsys):
     out, line = whole[stage], f"{whole[stage]}: finished already, nothing to do"
     before = snapshot(out)
-    if own_process:
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    if own_process == "read-only":
+        monkeypatch.setattr(Lock, "acquire", refuse)
+    if own_process is True:
         outside(stage, out)
         assert out.with_name(f"{out.name}.err").read_text().splitlines() == [line]
     else:
