@@ -183,6 +183,10 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(RunError(f"{error.filename or 'a file'}: cannot be written ({reason(error)})"), file=sys.stderr)
             return RunError.exit_code
+        if "temporary directory" in str(error):  # of Python's tempfile and of matplotlib
+            line = "environment: no temporary folder can be written; set TMPDIR to one that can"
+            print(UserError(f"{line} ({reason(error)})"), file=sys.stderr)
+            return UserError.exit_code
         if error.errno not in (errno.EACCES, errno.ENAMETOOLONG, errno.EROFS) or error.filename is None:
             raise
         print(UserError(f"'{error.filename}': {reason(error)}; wanted a path that can be used"), file=sys.stderr)

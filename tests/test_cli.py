@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -419,6 +420,14 @@ def test_a_disk_that_is_full_or_read_only(code, exit_code, monkeypatch, capsys):
     monkeypatch.setattr("idmm.cli._run", fail)
     (line,) = refused(capsys, ["pretrain"], exit_code)
     assert "place" in line and os.strerror(code).lower() in line
+
+
+def test_no_temporary_folder(monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
+    monkeypatch.setattr("idmm.cli._run", lambda *_: tempfile.gettempdir())
+    (line,) = refused(capsys, ["pretrain"])
+    assert line.startswith("environment: no temporary folder can be written; set TMPDIR to one that can (")
 
 
 @BOTH
