@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Callable, Iterable
 from os.path import commonprefix
 from typing import Any
@@ -59,6 +60,11 @@ def checked(*checks: Callable[[], Any]) -> list:
     return found
 
 
+def one_line(text: str) -> str:
+    """Returns a name with its line ends and other control characters escaped, so that it takes one line."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
 def reason(error: Exception) -> str:
     """Returns in a few small letters why a file operation failed, e.g. ``no such file or directory``."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
@@ -99,13 +105,13 @@ def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> li
     lines = []
     for why, alike in groups.items():
         places = alike if len(alike) <= most else [f"{len(alike)} files ({listed(alike, most)})"]
-        lines += [f"{place}: {why}" for place in places]
+        lines += [one_line(f"{place}: {why}") for place in places]
     return lines
 
 
 def capped(lines: list[str], most: int = 20, begin: str = "  ") -> list[str]:
     """Cuts a list of lines after ``most`` of them, and counts the rest in a line that begins as they do."""
-    return lines[:most] + ([f"{begin}and {len(lines) - most} more"] if len(lines) > most else [])
+    return [*map(one_line, lines[:most])] + ([f"{begin}and {len(lines) - most} more"] if len(lines) > most else [])
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:

@@ -71,4 +71,4 @@ def warmup_length(epochs: float, steps_per_epoch: int, steps: int) -> tuple[int,
     if wanted < steps:
         return wanted, None
     shorter = steps // 10
-    return shorter, f"warm-up of {wanted} steps shortened to {shorter}: the run has {steps} steps"
+    return shorter, f"warm-up of {wanted} steps shortened to {shorter}: the run has {steps} step{'s' * (steps != 1)}"

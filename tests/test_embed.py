@@ -95,11 +95,13 @@ def test_nearest_first(run, images, tmp_path, capsys):
 
 def test_names_that_cannot_be_drawn_as_they_are(run, tmp_path, capfdbinary):
     name = b"caf\xe9.png"
-    for i, image in enumerate((name, b"$\\frac$.png", b"b.png")):
+    for i, image in enumerate((name, b"$\\frac$.png", b"line\nend.png")):
         paint(tmp_path / "images" / os.fsdecode(image), seed=i)
     query, out = tmp_path / "images" / os.fsdecode(name), tmp_path / "s.png"
     assert call(["similar", "--init", run, "--out", out, query, tmp_path / "images"]) == 0
-    assert Image.open(out).size[0] > 300 and b"$\\frac$.png" in capfdbinary.readouterr().out
+    lines = capfdbinary.readouterr().out.splitlines()
+    assert Image.open(out).size[0] > 300 and len(lines) == 2, "a line a picture, also where its name has a line end"
+    assert {line.rpartition(b"/")[2] for line in lines} == {b"$\\frac$.png", rb"line\nend.png"}
 
 
 def test_mistakes_of_similar(run, images, tmp_path, capsys):

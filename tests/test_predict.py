@@ -157,7 +157,7 @@ def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
 # ---------------------------------------------------------------------- files that are odd
 def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     paint(tmp_path / "in" / "deep" / "down" / "good.png")
-    (tmp_path / "in" / "broken.jpg").write_bytes(b"\xff\xd8\xff no more")
+    (tmp_path / "in" / "bro\nken.jpg").write_bytes(b"\xff\xd8\xff no more")
     (tmp_path / "in" / "empty.png").touch()
     paint(tmp_path / "in" / "huge.png", size=(40, 40))
     paint(tmp_path / "in" / ".hidden.png")
@@ -169,7 +169,8 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     assert "passed over 1 file of other kinds" in said.err
     lines = said.err[said.err.index("paths: left out") :].splitlines()
     assert lines[0] == "paths: left out 3 of 4 images that cannot be read:"
-    assert lines[1].startswith(f"  {tmp_path}/in/broken.jpg: ") and lines[2] == f"  {tmp_path}/in/empty.png: empty file"
+    assert lines[1].startswith(f"  {tmp_path}/in/bro\\nken.jpg: ")
+    assert lines[2] == f"  {tmp_path}/in/empty.png: empty file"
     assert lines[3] == f"  {tmp_path}/in/huge.png: 40 x 40 = 1600 pixels, more than max_pixels 1000"
     named = tmp_path / "in" / "notes.txt"  # a file that is named is tried, whatever it is called
     lines = refused(capsys, [*given, named, tmp_path / "in" / "empty.png", "--out", tmp_path / "p.csv"])

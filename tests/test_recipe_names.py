@@ -59,6 +59,9 @@ def test_a_file_of_that_name_comes_first(tmp_path):
 def test_no_such_recipe_is_a_line(capsys):
     line = "is no file and no recipe's name; did you mean 'idmm_fast'?; 'idmm configs' lists them"
     assert refused(capsys, ["pretrain", "--config", "idm_fast"]) == [f"--config: 'idm_fast' {line}"]
+    line = "is a recipe of idmm pretrain, not of this command; 'idmm configs' lists those of each"
+    for command in ("finetune", "train"):
+        assert refused(capsys, [command, "--config", "idmm_fast"])[:1] == [f"--config: 'idmm_fast' {line}"]
 
 
 def test_names_in_grids_and_from_python(tmp_path):

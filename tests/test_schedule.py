@@ -82,6 +82,7 @@ def test_warmup_not_shorter_than_the_run_is_shortened_and_said():
     assert warmup_length(0, 10, 100) == (0, None)
     assert warmup_length(10, 10, 100) == (10, "warm-up of 100 steps shortened to 10: the run has 100 steps")
     assert warmup_length(10, 1, 5)[0] == 0
+    assert warmup_length(2, 1, 1) == (0, "warm-up of 2 steps shortened to 0: the run has 1 step")
 
 
 def test_recipes_of_the_families():

@@ -12,6 +12,7 @@ from idmm import similarity
 from idmm.data.cache import ImageStore
 from idmm.data.composite import picture
 from idmm.data.split import counted
+from idmm.errors import one_line
 from idmm.files import write_csv
 from idmm.pictures import COLOURS, save, shortened
 from idmm.progress import aligned
@@ -73,7 +74,7 @@ def _class(seen: Explored, *numbers: int) -> list[str | None]:
 
 def _worst(rows: list[list], count: int) -> list[str]:
     """The first rows of a table as lines."""
-    shown = [["" if cell is None else str(cell) for cell in row] for row in rows[: 1 + min(count, WORST)]]
+    shown = [["" if cell is None else one_line(str(cell)) for cell in row] for row in rows[: 1 + min(count, WORST)]]
     return [f"  {line}" for line in aligned(shown)] if count else []
 
 

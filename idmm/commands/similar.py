@@ -8,7 +8,7 @@ import numpy as np
 from idmm.commands.inputs import inputs, network_options, print_bytes, say_unreadable
 from idmm.config.usage import SimilarConfig
 from idmm.data.readers.folder import same_place
-from idmm.errors import UserError
+from idmm.errors import UserError, one_line
 from idmm.progress import log
 
 DRAWN = 256  # short side of the images in the picture (pixels)
@@ -41,7 +41,8 @@ def similar(given: SimilarConfig) -> None:
     cosines = _unit(found.features) @ _unit(query.features)[0]  # [N]
     nearest = np.argsort(-cosines, kind="stable")[: given.top_k]
     shown = [(found.paths[i], float(cosines[i])) for i in nearest]
-    print_bytes("".join(f"{cosine:.4f}  {path}\n" for path, cosine in shown).encode("utf-8", "surrogateescape"))
+    lines = (f"{cosine:.4f}  {one_line(path)}\n" for path, cosine in shown)
+    print_bytes("".join(lines).encode("utf-8", "surrogateescape"))
     middle = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
     log.info("cosine, %s", middle)
     _draw(given, shown, embedder.picture, f"cosine: {middle}")

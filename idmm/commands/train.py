@@ -132,7 +132,7 @@ def train(given: TrainCommand | dict | str) -> dict:
     if state is None:
         ends = time.strftime("%H:%M", time.localtime(time.time() + began - clock.now() + 60 * given.minutes))
         more = ", and as long again for --compare" if given.compare else ""
-        log.info("%g minutes, until about %s%s", given.minutes, ends, more)
+        log.info("%g minute%s, until about %s%s", given.minutes, "s" * (given.minutes != 1), ends, more)
     else:
         check_comparison(given, state.plan.way, state.plan.pseudolabel)  # which may be asked for by now
     try:

@@ -98,6 +98,9 @@ def located(name: str | Path, stage: str | None = None) -> Path:
     found = known.get(plain) or known.get(f"{stage}/{plain}")
     if found or path.exists() or path.is_absolute() or path.suffix in (".yaml", ".yml"):
         return found or path
+    if others := [other for other in STAGES if f"{other}/{plain}" in known]:
+        what = f"is a recipe of idmm {listed(others)}, not of this command"
+        raise UserError(f"--config: '{name}' {what}; 'idmm configs' lists those of each")
     names = [*(key.removeprefix(f"{stage}/") for key in known), *known]
     what = "is no file and no recipe's name"
     raise UserError(f"--config: '{name}' {what}{nearest(plain, names)}; 'idmm configs' lists them")

@@ -393,7 +393,7 @@ def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[
 def check_val(parts: Assembly, splits: Splits) -> None:
     """Raises UserError where a run would choose by the images that it reports."""
     if parts.stage.needs_val(parts.config) and splits.val is None:
-        how = "wanted last, or test images beside val (a test folder, with a val folder or --data.val_fraction 0.2)"
+        how = "wanted both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
         raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
 
 

@@ -11,6 +11,7 @@ from idmm.config import PretrainConfig, parsing
 from idmm.config.recipes import learns_labels
 from idmm.config.train import MONITORED
 from idmm.data.cache import ImageStore
+from idmm.data.split import counted
 from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError, UserError
 from idmm.methods import Method
@@ -102,7 +103,8 @@ def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop) -> 
     export(run, loop, parts, splits, splits.train.classes if tested else None)
     write_instances(run, loop.method, config.method.classifier, splits.train)
     last, start = run.folder.last_metrics(), run.folder.remembered("start") or {}
-    log.info("%s: loss %.4f after %d epochs; backbone.safetensors written", config.out, last["loss"], epochs)
+    after = counted(epochs, "epoch")
+    log.info("%s: loss %.4f after %s; backbone.safetensors written", config.out, last["loss"], after)
     if start:
         log.info("kNN accuracy: %.1f before the first step, %.1f at the end", start["start_knn"], last["knn"])
     return {
