@@ -158,7 +158,8 @@ class RunFolder:
         lines = compare(self._images, fingerprint) if self._images else []
         lines = distributed.broadcast(lines)
         if lines:
-            raise UserError(*lines, f"data.root: the images changed since the run in '{self.path}' began")
+            what = f"the images changed since the run in '{self.path}' began"
+            raise UserError(*lines, f"data.root: {what}; restore them or use a new --out")
         if not self._images:
             self.remember("images", fingerprint)
         if self.leader:

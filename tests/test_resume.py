@@ -377,7 +377,8 @@ def test_images_changed_since(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert inside("pretrain", out, **options) == 2
     *faults, last = lines(capsys)
-    assert last == f"data.root: the images changed since the run in '{out}' began"
+    line = f"data.root: the images changed since the run in '{out}' began; restore them or use a new --out"
+    assert last == line
     assert "train/cat/0.png" in "\n".join(faults)
     assert "train/dog/1.png" in "\n".join(faults) and "train/dog/new.png" in "\n".join(faults)
     assert snapshot(out) == before

@@ -136,7 +136,7 @@ def _cache(repository: str) -> Path:
     """Returns huggingface_hub's cache, or a temporary folder where that has no place or cannot take the repository."""
     usual = Path(constants.HF_HUB_CACHE)
     place = next(folder for folder in (usual.absolute(), *usual.absolute().parents) if os.path.lexists(folder))
-    known = (usual / f"models--{repository.replace('/', '--')}").is_dir()
+    known = os.path.isdir(usual / f"models--{repository.replace('/', '--')}")
     if usual.parts[0][0] != "~" and (known or place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         return usual
     folder = Path(tempfile.gettempdir(), f"idmm-{os.getuid()}", "hub")
