@@ -105,8 +105,8 @@ class ExportConfig:
     init: str
     """A run folder: with its classifier where it has one, else the backbone."""
     format: Literal["onnx", "timm", "hf"]
-    """'onnx' (needs the extra 'export') is a file; 'timm' a folder with config.json,
-    model.safetensors and README.md, the model card; 'hf' the same with what the Hugging Face Hub reads from a card."""
+    """'onnx', a file (needs the extra 'export'), 'timm', a folder with config.json, model.safetensors and README.md,
+    the model card, or 'hf', the same with what the Hugging Face Hub reads from a card."""
     out: str
     """What to write: a file ending in .onnx, or a folder that is new or empty."""
     data: RunImages = field(default_factory=RunImages)

@@ -45,7 +45,7 @@ class GridConfig:
     STAGES: ClassVar[dict[str, type]] = KINDS  # whose flags it takes, as --pretrain.train.lr
 
     out: str
-    """Folder for all runs and the grid (required)."""
+    """Folder for all runs and the grid."""
     sources: list[Any] = Field(default_factory=list)
     """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A root without a
     name is a folder; without a label it is called by the last part of its path."""
