@@ -264,7 +264,9 @@ def test_a_cache_that_cannot_be_written(usual, files, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", usual)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "file/token")
     assert public_weights(f"timm:{NAME}").file.is_relative_to(folder)
+    assert constants.HF_TOKEN_PATH == str(folder / "token")
     assert f"cannot write to '{usual}': public weights are kept in '{folder}'; set HF_HOME" in caplog.text
 
 

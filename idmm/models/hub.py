@@ -140,6 +140,8 @@ def _cache(repository: str) -> Path:
     if usual.parts[0][0] != "~" and (known or place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         return usual
     folder = Path(tempfile.gettempdir(), f"idmm-{os.getuid()}", "hub")
+    if not os.access(constants.HF_TOKEN_PATH, os.R_OK):  # in another user's home, which is an error there
+        constants.HF_TOKEN_PATH = str(folder / "token")
     log.warning("cannot write to '%s': public weights are kept in '%s'; set HF_HOME", usual, folder)
     return folder
 
