@@ -1,4 +1,4 @@
-"""Accuracy over seconds: raw pixels, training from scratch, pretraining, joint training (docs/minutes.md).
+"""Accuracy over seconds: the baseline, training from scratch, pretraining, joint training (docs/minutes.md).
 
     python benchmarks/small_sets.py ... --out sets                         the images, see there
     python benchmarks/accuracy_over_time.py --sets sets --out runs/over_time
@@ -142,7 +142,7 @@ def _run(commands: list[list], place: Path, core: int) -> dict:
                 raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}, see {log.name}")
             return {"top1": None, "refused": last}
     result = json.loads((place / "result.json").read_text())
-    found = {name: result.get(name) for name in ("top1", "pixel_knn", "largest_class", "test_size", "train_size")}
+    found = {name: result.get(name) for name in ("top1", "baseline_top1", "largest_class", "test_size", "train_size")}
     kept = place / "train.json"
     if kept.exists() and (labelled := json.loads(kept.read_text()).get("pseudolabels")):
         found["alike"] = labelled["alike"]
@@ -152,16 +152,21 @@ def _run(commands: list[list], place: Path, core: int) -> dict:
 # ---------------------------------------------------------------------- what came of it
 def table(records: list[dict]) -> str:
     """Returns mean and spread over seeds as Markdown: a row for a set, labels and minutes, a column for each way."""
-    lines = ["| set | labels | minutes | raw pixels | " + " | ".join(SEEDS) + " |", "|---" * (4 + len(SEEDS)) + "|"]
+    lines = ["| set | labels | minutes | no network | " + " | ".join(SEEDS) + " |", "|---" * (4 + len(SEEDS)) + "|"]
     cells: dict[tuple, dict[str, list[dict]]] = {}
     for record in sorted(records, key=lambda one: (one["set"], one["labels"] or 999, one["minutes"], one["seed"])):
         key = record["set"], record["labels"] or "all", f"{record['minutes']:g}"
         cells.setdefault(key, {}).setdefault(record["way"], []).append(record)
     for key, ways in cells.items():
-        pixels = {r["seed"]: r["pixel_knn"] for of in ways.values() for r in of if r["pixel_knn"] is not None}
-        shown = [_shown(list(pixels.values())), *(_shown([r["top1"] for r in ways.get(way, ())]) for way in SEEDS)]
+        floors = {r["seed"]: value for of in ways.values() for r in of if (value := _floor(r)) is not None}
+        shown = [_shown(list(floors.values())), *(_shown([r["top1"] for r in ways.get(way, ())]) for way in SEEDS)]
         lines.append(f"| {' | '.join(map(str, key))} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def _floor(record: dict) -> float | None:
+    """Accuracy without a network: the baseline's; in results of earlier versions that of kNN on raw pixels."""
+    return record.get("baseline_top1", record.get("pixel_knn"))
 
 
 def _shown(values: list[float]) -> str:
@@ -191,9 +196,8 @@ def draw(records: list[dict], name: str, path: Path) -> None:
                 axis.plot(seconds, [statistics.mean(y) for _, y in points], "o-", color=COLOURS[way], label=way)
                 low, high = ([pick(y) for _, y in points] for pick in (min, max))
                 axis.fill_between(seconds, low, high, color=COLOURS[way], alpha=0.15, linewidth=0)
-        pixels = [record["pixel_knn"] for record in of if record["pixel_knn"] is not None]
-        if pixels:
-            axis.axhline(statistics.mean(pixels), color="black", linestyle=":", label="raw pixels (kNN)")
+        if floors := [value for record in of if (value := _floor(record)) is not None]:
+            axis.axhline(statistics.mean(floors), color="black", linestyle=":", label="without a network")
         axis.set(title=f"{name}, {title}", xscale="log", xlabel="seconds, everything counted")
         axis.set_xticks([60, 180, 600], ["60", "180", "600"])
         axis.minorticks_off()

@@ -102,7 +102,7 @@ def measured(data: Path, run: Path) -> dict:
     """Returns the figures of each score for duplicates and labels."""
     from idmm.commands.explore import HASHES, features, hash_vectors, opened
     from idmm.config.usage import ExploreConfig
-    from idmm.data.looks import small
+    from idmm.data.images import resized
     from idmm.similarity import label_margins, likely_duplicates, nearest, unit_rows
     from idmm.stages.artifacts import config_of
 
@@ -113,7 +113,8 @@ def measured(data: Path, run: Path) -> dict:
     moved = np.array([name in faults["moved"] for name in seen.store.names])
     strange = np.array([name in faults["strangers"] for name in seen.store.names])
     hashes = hash_vectors(seen.store)
-    thumbs = [small(seen.store.image(i).permute(1, 2, 0).numpy(), 1.0) for i in range(len(place))]
+    images = (seen.store.image(i).permute(1, 2, 0).numpy() for i in range(len(place)))
+    thumbs = [resized(image, 32, 32, Image.Resampling.BOX) for image in images]
     pixels = unit_rows(np.array(thumbs, dtype=np.float32).reshape(len(place), -1))
     frozen = unit_rows(features(given, config, seen.store))
     forms = {"rows": unit_rows(seen.rows), "features": frozen, "raw pixels": pixels}

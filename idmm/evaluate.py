@@ -213,17 +213,17 @@ def largest_class(truth) -> tuple[int, float]:
     return int(count.argmax()), float(100 * count.max() / count.sum())
 
 
-def remarks(scores: dict, truth, classes: Sequence[str], pixel_knn: float | None = None) -> list[str]:
+def remarks(scores: dict, truth, classes: Sequence[str], baseline_top1: float | None = None) -> list[str]:
     """Returns what a top-1 accuracy must not be read without, a line each; nothing where there is no such thing.
 
     That is, that it is no better than naming the largest class every time (its 95 % interval reaches down to that), or
-    no better than ``pixel_knn`` (percent).
+    no better than ``baseline_top1`` (percent).
 
     Args:
         scores: With ``top1`` and ``top1_interval`` (percent).
         truth: True classes [M].
         classes: Their names.
-        pixel_knn: Accuracy without a network (percent), where it is known.
+        baseline_top1: Accuracy of logistic regression on hand-made features (percent), if it is known.
     """
     top1, (low, high) = scores["top1"], scores["top1_interval"]
     (largest, share), count, lines = largest_class(truth), len(truth), []
@@ -231,9 +231,9 @@ def remarks(scores: dict, truth, classes: Sequence[str], pixel_knn: float | None
         line = f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than naming one "
         line += f"class every time: '{classes[largest]}' is {share:.1f} % of the {count} test images"
         lines.append(line)
-    if pixel_knn is not None and top1 <= pixel_knn:
-        near = f"comparing raw pixels with those of the training images (kNN, {pixel_knn:.1f} %)"
-        lines.append(f"top-1 {top1:.1f} % is no better than {near}")
+    if baseline_top1 is not None and top1 <= baseline_top1:
+        what = f"logistic regression on hand-made features, which takes seconds ({baseline_top1:.1f} %)"
+        lines.append(f"top-1 {top1:.1f} % is no better than {what}")
     return lines
 
 

@@ -361,4 +361,4 @@ def test_the_check_takes_what_the_files_hold(root, tmp_path, capsys):
     text = capsys.readouterr().out
     assert text.splitlines()[1] == "channels: 5 channels: --data.in_chans 5"
     found = json.loads((tmp_path / "c/check.json").read_text())
-    assert len(found["range"]) == 5 and found["floor"]["pixel_knn"] > 0
+    assert len(found["range"]) == 5 and found["floor"]["baseline_top1"] > 0

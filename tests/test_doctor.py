@@ -6,14 +6,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from folders import paint, section, tree, tuned
+from folders import paint, section, tree
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
 
+from idmm import baseline
 from idmm.cli import main
-from idmm.data import doctor
 from idmm.data.doctor import check
-from idmm.stages import results
 
 
 def photos(root, split, name, numbers):
@@ -142,7 +141,7 @@ def test_what_suffices_for_pretraining_is_no_fault(form, tmp_path, capsys):
     assert main(["data", "check", "folder", "--root", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "layout: pretraining can use these images, fine-tuning needs more:\n  data.root: " in out
-    assert out.endswith("nothing that should be mended\n") and ("floor" in out) == (form == "train alone")
+    assert out.endswith("nothing that should be mended\n") and ("the baseline" in out) == (form == "train alone")
     assert ("--data.val_fraction" in out) == (form == "train alone")
 
 
@@ -217,29 +216,12 @@ def test_one_colour_images_of_different_colours_are_told_apart(tmp_path):
 
 
 # ---------------------------------------------------------------------- the floor
-def test_the_floor_is_the_pixel_knn_of_a_run(tmp_path, capsys, monkeypatch):
-    """To the last digit, at the run's size, on images that are larger or smaller than what it keeps of them."""
-    monkeypatch.setattr(doctor, "SIZE", 32)
-    train = {"a": 12, "b": 12, "c": 12}
-    for side in (24, 160):
-        root = tree(tmp_path / f"d{side}", train=train, val={"a": 2, "b": 2, "c": 2}, test={"a": 6, "b": 6, "c": 7})
-        for seed, path in enumerate(sorted(root.rglob("*.png"))):
-            paint(path, seed, (side, side + 9))
-        own = {"stages": [{"size": 32}], "augment__scale": [0.35, 1.0], "train__epochs": 30, "train__eval_every": 30}
-        assert tuned(tmp_path / f"run{side}", root, **own) == 0
-        wanted = json.loads((tmp_path / f"run{side}/result.json").read_text())["pixel_knn"]
-        _, said, found = checked(root, tmp_path / "c", capsys)
-        floor = found["floor"]
-        assert floor["pixel_knn"] == wanted and (floor["images"], floor["of"]) == (19, "test")
-        line = f"the floor to beat: kNN of raw pixels {wanted:.1f} % (largest class 36.8 %), on 19 test images at "
-        assert line in said
-
-
 def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys, monkeypatch):
     root = tree(tmp_path / "d", train={"a": 10, "b": 10})
     (root / "train/a/0.png").write_text("no image")
     _, said, found = checked(root, tmp_path / "c", capsys)
     assert found["floor"]["images"] in (3, 4) and found["floor"]["of"] == "train"
-    assert "held-out training images at 224 px" in said
-    monkeypatch.setattr(results, "PAIRS", 8)  # of many images few are compared
-    assert checked(root, tmp_path / "c", capsys)[2]["floor"]["images"] == 2
+    assert "held-out training images at 64 px" in said
+    monkeypatch.setattr(baseline, "MOST", 10)  # of many images a part is used
+    floor = checked(root, tmp_path / "c", capsys)[2]["floor"]
+    assert floor["train_images"] + floor["images"] <= 10

@@ -14,7 +14,17 @@ FLOORS = (
     + ("losses", "pictures", "confusion"),
     ("data", "models", "optim", "checkpoint", "environment"),
     ("methods",),
-    ("evaluate", "evaluate_dense", "calibrate", "network", "features", "inference", "inference_dense", "monitor")
+    (
+        "evaluate",
+        "evaluate_dense",
+        "baseline",
+        "calibrate",
+        "network",
+        "features",
+        "inference",
+        "inference_dense",
+        "monitor",
+    )
     + ("similarity", "session", "engine"),
     ("stages",),
     ("transfer", "report", "export", "commands", "cli"),

@@ -152,9 +152,9 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     sizes = [read(out / place / "result.json")["train_size"] for place in ("stage1", "teacher", "")]
     assert sizes == [22, 4, 22]
     assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
-    floor = read(out / "teacher/result.json")["pixel_knn"]
-    assert read(out / "result.json")["pixel_knn"] == kept["result"]["pixel_knn"] == floor
-    assert f"kNN of raw pixels by the given labels: {floor:.1f} %" in said
+    floor = read(out / "teacher/result.json")["baseline_top1"]
+    assert read(out / "result.json")["baseline_top1"] == kept["result"]["baseline_top1"] == floor
+    assert f"the baseline, by the given labels: {floor:.1f} %" in said
     spent = sum(read(out / place / "result.json")["seconds"] for place in ("stage1", "teacher", ""))
     assert spent < 60 * 0.5 * 1.3, "all together"
 
@@ -194,7 +194,7 @@ RESULT = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_
         ({}, (5.0, 0.01), "  the difference: +5.0 points, a gain (p = 0.01)"),
         ({}, (-5.0, 0.01), "  the difference: -5.0 points, a loss (p = 0.01)"),
         ({}, (5.0, 0.1), "  the difference: +5.0 points, too small to tell from chance (p = 0.1)"),
-        ({"pixel_knn": 40.0}, None, "  the largest class every time: 50.0 %"),
+        ({"baseline_top1": 40.0}, None, "  the largest class every time: 50.0 %"),
     ],
 )
 def test_what_is_said(more, gain, line, capsys):

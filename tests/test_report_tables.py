@@ -166,14 +166,14 @@ def test_runs_that_say_one_class_crown_nothing():
     assert "‡" not in better and "tie: stamps, coins" in better
 
 
-def test_cells_below_raw_pixels_are_marked():
+def test_cells_below_the_baseline_are_marked():
     """Also where another run of the target tells; a target whose images are not compared has no mark."""
-    cells = [cell("a", top1=60.0, pixel_knn=70.0), cell("b", top1=70.5), cell("c", top1=10.0, target="dtd")]
+    cells = [cell("a", top1=60.0, baseline_top1=70.0), cell("b", top1=70.5), cell("c", top1=10.0, target="dtd")]
     found = table(cells).cells
-    assert {row.source: one.below_pixels for (_, row, _), one in found.items()} == {"a": True, "b": False, "c": False}
+    assert {row.source: one.below_baseline for (_, row, _), one in found.items()} == {"a": True, "b": False, "c": False}
     assert "60.0§" in rendered("grid.md", cells) and "70.5§" not in rendered("grid.md", cells)
-    assert "§: below kNN on raw pixels, which learns nothing" in rendered("grid.md", cells)
-    assert "below kNN on raw pixels" in rendered("grid.html", cells) and r"$^\S$" in rendered("grid.tex", cells)
+    assert "§: below the baseline, logistic regression on hand-made features" in rendered("grid.md", cells)
+    assert "below the baseline" in rendered("grid.html", cells) and r"$^\S$" in rendered("grid.tex", cells)
 
 
 def test_runs_that_name_one_class_do_not_tell_how_far_seeds_move_the_others():

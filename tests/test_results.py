@@ -9,7 +9,7 @@ import safetensors.torch
 import timm
 import torch
 import transfers
-from folders import opened, paint, result, tree
+from folders import result, tree
 from helpers import flags, inside, logged, metrics, refused, same, state
 from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
@@ -23,7 +23,6 @@ from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.pictures import save
 from idmm.seeding import numpy_rng
-from idmm.stages import results
 
 EPOCHS = 6  # of the second stage
 BEST = dict(
@@ -74,7 +73,7 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     assert found["top1"] == pytest.approx(25 * sum(hits))
     assert found["mean_per_class"] == pytest.approx(100 * (hits[0] / 3 + hits[1]) / 2)
     assert found["top1_interval"] == pytest.approx([100 * float(bound) for bound in evaluate.wilson(sum(hits), 4)])
-    assert found["largest_class"] == 75 and 0 <= found["pixel_knn"] <= 100 and "kept_epoch" not in found
+    assert found["largest_class"] == 75 and 0 <= found["baseline_top1"] <= 100 and "kept_epoch" not in found
     for row, right, images, other in zip(rows, hits, (3, 1), ("кот", "dog, big"), strict=True):
         wrong = images - right
         assert float(row["accuracy"]) == pytest.approx(100 * right / images, abs=0.01)
@@ -82,7 +81,7 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     text = logged(out)
     low, high = found["top1_interval"]
     assert f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {found['mean_per_class']:.2f}, " in text
-    assert f"largest class 75.00, kNN of raw pixels {found['pixel_knn']:.2f}" in text
+    assert f"largest class 75.00, the baseline {found['baseline_top1']:.2f}" in text
     assert "than naming one class every time: 'dog, big' is 75.0 % of the 4 test images" in text
     with Image.open(out / "confusion.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 200
@@ -106,29 +105,7 @@ def test_remarks():
     (named,) = said(30)
     assert "(37.7 to 62.3), than naming one class every time: 'a' is 50.0 % of the 60 test images" in named
     assert len(said(37)) == 1 and said(38) == [], "49.0 and 50.7 are the lower bounds"
-    assert "(kNN, 80.0 %)" in said(48, pixel_knn=80.0)[0] and said(48, pixel_knn=79.0) == []
-
-
-def test_raw_pixels_against_a_naive_vote(tmp_path):
-    root = tree(tmp_path / "images", train={"a": 4, "b": 4, "c": 4}, test={"a": 3, "b": 3, "c": 3})
-    for seed, path in enumerate(sorted(root.rglob("*.png"))):
-        paint(path, seed, (24, 24))
-    bounds = {"train": None, "test": CentreCrop(12, 0.5)}  # the middle 12 x 12 pixels of 24 x 24
-    train, test = (opened(root, b, part, keep="off", labelled=True) for part, b in bounds.items())
-
-    def pixels(store, box):
-        images = [Image.fromarray(store.image(i).permute(1, 2, 0).numpy()).crop(box) for i in range(len(store))]
-        return np.stack([np.asarray(image.resize((32, 32), Image.Resampling.BOX), float).ravel() for image in images])
-
-    rows = pixels(train, (6, 6, 18, 18))
-    mean, hits = rows.mean(0), 0
-    for row, label in zip(pixels(test, (0, 0, 12, 12)) - mean, test.labels, strict=True):
-        likeness = [row @ other / np.linalg.norm(row) / np.linalg.norm(other) for other in rows - mean]
-        votes = np.zeros(3)
-        for i in np.argsort(likeness)[-5:]:
-            votes[train.labels[i]] += np.exp(likeness[i] / 0.07)
-        hits += votes.argmax() == label
-    assert results.pixel_knn(train, test) == pytest.approx(100 * hits / 9)
+    assert "takes seconds (80.0 %)" in said(48, baseline_top1=80.0)[0] and said(48, baseline_top1=79.0) == []
 
 
 # ------------------------------------------------------------------ the picture

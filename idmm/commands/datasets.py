@@ -1,5 +1,6 @@
 """``idmm data``: getting a dataset, and what is wrong with one."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig
 from idmm.data.composite import composite
 from idmm.data.datasets import open_splits
-from idmm.data.doctor import SIZE, SKEWED, Checkup, ImageRef, Pair, check
+from idmm.data.doctor import CROP, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
 from idmm.data.exclusions import exclusions, write_exclusions
 from idmm.data.formats import as_bands
@@ -24,7 +25,8 @@ from idmm.progress import log
 
 _NAMED = 5  # images or pairs of a kind that the text names; check.json has all
 _DRAWN = 12  # pairs on the sheet
-HELD_OUT = 0.2  # share of the training images that raw pixels are tried on, where there are no others
+HELD_OUT = 0.2  # share of the training images that the baseline is tested on if there are no others
+BATCH = 64  # images whose hand-made features are taken at a time
 
 
 def download(given: DataDownloadConfig) -> str:
@@ -44,7 +46,9 @@ def checkup(given: DataCheckConfig) -> int:
     for note in notes:
         log.info("%s", note)
     out = made_folder(given.out)
-    found, splits = check(data, progress=True)
+    from idmm import baseline
+
+    found, splits = check(data, lambda labels: baseline.drawn(labels, baseline.MOST), progress=True)
     found.floor = _floor(found, splits, data)
     print("\n".join(report(found)))
     if out is not None:
@@ -60,13 +64,9 @@ def checkup(given: DataCheckConfig) -> int:
 
 
 def _floor(found: Checkup, splits: Splits, data: config.Data) -> dict | None:
-    """What raw pixels reach, as ``pixel_knn`` of a run at 224 px says, and what naming the largest class would, on
-    the split that results would be reported on; where there is none, on a fifth of the training images. None where
-    there are no labels for that.
-
-    Of many images only so many are compared that it takes seconds.
-    """
-    from idmm.stages.results import PAIRS, rows_knn
+    """What the baseline reaches, and what naming the largest class would, on the split that results would be reported
+    on; if there is none, on a fifth of the training images. None if there are no labels for that."""
+    from idmm import baseline
 
     if splits.train.labels is None:
         return None
@@ -79,23 +79,38 @@ def _floor(found: Checkup, splits: Splits, data: config.Data) -> dict | None:
         except UserError:  # of one class, or what the layout's faults say
             return None
         train, held = parted.train, parted.test
-    rows, labels = _rows(found, train, "train", 0)
-    queries, truth = _rows(found, held, of, 1)
+    crops, labels = _crops(found, train, "train")
+    queries, truth = _crops(found, held, of)
     if len(np.unique(labels)) < 2 or not len(truth):
         return None
-    few = np.unique(np.linspace(0, len(truth) - 1, max(1, min(len(truth), 4 * PAIRS // len(labels)))).astype(int))
-    reached = rows_knn(rows, labels, queries[few], truth[few])
-    largest = 100 * float(np.unique(truth[few], return_counts=True)[1].max() / len(few))
-    return {"pixel_knn": reached, "largest_class": largest, "images": len(few), "of": of}
+    began, some = time.monotonic(), baseline.drawn_to_fit(labels, baseline.MOST)
+    reached = baseline.measured(_features(crops[some]), labels[some], _features(queries), truth, began)
+    largest = 100 * float(np.unique(truth, return_counts=True)[1].max() / len(truth))
+    return {"baseline_top1": reached.top1, "largest_class": largest, "train_images": reached.train,
+            "images": reached.test, "of": of}  # fmt: skip
 
 
-def _rows(found: Checkup, split: Split, part: str, form: int) -> tuple[np.ndarray, np.ndarray]:
-    """The small images of a split that could be read and have a class, in one of its two forms, float32 [N, 3072],
-    and their classes' names."""
-    seen = found.seen[part]
+def _crops(found: Checkup, split: Split, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """The kept crops of a split, [N, S, S, C], and the numbers of their classes."""
+    names, seen = sorted(found.classes[part]), found.seen[part]
     used = [i for i, name in enumerate(split.names) if name in seen and split.labels[i] >= 0]
-    rows = np.array([seen[split.names[i]][form].ravel() for i in used], dtype=np.float32)
-    return rows, np.array([split.classes[split.labels[i]] for i in used])
+    crops = np.array([seen[split.names[i]] for i in used])
+    return crops, np.array([names.index(split.classes[split.labels[i]]) for i in used], dtype=np.int64)
+
+
+def _features(crops: np.ndarray) -> np.ndarray:
+    """Returns the baseline's features of crops, uint8 or uint16 [N, S, S, C] -> [N, d]."""
+    import torch
+
+    from idmm import baseline
+    from idmm.data.images import unit
+
+    parts = torch.arange(len(crops)).split(BATCH)
+    batches = (
+        {"images": unit(torch.from_numpy(crops[part.numpy()]).permute(0, 3, 1, 2)), "index": part} for part in parts
+    )
+    channels = crops.shape[3]
+    return baseline.features(batches, [0.0] * channels, [1.0] * channels, alone=True)
 
 
 def report(found: Checkup) -> list[str]:
@@ -120,8 +135,9 @@ def report(found: Checkup) -> list[str]:
     lines += _pairs(found.pairs)
     if floor := found.floor:
         of = "held-out training" if floor["of"] == "train" else floor["of"]
-        text = "the floor to beat: kNN of raw pixels {pixel_knn:.1f} % (largest class {largest_class:.1f} %)"
-        lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {SIZE} px")
+        text = "the baseline to beat: logistic regression on hand-made features {baseline_top1:.1f} %"
+        text += " (largest class {largest_class:.1f} %), fitted to {train_images:,} training images"
+        lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {CROP.size} px")
     suspected = sum(not pair.certain for pair in found.pairs)
     if not found.clean:
         return [*lines, "some of this should be mended, see above"]

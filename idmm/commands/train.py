@@ -249,7 +249,7 @@ def _run(given: TrainCommand, state: State, before: float) -> None:
         left -= results[part]["seconds"] / 60
     state.result = results["last"]
     if state.trusted:  # the floor is what the given labels reach, not those that were found
-        floor = {name: value for name, value in results["teacher"].items() if name == "pixel_knn"}
+        floor = {name: value for name, value in results["teacher"].items() if name == "baseline_top1"}
         state.result = results["last"] | floor
         write_json(out / "result.json", state.result)
 
@@ -346,7 +346,7 @@ def _say(state: State) -> None:
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
     print(f"{state.plan.way} at {state.size('last')} px: top-1 {result['top1']:.1f} % {tested}")
-    floors = {"kNN of raw pixels by the given labels": result.get("pixel_knn")}
+    floors = {"the baseline, by the given labels": result.get("baseline_top1")}
     floors["the largest class every time"] = result["largest_class"]
     for label, value in floors.items():
         if value is not None:

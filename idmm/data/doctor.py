@@ -1,7 +1,7 @@
 """What is wrong with a dataset, found before it is trained on: unreadable files, duplicates, leakage, odd classes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 import imagehash
@@ -13,12 +13,10 @@ from idmm.data.composite import composite
 from idmm.data.datasets import read_splits
 from idmm.data.depth import each_scaled, range_of
 from idmm.data.formats import BadImage, Range
-from idmm.data.images import AUTO, Bands, CentreCrop, Scale, digest, fitted, header, read_image
-from idmm.data.looks import small
+from idmm.data.images import AUTO, Bands, CentreCrop, Scale, digest, header, read_image
 from idmm.data.parallel import in_order
 from idmm.data.split import LabelsMissing, Split, Splits
 from idmm.data.user_lists import BadList
-from idmm.data.views import short_side_bound
 from idmm.errors import UserError
 
 HASH_BITS = 64
@@ -26,8 +24,7 @@ NEAR_BITS = 12  # perceptual hashes that differ in so few bits are looked at mor
 NEAR_CORRELATION = 0.9  # of the thumbnails, from which on two images count as nearly the same
 THUMB = 16  # their side (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
-SIZE = 224  # of the run whose raw pixels are compared (pixels)
-MIDDLE, SMALLEST = 0.875, 0.35  # share of the short side that it evaluates, and of the area that its least crop has
+CROP = CentreCrop(64, 0.875)  # of the images for the baseline
 SKEWED = 10.0  # largest class over smallest from which the balance is remarked on
 NEAR_MOST = 20  # near-duplicates of an image that are named in each split: of plain ones all are alike
 _BLOCK = 2048
@@ -93,9 +90,10 @@ class Checkup:
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
     sides: dict[str, list[int]] = field(default_factory=dict)  # smallest, median and largest short side (pixels)
     pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
-    # small forms of those that can be used, as one trains and as one evaluates on them, by split and name
+    # centre crops of those that can be used and are to be kept, by split and name
     seen: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    floor: dict | None = None  # what needs no network: {"pixel_knn", "largest_class", "images", "of"}; None: no labels
+    # what needs no network: {"baseline_top1", "largest_class", "train_images", "images", "of"}; None: no labels
+    floor: dict | None = None
 
     @property
     def clean(self) -> bool:
@@ -124,14 +122,18 @@ class _Summary:
     ends: tuple[Range, ...]  # smallest and largest value of more than 8 bits
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
-    small: np.ndarray  # its middle as a training image and as one to evaluate on, [2, SIDE, SIDE, C]
+    crop: np.ndarray | None  # its CROP, [64, 64, C]; None if it is not to be kept
 
 
-def check(data: config.Data, progress: bool = False) -> tuple[Checkup, Splits]:
+def check(
+    data: config.Data, keep: Callable[[np.ndarray], np.ndarray] | None = None, progress: bool = False
+) -> tuple[Checkup, Splits]:
     """Looks at every image of a dataset.
 
     Args:
         data: The ``data`` section of a config.
+        keep: Returns by the labels of a split the numbers of the images whose centre crops are kept;
+            None: of none.
         progress: Show a bar on standard error.
 
     Raises:
@@ -146,12 +148,13 @@ def check(data: config.Data, progress: bool = False) -> tuple[Checkup, Splits]:
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             found.classes[name] = dict(zip(split.classes, counts.tolist(), strict=True))
-        looks = list(_summaries(found, name, split, data.max_pixels, progress))
+        kept = frozenset(keep(split.labels).tolist() if keep and split.labels is not None else ())
+        looks = list(_summaries(found, name, split, kept, data.max_pixels, progress))
         if name == "train":
             found.range = range_of([look.ends for look in looks], found.bands)
         if sides := [min(look.size) for look in looks]:
             found.sides[name] = [min(sides), int(np.median(sides)), max(sides)]
-        found.seen[name] = {look.ref.name: look.small for look in looks}
+        found.seen[name] = {look.ref.name: look.crop for look in looks if look.crop is not None}
         seen += looks
     found.pairs = _pairs(seen)
     return found, splits
@@ -182,11 +185,13 @@ def _opened(data: config.Data, found: Checkup) -> Splits:
     return read_splits(data, found.suffices and data.labels is not None, evaluated=False, unlabelled=True)
 
 
-def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progress: bool) -> Iterator[_Summary]:
+def _summaries(
+    found: Checkup, name: str, split: Split, kept: frozenset[int], max_pixels: int, progress: bool
+) -> Iterator[_Summary]:
     """Reads a split's images; yields those that can be used."""
 
     def work(i: int, scale: Scale) -> _Summary:
-        return _summary(name, split, i, max_pixels, scale, found.bands)
+        return _summary(name, split, i, i in kept, max_pixels, scale, found.bands)
 
     looks = each_scaled(work, split, found.range or AUTO, found.bands, max_pixels, f"checking {name}", progress)
     for i, look in enumerate(looks):
@@ -199,11 +204,12 @@ def _summaries(found: Checkup, name: str, split: Split, max_pixels: int, progres
         yield look
 
 
-def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale, bands: Bands | None) -> _Summary:
+def _summary(
+    name: str, split: Split, i: int, kept: bool, max_pixels: int, scale: Scale, bands: Bands | None
+) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
     image, ends, file, transparent = read_image(split.items[i], max_pixels, scale, bands)  # [H, W, C]
-    picture, crop = Image.fromarray(composite(image)), CentreCrop(SIZE, MIDDLE)
-    kept = fitted(image, short_side_bound(SIZE, SMALLEST))  # as it would be stored to train on
+    picture = Image.fromarray(composite(image))
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),
         file=file,
@@ -214,7 +220,7 @@ def _summary(name: str, split: Split, i: int, max_pixels: int, scale: Scale, ban
         ends=ends,
         hash=perceptual_hash(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
-        small=np.stack([small(kept, MIDDLE), small(crop(image), 1.0)]),
+        crop=CROP(image) if kept else None,
     )
 
 

@@ -10,7 +10,7 @@ from idmm.report.page import Cell, Picture, Section, TableOf, environment, html
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate, format_number
 from idmm.report.table import (
-    BELOW_PIXELS,
+    BELOW_BASELINE,
     MISSING,
     NO_BETTER,
     SOME_FAILED,
@@ -109,7 +109,7 @@ _TEX = {
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "`": "{`}", "[": "{[}", "]": "{]}", "*": "{*}",
     "±": r"$\pm$", "−": "$-$", "→": r"$\to$", "…": r"\dots{}", MISSING: "---", SOME_FAILED: r"$^\dagger$",
-    NO_BETTER: r"$^\ddagger$", BELOW_PIXELS: r"$^\S$",
+    NO_BETTER: r"$^\ddagger$", BELOW_BASELINE: r"$^\S$",
 }  # fmt: skip
 
 

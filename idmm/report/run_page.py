@@ -96,7 +96,7 @@ SIZES: Columns = {"training images": _number("train_size", ","), "test images": 
 CLASSIFIERS: Columns = {
     "top-1": _number("top1"),
     "95 % interval": lambda run: "{:.1f} to {:.1f}".format(*run.result["top1_interval"]),
-    "mean per class": _number("mean_per_class"), "kNN of pixels": _number("pixel_knn"),
+    "mean per class": _number("mean_per_class"), "baseline": _number("baseline_top1"),
     "largest class": _number("largest_class"), "before the first step": _number("start_top1"), **SIZES,
 }  # fmt: skip
 OTHERS: dict[str, tuple[str, Columns]] = {  # by kind

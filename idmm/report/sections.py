@@ -173,8 +173,8 @@ def baselines(table: Table) -> list[str]:
             parts.append(f"differences under about {least} points cannot be told from chance")
         if target in table.largest:
             parts.append(f"the largest class is {format_number(table.largest[target])} % of them")
-        if target in table.pixels:
-            parts.append(f"kNN on raw pixels gets {format_number(table.pixels[target])} %")
+        if target in table.baseline:
+            parts.append(f"the baseline gets {format_number(table.baseline[target])} %")
         lines += [f"{target}: {'; '.join(parts)}"] if parts else []
     return lines
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from idmm.report.stats import SHARES, Estimate, SeedStats, difference, format_number, pooled, seed_stats
 
 MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
-BELOW_PIXELS = "§"
+BELOW_BASELINE = "§"
 
 
 class Readout(NamedTuple):
@@ -64,7 +64,7 @@ class TableCell:
     gain: Estimate | None  # over the same backbone from scratch on the same target; of scratch itself there is none
     unusual_n: bool  # a mean of more or fewer runs than most
     no_better: bool  # than naming the largest class for every test image, as far as these images can show
-    below_pixels: bool  # worse than kNN on raw pixels
+    below_baseline: bool  # worse than the baseline
     best_of_column: bool  # of its backbone: ahead of each other row by a difference that the runs show
     best_of_source: bool  # likewise among the methods of its source
 
@@ -91,7 +91,7 @@ class TableCell:
     @property
     def signs(self) -> str:
         """The signs that the legend explains."""
-        return SOME_FAILED * self.some_failed + NO_BETTER * self.no_better + BELOW_PIXELS * self.below_pixels
+        return SOME_FAILED * self.some_failed + NO_BETTER * self.no_better + BELOW_BASELINE * self.below_baseline
 
 
 class Table:
@@ -101,7 +101,7 @@ class Table:
         counts: Runs by their status.
         cells: ``(backbone, row, target)`` -> TableCell, of the places that the grid has.
         largest: Share of a target's largest class among its test images (percent), where a run of it tells.
-        pixels: Accuracy of kNN on the raw pixels of a target (percent), where a run of it tells.
+        baseline: Accuracy of logistic regression on hand-made features of a target (percent), if a run of it has that.
         usual_n: Runs of most places that have a value; of equals the larger number, 0 where there is no value.
     """
 
@@ -121,9 +121,9 @@ class Table:
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
         self.largest = {run["target"]: run["largest_class"] for run in grid["cells"] if run.get("largest_class")}
-        told = [run for run in grid["cells"] if run.get("pixel_knn") is not None]
-        floors = {target: [run["pixel_knn"] for run in told if run["target"] == target] for target in self.targets}
-        self.pixels = {target: statistics.fmean(found) for target, found in floors.items() if found}
+        told = [run for run in grid["cells"] if run.get("baseline_top1") is not None]
+        floors = {target: [run["baseline_top1"] for run in told if run["target"] == target] for target in self.targets}
+        self.baseline = {target: statistics.fmean(found) for target, found in floors.items() if found}
         self._stats = {place: seed_stats(group, self.metric) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
             here = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
@@ -158,8 +158,8 @@ class Table:
             bool(group) and stats.n > 0 and not no_better and all(self.ahead(backbone, target, row, o) for o in group)
             for group in groups
         )
-        below_pixels = stats.mean is not None and stats.mean < self.pixels.get(target, -1)
-        return TableCell(stats, gain, stats.n not in (0, self.usual_n), no_better, below_pixels, *best)
+        below_baseline = stats.mean is not None and stats.mean < self.baseline.get(target, -1)
+        return TableCell(stats, gain, stats.n not in (0, self.usual_n), no_better, below_baseline, *best)
 
     def _no_better(self, stats: SeedStats, target: str) -> bool:
         return stats.images is not None and stats.mean - stats.images[0] <= self.largest.get(target, -1)
@@ -227,7 +227,10 @@ def legend(tables: Iterable[Table]) -> str:
         (f"{MISSING}: not run yet", any(cell.mean == MISSING for cell in cells)),
         (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
         (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
-        (f"{BELOW_PIXELS}: below kNN on raw pixels, which learns nothing", any(cell.below_pixels for cell in cells)),
+        (
+            f"{BELOW_BASELINE}: below the baseline, logistic regression on hand-made features",
+            any(cell.below_baseline for cell in cells),
+        ),
     )
     text = "; ".join(text for text, occurs in marks if occurs)
     return text and f"{text[0].upper()}{text[1:]}."

@@ -19,7 +19,7 @@ from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds
 from idmm.stages.handover import check_classes, fit_classifier, norm_images, set_batch_norms
-from idmm.stages.results import classifier_result, ending, export, length_result, take_best
+from idmm.stages.results import classifier_result, ending, export, length_result, measure_baseline, take_best
 from idmm.stages.start import structure
 
 log = logging.getLogger("idmm")
@@ -35,8 +35,8 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
     Returns:
         What ``result.json`` holds; ``top1``, ``top5`` and ``mean_per_class`` (percent, on the test split, of the last
         epoch or, with ``train.keep`` best, of ``kept_epoch`` of the last stage); ``top1_interval`` (Wilson's, 95 %);
-        ``largest_class`` (percent: what naming the largest class every time would score); where it is cheap
-        ``pixel_knn`` (percent, see :func:`idmm.stages.results.pixel_knn`); ``num_classes``, ``train_size``,
+        ``largest_class`` (percent: what naming the largest class every time would score); ``baseline_top1`` (percent,
+        see :func:`idmm.stages.results.measure_baseline`); ``num_classes``, ``train_size``,
         ``test_size``, ``test_groups`` where images come in groups, ``seed``, ``seconds`` over all resumes; where
         ``train.minutes`` is given ``minutes``, the ``epochs`` of all stages and ``whole_epochs``; ``precision`` (what
         training and evaluation ran in); ``excluded`` where ``data.exclude`` left images out; ``start_top1`` (percent:
@@ -55,6 +55,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
             return run.folder.result()
         splits = load_splits(parts, run.folder)
         begun = run.folder.state is not None
+        measure_baseline(run, parts, splits)
         model = None if begun else _first_model(run, parts, splits)
         say_length(run, parts, len(splits.train))
         loop, held, splits = _train(run, parts, splits, model)

@@ -19,7 +19,7 @@ from idmm.models.hub import pinned
 from idmm.progress import log, logging_to
 from idmm.stages import STAGES, prepare, stage_of
 
-ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "pixel_knn", "start_top1", "start_knn")
+ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "baseline_top1", "start_top1", "start_knn")
 SAME = ("top5", "num_classes", "seed", "excluded", "precision")  # in the results of all folds
 
 

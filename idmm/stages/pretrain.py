@@ -27,6 +27,7 @@ from idmm.stages.results import (
     ending,
     export,
     length_result,
+    measure_baseline,
     write_instances,
 )
 from idmm.stages.start import structure
@@ -72,6 +73,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         if learns_labels(config):
             line = "method.label_weight: %d of %d training images are used with their labels"
             log.info(line, labelled, len(splits.train))
+            measure_baseline(run, parts, splits)
 
         @functools.cache
         def features() -> torch.Tensor:

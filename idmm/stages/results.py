@@ -1,6 +1,7 @@
 """What a run leaves: weights, pictures, rows of W, a classifier's figures and what they are read beside."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save_file
 
-from idmm import distributed, evaluate
+from idmm import baseline, distributed, evaluate
 from idmm.data.cache import ImageStore
-from idmm.data.looks import SIDE, small
 from idmm.engine import Loop
 from idmm.errors import Interrupted, RunError
 from idmm.files import read_csv, replacing, write_csv
@@ -21,11 +21,9 @@ from idmm.models.weights import save_model
 from idmm.progress import drawing, log
 from idmm.session import Session
 from idmm.stages.artifacts import NAMES, PREDICTIONS, ROWS, about_rows
-from idmm.stages.assemble import Assembly, LoadedSplits
+from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
 
-NEIGHBOURS = 5
-PAIRS = 25_000_000  # of a training and a test image: 3,072 multiplications each, seconds in all
-READ, COMPARED = 0.0003, 2.0  # seconds to read an image, and for so many pairs
+BATCH = 64  # images whose hand-made features are taken at a time
 FIGURES = 2.0  # seconds to import what draws, and to draw the curves and the confusion matrix
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
@@ -109,12 +107,10 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
 
     Returns:
         The part of ``result.json`` that is about accuracy, in percent: ``top1``, ``top5``, ``mean_per_class``,
-        ``top1_interval``, ``largest_class``, ``pixel_knn`` where it is cheap, and the count ``test_groups``.
+        ``top1_interval``, ``largest_class``, ``baseline_top1``, and the count ``test_groups``.
     """
     folder, classes = run.folder, splits.train.classes
-    cheap = folder.leader and is_cheap(splits)  # of the first process, as others may not hold their images
-    knn = distributed.broadcast(pixel_knn(splits.train, splits.test) if cheap else None)
-    pixels = {} if knn is None else {"pixel_knn": knn}
+    floor = measure_baseline(run, parts, splits)
     if folder.leader:
         write_per_class(found, classes, folder.path / "per_class.csv")
         write_predictions(found, splits.test, classes, folder.path / PREDICTIONS)
@@ -126,16 +122,16 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
     scores = found.scores() | {
         "top1_interval": evaluate.score(found.predicted, found.truth)["top1_interval"],
         "largest_class": evaluate.largest_class(found.truth)[1],
-        **pixels,
+        **floor,
     }
     if parts.config.data.fold is not None:
         scores["per_class"] = evaluate.class_counts(found.predicted, found.truth, len(classes))
     top1, top5 = scores["top1"], scores["top5"]
     log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", parts.config.out, top1, top5, len(splits.test))
     beside = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
-    beside += "largest class {largest_class:.2f}" + (", kNN of raw pixels {pixel_knn:.2f}" if pixels else "")
+    beside += "largest class {largest_class:.2f}" + (", the baseline {baseline_top1:.2f}" if floor else "")
     log.info("%s", beside.format(*scores["top1_interval"], **scores))
-    for line in evaluate.remarks(scores, found.truth, classes, **pixels):
+    for line in evaluate.remarks(scores, found.truth, classes, **floor):
         log.warning("%s", line)
     if splits.test.groups is not None:
         scores["test_groups"] = len(set(splits.test.groups))
@@ -144,10 +140,27 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
 
 
 # ---------------------------------------------------------------------- what needs no network
-def is_cheap(splits: LoadedSplits) -> bool:
-    """Whether :func:`pixel_knn` takes seconds. Images that are decoded at every use are not read again."""
-    train, test = splits.train, splits.test
-    return not (train.decodes or test.decodes) and len(train) * len(test) <= PAIRS
+def measure_baseline(run: Session, parts: Assembly, splits: LoadedSplits) -> dict[str, float]:
+    """Returns ``baseline_top1`` (percent), the accuracy of :func:`idmm.baseline.measured` on the run's centre crops;
+    nothing if the training images are all of one class. A run measures it once, before its first step.
+
+    All processes must call together.
+    """
+    began, known = time.monotonic(), run.folder.remembered("baseline")
+    if known is not None:
+        return known
+    train, test, size = splits.train, splits.test, parts.phases[-1].size
+    most = baseline.DECODED if train.decodes or test.decodes else baseline.MOST
+    numbers = baseline.drawn_to_fit(train.labels, most), baseline.drawn(test.labels, most)
+    labels, truth = train.labels[numbers[0]], test.labels[numbers[1]]
+    if len(np.unique(labels)) < 2:
+        return {}
+    crops = (eval_batches(run, parts, s, size, BATCH, images=n) for s, n in zip((train, test), numbers, strict=True))
+    seen, held = (baseline.features(batches, parts.spec.mean, parts.spec.std) for batches in crops)
+    first = baseline.measured(seen, labels, held, truth, began).top1 if run.folder.leader else None
+    known = {"baseline_top1": distributed.broadcast(first)}
+    run.folder.remember("baseline", known)
+    return known
 
 
 def ending(parts: Assembly, splits: LoadedSplits) -> tuple[int, float]:
@@ -155,12 +168,11 @@ def ending(parts: Assembly, splits: LoadedSplits) -> tuple[int, float]:
     the time of all else (seconds)."""
     if not parts.stage.needs_test(parts.config):  # there is no classifier
         return 0, FIGURES
-    train, test = len(splits.train), len(splits.test)
+    test = len(splits.test)
     if splits.test.labels is None:  # boxes or masks
         return round(test * sum(scale**2 for scale in getattr(parts.config, "eval_scales", [1.0]))), FIGURES
     evaluated = parts.stage.name == "finetune" and splits.val is None  # by the evaluation after the last step
-    pixels = READ * (train + test) + COMPARED * train * test / PAIRS if is_cheap(splits) else 0.0
-    return 0 if evaluated else test, FIGURES + pixels
+    return 0 if evaluated else test, FIGURES
 
 
 def length_result(run: Session, parts: Assembly, splits: LoadedSplits) -> dict:
@@ -177,35 +189,6 @@ def length_result(run: Session, parts: Assembly, splits: LoadedSplits) -> dict:
         line = "train.minutes %g: training ended before it had seen every image once; try more minutes"
         log.warning(line, minutes)
     return {"minutes": minutes, "epochs": len(records), "whole_epochs": whole}
-
-
-def pixel_knn(train: ImageStore, test: ImageStore) -> float:
-    """Returns the accuracy (percent) of comparing raw pixels: what a network has to beat to be worth its while.
-
-    Centre crops, as the network is evaluated on, are averaged down to 32 x 32 RGB and taken less the training images'
-    mean; the 5 nearest training images vote as in :func:`idmm.evaluate.knn_predict`.
-
-    Args:
-        train: Of any size; those without a label (-1) are passed over.
-        test: Finished to centre crops.
-    """
-    seen = np.flatnonzero(train.labels >= 0)
-    rows, held = _pixels(train, seen, test.bound.crop_pct), _pixels(test, np.arange(len(test)))  # [N, 3072], [M, 3072]
-    return rows_knn(rows, train.labels[seen], held, test.labels)
-
-
-def rows_knn(rows: np.ndarray, labels: np.ndarray, held: np.ndarray, truth: np.ndarray) -> float:
-    """Returns the same accuracy of small images as rows, float32 [N, 3072] to compare with and [M, 3072]."""
-    mean = rows.mean(axis=0)
-    return evaluate.knn_accuracy(rows - mean, labels, held - mean, truth, NEIGHBOURS)
-
-
-def _pixels(store: ImageStore, numbers: np.ndarray, crop_pct: float = 1.0) -> np.ndarray:
-    """Returns the middle of each image, ``crop_pct`` of its short side, as a row of pixels, float32 [N, 1024 C]."""
-    rows = np.empty((len(numbers), SIDE * SIDE * store.channels), dtype=np.float32)
-    for i, row in zip(numbers, rows, strict=True):
-        row[:] = small(store.image(i).permute(1, 2, 0).numpy(), crop_pct).ravel()  # of [H, W, C]
-    return rows
 
 
 # ---------------------------------------------------------------------- class by class

@@ -19,7 +19,7 @@ from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan, Job
 
 DEATHS = 2  # of the process while a job was under way, after which it counts as failed
-MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "pixel_knn", "start_top1",
+MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1", "start_top1",
             "start_knn", "test_size", "test_groups", "seconds")  # fmt: skip
 MEASURED_DENSE = ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75", "miou", "macc", "pixel_accuracy")
 
