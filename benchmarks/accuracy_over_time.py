@@ -27,7 +27,7 @@ import threading
 import time
 from pathlib import Path
 
-from idmm.commands.train_plan import BACKBONE
+from idmm.stages.train_plan import BACKBONE
 
 IDMM = str(Path(sys.executable).with_name("idmm"))
 CORES = sorted(os.sched_getaffinity(0))[:2]

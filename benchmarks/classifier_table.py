@@ -69,11 +69,12 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
 
 def measure(backbone) -> dict:
     """kNN and probe accuracy of the pooled features on digits' test split (percent)."""
-    from idmm import config, evaluate
+    from idmm import config
     from idmm.data.cache import load_split
     from idmm.data.datasets import open_splits
     from idmm.data.loaders import centre_crops
-    from idmm.network import extract_features
+    from idmm.evaluation import evaluate
+    from idmm.evaluation.network import extract_features
 
     splits = open_splits(config.Data(name="digits"), labelled=True)
     features = []

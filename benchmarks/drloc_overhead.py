@@ -27,7 +27,7 @@ class Trainer:
         from idmm.methods.drloc import Localization
         from idmm.methods.finetune import Finetune
         from idmm.models import create_backbone
-        from idmm.optim import create_optimizer
+        from idmm.training.optim import create_optimizer
 
         torch.manual_seed(0)
         backbone = create_backbone(name, size, num_classes=classes)

@@ -100,10 +100,10 @@ def pretrain(data: Path, out: Path, epochs: int, size: int, seed: int, flip: flo
 # ---------------------------------------------------------------------- measuring
 def measured(data: Path, run: Path) -> dict:
     """Returns the figures of each score for duplicates and labels."""
-    from idmm.commands.explore import HASHES, features, hash_vectors, opened
     from idmm.config.usage import ExploreConfig
     from idmm.data.images import resized
-    from idmm.similarity import label_margins, likely_duplicates, nearest, unit_rows
+    from idmm.evaluation.similarity import label_margins, likely_duplicates, nearest, unit_rows
+    from idmm.inference.explore import HASHES, features, hash_vectors, opened
     from idmm.stages.artifacts import config_of
 
     faults, given, config = json.loads((data / "faults.json").read_text()), ExploreConfig(run=str(run)), config_of(run)
@@ -161,7 +161,7 @@ def _of_check(data: Path, place: dict, kinds: dict) -> dict:
 
 
 def _of_images(margins: np.ndarray, wrong: np.ndarray) -> dict:
-    from idmm.similarity import LIKELY
+    from idmm.evaluation.similarity import LIKELY
 
     listed = margins > LIKELY
     shares = {"precision": float(wrong[listed].mean()), "recall": float(listed[wrong].mean())}

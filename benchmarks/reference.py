@@ -133,8 +133,8 @@ def our_loop(given, flags: dict[str, object]):
     """Gives the loop of a run by configs/pretrain/idmm.yaml, with further flags."""
     from idmm.config import PretrainConfig
     from idmm.config.parsing import parse
-    from idmm.engine import Loop
     from idmm.stages.assemble import load_splits, resolve, session
+    from idmm.training.engine import Loop
 
     wanted = {"data.root": given.root, "out": given.into}
     wanted |= {"train.device": given.device, "train.batch_size": given.batch, "views.size": given.size}

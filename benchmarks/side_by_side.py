@@ -57,7 +57,7 @@ def now(device: str) -> float:
 
 def where(device: str = "cpu", threads: int | None = None, packages: Sequence[str] = ("torch", "timm")) -> str:
     """Returns what the figures were taken on: device, cores or ``threads`` of the processor, versions and date."""
-    from idmm.environment import describe
+    from idmm.training.environment import describe
 
     here = describe(device)
     count = here["cores"] if threads is None else threads

@@ -24,16 +24,16 @@ import importlib
 from typing import Any
 
 _WHERE = {
-    "train": "idmm.commands.train",
+    "train": "idmm.stages.train",
     "pretrain": "idmm.stages.pretrain",
     "finetune": "idmm.stages.finetune",
-    "detect": "idmm.stages.detect",
-    "segment": "idmm.stages.segment",
+    "detect": "idmm.dense.detect",
+    "segment": "idmm.dense.segment",
     "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
-    "load_classifier": "idmm.inference",
-    "load_predictor": "idmm.inference_dense",
-    "embed": "idmm.inference",
+    "load_classifier": "idmm.evaluation.predictor",
+    "load_predictor": "idmm.dense.predictor",
+    "embed": "idmm.evaluation.predictor",
 }
 _PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function
 __all__ = [*_WHERE, *_PARTS]

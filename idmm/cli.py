@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 
-from idmm import clock
 from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, usage
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused, weights_file
 from idmm.progress import KeptLog, first_process, logging_by, said_once
+from idmm.training import clock
 from idmm.transfer.config import GridConfig
 
 
@@ -54,23 +54,23 @@ _WORDS = {  # what may stand without its flag, as the help calls it
 }  # fmt: skip
 STAGED = PretrainConfig | FinetuneConfig | DenseConfig
 DATA = {
-    "list": Command(keys.DataListConfig, "commands.catalogue:table", "all datasets with their sizes"),
+    "list": Command(keys.DataListConfig, "data.catalogue:table", "all datasets with their sizes"),
     "info": Command(
-        keys.DataInfoConfig, "commands.catalogue:info", "figures, licence, citation and files of one", words=("name",),
+        keys.DataInfoConfig, "data.catalogue:info", "figures, licence, citation and files of one", words=("name",),
     ),
     "check": Command(
-        keys.DataCheckConfig, "commands.datasets:checkup",
+        keys.DataCheckConfig, "stages.check:checkup",
         "look at every image: unreadable, duplicates, leakage; exits 1 if something should be mended",
         words=("name",),
     ),
     "download": Command(
-        keys.DataDownloadConfig, "commands.datasets:download", "fetch one, checked; files that are whole are kept",
+        keys.DataDownloadConfig, "stages.check:download", "fetch one, checked; files that are whole are kept",
         words=("name",),
     ),
 }  # fmt: skip
 COMMANDS = {
     "train": Command(
-        keys.TrainCommand, "commands.train:train",
+        keys.TrainCommand, "stages.train:train",
         "from a folder of images to a classifier in a given time, pretraining where that pays",
         logged=False, words=("data.root",),
     ),
@@ -82,45 +82,45 @@ COMMANDS = {
         "stage 2: train a classifier on labels, from a backbone or from scratch", logged=False,
     ),
     "detect": Command(
-        DetectConfig, "stages.detect:detect",
+        DetectConfig, "dense.detect:detect",
         "stage 2 for boxes: train a detector (COCO format), of masks too where there are any", logged=False,
     ),
     "segment": Command(
-        SegmentConfig, "stages.segment:segment",
+        SegmentConfig, "dense.segment:segment",
         "stage 2 for masks: train a semantic segmentation (images and PNG masks, ADE20K)", logged=False,
     ),
     "transfer": Command(
-        GridConfig, "commands.grid:grid",
+        GridConfig, "transfer.command:grid",
         "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' tells where it stands",
         logged=False,
     ),
     "probe": Command(
-        keys.ProbeCommand, "commands.probe:probe",
+        keys.ProbeCommand, "stages.probe_command:probe",
         "how good the frozen features of a run are: kNN and a linear probe, in minutes",
     ),
     "fewlabel": Command(
-        keys.FewLabelConfig, "commands.fewlabel:fewlabel",
+        keys.FewLabelConfig, "stages.fewlabel:fewlabel",
         "accuracy over the labelled images a class, of several runs, as a table and a picture",
     ),
     "predict": Command(
-        usage.PredictConfig, "commands.predict:predict",
+        usage.PredictConfig, "inference.predict:predict",
         "the classes of images, with probabilities; of detectors boxes, of segmentations masks", words=("paths",),
     ),
     "embed": Command(
-        usage.EmbedConfig, "commands.embed:embed", "the features of images", words=("paths",),
+        usage.EmbedConfig, "inference.embed:embed", "the features of images", words=("paths",),
     ),
     "similar": Command(
-        usage.SimilarConfig, "commands.similar:similar", "the images that are most like one", words=("query", "paths"),
+        usage.SimilarConfig, "inference.similar:similar", "the images that are most like one", words=("query", "paths"),
     ),
     "explore": Command(
-        usage.ExploreConfig, "commands.explore:explore",
+        usage.ExploreConfig, "inference.explore:explore",
         "which training images are alike: neighbours, clusters, likely duplicates and wrong labels", words=("run",),
     ),
     "report": Command(
-        usage.ReportConfig, "commands.report:report", "a page on finished runs, with pictures", words=("runs",),
+        usage.ReportConfig, "inference.report:report", "a page on finished runs, with pictures", words=("runs",),
     ),
     "export": Command(
-        usage.ExportConfig, "commands.export:export", "the model for other programs: ONNX, timm, hf",
+        usage.ExportConfig, "inference.export:export", "the model for other programs: ONNX, timm, hf",
     ),
     "data": Group(
         "datasets: list them, show, download or check one", DATA,
@@ -133,9 +133,9 @@ COMMANDS = {
 
 'idmm data COMMAND --help' explains every flag.""",
     ),
-    "configs": Command(keys.ConfigsConfig, "commands.catalogue:recipe_list", "the recipes that --config takes by name"),
+    "configs": Command(keys.ConfigsConfig, "data.catalogue:recipe_list", "the recipes that --config takes by name"),
     "demo": Command(
-        keys.DemoConfig, "commands.demo:demo",
+        keys.DemoConfig, "stages.demo:demo",
         "idmm train on scikit-learn's digits, few of them labelled, against scratch, with pictures", logged=False,
     ),
 }  # fmt: skip
@@ -222,7 +222,7 @@ def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | No
 
 def _call(command: Command, typed: str, rest: list[str], began: float, prog: str | None) -> int:
     if command.config is GridConfig and rest and not rest[0].startswith("-"):
-        from idmm.commands.grid import status
+        from idmm.transfer.command import status
 
         print(status(rest))
         return 0

@@ -12,7 +12,7 @@ from tiny import make
 import idmm
 from idmm import config
 from idmm.models import create_backbone
-from idmm.optim import create_optimizer
+from idmm.training.optim import create_optimizer
 
 RESNET = {"model__name": "resnet10t", "model__kwargs": {"channels": [8, 8, 16, 16]}}
 FROM = {"model__name": None, "model__kwargs": None}  # as the weights say

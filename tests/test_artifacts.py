@@ -16,11 +16,11 @@ from PIL import Image
 from test_resume import stop_at
 
 import idmm
-from idmm import environment
 from idmm.config import METHODS
 from idmm.files import read_csv
 from idmm.methods import method_class
 from idmm.stages import artifacts
+from idmm.training import environment
 
 JOINT = {
     **TINY, "train__epochs": 2, "train__lr": 0.003, "method__label_weight": 3.0, "train__ema": 0.9,

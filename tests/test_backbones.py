@@ -18,7 +18,7 @@ from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
 from idmm.models import create_backbone, feature_width, load_backbone, save_model
-from idmm.optim import create_optimizer
+from idmm.training.optim import create_optimizer
 
 # Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do not count.
 SIZES = {

@@ -6,7 +6,7 @@ from folders import paint, result, tree
 from helpers import call, inside, logged, read
 from test_resume import stop_at
 
-from idmm import baseline, evaluate
+from idmm.evaluation import baseline, evaluate
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 RUN = dict(stages=None, train__size=32, train__epochs=1, train__ema=None, data__subset={"per_class": 6})

@@ -10,7 +10,7 @@ from idmm.config import CropGroup, global_groups
 from idmm.config.recipes import default_crops
 from idmm.losses import instance_discrimination_loss
 from idmm.losses.contrastive import sup_con
-from idmm.mixing import draw_cutmix, mix_images
+from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone
 from idmm.seeding import numpy_rng, seeded
 

@@ -16,7 +16,7 @@ from idmm.config import CropGroup, PretrainConfig, Views
 from idmm.config.parsing import build
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.losses import instance_discrimination_loss
-from idmm.mixing import draw_cutmix, mix_images
+from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone
 from idmm.models.build import try_size
 from idmm.seeding import numpy_rng, seeded

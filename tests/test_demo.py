@@ -8,9 +8,9 @@ import pytest
 from helpers import call, refused
 from PIL import Image
 
-from idmm.commands import demo
 from idmm.config import Data
 from idmm.data.datasets import open_splits
+from idmm.stages import demo
 
 
 @pytest.mark.parametrize(("gain", "code"), [(6.0, 0), (1.0, 1)])

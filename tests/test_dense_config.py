@@ -12,7 +12,7 @@ from idmm.config import DetectConfig, SegmentConfig
 from idmm.config.dense import DenseTrain
 from idmm.config.parsing import build, flatten, plain
 from idmm.models.weights import save_model
-from idmm.schedule import learning_rate
+from idmm.training.schedule import learning_rate
 
 MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", _flow(VIT), "--data.workers", "0"]
 KIND = {"detect": DetectConfig, "segment": SegmentConfig}

@@ -10,9 +10,9 @@ from dense_trees import run_lengths as outline
 from folders import faults, paint, section
 from PIL import Image
 
-from idmm.data.dense import IGNORED, read_detection, read_segmentation
 from idmm.data.split import LabelsMissing
-from idmm.evaluate_dense import Objects, detection_scores
+from idmm.dense import IGNORED, read_detection, read_segmentation
+from idmm.dense.evaluate import Objects, detection_scores
 
 SKIP = "cannot be used (--data.on_error skip leaves them out):"
 

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
 from idmm.config import Train
-from idmm.data.dense import BoxTarget
+from idmm.dense import BoxTarget
+from idmm.dense.evaluate import detect_objects, detection_scores, segmented
+from idmm.dense.method import Detection, Segmentation, pixel_cross_entropy
+from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter
 from idmm.errors import SizeError
-from idmm.evaluate_dense import detect_objects, detection_scores, segmented
-from idmm.methods.dense import Detection, Segmentation, pixel_cross_entropy
 from idmm.models import create_backbone, token_grid
-from idmm.models.dense import STRIDES, DenseNetwork, Detector, Segmenter
-from idmm.optim import create_optimizer
 from idmm.seeding import seeded
+from idmm.training.optim import create_optimizer
 
 SIDE = 64
 VIT = ("vit_tiny_patch16_224", dict(patch_size=8, embed_dim=32, depth=2, num_heads=2))

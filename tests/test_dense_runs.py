@@ -19,13 +19,12 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 import idmm
 from idmm.config import Data
 from idmm.data.cache import load_split
-from idmm.data.dense import DenseTransform, read_detection, read_segmentation
-from idmm.engine import Loop
+from idmm.dense import DenseTransform, detect, read_detection, read_segmentation
+from idmm.dense.evaluate import classes_on_file, segmented
+from idmm.dense.network import Detector, Segmenter, build_network
 from idmm.errors import Interrupted, UserError
-from idmm.evaluate_dense import classes_on_file, segmented
-from idmm.models.dense import Detector, Segmenter, build_network
 from idmm.models.weights import read_checkpoint
-from idmm.stages import detect
+from idmm.training.engine import Loop
 
 SIDE = 64
 TINY = {

@@ -9,7 +9,7 @@ from dense_trees import coco_tree, mask_tree
 from folders import paint, section
 
 from idmm.data.cache import load_split
-from idmm.data.dense import IGNORED, DenseTransform, letterboxed, read_detection, read_segmentation
+from idmm.dense import IGNORED, DenseTransform, letterboxed, read_detection, read_segmentation
 from idmm.errors import RunError
 
 SIDE = 96  # the canvas, which is the long side of most images

@@ -10,9 +10,9 @@ from folders import paint, section, tree
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
 
-from idmm import baseline
 from idmm.cli import main
 from idmm.data.doctor import check
+from idmm.evaluation import baseline
 
 
 def photos(root, split, name, numbers):

@@ -11,8 +11,8 @@ from torch import nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
 
 from idmm import distributed
-from idmm.data.dense import BoxTarget
-from idmm.evaluate_dense import (
+from idmm.dense import BoxTarget
+from idmm.dense.evaluate import (
     Objects,
     class_scores,
     detect_objects,

@@ -11,10 +11,10 @@ from helpers import call, inside, refused
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_image
 
-from idmm import similarity
 from idmm.data.datasets import open_splits
+from idmm.evaluation import similarity
+from idmm.figures.style import COLOURS
 from idmm.files import read_csv as table
-from idmm.pictures import COLOURS
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 FILES = [f"{name}.{kind}" for name in ("clusters", "duplicates", "labels", "neighbours") for kind in ("csv", "png")]
@@ -98,7 +98,7 @@ def test_planted_faults_are_found(run, planted, capsys):
 
 def test_where_it_may_write(run, planted, tmp_path, capsys, monkeypatch):
     """Told before any feature is taken."""
-    monkeypatch.setattr("idmm.commands.explore.frozen_backbone", None)
+    monkeypatch.setattr("idmm.inference.explore.frozen_backbone", None)
     (line,) = refused(capsys, ["explore", run, "--out", planted / "train/sheets"])
     assert line.startswith(f"out: '{planted / 'train/sheets'}' lies among the images of '")
     (tmp_path / "file").touch()

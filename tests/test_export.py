@@ -19,9 +19,9 @@ import yaml
 from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
 
-from idmm.commands import export as command
-from idmm.export import graph
-from idmm.export.source import Sample, Source
+from idmm.inference import export as command
+from idmm.inference import export_graph as graph
+from idmm.inference.export_source import Sample, Source
 from idmm.models import create_backbone
 from idmm.seeding import seeded
 

@@ -10,12 +10,12 @@ from frozen import MEAN, NAME, STD, a_run, by_hand, linear
 from helpers import VIT, call, read, refused
 from PIL import Image
 
-from idmm import config, evaluate
-from idmm.commands import fewlabel
+from idmm import config
 from idmm.data.datasets import open_splits
 from idmm.errors import RunError
+from idmm.evaluation import evaluate
 from idmm.models.spec import ModelSpec
-from idmm.stages import finetune
+from idmm.stages import fewlabel, finetune
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 TINY = {

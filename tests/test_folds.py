@@ -10,7 +10,7 @@ from frozen import a_run
 from helpers import call, inside, read, refused, same
 
 from idmm.data.datasets import open_splits
-from idmm.evaluate import wilson
+from idmm.evaluation.evaluate import wilson
 from idmm.files import read_csv
 from idmm.stages.folds import pooled
 

@@ -17,8 +17,8 @@ from idmm import config
 from idmm.data.loaders import BatchPlan, training_batches
 from idmm.losses import instance_discrimination_loss
 from idmm.methods.finetune import Finetune
-from idmm.optim import create_optimizer
 from idmm.seeding import seeded
+from idmm.training.optim import create_optimizer
 
 DEVICE = os.environ.get("IDMM_TEST_DEVICE", "cuda")
 ON_GPU = DEVICE == "cuda"

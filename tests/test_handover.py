@@ -12,9 +12,10 @@ from frozen import a_run, by_hand, linear
 from helpers import flags, inside, logged, refused, same
 from test_resume import stop_at
 
-from idmm import config, evaluate
+from idmm import config
 from idmm.data.datasets import open_splits
 from idmm.errors import UserError
+from idmm.evaluation import evaluate
 from idmm.models import create_backbone
 from idmm.models.build import has_linear_classifier
 from idmm.models.spec import ModelSpec

@@ -19,7 +19,7 @@ from idmm import load_backbone
 from idmm.config import DrLoc, Subset
 from idmm.data.datasets import open_splits
 from idmm.methods.drloc import Localization
-from idmm.mixing import draw_cutmix, mix_images
+from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone, feature_width
 from idmm.seeding import numpy_rng
 

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from helpers import run_info
 
-from idmm import config, evaluate
+from idmm import config
+from idmm.evaluation import evaluate
+from idmm.evaluation.network import extract_features
 from idmm.losses import instance, instance_discrimination_loss
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
-from idmm.mixing import draw_cutmix, draw_mixup, mix_images
+from idmm.methods.mixing import draw_cutmix, draw_mixup, mix_images
 from idmm.models import create_backbone
-from idmm.network import extract_features
 from idmm.seeding import numpy_rng, seeded
 
 TINY = dict(patch_size=8, embed_dim=16, depth=1, num_heads=2)

@@ -9,10 +9,11 @@ from helpers import flags, inside, logged, metrics, refused, state
 from test_distributed import together
 from test_resume import stop_at
 
-from idmm import clock, engine, stages
-from idmm.clock import Timer
+from idmm import stages
 from idmm.config import FinetuneConfig
 from idmm.stages import folds
+from idmm.training import clock, engine
+from idmm.training.clock import Timer
 
 SMALL = {"data__subset": {"per_class": 4}, "train__epochs": None, "train__save_minutes": 60}
 BOTH = pytest.mark.parametrize("stage", ["pretrain", "finetune"])

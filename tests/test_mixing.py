@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from idmm.mixing import Mix, draw_cutmix, draw_mixup, mix_images
+from idmm.methods.mixing import Mix, draw_cutmix, draw_mixup, mix_images
 
 
 def test_share_is_that_of_the_pixels_left_outside_the_box():

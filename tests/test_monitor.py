@@ -9,7 +9,7 @@ from helpers import inside, metrics, same
 from test_resume import lines, stop_at
 from tiny import make
 
-from idmm.monitor import FLOORS, SHARE, Monitor, collapse, effective_rank, spread
+from idmm.evaluation.monitor import FLOORS, SHARE, Monitor, collapse, effective_rank, spread
 from idmm.stages import pretrain as stage
 
 # A ViT that starts with features of some size, digits as large as they bear, nothing that hides a stroke.

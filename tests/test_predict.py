@@ -16,10 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import idmm
-from idmm import inference, network
 from idmm.data.augment import EvalTransform
 from idmm.data.images import CentreCrop
 from idmm.errors import RunError, UserError
+from idmm.evaluation import network
+from idmm.evaluation import predictor as inference
 
 CLASSES = ("blue", "green", "red")
 RUNS = {

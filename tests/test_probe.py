@@ -12,9 +12,9 @@ from helpers import VIT, call, refused
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from idmm import evaluate, network
 from idmm.data.registry import DATASETS
 from idmm.errors import UserError
+from idmm.evaluation import evaluate, network
 from idmm.models import create_backbone, save_model
 from idmm.seeding import seeded
 from idmm.stages import STAGES

@@ -11,10 +11,10 @@ from frozen import a_run
 from helpers import VIT, call, read
 from PIL import Image
 
-from idmm import similarity
-from idmm.commands import train, train_pseudolabels
-from idmm.commands.train_plan import Plan
 from idmm.data.datasets import open_splits
+from idmm.evaluation import similarity
+from idmm.stages import train, train_pseudolabels
+from idmm.stages.train_plan import Plan
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COLOURS = {"blue": (30, 40, 200), "red": (200, 40, 30)}

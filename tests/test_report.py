@@ -13,8 +13,8 @@ from helpers import call, inside, refused
 from pages import Reader
 from PIL import Image
 
-from idmm.commands.found_runs import found_runs
-from idmm.pictures import curves_figure
+from idmm.figures.style import curves_figure
+from idmm.inference.found_runs import found_runs
 from idmm.stages.results import compared, mcnemar
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes

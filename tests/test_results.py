@@ -16,13 +16,16 @@ from sklearn.utils.class_weight import compute_class_weight
 from test_resume import stop_at
 from tiny import assert_same_loss, backbone
 
-from idmm import config, confusion, engine, evaluate
+from idmm import config
 from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
+from idmm.evaluation import evaluate
+from idmm.figures import confusion
+from idmm.figures.style import save
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
-from idmm.pictures import save
 from idmm.seeding import numpy_rng
+from idmm.training import engine
 
 EPOCHS = 6  # of the second stage
 BEST = dict(

@@ -14,11 +14,11 @@ import yaml
 from folders import paint, tree
 from helpers import STAGES, distance, inside, metrics, outside, same, start, state, state_file, temporary
 
-from idmm import engine, environment
 from idmm.errors import Interrupted
 from idmm.files import Lock
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
+from idmm.training import engine, environment
 
 METHODS = {"pretrain": IDMM, "finetune": Finetune}
 PLACE = {"pretrain": (1, 1, 2), "finetune": (2, 0, 2)}  # stage, epoch and step at which runs are cut: in mid-epoch

@@ -7,8 +7,8 @@ import torch
 
 from idmm.config import Train
 from idmm.models import create_backbone
-from idmm.optim import clip_gradients, create_optimizer, recipe
-from idmm.schedule import learning_rate, warmup_length, weight_decay_schedule
+from idmm.training.optim import clip_gradients, create_optimizer, recipe
+from idmm.training.schedule import learning_rate, warmup_length, weight_decay_schedule
 
 
 def rates(steps, warmup, lr=0.1):

@@ -7,8 +7,8 @@ from helpers import call, flags, inside, logged, same, state
 from test_resume import stop_at
 from torch._dynamo.testing import CompileCounter
 
-from idmm import calibrate, environment
 from idmm.data import loaders
+from idmm.training import calibrate, environment
 
 AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total": 40}, "train__accumulate": 1}
 
@@ -98,7 +98,7 @@ def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
     [
         ("pretrain", "stages.pretrain.extract_features", "256 images at a time; try a smaller --views.size, "),
         ("finetune", "stages.finetune.extract_features", "20 images at a time; try a smaller --train.batch_size, "),
-        ("pretrain", "calibrate.time_precisions", "a batch of 20 images: try --train.accumulate 4 "),
+        ("pretrain", "training.calibrate.time_precisions", "a batch of 20 images: try --train.accumulate 4 "),
     ],
 )
 def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch, capsys):

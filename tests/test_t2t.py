@@ -7,11 +7,11 @@ from contract import NORM, Contract, load
 from folders import tree
 from helpers import inside, same
 
-from idmm import engine
 from idmm.errors import Interrupted
 from idmm.models import create_backbone, read_checkpoint, save_model
 from idmm.models.base import sinusoids
 from idmm.models.build import export_kwargs
+from idmm.training import engine
 
 
 class TestContract(Contract):

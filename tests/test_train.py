@@ -9,14 +9,13 @@ from folders import tree
 from helpers import VIT, Together, call, read, refused
 
 import idmm
-from idmm.commands import train, train_plan
-from idmm.commands.train_plan import Counts, choose
 from idmm.config import Data
 from idmm.config.commands import TrainCommand
 from idmm.data.datasets import open_splits
 from idmm.errors import Interrupted, UserError
 from idmm.progress import logging_to
-from idmm.stages import StageSpec, results
+from idmm.stages import StageSpec, results, train, train_plan
+from idmm.stages.train_plan import Counts, choose
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds
@@ -103,7 +102,7 @@ def test_from_python_it_says_what_it_chose(images, tmp_path, monkeypatch, capsys
 
 
 def test_processes_go_by_the_first_ones_plan(tmp_path):
-    code = "import os; from idmm.commands import train; print(train._agreed({'plan': os.environ['RANK']}, 'cpu'))"
+    code = "import os; from idmm.stages import train; print(train._agreed({'plan': os.environ['RANK']}, 'cpu'))"
     (tmp_path / "agree.py").write_text(code)
     with Together([tmp_path / "agree.py"], tmp_path / "said") as both:
         assert both.wait() == 0 and both.said().count("{'plan': '0'}") == 2, both.said()

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from idmm.config import Method
 from idmm.distributed import gather_rows
 from idmm.methods.base import run_by_size
-from idmm.mixing import draw_cutmix, mix_images
+from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import feature_width
 from idmm.models.build import one_image_norms
 from idmm.seeding import numpy_rng

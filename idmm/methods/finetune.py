@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from idmm.config import Augment
 from idmm.methods.base import Method
 from idmm.methods.common import mixed_cross_entropy
-from idmm.mixing import Mix, draw_cutmix, draw_mixup, mix_images
+from idmm.methods.mixing import Mix, draw_cutmix, draw_mixup, mix_images
 from idmm.models.build import classifiers
 from idmm.seeding import numpy_rng
 

@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from idmm.pictures import save
+from idmm.figures.style import save
 from idmm.report.stats import format_interval, format_number
 from idmm.report.table import MISSING, SCRATCH, Row, Table, TableCell
 

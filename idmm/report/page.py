@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from idmm.pictures import DPI
+from idmm.figures.style import DPI
 
 _NUMBER = re.compile(r"(|—|failed|[+−-]?\d.*)", re.DOTALL)  # a cell of a column of numbers
 

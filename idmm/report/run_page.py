@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from idmm.config.parsing import flatten
 from idmm.errors import listed
+from idmm.figures.style import curves_figure, save
 from idmm.files import write_bytes
-from idmm.pictures import curves_figure, save
 from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
 from idmm.report.stats import Estimate, t_half

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from idmm import clock
 from idmm.config import (
     Data,
     DenseConfig,
@@ -27,6 +26,7 @@ from idmm.config.recipes import learns_labels, needs_labels, pass_faults, resolv
 from idmm.data.registry import check_folder, resolve_name
 from idmm.errors import UserError, needed
 from idmm.files import begun, names_same, weights_file
+from idmm.training import clock
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,14 @@ class StageSpec:
         """Returns what :func:`idmm.data.datasets.open_splits` is asked for."""
         return config.data, self.labelled(config), self.needs_test(config), self.unlabelled(config)
 
+    @property
+    def module(self) -> str:
+        """The module of the stage's function."""
+        return f"idmm.{'dense' if issubclass(self.config, DenseConfig) else 'stages'}.{self.name}"
+
     def run(self, given: Any) -> dict:
         """Runs the stage; returns what ``result.json`` holds."""
-        return getattr(importlib.import_module(f"idmm.stages.{self.name}"), self.name)(given)
+        return getattr(importlib.import_module(self.module), self.name)(given)
 
 
 def _sizes(config: FinetuneConfig) -> list[Phase]:

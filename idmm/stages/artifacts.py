@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from idmm.config import DenseConfig, PretrainConfig
-from idmm.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 from idmm.errors import UserError
 from idmm.files import read_csv
 from idmm.stages import STAGES
+from idmm.training.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 
 PREDICTIONS = "predictions.csv"
 ROWS, NAMES = "instances.safetensors", "instances.json"

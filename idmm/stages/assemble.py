@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from idmm import distributed
-from idmm.checkpoint import RunFolder
 from idmm.config import FinetuneConfig, global_groups, group_sizes, resolved_stages, without_rgb
 from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
@@ -26,7 +25,6 @@ from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits, counted
 from idmm.data.views import MultiCropTransform, short_side_bound
-from idmm.engine import Evaluation, StagePlan
 from idmm.errors import Interrupted, SizeError, UserError
 from idmm.files import begun
 from idmm.methods import Method, RunInfo, create_method
@@ -36,13 +34,15 @@ from idmm.models.build import try_size
 from idmm.models.hub import pinned
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.models.start import takes_structure
-from idmm.optim import recipe
 from idmm.progress import counting, logging_to
 from idmm.seeding import derive, seeded
-from idmm.session import Session
 from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.handover import decide
 from idmm.stages.values import describe, standardised
+from idmm.training.checkpoint import RunFolder
+from idmm.training.engine import Evaluation, StagePlan
+from idmm.training.optim import recipe
+from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
 PARTS = ("train", "val", "test")
@@ -95,7 +95,7 @@ class Assembly:
         evaluations: list[Evaluation],
         ending: tuple[int, float] = (0, 0.0),
     ) -> StagePlan:
-        """Returns what the loop needs to know of a phase; ``ending``: see :class:`idmm.engine.StagePlan`."""
+        """Returns what the loop needs to know of a phase; ``ending``: see :class:`idmm.training.engine.StagePlan`."""
         train, order = self.config.train, derive(self.config.seed, "stage", phase.number)
         ranks = (distributed.rank(), distributed.world())
         epochs, most = phase.epochs, None
@@ -241,10 +241,10 @@ _ELSEWHERE = {"detect": "Detecting", "segment": "Segmenting"}  # in the stages' 
 
 def assemble(config, init_field: str = "init") -> Assembly:
     """Returns the parts of a run, see :class:`Assembly`."""
-    name = stage_of(config).name
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(f"idmm.stages.{name}"), _ELSEWHERE[name])(config, init_field)
-    return _ASSEMBLIES[name](config, init_field)
+    stage = stage_of(config)
+    if stage.name in _ELSEWHERE:
+        return getattr(importlib.import_module(stage.module), _ELSEWHERE[stage.name])(config, init_field)
+    return _ASSEMBLIES[stage.name](config, init_field)
 
 
 def resolve(config) -> tuple[Assembly, list[str]]:

@@ -4,23 +4,24 @@ import logging
 
 import torch
 
-from idmm import distributed, evaluate
+from idmm import distributed
 from idmm.config import FinetuneConfig, parsing
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
-from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError
+from idmm.evaluation import evaluate
+from idmm.evaluation.monitor import FLOORS, spread
+from idmm.evaluation.network import extract_features
 from idmm.methods.finetune import balanced_weights
 from idmm.models.weights import Checkpoint
-from idmm.monitor import FLOORS, spread
-from idmm.network import extract_features
-from idmm.session import Session
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds
 from idmm.stages.handover import check_classes, fit_classifier, norm_images, set_batch_norms
 from idmm.stages.results import classifier_result, ending, export, length_result, measure_baseline, take_best
 from idmm.stages.start import structure
+from idmm.training.engine import Evaluation, Loop
+from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from idmm.checkpoint import RunFolder, check_resume
 from idmm.data.datasets import open_splits
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
@@ -18,6 +17,7 @@ from idmm.intervals import too_narrow, wilson
 from idmm.models.hub import pinned
 from idmm.progress import log, logging_to
 from idmm.stages import STAGES, prepare, stage_of
+from idmm.training.checkpoint import RunFolder, check_resume
 
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "baseline_top1", "start_top1", "start_knn")
 SAME = ("top5", "num_classes", "seed", "excluded", "precision")  # in the results of all folds

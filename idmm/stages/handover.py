@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from idmm import distributed
 from idmm.config import FinetuneConfig
 from idmm.errors import UserError
-from idmm.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
+from idmm.evaluation.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
 from idmm.models.build import has_linear_classifier, linear_classifiers, one_image_norms
 from idmm.models.spec import ModelSpec
 from idmm.seeding import numpy_rng

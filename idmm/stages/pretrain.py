@@ -6,19 +6,18 @@ import logging
 import numpy as np
 import torch
 
-from idmm import distributed, evaluate
+from idmm import distributed
 from idmm.config import PretrainConfig, parsing
 from idmm.config.recipes import learns_labels
 from idmm.config.train import MONITORED
 from idmm.data.cache import ImageStore
 from idmm.data.split import counted
-from idmm.engine import Evaluation, Loop
 from idmm.errors import RunError, UserError
+from idmm.evaluation import evaluate
+from idmm.evaluation.monitor import Monitor
+from idmm.evaluation.network import extract_features
 from idmm.methods import Method
-from idmm.monitor import Monitor
-from idmm.network import extract_features
 from idmm.seeding import permutation
-from idmm.session import Session
 from idmm.stages import knn_every
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
 from idmm.stages.folds import by_folds
@@ -31,6 +30,8 @@ from idmm.stages.results import (
     write_instances,
 )
 from idmm.stages.start import structure
+from idmm.training.engine import Evaluation, Loop
+from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256

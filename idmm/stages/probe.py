@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 from timm.models import get_pretrained_cfg_value
 
-from idmm.checkpoint import RunFolder
 from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError
-from idmm.evaluate import largest_class, readouts, remarks
-from idmm.features import FrozenBackbone
+from idmm.evaluation.evaluate import largest_class, readouts, remarks
+from idmm.evaluation.features import FrozenBackbone
 from idmm.intervals import too_narrow
 from idmm.models.build import pair
 from idmm.models.hub import pinned
@@ -22,6 +21,7 @@ from idmm.progress import logging_to
 from idmm.stages import prepare
 from idmm.stages.assemble import LoadedSplits, assemble, load_splits
 from idmm.stages.folds import by_folds
+from idmm.training.checkpoint import RunFolder
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"

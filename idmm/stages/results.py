@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save_file
 
-from idmm import baseline, distributed, evaluate
+from idmm import distributed
 from idmm.data.cache import ImageStore
-from idmm.engine import Loop
 from idmm.errors import Interrupted, RunError
+from idmm.evaluation import baseline, evaluate
 from idmm.files import read_csv, replacing, write_csv
 from idmm.intervals import too_narrow
 from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
-from idmm.session import Session
 from idmm.stages.artifacts import NAMES, PREDICTIONS, ROWS, about_rows
 from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
+from idmm.training.engine import Loop
+from idmm.training.session import Session
 
 BATCH = 64  # images whose hand-made features are taken at a time
 FIGURES = 2.0  # seconds to import what draws, and to draw the curves and the confusion matrix
@@ -78,7 +79,7 @@ def _draw_curves(run: Session, parts: Assembly) -> None:
     what = getattr(parts.config, "method", None)
     title = f"{run.folder.path.name}: {parts.stage.name}{f' by {what.name}' if what else ''}, {parts.spec.name}"
     with drawing("curves.png"):
-        from idmm.pictures import curves_figure, save  # matplotlib takes a second
+        from idmm.figures.style import curves_figure, save  # matplotlib takes a second
 
         save(curves_figure({"": [run.folder.metrics()]}, title), run.folder.path / "curves.png")
 
@@ -115,8 +116,8 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
         write_per_class(found, classes, folder.path / "per_class.csv")
         write_predictions(found, splits.test, classes, folder.path / PREDICTIONS)
         with drawing("confusion.png"):
-            from idmm.confusion import confusion_figure  # matplotlib takes a second
-            from idmm.pictures import save
+            from idmm.figures.confusion import confusion_figure  # matplotlib takes a second
+            from idmm.figures.style import save
 
             save(confusion_figure(found, classes), folder.path / "confusion.png")
     scores = found.scores() | {
@@ -141,8 +142,9 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
 
 # ---------------------------------------------------------------------- what needs no network
 def measure_baseline(run: Session, parts: Assembly, splits: LoadedSplits) -> dict[str, float]:
-    """Returns ``baseline_top1`` (percent), the accuracy of :func:`idmm.baseline.measured` on the run's centre crops;
-    nothing if the training images are all of one class. A run measures it once, before its first step.
+    """Returns ``baseline_top1`` (percent): the accuracy of :func:`idmm.evaluation.baseline.measured` on centre
+    crops of the run's images; nothing if the training images are all of one class. A run measures it once, before its
+    first step.
 
     All processes must call together.
     """

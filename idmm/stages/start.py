@@ -7,10 +7,10 @@ from torch import nn
 from idmm import distributed
 from idmm.data.cache import ImageStore
 from idmm.models.start import structured_start, takes_structure
-from idmm.session import Session
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, eval_batches
 from idmm.stages.handover import norm_images
+from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
 IMAGES = 512  # whose patches are whitened, at most

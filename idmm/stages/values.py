@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from idmm import distributed
-from idmm.checkpoint import RunFolder
 from idmm.data.cache import ImageStore
 from idmm.data.images import AUTO
 from idmm.data.split import counted
 from idmm.data.statistics import measured, refuse_constant
 from idmm.models.spec import ModelSpec
+from idmm.training.checkpoint import RunFolder
 
 log = logging.getLogger("idmm")
 

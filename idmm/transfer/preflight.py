@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from idmm.calibrate import choose_device
 from idmm.config import parsing
 from idmm.data.split import Splits
 from idmm.distributed import pick_device
@@ -15,6 +14,7 @@ from idmm.errors import UserError
 from idmm.stages import STAGES
 from idmm.stages.assemble import Assembly, assemble, check_val
 from idmm.stages.handover import decide
+from idmm.training.calibrate import choose_device
 from idmm.transfer.config import GridConfig
 from idmm.transfer.entries import SIDES, data_of, stage_of_target
 from idmm.transfer.plan import Cell, GridPlan, Job

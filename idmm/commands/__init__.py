@@ -1,1 +1,0 @@
-"""What people type beside the stages and the grid."""

@@ -1,0 +1,1 @@
+"""The style of all figures, and figures that several packages draw."""

@@ -1,0 +1,1 @@
+"""The commands on finished runs: predict, embed, similar, explore, report, export."""

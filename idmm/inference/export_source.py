@@ -1,0 +1,113 @@
+"""What is exported: a run's model, how its images are prepared, and some of those images to check by."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from idmm.data.cache import load_split
+from idmm.data.datasets import open_splits
+from idmm.data.images import CentreCrop
+from idmm.errors import RunError, UserError
+from idmm.evaluation.network import Network
+from idmm.models.build import feature_width
+from idmm.stages import stage_of
+from idmm.stages.artifacts import config_of, exported_weights
+
+BATCH = 32  # images that go through a network at a time
+CHECKED = 64  # real images that an exported file is compared with torch on
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Prepared images to compare two networks on."""
+
+    images: torch.Tensor  # float32 [n, C, S, S]
+    what: str  # for people, e.g. 64 test images
+
+
+class Source:
+    """A run's model, with its classifier if it has one.
+
+    Args:
+        run: The run's folder.
+
+    Raises:
+        UserError: The run is not finished, or the model cannot be built.
+    """
+
+    def __init__(self, run: Path):
+        self.run, self.config = run, config_of(run)
+        self.saved = exported_weights(run, "init")
+        self.classes: list[str] | None = self.saved.extra.get("classes")
+        self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH)
+        self.model, self.size = self.network.model, self.network.size
+
+    @property
+    def output(self) -> str:
+        """Name of what the model gives: logits [N, K], or features [N, d]."""
+        return "logits" if self.classes else "features"
+
+    @property
+    def width(self) -> int:
+        """Numbers that it gives for an image."""
+        return len(self.classes) if self.classes else feature_width(self.model)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """How an image file becomes the model's input, for programs that know nothing of idmm."""
+        saved, size, bands, scale = self.saved, self.size, self.network.bands, self.saved.extra.get("range")
+        known = {"grey_range": scale}
+        if bands is not None:
+            known = {"range": scale, "bands": list(bands.chosen) if bands.chosen else None}
+            known["file_channels"] = saved.extra.get("file_channels")
+        pictures = "RGB" if saved.in_chans == 3 else "L"
+        return {
+            "channels": pictures if bands is None else saved.in_chans, "resize": math.floor(size / saved.crop_pct),
+            "size": [size, size], "crop": "center", "crop_pct": saved.crop_pct, "interpolation": saved.interpolation,
+            "mean": list(saved.mean), "std": list(saved.std), "layout": "NCHW",
+            **{name: value for name, value in known.items() if value is not None},
+        }  # fmt: skip
+
+    @torch.inference_mode()
+    def outputs(self, images: torch.Tensor) -> np.ndarray:
+        """Returns what torch makes of prepared images, [n, C, S, S] -> float32 [n, width]."""
+        return np.concatenate([self.model(part).numpy() for part in images.split(BATCH)])
+
+    # ------------------------------------------------------------------ images
+    def sample(self, root: str | None) -> tuple[Sample, str | None]:
+        """Returns images to check by: at most :data:`CHECKED` of the run's test images (of its training images if it
+        has no others), prepared as the run evaluates; if they cannot be read, noise, and why.
+
+        Args:
+            root: Folder of the run's images now; None: where its config says.
+        """
+        data = self.config.data
+        data = replace(data, root=root or data.root, on_error="skip", cache="off")
+        config = replace(self.config, data=data)
+        try:
+            splits = open_splits(*stage_of(config).images(config))
+            part = "train" if splits.test is None else "test"
+            images = self._prepared(getattr(splits, part), part, data)
+        except (UserError, RunError) as error:
+            shape = (CHECKED // 4, self.saved.in_chans, self.size, self.size)
+            noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            return Sample(noise, "noise"), str(error).splitlines()[0]
+        return Sample(images, f"{len(images)} {'test' if part == 'test' else 'training'} images"), None
+
+    def _prepared(self, split, part: str, data) -> torch.Tensor:
+        if len(split) > CHECKED:
+            split = split.take(np.linspace(0, len(split) - 1, CHECKED).round().astype(int))
+        crop = CentreCrop(self.size, self.saved.crop_pct)
+        store = load_split(split, bound=crop, data=data, part=part, progress=True, scale=self.saved.range)
+        expected = self.network.bands and self.network.bands.count
+        if expected and store.bands.count != expected:
+            raise UserError(f"data.root: the {part} images have {store.bands.count} channels; expected {expected}")
+        return torch.cat([batch["images"] for batch in self.network.split_batches(store, data.workers)])

@@ -1,0 +1,84 @@
+"""The demo: five labelled digits a class and many without labels, by ``idmm train``, against training from scratch."""
+
+import statistics
+from pathlib import Path
+
+from PIL import Image
+
+from idmm.config import Data
+from idmm.config.commands import DemoConfig, TrainCommand
+from idmm.data.datasets import open_splits
+from idmm.data.loaders import one_thread
+from idmm.errors import RunError
+from idmm.figures import charts as pictures
+from idmm.files import filling, write_json
+from idmm.progress import drawing
+from idmm.stages.train import train
+
+ROWS = {"baseline": "baseline_top1", "from scratch": "scratch_top1", "idmm train": "idmm_top1"}
+EACH = 5  # labelled images of a class
+LEAST_GAIN = 2.0  # points
+
+
+def demo(given: DemoConfig) -> dict:
+    """Trains on scikit-learn's digits, few of them labelled, as ``idmm train`` does it, and from scratch for as long.
+
+    The digits lie in OUT/images as one's own images would, the runs of a seed in OUT/seed-SEED. The seed drives
+    everything, which images are labelled, too. A demo that was stopped goes on, a finished one says its result again.
+
+    Returns:
+        What ``demo.json`` holds: ``idmm_top1``, ``scratch_top1`` and ``baseline_top1`` (percent of the test images, one
+        per seed), ``gain`` (of the means, in points, over the better of scratch and baseline), ``minutes`` of each
+        training.
+
+    Raises:
+        UserError: A mistake in the flags.
+        RunError: The gain is below 2 points, or a run could not go on.
+    """
+    out = Path(given.out)
+    _write_images(out / "images")
+    seeds = [_trained(given, out, seed) for seed in range(given.seeds)]
+    scores = {
+        "baseline_top1": [kept["scratch"]["baseline_top1"] for kept in seeds],
+        "scratch_top1": [kept["scratch"]["top1"] for kept in seeds],
+        "idmm_top1": [kept["result"]["top1"] for kept in seeds],
+    }
+    *others, ours = map(statistics.mean, scores.values())
+    result = scores | {"gain": ours - max(others), "minutes": given.minutes}
+    write_json(out / "demo.json", result)
+    counts, tested = seeds[0]["counts"], seeds[0]["result"]
+    title = f"{counts['images']:,} images, {counts['labelled']:,} of them labelled"
+    rows = {label: scores[name] for label, name in ROWS.items()}
+    one_class = tested["largest_class"]
+    with drawing("comparison.png"):
+        pictures.comparison(rows, out / "comparison.png", title, one_class=one_class, untaught=["baseline"])
+    print(f"{title}; {given.minutes:g} min of training each; top-1 on {tested['test_size']} test images:")
+    for label, values in rows.items():
+        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        print(f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({', '.join(f'{v:.1f}' for v in values)})")
+    print(f"  gain          {result['gain']:+5.1f} points\n{out / 'demo.json'} and comparison.png beside it")
+    if result["gain"] < LEAST_GAIN:
+        raise RunError(
+            f"demo: {result['gain']:+.1f} points from the better of scratch and baseline, wanted at least +"
+            f"{LEAST_GAIN:g}; more minutes help on a slow or busy machine, in a new --out"
+        )
+    return result
+
+
+def _write_images(folder: Path) -> None:
+    if folder.exists():
+        return
+    with filling(folder) as aside:
+        for part, split in open_splits(Data(name="digits"), labelled=True).parts.items():
+            for number, (pixels, label) in enumerate(zip(split.items, split.labels, strict=True)):
+                place = aside / part / split.classes[label]
+                place.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels.squeeze()).save(place / f"{number:04d}.png")
+
+
+def _trained(given: DemoConfig, out: Path, seed: int) -> dict:
+    """Returns what ``idmm train`` found with a seed."""
+    data = Data(root=str(out / "images"), labelled={"per_class": EACH, "seed": seed})
+    more = {"flip": 0.0, "seed": seed, "minutes": given.minutes, "compare": True}  # mirrored digits are no digits
+    with one_thread():  # steps this small gain nothing from more, and lose much where others use the cores
+        return train(TrainCommand(out=str(out / f"seed-{seed}"), data=data, **more))

@@ -1,0 +1,78 @@
+"""A step of ``idmm train``: labels for images that have none, from a few that have and the features of runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from idmm.config import Data
+from idmm.data.datasets import open_splits
+from idmm.data.split import Split, counted
+from idmm.data.user_lists import class_rows
+from idmm.evaluation.evaluate import choose_strength, fit_linear
+from idmm.evaluation.inputs import say_unreadable
+from idmm.evaluation.predictor import Embedder
+from idmm.evaluation.similarity import nearest, spread_labels, unit_rows
+from idmm.files import write_csv
+from idmm.progress import log
+
+ALIKE = 60  # percent: see pseudolabel; under it pseudo-labels did harm (benchmarks/results/few_labels.md)
+NEIGHBOURS = 10  # nearest images that each image is joined to
+
+
+def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
+    """Writes ``out``, a CSV file with a class for each image, and logs how far the images' neighbours bear it out.
+
+    Args:
+        runs: Whose features say which images are near, each counting the same.
+        data: The images, some of which have a label.
+        device: Where the networks run.
+        out: Its columns are path, class, split, given and share; share: how sure a label is, from 0 to 1.
+
+    Returns:
+        ``given``: images that had a label; ``found``: that got one (a label may reach some of them only); ``alike``:
+        percent of images' nearest to which a linear classifier gives their own class, counted so that chance is 0.
+
+    Raises:
+        UserError: None of the images can be read.
+        RunError: The network has diverged, memory ran out, or the disk is full.
+    """
+    splits = open_splits(data, labelled=True, unlabelled=True)
+    embedders = [Embedder(run, device=device, max_pixels=data.max_pixels) for run in runs]
+    found = embedders[0].embed(splits.train.items, on_error="skip", progress=True)
+    say_unreadable(found.unreadable, len(splits.train), "data.root")
+    train = splits.train.take([i for i, path in enumerate(splits.train.items) if path not in found.unreadable])
+    known = train.labels >= 0
+    features = [found.features, *(more.embed(train.items, progress=True).features for more in embedders[1:])]
+    rows = np.concatenate([unit_rows(each) for each in features], axis=1)  # [N, sum of d]: all count alike
+    shares, alike = _spread(rows, train)
+    labels = np.where(shares.any(axis=1), shares.argmax(axis=1), -1)
+    labels[known] = train.labels[known]  # those that were given have them still
+
+    def how(part: str, i: int) -> tuple:
+        return ("yes", 1) if part != "train" or known[i] else ("no", f"{shares[i].max():.4g}")
+
+    write_csv(out, class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), how))
+    about = {"given": int(known.sum()), "found": int((labels[~known] >= 0).sum()), "alike": alike}
+    images = counted(about["found"], "image")
+    log.info("%s: %s without a label got one, from %d that had one", out, images, about["given"])
+    line = f"a linear classifier gives {alike:.0f} % of the nearest images the class of the image (0 is chance)"
+    if alike < ALIKE:
+        log.warning("the classifier learns from the given labels alone: %s, under %d", line, ALIKE)
+    else:
+        log.info("the labels are good enough to learn from, though some are wrong: %s", line)
+    return about
+
+
+def _spread(rows: np.ndarray, train: Split) -> tuple[np.ndarray, float]:
+    """Returns each image's shares of the classes [N, K] by its features [N, d], and ``alike`` as above."""
+    labels, classes = train.labels, len(train.classes)
+    near, known = nearest(rows, NEIGHBOURS), labels >= 0
+    shares = spread_labels(near, labels, classes)
+    strength = choose_strength(rows[known], labels[known]).strength
+    weight, bias = fit_linear(rows[known], labels[known], classes, strength)
+    named = (rows @ weight.T + bias).argmax(axis=1)
+    few = near.index[:, : max(1, len(labels) // (2 * classes))]  # else the classes are too small for so many
+    share = np.bincount(named) / len(named)  # of each class
+    chance = share @ share
+    return shares, 100 * float((np.mean(named[few] == named[:, None]) - chance) / max(1 - chance, 1e-9))
