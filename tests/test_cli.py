@@ -99,8 +99,8 @@ FAULTS = {
     "not whole": (["--train.batch_size", "1.5"], "train.batch_size: got 1.5, wanted an integer"),
     "negative": (["--seed", "-1"], "seed: got -1, wanted greater than or equal to 0"),
     "no such choice": (["--resume", "maybe"], "resume: got 'maybe', wanted 'auto', 'never' or 'must'"),
-    "not a section": (["--data.subset", "10"], "data.subset: got 10, wanted a mapping"),
-    "not a list": (["--views.crops", "3"], "views.crops: got 3, wanted a list, such as '[3]'"),
+    "not a section": (["--data.subset", "10"], "data.subset: got 10, wanted a mapping, such as '{per_class: 10}'"),
+    "not a list": (["--views.crops", "3"], "views.crops: got 3, wanted a list, such as '[{count: 3}]'"),
     "key of a list item": (
         ["--views.crops", "[{count: 2}, {cont: 3}]"],
         "views.crops[1].cont: unknown key; did you mean 'views.crops[1].count'?",
@@ -132,7 +132,7 @@ FILES = {
         "train:\n  epochs: 1\n  lr: 1\n  lr: 2\n",
         "--config: '{path}' is not YAML: 'lr' is given twice, line 4",
     ),
-    "a number for a section": ("drloc: 0.5", "drloc: got 0.5, wanted a mapping (in {path})"),
+    "a number for a section": ("drloc: 0.5", "drloc: got 0.5, wanted a mapping, such as '{weight: 0.5}' (in {path})"),
     "a list": ("- 1", "--config: '{path}' holds list; wanted a mapping of keys"),
 }
 

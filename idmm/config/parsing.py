@@ -266,8 +266,16 @@ def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
     message = re.sub(r"a (valid )?dictionary( or an instance of \w+)?", "a mapping", message)
     message = re.sub(r"(List|Dictionary|String) should have at least (\d+) items?.*", r"\2 or more of them", message)
     message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
-    if error["type"] == "list_type" and isinstance(error["input"], str | int | float):
-        message += f", such as '[{error['input']}]'"
+    if isinstance(error["input"], str | int | float):
+        shape = re.sub(r"\[\d+\]", "[]", key)
+        inner = [known for known in keys_of(kind) if known.key.rpartition(".")[0] in (shape, f"{shape}[]")]
+        inner.sort(key=lambda known: type(error["input"]) not in options(known.kind))  # the first that may have it
+        first = inner[0].key.rpartition(".")[2] if inner else None
+        example = f"{{{first}: {error['input']}}}" if first else error["input"]
+        if error["type"] == "list_type":
+            message += f", such as '[{example}]'"
+        elif first:
+            message += f", such as '{example}'"
     got = "null" if error["input"] is None else repr(error["input"])
     return f"{key}: got {got}, wanted {message}{where}"
 
