@@ -14,7 +14,6 @@ from idmm.errors import RunError, UserError, in_short
 
 _NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")  # of torch, drivers, libraries
 _control = None  # a gloo group, so that a flag costs no device sync
-_alone = False
 
 
 def pick_device(wanted: str, flag: str = "device") -> str:
@@ -76,25 +75,14 @@ def step_too_large(batch_size: int, accumulate: int) -> RunError:
     )
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Inside the block this process counts as the only one, and does all that it does without the others."""
-    global _alone
-    before, _alone = _alone, True
-    try:
-        yield
-    finally:
-        _alone = before
-
-
 def rank() -> int:
     """Number of this process, from 0."""
-    return dist.get_rank() if dist.is_initialized() and not _alone else 0
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world() -> int:
     """Number of processes."""
-    return dist.get_world_size() if dist.is_initialized() and not _alone else 1
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def several_gpus() -> bool:
