@@ -30,6 +30,14 @@ def test_a_run_measures_once_what_a_probe_of_hog_does(tmp_path):
     assert f"the baseline {found:.2f}" in text and "is no better than logistic regression on hand-made features" in text
 
 
+def test_what_a_start_without_a_checkpoint_remembered_is_forgotten(tmp_path):
+    """The next start may be on other images."""
+    (tmp_path / "run/last").mkdir(parents=True)
+    (tmp_path / "run/last/baseline.json").write_text('{"baseline_top1": 12.5}')
+    assert inside("finetune", tmp_path / "run", **RUN) == 0
+    assert result(tmp_path / "run")["baseline_top1"] > 80
+
+
 @pytest.mark.parametrize("side", [40, 130])
 def test_the_check_of_images_finds_the_same(side, tmp_path, capsys):
     root = tree(tmp_path / "d", train={"a": 9, "b": 9, "c": 9}, test={"a": 6, "b": 6, "c": 7})

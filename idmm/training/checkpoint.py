@@ -90,8 +90,8 @@ class RunFolder:
         if used:
             self._compare(config)
         else:  # what a run left that died before its first checkpoint
-            for name in ("metrics.jsonl", "last/images.json", "last/start.json"):
-                (self.path / name).unlink(missing_ok=True)
+            for path in (self.path / "metrics.jsonl", *(self.path / "last").glob("*.json")):  # all that it remembered
+                path.unlink(missing_ok=True)
             self.write_config(config)
         for folder in (self.path, self.path / "last"):
             with contextlib.suppress(OSError):  # a finished run may be read-only
