@@ -21,6 +21,7 @@ from idmm.data.loaders import own_share
 from idmm.data.split import counted
 from idmm.dense import DenseSplits, DenseTransform, Target
 from idmm.errors import RunError, listed
+from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
 from idmm.progress import counting, drawing
 from idmm.seeding import derive, seeded
@@ -37,7 +38,7 @@ from idmm.stages.assemble import (
 )
 from idmm.stages.results import ending, export_dense, length_result, take_best
 from idmm.stages.values import standardised
-from idmm.training.engine import Evaluation, Loop
+from idmm.training.engine import Loop
 from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
@@ -137,7 +138,7 @@ def _differences(old: dict, new: dict) -> list[str]:
     return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
 
 
-class Judge(ABC):
+class Judge(Evaluator):
     """Evaluates networks on a part of the images, and keeps what the last one predicted.
 
     Args:
@@ -156,8 +157,9 @@ class Judge(ABC):
         self.run, self.parts, self.part = run, parts, part
         self.store: ImageStore = getattr(splits, part)
         self.targets = parts.targets[part]
+        self.images, self.every = len(self.store), parts.config.train.eval_every
 
-    def measure(self, network: nn.Module) -> dict[str, float]:
+    def __call__(self, network: nn.Module) -> dict[str, float]:
         """Returns the values for metrics.jsonl (percent)."""
         return {name: value for name, value in self.scores(network).items() if name in RECORDED}
 
@@ -203,8 +205,7 @@ def train(config: DenseConfig) -> dict:
         if not begun and (report := parts.spec.load(backbone)):
             log.info("%s", report)
         method, judge = parts.method(phase, backbone, len(splits.train)), parts.judge(run, parts, splits, held)
-        look = Evaluation(judge.measure, config.train.eval_every, len(judge.store))
-        plan = parts.plan(phase, splits.train, [look], ending(parts, splits))
+        plan = parts.plan(phase, splits.train, [judge], ending(parts, splits))
         plan.keep = parts.metric if config.train.keep == "best" else None
         loop = Loop(run, method, plan)
         loop.fit()

@@ -3,11 +3,14 @@
 import logging
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from idmm.data.cache import ImageStore
 from idmm.evaluation.evaluate import evaluating
+from idmm.evaluation.evaluators import Evaluator, Extract
 from idmm.methods.base import Method
 
 log = logging.getLogger("idmm")
@@ -41,35 +44,40 @@ def effective_rank(rows: Tensor) -> float:
     return float(torch.exp(-(share * share.clamp(min=1e-30).log()).sum()))
 
 
-class Monitor:
-    """Measures a method between epochs and warns once of a collapse.
+class CollapseMonitor(Evaluator):
+    """Measures a method on a few training images and warns once if it collapses.
 
     Args:
-        method: What is trained.
-        extract: Gives pooled features [n, d] of a few images, of the backbone in evaluation mode, on the CPU.
-        index: Numbers of those images, int64 [n].
-        history: Gives the records of the epochs so far.
+        method: The method in training. Its own backbone is measured, not its average.
+        extract: Takes the features.
+        train: The training images.
+        numbers: Numbers of the images to measure, int64 [n].
+        history: Returns the records of the epochs so far.
+        every: Epochs from one call to the next.
     """
 
     def __init__(
         self,
         method: Method,
-        extract: Callable[[torch.nn.Module], Tensor],
-        index: Tensor,
+        extract: Extract,
+        train: ImageStore,
+        numbers: np.ndarray,
         history: Callable[[], list[dict]],
+        every: int,
     ):
-        self.method, self.extract, self.index, self.history = method, extract, index, history
+        self.method, self.extract, self.train, self.numbers = method, extract, train, numbers
+        self.history, self.every, self.images = history, every, len(numbers)
         self.warned = False
 
-    def measure(self, _: torch.nn.Module) -> dict[str, float]:
-        """Returns ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own; warns where one falls."""
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Return ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own values."""
         device = next(self.method.parameters()).device
-        features = self.extract(self.method.exported)
+        features = self.extract(self.method.exported, self.train, self.numbers)
         values = {"feature_std": spread(features), "feature_rank": effective_rank(features)}
         with evaluating(self.method), torch.no_grad():
             on_device = features.to(device)
             values["embedding_std"] = spread(self.method.embed(on_device).float().cpu())
-            values |= self.method.diagnose(on_device, self.index.to(device))
+            values |= self.method.diagnose(on_device, torch.from_numpy(self.numbers).to(device))
         if not self.warned and (line := collapse(values, self.history())):
             self.warned = True
             log.warning("%s", line)

@@ -26,6 +26,7 @@ from idmm.data.readers.layout import root_folder
 from idmm.data.split import Splits, counted
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.errors import Interrupted, SizeError, UserError
+from idmm.evaluation.evaluators import Evaluator
 from idmm.files import begun
 from idmm.methods import Method, RunInfo, create_method
 from idmm.methods.drloc import Localization
@@ -40,7 +41,7 @@ from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.handover import decide
 from idmm.stages.values import describe, standardised
 from idmm.training.checkpoint import RunFolder
-from idmm.training.engine import Evaluation, StagePlan
+from idmm.training.engine import StagePlan
 from idmm.training.optim import recipe
 from idmm.training.session import Session
 
@@ -92,7 +93,7 @@ class Assembly:
         self,
         phase: Phase,
         store: ImageStore,
-        evaluations: list[Evaluation],
+        evaluators: list[Evaluator],
         ending: tuple[int, float] = (0, 0.0),
     ) -> StagePlan:
         """Returns what the loop needs to know of a phase; ``ending``: see :class:`idmm.training.engine.StagePlan`."""
@@ -109,7 +110,7 @@ class Assembly:
             batches=BatchPlan(len(store), phase.batch_size, epochs, order, *ranks, train.accumulate),
             transform=self.transform(phase, store),
             lr=phase.lr,
-            evaluations=evaluations,
+            evaluators=evaluators,
             share=self._cost(phase) / sum(map(self._cost, self.phases[phase.number - 1 :])),
             max_epochs=most,
             ending=ending,

@@ -9,7 +9,7 @@ from idmm.config import FinetuneConfig, parsing
 from idmm.data.cache import ImageStore
 from idmm.data.registry import spec_of
 from idmm.errors import RunError
-from idmm.evaluation import evaluate
+from idmm.evaluation.evaluators import Accuracy
 from idmm.evaluation.monitor import FLOORS, spread
 from idmm.evaluation.network import extract_features
 from idmm.methods.finetune import balanced_weights
@@ -20,7 +20,7 @@ from idmm.stages.folds import by_folds
 from idmm.stages.handover import check_classes, fit_classifier, norm_images, set_batch_norms
 from idmm.stages.results import classifier_result, ending, export, length_result, measure_baseline, take_best
 from idmm.stages.start import structure
-from idmm.training.engine import Evaluation, Loop
+from idmm.training.engine import Loop
 from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
@@ -65,7 +65,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         return result
 
 
-def _train(run: Session, parts: Assembly, splits: LoadedSplits, model) -> tuple[Loop, "_Evaluator", LoadedSplits]:
+def _train(run: Session, parts: Assembly, splits: LoadedSplits, model) -> tuple[Loop, Accuracy, LoadedSplits]:
     """Trains all phases that are left, the first one from ``model`` (None: as ``last/`` has it); returns the last
     one's loop, evaluator and images."""
     first, classes = 1 if run.folder.state is None else run.folder.state["stage"], len(splits.train.classes)
@@ -80,19 +80,19 @@ def _train(run: Session, parts: Assembly, splits: LoadedSplits, model) -> tuple[
             loop = held = None
             run.accelerator.free_memory()  # else it holds the last phase's model and optimizer to the end
         splits = splits.at(phase.size)
-        held = _Evaluator(run, splits.val or splits.test, phase, parts)
+        held = _accuracy(run, splits.val or splits.test, phase, parts)
         loop, model = _loop(run, parts, splits, phase, model, held), None
         loop.fit()
     return loop, held, splits
 
 
-def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, held: "_Evaluator") -> dict:
+def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop, held: Accuracy) -> dict:
     """Evaluates and exports the classifier; returns what ``result.json`` holds."""
     kept = take_best(loop, "top-1")
     found, phase, classes = held.latest, parts.phases[-1], len(splits.train.classes)
     # what was evaluated between epochs was val, and nothing was where the run ended before
     if splits.val is not None or found is None:
-        found = _Evaluator(run, splits.test, phase, parts).predict(loop.averaged)
+        found = _accuracy(run, splits.test, phase, parts).predict(loop.averaged)
     export(run, loop, parts, splits, splits.train.classes)
     start = run.folder.remembered("start") or {}
     return {
@@ -123,15 +123,14 @@ def _first_model(run: Session, parts: Assembly, splits: LoadedSplits):
     return model
 
 
-def _loop(run: Session, parts: Assembly, splits: LoadedSplits, phase: Phase, model, held: "_Evaluator") -> Loop:
+def _loop(run: Session, parts: Assembly, splits: LoadedSplits, phase: Phase, model, held: Accuracy) -> Loop:
     """Returns the training of a phase, evaluated by ``held`` in between."""
     train, classes = parts.config.train, len(splits.train.classes)
     method = parts.method(phase, model, len(splits.train), classes)
     if train.class_weights == "balanced":
         method.class_weight = balanced_weights(splits.train.labels, classes)
-    look = Evaluation(held.measure, train.eval_every, len(held.store))
     after = ending(parts, splits) if phase is parts.phases[-1] else (0, 0.0)
-    plan = parts.plan(phase, splits.train, [look], after)
+    plan = parts.plan(phase, splits.train, [held], after)
     if train.keep == "best" and phase is parts.phases[-1]:
         plan.keep = "top1"
     return Loop(run, method, plan)
@@ -167,26 +166,18 @@ def _start_from_features(run: Session, parts: Assembly, phase: Phase, model, spl
             log.warning("train.classifier_init: %s, so the classifier starts from fresh weights", what)
             return
         fit_classifier(model, features.numpy(), train.labels, config)
-        found = _Evaluator(run, splits.test, phase, parts).predict(model, "accuracy before the first step, on test")
+        found = _accuracy(run, splits.test, phase, parts).predict(model, "accuracy before the first step, on test")
     top1 = found.scores()["top1"]
     run.folder.remember("start", {"start_top1": top1})
     log.info("before the first step: top-1 %.2f on %d test images", top1, len(splits.test))
 
 
-class _Evaluator:
-    """Evaluates the classifier of a phase on a split, and keeps the latest predictions."""
+def _accuracy(run: Session, store: ImageStore, phase: Phase, parts: Assembly) -> Accuracy:
+    """Returns what evaluates the classifier of a phase on a split."""
 
-    def __init__(self, run: Session, store: ImageStore, phase: Phase, parts: Assembly):
-        self.run, self.store, self.phase, self.parts = run, store, phase, parts
-        self.latest: evaluate.Predictions | None = None
+    def batches(label: str | None):
+        return eval_batches(run, parts, store, phase.size, phase.batch_size, label=label)
 
-    def predict(self, model, label: str | None = None) -> evaluate.Predictions:
-        size, count = self.phase.size, self.phase.batch_size
-        batches = eval_batches(self.run, self.parts, self.store, size, count, label=label)
-        self.latest = evaluate.predict(model, batches, self.run.device, self.run.autocast)
-        return self.latest
-
-    def measure(self, model) -> dict:
-        """Returns the values for metrics.jsonl: the mean over classes where the dataset's literature reports it."""
-        wanted = ("top1", "top5", spec_of(self.parts.config.data.name).metric)
-        return {name: score for name, score in self.predict(model).scores().items() if name in wanted}
+    # the mean over classes where the dataset's literature reports it
+    metrics = ("top1", "top5", spec_of(parts.config.data.name).metric)
+    return Accuracy(batches, len(store), parts.config.train.eval_every, run.device, run.autocast, metrics)

@@ -14,7 +14,8 @@ from idmm.data.cache import ImageStore
 from idmm.data.split import counted
 from idmm.errors import RunError, UserError
 from idmm.evaluation import evaluate
-from idmm.evaluation.monitor import Monitor
+from idmm.evaluation.evaluators import Evaluator, KNNAccuracy
+from idmm.evaluation.monitor import CollapseMonitor
 from idmm.evaluation.network import extract_features
 from idmm.methods import Method
 from idmm.seeding import permutation
@@ -30,7 +31,7 @@ from idmm.stages.results import (
     write_instances,
 )
 from idmm.stages.start import structure
-from idmm.training.engine import Evaluation, Loop
+from idmm.training.engine import Loop
 from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
@@ -87,11 +88,10 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
             method.prepare(features)
 
         knn = _knn(run, parts, splits)
-        measured = [] if knn is None else [Evaluation(knn.measure, knn_every(config), knn.images)]
-        evaluations = [*measured, *_monitor(run, parts, method, splits)]
-        loop = Loop(run, method, parts.plan(phase, splits.train, evaluations, ending(parts, splits)))
+        evaluators = [*([] if knn is None else [knn]), *_monitor(run, parts, method, splits)]
+        loop = Loop(run, method, parts.plan(phase, splits.train, evaluators, ending(parts, splits)))
         if knn is not None and not begun:
-            run.folder.remember("start", {"start_knn": knn.measure(loop.averaged)["knn"]})
+            run.folder.remember("start", {"start_knn": knn(loop.averaged)["knn"]})
         loop.fit()
 
         result = _result(run, parts, splits, loop)
@@ -161,22 +161,18 @@ def _features(run: Session, parts: Assembly, backbone, store, images=None, label
     return features
 
 
-def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluation]:
+def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluator]:
     """Looks for collapse, on the same few training images every time; nothing where it is off."""
     train = parts.config.train
     if not train.monitor_every:
         return []
     count = min(MONITORED, len(splits.train))
     images = np.sort(permutation(parts.config.seed, "monitor", len(splits.train))[:count])
-
-    def extract(backbone):
-        return _features(run, parts, backbone, splits.train, images)
-
-    watch = Monitor(method, extract, torch.from_numpy(images), run.folder.metrics)
-    return [Evaluation(watch.measure, train.monitor_every, count)]
+    extract = functools.partial(_features, run, parts)
+    return [CollapseMonitor(method, extract, splits.train, images, run.folder.metrics, train.monitor_every)]
 
 
-def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> "_KNN | None":
+def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> KNNAccuracy | None:
     """What measures the features; None where it is off or there are no labels."""
     if not knn_every(parts.config):
         return None
@@ -187,20 +183,5 @@ def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> "_KNN | None":
         else:
             log.info("before the first step and after the last: %s", why)
         return None
-    return _KNN(run, parts, splits)
-
-
-class _KNN:
-    """Compares features of held-out images with those of labelled training images."""
-
-    def __init__(self, run: Session, parts: Assembly, splits: LoadedSplits):
-        self.run, self.parts = run, parts
-        self.train, self.held = splits.train, splits.val or splits.test
-        self.known = np.flatnonzero(self.train.labels >= 0)
-        self.images = len(self.known) + len(self.held)  # that it looks at
-
-    def measure(self, backbone) -> dict:
-        """Returns the value for metrics.jsonl: ``knn``, the accuracy in percent."""
-        seen = _features(self.run, self.parts, backbone, self.train, self.known)
-        held = _features(self.run, self.parts, backbone, self.held)
-        return {"knn": evaluate.knn_accuracy(seen, self.train.labels[self.known], held, self.held.labels)}
+    extract = functools.partial(_features, run, parts)
+    return KNNAccuracy(extract, splits.train, splits.val or splits.test, knn_every(parts.config))

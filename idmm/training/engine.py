@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MethodType
 
@@ -13,6 +12,7 @@ from timm.utils import ModelEmaV3
 from idmm import distributed
 from idmm.data.loaders import BatchFn, BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
+from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
 from idmm.progress import Bar, brief, duration, epoch_line
 from idmm.seeding import derive, seeded
@@ -29,16 +29,6 @@ FIRST_STEPS = 5, 3.0  # steps after the first, or seconds, after which the log h
 
 
 @dataclass
-class Evaluation:
-    """A measurement at the end of every ``every`` epochs, and of the stage."""
-
-    measure: Callable[[torch.nn.Module], dict]
-    """Called with the backbone to evaluate (averaged, if EMA is on); returns values for metrics.jsonl."""
-    every: int
-    images: int  # images that it looks at, for the time that it takes
-
-
-@dataclass
 class StagePlan:
     """What the loop needs to know of a stage."""
 
@@ -48,7 +38,7 @@ class StagePlan:
     batches: BatchPlan  # which images make which step; with ``train.minutes`` more epochs than are made
     transform: BatchFn  # makes a batch of image numbers
     lr: float  # peak learning rate
-    evaluations: list[Evaluation]  # what is measured between epochs, in this order
+    evaluators: list[Evaluator]  # what is measured between epochs, in this order, of the averaged model
     keep: str | None = None
     """Name of a measured value: the weights are kept that had its highest (the earlier of equals); None: the last."""
     share: float = 1.0  # of the minutes that are left when the phase begins
@@ -167,7 +157,7 @@ class Loop:
             start + self.plan.share * (60 * self.train.minutes - start),
             round(self.train.warmup_epochs * each),
             self.plan.max_epochs and self.plan.max_epochs * each,
-            images + sum(item.images for item in self.plan.evaluations),
+            images + sum(item.images for item in self.plan.evaluators),
             rest,
         )
         if saved is not None:
@@ -197,7 +187,7 @@ class Loop:
         """Whether an epoch that just ended is the stage's last: no time is left for what is due after it and a step."""
         if self.timer is None:
             return epoch + 1 == self.batches.epochs
-        due = sum(item.images for item in self.plan.evaluations if (epoch + 1) % item.every == 0)
+        due = sum(item.images for item in self.plan.evaluators if (epoch + 1) % item.every == 0)
         needed = self.timer.evaluating(due) + self.timer.image * self.batches.batch_size
         last = self.timer.progress >= 1 or self.timer.left(self.session.seconds) < needed
         if last := distributed.broadcast(last):
@@ -210,7 +200,7 @@ class Loop:
             steps, epochs = f"{self.steps} steps", self.batches.epochs
             looked_at = sum(
                 item.images * (-(-epochs // item.every) - self.position.epoch // item.every)
-                for item in self.plan.evaluations
+                for item in self.plan.evaluators
             )
             image = each * self.batches.steps_per_epoch / self.batches.count
             takes = (self.steps - self.position.made) * each + clock.FORWARD * image * looked_at
@@ -335,11 +325,11 @@ class Loop:
     def _evaluated(self, epoch: int, last: bool) -> dict:
         """What is due to be measured after an epoch."""
         values, began = {}, clock.now()
-        due = [item for item in self.plan.evaluations if last or (epoch + 1) % item.every == 0]
+        due = [item for item in self.plan.evaluators if last or (epoch + 1) % item.every == 0]
         distributed.share_statistics(self.averaged)  # the first process's weights are exported
         try:
             for item in due:
-                values.update(item.measure(self.averaged))
+                values.update(item(self.averaged))
         except Interrupted:
             self._save(epoch, self.position.step)
             raise
