@@ -14,7 +14,7 @@ from idmm.data.split import LabelsMissing
 from idmm.dense import IGNORED, read_detection, read_segmentation
 from idmm.dense.evaluate import Objects, detection_scores
 
-SKIP = "cannot be used (--data.on_error skip leaves them out):"
+SKIP = "cannot be used (--data.on_error skip skips them):"
 
 
 def of(root, **fields):
@@ -109,12 +109,12 @@ def test_annotations_and_images_that_cannot_be_used(tmp_path, caplog):
         assert re.search(said, line), line
     assert lines[len(BROKEN) :] == [
         f"data.root: '{file}': 2 of 6 images {SKIP}",
-        f"  image '001.png' is not there (under '{tmp_path}/train')",
-        "  image '002.png' is 80 x 96, by this file 80 x 80",
+        f"  image '001.png' does not exist (in '{tmp_path}/train')",
+        "  image '002.png' is 80 x 96, in this file 80 x 80",
     ]
     found = read_detection(of(tmp_path, on_error="skip"))
     assert [target.image_id for target in found.targets["train"]] == [100, 103, 104, 105]
-    assert f"left out:\ndata.root: '{file}': 9 of 16 annotations cannot be used:\n  annotation 1" in caplog.text
+    assert f"skipped:\ndata.root: '{file}': 9 of 16 annotations cannot be used:\n  annotation 1" in caplog.text
 
 
 def test_files_that_are_no_annotations(tmp_path):
@@ -134,7 +134,7 @@ def test_files_that_are_no_annotations(tmp_path):
     ]
     test.rmdir()
     for name, change, start in (
-        ("images", lambda rows: rows[1].update(id=100), "(ValueError: there are no images or no categories, or the id"),
+        ("images", lambda rows: rows[1].update(id=100), "(ValueError: there are no images or no categories, or two"),
         ("images", lambda rows: rows[0].update(height=0), "(ValueError: image 100: expected height and width"),
         ("categories", lambda rows: rows[1].pop("name"), "(KeyError: 'name')"),
     ):
@@ -149,7 +149,7 @@ def test_files_that_are_no_annotations(tmp_path):
     good["categories"][0]["name"] = "nought"
     val.write_text(json.dumps({**good, "images": good["images"][:1], "annotations": []}))
     line, *_ = faults(read_detection, of(tmp_path))
-    assert line == f"data.root: '{val}' has categories that are not those of '{train}': 3 'nought'"
+    assert line == f"data.root: '{val}' has categories that are not in '{train}': 3 'nought'"
     coco_tree(tmp_path, official=True)
     (line,) = faults(read_detection, of(tmp_path))
     assert "has several files of train: " in line and line.endswith("; expected one")
@@ -197,9 +197,9 @@ def test_masks_that_cannot_be_used(tmp_path):
         f"data.root: '{tmp_path}/images/train': 1 of 6 images {SKIP}",
         f"  '004.png' has no mask; expected '{masks}/004.png'",
         f"data.root: '{tmp_path}/masks': 4 of 5 masks {SKIP}",
-        f"  '{masks}/000.png': of colours (RGB); wanted a grey or palette PNG whose numbers are the classes",
+        f"  '{masks}/000.png': a colour image (RGB); expected a grey or palette PNG whose numbers are the classes",
         f"  '{masks}/001.png': 6 x 5 pixels, its image 64 x 96",
-        f"  '{masks}/002.png': values without a class: 9; expected 0 to 3, and 255 for what is ignored",
+        f"  '{masks}/002.png': values without a class: 9; expected 0 to 3, and 255 for ignored pixels",
         lines[-1],
     ]
     assert lines[-1].startswith(f"  '{masks}/003.png': unreadable or truncated")

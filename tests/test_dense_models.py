@@ -121,7 +121,7 @@ def test_sizes():
         made = create_backbone(VIT[0], 224, **dict(VIT[1], patch_size=14))
     maps = DenseNetwork(made, 224).forward_features(torch.zeros(1, 3, 224, 224))
     assert [made.shape[-1] for made in maps] == [56, 28, 14, 7]
-    with pytest.raises(SizeError, match="image size 80x80: wanted are multiples of 32 pixels for detection"):
+    with pytest.raises(SizeError, match="image size 80x80: expected a multiple of 32 pixels for detection"):
         Detector(backbone("pvt", 80), 80, 3, 16)
     anchors = Detector(backbone("pvt", 96), 96, 3, 16).rpn.anchor_generator.sizes
     assert anchors == tuple((96 / 640 * size,) for size in (32, 64, 128, 256, 512))

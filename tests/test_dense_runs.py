@@ -234,7 +234,7 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     assert first.masks.shape == (len(first.objects.boxes), *first.size) and len(first.masks)
     with pytest.raises(UserError, match="gone.png"):
         predictor.predict(["gone.png"])
-    with pytest.raises(UserError, match="is of neither idmm detect nor idmm segment"):
+    with pytest.raises(UserError, match="is not from idmm detect or idmm segment"):
         idmm.load_predictor(whole / "detect" / "backbone.safetensors")
 
 

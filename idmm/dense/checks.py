@@ -1,4 +1,4 @@
-"""What the readers of boxes and of masks share: faults reported together, and a look at each file."""
+"""Helpers of both readers: faults reported together, and one pass over the files."""
 
 import contextlib
 import logging
@@ -16,46 +16,48 @@ from idmm.errors import capped
 log = logging.getLogger(__name__)
 
 
-def unusable(data: config.Data, faults: list[str], source: Path, total: str, reasons: Collection[str]) -> None:
-    """Adds the images or objects that cannot be used to the faults; with ``data.on_error`` skip logs them instead.
+def report_unusable(data: config.Data, faults: list[str], source: Path, total: str, reasons: Collection[str]) -> None:
+    """Add images or objects that cannot be used to ``faults``, or log them if ``data.on_error`` is skip.
 
     Args:
         data: The ``data`` section of a config.
         faults: Lines of a UserError.
-        source: The file or folder that holds them.
+        source: Their file or folder.
         total: How many there are, e.g. ``20 images``.
-        reasons: One for each.
+        reasons: One per image or object.
     """
     if not reasons:
         return
     line = f"data.root: '{source}': {len(reasons)} of {total} cannot be used"
-    details = capped([f"  {one}" for one in reasons])
+    details = capped([f"  {reason}" for reason in reasons])
     if data.on_error == "skip":
-        log.warning("left out:\n%s", "\n".join([f"{line}:", *details]))
+        log.warning("skipped:\n%s", "\n".join([f"{line}:", *details]))
     else:
-        faults += [f"{line} (--data.on_error skip leaves them out):", *details]
+        faults += [f"{line} (--data.on_error skip skips them):", *details]
 
 
 def split_of(root: Path, folder: Path, names: list[str]) -> Split:
-    """Returns files of a folder as a split without labels, named below ``root``."""
+    """Return the named files of a folder as a split without labels. Its names are relative to ``root``."""
     items = [os.path.join(folder, *name.split("/")) for name in names]
     return Split(items, [os.path.relpath(item, root).replace(os.sep, "/") for item in items], None, None)
 
 
-def look_at(split: Split, look: Callable, data: config.Data, progress: bool) -> list:
-    """Returns ``look(path, max_pixels)`` of each file, or BadImage if it cannot be used; a bar if slow."""
-    given = (len(split), split.place, "reading sizes", progress)
-    with contextlib.closing(in_order(lambda i: look(split.items[i], data.max_pixels), *given)) as results:
+def read_each(split: Split, read_one: Callable, data: config.Data, progress: bool) -> list:
+    """Return ``read_one(path, max_pixels)`` of each file, or a BadImage if it cannot be used."""
+    work = in_order(
+        lambda i: read_one(split.items[i], data.max_pixels), len(split), split.place, "reading sizes", progress
+    )
+    with contextlib.closing(work) as results:
         return list(results)
 
 
 def image_size(path: str, max_pixels: int) -> tuple[int, int]:
-    """Returns height and width of an image, upright (pixels)."""
+    """Return height and width of an image in upright position (pixels)."""
     with opened(read(path), max_pixels) as image:
-        turned = image.orientation() in (5, 6, 7, 8)
-        return (image.width, image.height) if turned else (image.height, image.width)
+        rotated = image.orientation() in (5, 6, 7, 8)
+        return (image.width, image.height) if rotated else (image.height, image.width)
 
 
-def pixels(size: tuple[int, int]) -> str:
-    """Returns a height and width as people write them."""
+def as_text(size: tuple[int, int]) -> str:
+    """Return a (height, width) as width x height."""
     return f"{size[1]} x {size[0]}"

@@ -1,4 +1,4 @@
-"""COCO's format: ROOT/annotations/PART.json over the images of ROOT/PART, or COCO's own names of files.
+"""COCO's format: ROOT/annotations/PART.json with the images in ROOT/PART, or COCO's own file names.
 
 Source: https://cocodataset.org/#format-data
 """
@@ -8,8 +8,8 @@ import io
 import logging
 import re
 import reprlib
+from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,90 +19,79 @@ from idmm.data.formats import BadImage
 from idmm.data.readers.folder import PARTS
 from idmm.data.readers.layout import absent
 from idmm.data.split import Split, counted
-from idmm.dense.checks import image_size, look_at, pixels, split_of, unusable
+from idmm.dense.checks import as_text, image_size, read_each, report_unusable, split_of
 from idmm.dense.targets import BoxTarget, rasterised
 from idmm.errors import UserError, listed, needed, reason
 
-if TYPE_CHECKING:
-    from pycocotools.coco import COCO
-
 log = logging.getLogger(__name__)
 
-SLACK = 1.0  # by which a box may reach over the edge, as rounding makes it (pixels); it is cut off
-FAR = 2.0  # times the image's long side: where an outline may be, at most; drawing what is further takes its memory
-
-
-class _Object(NamedTuple):
-    """A row of ``annotations``."""
-
-    box: np.ndarray  # x1, y1, x2, y2
-    label: int
-    segment: list | dict | None
-    crowd: bool
+SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
+FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
 
 
 def read_coco(
     root: Path, data: config.Data, faults: list[str], progress: bool
 ) -> tuple[dict[str, tuple[Split, list[BoxTarget]]], dict[int, str]]:
-    """Reads all parts that there are.
+    """Read all parts.
 
     Returns:
-        The images and their targets by part, and the classes' names by their numbers, in the order of these.
+        Images and targets by part, and class names by category number, in the order of these.
 
     Raises:
         UserError: There is no such layout, or a file is not in COCO's format.
     """
     files = annotation_files(root)
     if "train" not in files:
-        expected = f"{root}/annotations/train.json over the images of {root}/train, or instances_train2017.json"
+        expected = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
         raise UserError(f"data.root: '{root}' has no annotations of objects to train on; expected {expected}")
     needed(f"data.root: '{root}'", DENSE_LIBRARIES["detect"], "dense")
     opened = {part: _opened(path, faults) for part, path in files.items()}
     if faults:
         raise UserError(*faults)
-    named = {part: {number: row["name"] for number, row in file.cats.items()} for part, file in opened.items()}
-    classes = dict(sorted(named["train"].items()))
-    for part, others in named.items():
+    names = {part: {number: row["name"] for number, row in coco.cats.items()} for part, coco in opened.items()}
+    classes = dict(sorted(names["train"].items()))
+    for part, others in names.items():
         if odd := [f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name]:
-            of = f"'{files['train']}'"
-            faults.append(f"data.root: '{files[part]}' has categories that are not those of {of}: {listed(odd)}")
+            train = f"'{files['train']}'"
+            faults.append(f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}")
     labels = {number: label for label, number in enumerate(classes)}
-    read = {part: _part(root, files[part], file, labels, data, faults, progress) for part, file in opened.items()}
-    return read, classes
+    parts = {part: _part(root, files[part], coco, labels, data, faults, progress) for part, coco in opened.items()}
+    return parts, classes
 
 
 def annotation_files(root: Path) -> dict[str, Path]:
-    """Returns the file of each part that has one: ``annotations/train.json`` or ``instances_train2017.json``.
+    """Return the file of each part that has one: ``annotations/train.json`` or ``instances_train2017.json``.
 
     Raises:
         UserError: A part has several.
     """
     files = {}
     for part in PARTS:
-        found = sorted((root / "annotations").glob(f"*{part}*.json"))
-        named = [path for path in found if re.fullmatch(rf"(instances_)?{part}\d*", path.stem)]
-        if len(named) > 1:
-            both = listed(f"'{path}'" for path in named)
-            raise UserError(f"data.root: '{root}' has several files of {part}: {both}; expected one")
-        files |= {part: named[0]} if named else {}
+        paths = sorted((root / "annotations").glob(f"*{part}*.json"))
+        paths = [path for path in paths if re.fullmatch(rf"(instances_)?{part}\d*", path.stem)]
+        if len(paths) > 1:
+            several = listed(f"'{path}'" for path in paths)
+            raise UserError(f"data.root: '{root}' has several files of {part}: {several}; expected one")
+        if paths:
+            files[part] = paths[0]
     return files
 
 
-def _opened(path: Path, faults: list[str]) -> "COCO | None":
-    """Returns the annotations of a file; None with a fault if it is not in COCO's format."""
+def _opened(path: Path, faults: list[str]):
+    """Return a file as pycocotools' COCO, or None with a fault if it is not in this format."""
     from pycocotools.coco import COCO  # of the extra 'dense'
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints
-            found = COCO(str(path))
-        images, _ = found.dataset["images"], found.dataset["annotations"]
-        if not found.cats or not images or len(found.imgs) < len(images):
-            raise ValueError("there are no images or no categories, or the id of an image is there twice")
-        [row["name"].strip() for row in found.cats.values()]
+            coco = COCO(str(path))
+        images, _ = coco.dataset["images"], coco.dataset["annotations"]
+        if not coco.cats or not images or len(coco.imgs) < len(images):
+            raise ValueError("there are no images or no categories, or two images have one id")
+        [row["name"].strip() for row in coco.cats.values()]
         for row in images:
             if not (row["height"] > 0 and row["width"] > 0 and row["file_name"].strip()):
                 raise ValueError(f"image {row['id']}: expected height and width in pixels")
-        return found
+        return coco
     except OSError as error:
         faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
     except (ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError) as error:
@@ -110,50 +99,53 @@ def _opened(path: Path, faults: list[str]) -> "COCO | None":
 
 
 def _part(
-    root: Path, path: Path, file: "COCO", labels: dict[int, int], data: config.Data, faults: list[str], progress: bool
+    root: Path, path: Path, coco, labels: dict[int, int], data: config.Data, faults: list[str], progress: bool
 ) -> tuple[Split, list[BoxTarget]]:
-    """Returns the images that are there and of the size that the annotations' file has, and their objects."""
-    rows, folder = file.dataset["annotations"], root / path.stem.removeprefix("instances_")
-    objects, wrong = {number: [] for number in file.imgs}, []
-    for row in rows:
-        image = file.imgs.get(row["image_id"])
-        if image is None or row["category_id"] not in labels:
-            wrong.append(f"annotation {row['id']}: its image or its category is not in the list")
-        elif (box := _box(row.get("bbox"), _size(image))) is None:
-            expected = f"expected [x, y, width, height] in the image ({pixels(_size(image))} pixels)"
-            bbox = reprlib.repr(row.get("bbox"))
-            wrong.append(f"annotation {row['id']} of '{image['file_name']}': bbox {bbox}; {expected}")
-        elif not _drawable(segment := row.get("segmentation") or None, _size(image)):
-            expected = f"expected polygons in the image ({pixels(_size(image))} pixels), or RLE of its size"
-            wrong.append(f"annotation {row['id']} of '{image['file_name']}': segmentation: {expected}")
+    """Return the images that exist in the size of the annotation file, and their objects."""
+    objects, reasons = defaultdict(list), []
+    for row in coco.dataset["annotations"]:
+        if why := _fault(row, coco.imgs.get(row["image_id"]), labels):
+            reasons.append(f"annotation {row['id']}{why}")
         else:
-            if isinstance(segment, list):
-                segment = [np.array(polygon, dtype=np.float32) for polygon in segment]
-            objects[image["id"]].append(_Object(box, labels[row["category_id"]], segment, row.get("iscrowd") == 1))
-    unusable(data, faults, path, counted(len(rows), "annotation"), wrong)
+            objects[row["image_id"]].append(row)
+    report_unusable(data, faults, path, counted(len(coco.dataset["annotations"]), "annotation"), reasons)
 
-    images = file.dataset["images"]
-    gone = set(absent(folder, [image["file_name"] for image in images]))
-    wrong = [f"image '{name}' is not there (under '{folder}')" for name in sorted(gone)]
-    images = [image for image in images if image["file_name"] not in gone]
-    split, good = split_of(root, folder, [image["file_name"] for image in images]), []
-    for i, (image, size) in enumerate(zip(images, look_at(split, image_size, data, progress), strict=True)):
-        if isinstance(size, BadImage) or size == _size(image):  # a bad one is a fault when images are loaded
-            good.append(i)
+    folder, images = root / path.stem.removeprefix("instances_"), coco.dataset["images"]
+    missing = set(absent(folder, [image["file_name"] for image in images]))
+    reasons = [f"image '{name}' does not exist (in '{folder}')" for name in sorted(missing)]
+    images = [image for image in images if image["file_name"] not in missing]
+    split, usable = split_of(root, folder, [image["file_name"] for image in images]), []
+    for i, (image, size) in enumerate(zip(images, read_each(split, image_size, data, progress), strict=True)):
+        if isinstance(size, BadImage) or size == _size(image):  # bad images are reported when they are loaded
+            usable.append(i)
         else:
-            wrong.append(f"image '{image['file_name']}' is {pixels(size)}, by this file {pixels(_size(image))}")
-    unusable(data, faults, path, counted(len(file.imgs), "image"), wrong)
+            reasons.append(f"image '{image['file_name']}' is {as_text(size)}, in this file {as_text(_size(image))}")
+    report_unusable(data, faults, path, counted(len(coco.imgs), "image"), reasons)
 
-    each = [bool(one.segment) for of in objects.values() for one in of if not one.crowd]
-    outlined = bool(each) and all(each)
-    if any(each) and not outlined:
-        what = f"{each.count(False)} of {counted(len(each), 'object')} have no outline"
-        log.warning("data.root: '%s': %s, so only boxes are used", path, what)
-    return split.take(good), [_target(images[i], objects[images[i]["id"]], outlined) for i in good]
+    outlines = [bool(row.get("segmentation")) for rows in objects.values() for row in rows if row.get("iscrowd") != 1]
+    outlined = bool(outlines) and all(outlines)
+    if any(outlines) and not outlined:
+        count = f"{outlines.count(False)} of {counted(len(outlines), 'object')}"
+        log.warning("data.root: '%s': %s have no outline, so only boxes are used", path, count)
+    targets = [_target(images[i], objects[images[i]["id"]], labels, outlined) for i in usable]
+    return split.take(usable), targets
+
+
+def _fault(row: dict, image: dict | None, labels: dict[int, int]) -> str | None:
+    """Return why a row of ``annotations`` cannot be used."""
+    if image is None or row["category_id"] not in labels:
+        return ": its image or its category is not in the list"
+    size, source = _size(image), f" of '{image['file_name']}'"
+    if _box(row.get("bbox"), size) is None:
+        expected = f"expected [x, y, width, height] in the image ({as_text(size)} pixels)"
+        return f"{source}: bbox {reprlib.repr(row.get('bbox'))}; {expected}"
+    if not _drawable(row.get("segmentation") or None, size):
+        return f"{source}: segmentation: expected polygons in the image ({as_text(size)} pixels), or RLE of its size"
+    return None
 
 
 def _box(bbox: object, size: tuple[int, int]) -> np.ndarray | None:
-    """Returns COCO's [x, y, width, height] as x1, y1, x2, y2; None if it has no area in an image of that size."""
+    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, or None if it has no area in an image of ``size``."""
     try:
         x, y, w, h = map(float, bbox)
     except (OverflowError, TypeError, ValueError):
@@ -164,31 +156,33 @@ def _box(bbox: object, size: tuple[int, int]) -> np.ndarray | None:
 
 
 def _drawable(segment: list | dict | None, size: tuple[int, int]) -> bool:
-    """Returns whether an outline of an image of that size is one of COCO's: polygons or RLE; or none."""
+    """Whether an outline is missing or one of COCO's for an image of ``size``: polygons or RLE."""
     try:
         if segment is None or isinstance(segment, list):
-            outline = [np.array(polygon, dtype=float).reshape(-1, 2) for polygon in segment or ()]
-            return all(len(points) >= 3 and np.abs(points).max() <= FAR * max(size) for points in outline)
-        counts = segment["counts"]
-        right = tuple(segment["size"]) == size and (isinstance(counts, str) or sum(counts) == size[0] * size[1])
-        return right and rasterised(segment, size, size).shape == size
+            polygons = [np.array(polygon, dtype=float).reshape(-1, 2) for polygon in segment or ()]
+            return all(len(points) >= 3 and np.abs(points).max() <= FAR * max(size) for points in polygons)
+        complete = isinstance(segment["counts"], str) or sum(segment["counts"]) == size[0] * size[1]
+        return tuple(segment["size"]) == size and complete and rasterised(segment, size, size).shape == size
     except Exception:  # pycocotools raises several types on damaged RLE
         return False
 
 
-def _target(image: dict, objects: list[_Object], outlined: bool) -> BoxTarget:
-    # the outline of a crowd that has none is its box
-    segments = [one.segment or [one.box[[0, 1, 2, 1, 2, 3, 0, 3]].astype(np.float32)] for one in objects]
+def _target(image: dict, rows: list[dict], labels: dict[int, int], outlined: bool) -> BoxTarget:
+    boxes = np.array([_box(row["bbox"], _size(image)) for row in rows], dtype=np.float32).reshape(-1, 4)
+    segments = []
+    for row, box in zip(rows, boxes, strict=True):
+        segment = row.get("segmentation") or [box[[0, 1, 2, 1, 2, 3, 0, 3]]]  # a crowd without an outline gets its box
+        segments.append(segment if isinstance(segment, dict) else [np.array(p, dtype=np.float32) for p in segment])
     return BoxTarget(
-        boxes=np.array([one.box for one in objects], dtype=np.float32).reshape(-1, 4),
-        labels=np.array([one.label for one in objects], dtype=np.int64),
+        boxes=boxes,
+        labels=np.array([labels[row["category_id"]] for row in rows], dtype=np.int64),
         segments=segments if outlined else None,
-        crowd=np.array([one.crowd for one in objects], dtype=bool),
+        crowd=np.array([row.get("iscrowd") == 1 for row in rows], dtype=bool),
         size=_size(image),
         image_id=image["id"],
     )
 
 
 def _size(image: dict) -> tuple[int, int]:
-    """Returns height and width (pixels) of a row of ``images``."""
+    """Return height and width (pixels) of a row of ``images``."""
     return image["height"], image["width"]

@@ -1,6 +1,6 @@
-"""A run's network for boxes or masks on any images: what it finds, at the size of their files.
+"""Predict boxes or masks on any images with a finished run, at the size of their files.
 
-Images are prepared as the run itself evaluates them, and go through the network in fp32.
+Images are prepared as in the run's own evaluation. The network runs in fp32.
 """
 
 import os
@@ -15,10 +15,10 @@ from idmm import distributed
 from idmm.data.composite import composite
 from idmm.data.images import fitted
 from idmm.data.views import normalise
-from idmm.dense import letterboxed, on_canvas, resized_to
 from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
 from idmm.dense.network import build_network
 from idmm.dense.targets import rasterised
+from idmm.dense.transforms import letterboxed, on_canvas, resized_to
 from idmm.errors import UserError
 from idmm.evaluation.network import Network
 from idmm.evaluation.predictor import PIXELS, AnyImage, listed_images
@@ -31,30 +31,30 @@ MIN_SCORE = 0.5  # of boxes
 
 @dataclass(frozen=True)
 class Found:
-    """What a network finds in one image."""
+    """The prediction for one image."""
 
     path: str | None
-    """Its file; None where it was given as pixels."""
+    """Its file, or None if pixels were passed."""
     size: tuple[int, int]
-    """Height and width of the image, upright (pixels)."""
+    """Height and width of the upright image (pixels)."""
     objects: Objects | None
-    """Of idmm detect: ``boxes`` [n, 4] (x1, y1, x2, y2; pixels), ``labels`` (from 0, see ``Predictor.classes``),
-    ``scores``, and ``segments`` (masks as COCO's RLE) where the run learned masks; the likeliest first."""
+    """For idmm detect: ``boxes`` [n, 4] (x1, y1, x2, y2, pixels), ``labels`` (from 0, see ``Predictor.classes``),
+    ``scores`` (descending), and ``segments`` (masks as COCO's RLE) if the run learned masks."""
     mask: np.ndarray | None
-    """Of idmm segment: the number of each pixel's class, from 0, uint8 [H, W]."""
+    """For idmm segment: the class of each pixel, from 0, uint8 [H, W]."""
 
     @property
     def masks(self) -> np.ndarray | None:
-        """Of idmm detect the mask of each object, bool [n, H, W]; None: the run learned boxes alone."""
+        """For idmm detect the mask of each object, bool [n, H, W], or None if the run learned only boxes."""
         if self.objects is None or self.objects.segments is None:
             return None
-        drawn = [rasterised(segment, self.size, self.size) for segment in self.objects.segments]
-        return np.array(drawn, dtype=bool).reshape(-1, *self.size)
+        masks = [rasterised(segment, self.size, self.size) for segment in self.objects.segments]
+        return np.array(masks, dtype=bool).reshape(-1, *self.size)
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A run's network for boxes or masks; made by :func:`load_predictor`."""
+    """A run's network for boxes or masks, from :func:`load_predictor`."""
 
     task: str
     """``detect`` or ``segment``."""
@@ -66,21 +66,21 @@ class Predictor:
     max_pixels: int
 
     def predict(self, images: AnyImage | Sequence[AnyImage], min_score: float = MIN_SCORE) -> list[Found]:
-        """Returns what is in images.
+        """Return one prediction per image.
 
         Args:
-            images: As :meth:`idmm.evaluation.predictor.Classifier.predict` takes them.
-            min_score: Boxes of a lower score are left out.
+            images: As for :meth:`idmm.evaluation.predictor.Classifier.predict`.
+            min_score: Boxes with a lower score are dropped.
 
         Raises:
-            UserError: An image cannot be read, or is none; a line each.
+            UserError: Images cannot be read, one line each.
             RunError: Memory ran out.
         """
         unreadable: dict[str, str] = {}
-        found = list(self.each(images, unreadable, min_score))
+        predictions = list(self.each(images, unreadable, min_score))
         if unreadable:
             raise UserError(*(f"images: {name}: {why}" for name, why in unreadable.items()))
-        return found
+        return predictions
 
     @torch.no_grad()
     def each(
@@ -90,35 +90,37 @@ class Predictor:
         min_score: float = MIN_SCORE,
         label: str | None = None,
     ) -> Iterator[Found]:
-        """Yields what :meth:`predict` returns, image after image; those that cannot be read go into ``unreadable``,
-        with the reason. With a ``label`` there is a bar on standard error."""
+        """Yield what :meth:`predict` returns, image by image.
+
+        Unreadable images are added to ``unreadable`` with the reason. With a ``label`` progress is drawn.
+        """
         net, sizes = self.network, {}
 
-        def prepared(number: int, pixels: np.ndarray) -> Tensor:
+        def prepare(number: int, pixels: np.ndarray) -> Tensor:
             sizes[number] = pixels.shape[:2]
-            kept = torch.from_numpy(fitted(pixels, net.size)).permute(2, 0, 1)  # as the run's cache does
-            made = resized_to(kept, letterboxed(sizes[number], net.size))
-            return on_canvas(normalise(made[None], net.mean, net.std)[0], net.size)
+            stored = torch.from_numpy(fitted(pixels, net.size)).permute(2, 0, 1)  # as in the run's store
+            image = resized_to(stored, letterboxed(sizes[number], net.size))
+            return on_canvas(normalise(image[None], net.mean, net.std)[0], net.size)
 
         sources, names, _ = listed_images(images, net.bands)
-        batches = net.file_batches(sources, names, self.max_pixels, unreadable, prepared)
+        batches = net.file_batches(sources, names, self.max_pixels, unreadable, prepare)
         with net.enough_memory():
             for batch in counting(batches, len(sources), label) if label else batches:
-                seen = batch["images"].to(net.device)
-                outputs = net.model(seen) if self.task == "detect" else segmented(net.model, seen)
+                inputs = batch["images"].to(net.device)
+                outputs = net.model(inputs) if self.task == "detect" else segmented(net.model, inputs)
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):
-                    source, size = sources[number], sizes.pop(number)
-                    path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+                    source, size, objects, mask = sources[number], sizes.pop(number), None, None
                     if self.task == "segment":
                         mask = classes_on_file(output, size, net.size).numpy().astype(np.uint8)
-                        yield Found(path, size, None, mask)
                     else:
-                        sure = output["scores"] >= min_score
-                        output = {name: value[sure] for name, value in output.items()}
-                        yield Found(path, size, on_file(output, size, net.size), None)
+                        confident = output["scores"] >= min_score
+                        output = {name: value[confident] for name, value in output.items()}
+                        objects = on_file(output, size, net.size)
+                    path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+                    yield Found(path, size, objects, mask)
 
     def picture(self, image: AnyImage, side: int) -> np.ndarray:
-        """Returns an image as people see it, its long side of ``side`` pixels at most, uint8 [H, W, 3]."""
+        """Return an image for viewing, its long side at most ``side`` pixels, uint8 [H, W, 3]."""
         pixels = self.network.read(image, self.max_pixels).pixels
         h, w = pixels.shape[:2]
         return composite(fitted(pixels, max(1, round(side * min(h, w) / max(h, w)))))
@@ -132,17 +134,17 @@ def load_predictor(
     max_pixels: int = PIXELS,
     field: str = "",
 ) -> Predictor:
-    """Builds the network that ``idmm detect`` or ``idmm segment`` wrote, to be used on any images.
+    """Load the network of ``idmm detect`` or ``idmm segment`` for use on any images.
 
     Args:
-        run_or_file: A run folder of either, or its ``model.safetensors`` with the JSON beside it.
+        run_or_file: A run folder, or its ``model.safetensors`` with the JSON next to it.
         device, batch_size, max_pixels, field: As for :func:`idmm.load_classifier`.
 
     Returns:
         A :class:`Predictor`, used as ``predictor.predict(["a.jpg", image, array])``.
 
     Raises:
-        UserError: No such run, one that is not finished, or that is of neither.
+        UserError: No such run, an unfinished one, or one of another command.
     """
     saved, device = read_checkpoint(run_or_file, field, "model"), distributed.pick_device(device)
     network = Network.around(saved, build_network(saved).to(device), saved.size, device, batch_size)
