@@ -1,6 +1,6 @@
 # make demo: idmm train on digits with few labels, against training from scratch, with pictures
 # make test: the whole suite; make test-fast: without whole runs and clusters
-# make bench: what the speed is here, in tables (docs/speed.md); make bench-quick: whether all benchmarks run
+# make bench: what the speed is here, in tables; make bench-quick: whether all benchmarks run
 # make docs: the pages of docs/ as a site, docs/_build/index.html; needs no network once it is installed
 # All make .venv and install what they need the first time (about 6 GB, mostly PyTorch).
 PYTHON ?= python3

@@ -1,4 +1,4 @@
-"""Accuracy over seconds: the baseline, training from scratch, pretraining, joint training (docs/minutes.md).
+"""Accuracy over seconds: the baseline, training from scratch, pretraining, joint training (docs/train.md).
 
     python benchmarks/small_sets.py ... --out sets                         the images, see there
     python benchmarks/accuracy_over_time.py --sets sets --out runs/over_time

@@ -1,4 +1,4 @@
-"""Training speed of small backbones at small images (docs/backbones.md), side by side.
+"""Training speed of small backbones at small images (benchmarks/results/speed.md), side by side.
 
     python benchmarks/backbone_speed.py --out speed.json
 

@@ -1,4 +1,4 @@
-"""The N-way layer's table (docs/nway.md): digits, six layers, several seeds.
+"""The N-way layer's table (docs/pretrain.md): digits, six layers, several seeds.
 
     python benchmarks/classifier_table.py --out runs/classifier_table --seeds 3 --jobs 2
 

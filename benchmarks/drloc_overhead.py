@@ -1,4 +1,4 @@
-"""What drloc adds to a training step (docs/drloc.md): with and without, side by side.
+"""What drloc adds to a training step (benchmarks/results/speed.md): with and without, side by side.
 
     python benchmarks/drloc_overhead.py --rounds 30
 

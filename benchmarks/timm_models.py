@@ -1,4 +1,4 @@
-"""Which of timm's models can be pretrained (docs/backbones.md): one step of a method for each, at its smallest size.
+"""Which of timm's models can be pretrained (docs/models.md): one step of a method for each, at its smallest size.
 
     python benchmarks/timm_models.py --millions 30
 

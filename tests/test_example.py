@@ -1,9 +1,8 @@
-"""The examples: own_folder.py on a tiny folder, tune_with_optuna.py on digits."""
+"""examples/tune_with_optuna.py on digits."""
 
 import runpy
 
 import pytest
-from folders import tree
 from helpers import ROOT
 
 from idmm.config import PretrainConfig
@@ -18,15 +17,6 @@ def run(name, monkeypatch, **settings):
         monkeypatch.setenv(key, str(value))
     with one_thread():
         runpy.run_path(ROOT / "examples" / name)
-
-
-def test_own_folder(tmp_path, monkeypatch, capsys):
-    folder = tree(tmp_path / "photos", train={"cat": 6, "dog": 6}, test={"cat": 3, "dog": 3})
-    run("own_folder.py", monkeypatch, FOLDER=folder, OUT=tmp_path, EPOCHS=1, MPLBACKEND="agg")
-    said = capsys.readouterr().out
-    assert "pretrained: loss" in said and "linear probe" in said and "photos/test/cat/0.png" in said
-    for name in ("a/backbone.safetensors", "b/model.safetensors", "explore/neighbours.csv", "own_folder.png"):
-        assert (tmp_path / name).exists(), name
 
 
 def test_tuning_keeps_the_best_trial_and_continues(tmp_path, monkeypatch, capsys):

@@ -120,15 +120,12 @@ def test_onnx_tells_what_programs_need_to_know(onnx_file, run):
     assert list(onnx_file.parent.iterdir()) == [onnx_file]
 
 
-def test_the_documented_lines_run_without_torch(run, onnx_file, photos, tmp_path):
-    """They stand in docs/export.md, and name the classes of predictions.csv."""
-    blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "export.md").read_text())
-    lines = next(block for block in blocks if "sys.argv[1]" in block)
-    (tmp_path / "lines.py").write_text(lines)
+def test_the_example_runs_without_torch(run, onnx_file, photos, tmp_path):
+    """examples/classify_onnx.py names the classes of predictions.csv."""
     with open(run / "predictions.csv", newline="") as file:
         wanted = list(csv.DictReader(file))
     files = [next(photos.rglob(f"test/{row['class']}/{row['path'].rpartition('/')[2]}")) for row in wanted]
-    argv = [sys.executable, "-c", WITHOUT_TORCH, tmp_path / "lines.py", onnx_file, *files]
+    argv = [sys.executable, "-c", WITHOUT_TORCH, ROOT / "examples" / "classify_onnx.py", onnx_file, *files]
     done = subprocess.run(argv, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [line.rsplit(",", 2) for line in done.stdout.splitlines()]

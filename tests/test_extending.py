@@ -1,4 +1,4 @@
-"""EXTENDING.md: its blocks put where their first lines say, then a run with the method, backbone and dataset."""
+"""CONTRIBUTING.md: its blocks put where their first lines say, then a run with the method, backbone and dataset."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_examples_train(tmp_path):
         shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pretrain.py", "finetune.py"):
         shutil.copy(ROOT / name, house)
-    blocks = re.findall(r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "EXTENDING.md").read_text())
+    blocks = re.findall(r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text())
     assert len([put(block, house) for block in blocks]) == 8
 
     leaves(tmp_path / "data" / "leaves")

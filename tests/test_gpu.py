@@ -34,7 +34,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 @pytest.fixture
 def deterministic():
-    """The switch that docs/running.md names."""
+    """The switch that docs/runs.md names."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

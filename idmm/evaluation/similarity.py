@@ -1,7 +1,7 @@
 """Which rows of a matrix are alike: neighbours, near-duplicates, clusters, labels that neighbours share or do not.
 
 The rows are one an image: of the N-way layer, or features. Products are taken in blocks, so that the memory for a
-hundred thousand rows stays small. What was measured of these scores: docs/explore.md.
+hundred thousand rows stays small. What was measured of these scores: benchmarks/results/explore.md.
 """
 
 from dataclasses import dataclass
