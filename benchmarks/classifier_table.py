@@ -70,16 +70,16 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
 def measure(backbone) -> dict:
     """kNN and probe accuracy of the pooled features on digits' test split (percent)."""
     from idmm import config
-    from idmm.data.cache import load_split
-    from idmm.data.datasets import open_splits
+    from idmm.data.image_store import store_split
+    from idmm.data.listing import list_images
     from idmm.data.loaders import centre_crops
     from idmm.evaluation import evaluate
     from idmm.evaluation.network import extract_features
 
-    splits = open_splits(config.Data(name="digits"), labelled=True)
+    splits = list_images(config.Data(name="digits"), labelled=True)
     features = []
     for split in (splits.train, splits.test):
-        store = load_split(split, bound=None, data=config.Data(name="digits"))
+        store = store_split(split, stored_size=None, data=config.Data(name="digits"))
         batches = centre_crops(store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD, 256, workers=0)
         features.append(extract_features(backbone, batches, "cpu", contextlib.nullcontext).numpy())
     (train, test), labels, truth = features, splits.train.labels, splits.test.labels

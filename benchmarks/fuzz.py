@@ -135,8 +135,8 @@ def use(kind: str, path: Path, root: Path) -> None:
     """Reads a file as a command would."""
     from idmm.cli import main
     from idmm.config import Data
-    from idmm.data.cache import load_split
-    from idmm.data.datasets import open_splits
+    from idmm.data.image_store import store_split
+    from idmm.data.listing import list_images
     from idmm.data.split import Split
     from idmm.errors import UserError
     from idmm.models import create_backbone
@@ -144,7 +144,7 @@ def use(kind: str, path: Path, root: Path) -> None:
 
     if kind == "image":
         data = Data(cache="off", max_pixels=10**7)
-        load_split(Split([str(path)], [path.name], None, None), bound=None, data=data).image(0)
+        store_split(Split([str(path)], [path.name], None, None), stored_size=None, data=data).image(0)
     elif kind == "config":
         with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
             with contextlib.suppress(SystemExit):
@@ -152,7 +152,7 @@ def use(kind: str, path: Path, root: Path) -> None:
                     raise UserError(*said.getvalue().splitlines())
     elif kind == "list":
         lists = {"labels": str(root / "labels.csv"), path.stem: str(path)}
-        open_splits(Data(root=str(root / "images"), **lists), labelled=True)
+        list_images(Data(root=str(root / "images"), **lists), labelled=True)
     else:
         model = create_backbone("test_vit", 32, num_classes=0)
         with warnings.catch_warnings():

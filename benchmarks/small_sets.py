@@ -39,9 +39,9 @@ SECONDS = 1.5
 def digits():
     """Yields part, class and image of scikit-learn's digits, split as idmm splits them."""
     from idmm import config
-    from idmm.data.datasets import open_splits
+    from idmm.data.listing import list_images
 
-    for part, split in open_splits(config.Data(name="digits"), True).parts.items():
+    for part, split in list_images(config.Data(name="digits"), True).parts.items():
         for pixels, label in zip(split.items, split.labels, strict=True):
             yield part, split.classes[label], Image.fromarray(pixels)
 

@@ -40,7 +40,7 @@ def smooth_noise(count: int, height: int, width: int, channels: int = 3) -> Iter
 
 
 class Images:
-    """Decoded images, as :class:`idmm.data.cache.ImageStore` gives them."""
+    """Decoded images, as :class:`idmm.data.image_store.ImageStore` gives them."""
 
     def __init__(self, count: int, height: int, width: int, channels: int, bits: int):
         self.arrays = [noise.reshape(height, width, -1) for noise in smooth_noise(count, height, width, channels)]

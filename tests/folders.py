@@ -11,9 +11,10 @@ from helpers import VIT, inside
 from PIL import Image
 
 from idmm import config
-from idmm.data import cache
-from idmm.data.cache import fingerprint, load_split
-from idmm.data.datasets import open_splits
+from idmm.data import image_store
+from idmm.data.image_store import store_split
+from idmm.data.listing import list_images
+from idmm.data.store import fingerprint
 from idmm.errors import UserError
 
 TINY = {  # flags of runs on such folders
@@ -65,7 +66,7 @@ def opened(root, bound=None, part="train", keep="auto", labelled=False, **fields
     """A part's store; the cache lies beside the images' folder."""
     fields = {"cache_dir": str(Path(root).parent / "cache"), **fields}
     data = section(root, cache=keep, **fields)
-    return load_split(getattr(open_splits(data, labelled), part), bound=bound, data=data, part=part)
+    return store_split(getattr(list_images(data, labelled), part), stored_size=bound, data=data, part=part)
 
 
 def same(a, b):
@@ -89,8 +90,8 @@ def entry_of(root):
 @pytest.fixture
 def decoded(monkeypatch):
     """A list that grows by what is decoded."""
-    seen, load = [], cache.read_image
+    seen, load = [], image_store.read_image
     monkeypatch.setattr(
-        cache, "read_image", lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1]
+        image_store, "read_image", lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1]
     )
     return seen

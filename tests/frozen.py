@@ -14,7 +14,7 @@ from timm.data import create_transform, resolve_model_data_config
 
 import idmm
 from idmm import config
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.models import create_backbone, save_model
 from idmm.seeding import seeded
 
@@ -60,7 +60,7 @@ def by_timm(run, files):
 def by_hand(run, size=16, crop_pct=0.875, part="train"):
     """Features of digits by the public interface and timm's transform."""
     backbone = idmm.load_backbone(run, img_size=size)
-    split = getattr(open_splits(config.Data(), labelled=True), part)
+    split = getattr(list_images(config.Data(), labelled=True), part)
     transform = create_transform(**{**resolve_model_data_config(backbone), "crop_pct": crop_pct})
     with torch.no_grad():
         return backbone(torch.stack([transform(Image.fromarray(i)) for i in split.items])).numpy(), split.labels

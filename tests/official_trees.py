@@ -11,7 +11,7 @@ import numpy as np
 from folders import paint, section, tree
 from scipy.io import savemat
 
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
 
 
@@ -22,7 +22,7 @@ def resize(monkeypatch, name, train, test, classes):
 
 
 def opened(name, root, **fields):
-    return open_splits(section(root, name=name, **fields), labelled=True)
+    return list_images(section(root, name=name, **fields), labelled=True)
 
 
 def advice(name, root):

@@ -20,7 +20,7 @@ from idmm.config.recipes import default_crops, resolve_method
 from idmm.config.views import without_rgb
 from idmm.data import views
 from idmm.data.augment import EvalTransform, TrainTransform
-from idmm.data.images import unit
+from idmm.data.values import unit
 from idmm.data.views import ORDERS, MultiCropTransform, draw_views
 from idmm.methods import create_method
 from idmm.methods.drloc import Localization

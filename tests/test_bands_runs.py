@@ -15,9 +15,9 @@ from frozen import a_run
 from helpers import VIT, call, inside, logged, same, start, state_file
 
 import idmm
-from idmm.data.cache import load_split
-from idmm.data.composite import composite, picture
-from idmm.data.datasets import open_splits
+from idmm.data.image_store import store_split
+from idmm.data.images import composite
+from idmm.data.listing import list_images
 from idmm.stages.artifacts import config_of
 
 pytestmark = pytest.mark.slow
@@ -92,8 +92,8 @@ def test_explore_shows_composites(runs, root, tmp_path):
     assert call(["explore", runs / "a", "--out", tmp_path / "explored"]) == 0
     assert (tmp_path / "explored" / "clusters.png").exists()
     config = config_of(runs / "a")
-    store = load_split(open_splits(config.data, labelled=False).train, bound=None, data=config.data)
-    seen = picture(store, 0)
+    store = store_split(list_images(config.data, labelled=False).train, stored_size=None, data=config.data)
+    seen = store.picture(0)
     assert seen.shape == (24, 28, 3) and seen.dtype == np.uint8 and seen.min() == 0 and seen.max() == 255
     image = bands.bands(0, 0)
     image[..., 0] = 7

@@ -11,9 +11,10 @@ import torch
 from folders import HOW, faults, paint, same, section, tree
 from PIL import Image
 
-from idmm.data.cache import compare, fingerprint, load_split
-from idmm.data.datasets import open_splits
+from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
+from idmm.data.listing import list_images
+from idmm.data.store import compare, fingerprint
 from idmm.errors import RunError
 
 
@@ -23,7 +24,7 @@ def mixed_folder(root):
         paint(root / "train/a" / f"{i}.png", i, size)
     paint(root / "train/b/5.jpg", 5, (48, 70))
     Image.fromarray(np.array([[0, 65535]], dtype=np.uint16)).save(root / "train/b/6.png")
-    return open_splits(section(root), labelled=False).train
+    return list_images(section(root), labelled=False).train
 
 
 def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded):
@@ -32,7 +33,7 @@ def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded):
 
     def load(cache):
         data = section(tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range=[0, 65535])
-        return load_split(split, bound=bound, data=data)
+        return store_split(split, stored_size=bound, data=data)
 
     off, kept, again = (load(cache) for cache in ("off", "auto", "auto"))
     assert [store.decodes for store in (off, kept, again)] == [True, False, False] and len(decoded) == 14
@@ -53,10 +54,10 @@ def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded):
 
 
 def test_images_in_memory_are_used_from_there(tmp_path):
-    split, data = open_splits(section(name="digits"), labelled=True).test, section(cache_dir=str(tmp_path))
-    store = pickle.loads(pickle.dumps(load_split(split, bound=4, data=data)))
+    split, data = list_images(section(name="digits"), labelled=True).test, section(cache_dir=str(tmp_path))
+    store = pickle.loads(pickle.dumps(store_split(split, stored_size=4, data=data)))
     assert not store.decodes and store.image(7).shape == (3, 4, 4) and store.labels.tolist() == split.labels.tolist()
-    store = load_split(split, bound=None, data=data)
+    store = store_split(split, stored_size=None, data=data)
     np.testing.assert_array_equal(store.image(7).permute(1, 2, 0).numpy(), split.items[7])
     assert not list(tmp_path.iterdir())
 
@@ -68,12 +69,12 @@ def spoilt_folder(root):
     (root / "train/b/gone.png").symlink_to(root / "nowhere.png")
     data = (root / "train/b/0.png").read_bytes()
     (root / "train/b/half.png").write_bytes(data[:120])
-    return open_splits(section(root), labelled=False).train
+    return list_images(section(root), labelled=False).train
 
 
 def test_bad_images_fail_together(tmp_path):
     split, train = spoilt_folder(tmp_path), tmp_path / "train"
-    assert faults(load_split, split, bound=None, data=section()) == [
+    assert faults(store_split, split, stored_size=None, data=section()) == [
         f"data.root: 4 of 7 images cannot be used {HOW}:",
         f"  {train}/a/0.png: empty file",
         f"  {train}/a/text.png: not an image",
@@ -81,7 +82,7 @@ def test_bad_images_fail_together(tmp_path):
         f"  {train}/b/half.png: unreadable or truncated (image file is truncated)",
     ]
     bomb = f"  {train}/a/1.png: 12 x 9 = 108 pixels, more than data.max_pixels 100"
-    assert bomb in faults(load_split, split, bound=None, data=section(max_pixels=100))
+    assert bomb in faults(store_split, split, stored_size=None, data=section(max_pixels=100))
 
 
 def test_bad_images_are_skipped_aloud(tmp_path, caplog):
@@ -89,7 +90,7 @@ def test_bad_images_are_skipped_aloud(tmp_path, caplog):
     data = section(on_error="skip", cache_dir=str(tmp_path / "cache"))
     for _ in range(2):  # the second time they are known from the cache
         caplog.clear()
-        store = load_split(split, bound=None, data=data)
+        store = store_split(split, stored_size=None, data=data)
         assert store.names == ["train/a/1.png", "train/b/0.png", "train/b/1.png"]
         assert store.labels.tolist() == [0, 1, 1] and len(store) == len(store.sizes) == len(store.digests) == 3
         wanted = read_image(train / "b/1.png", 10**8).pixels
@@ -100,23 +101,23 @@ def test_bad_images_are_skipped_aloud(tmp_path, caplog):
 
 def test_no_image_is_left(tmp_path):
     tree(tmp_path, train={"a": 1})
-    split = open_splits(section(tmp_path), labelled=False).train
-    (line, _) = faults(load_split, split, bound=None, data=section(on_error="skip", max_pixels=1))
+    split = list_images(section(tmp_path), labelled=False).train
+    (line, _) = faults(store_split, split, stored_size=None, data=section(on_error="skip", max_pixels=1))
     assert line == "data.root: none of the 1 images can be used:"
 
 
 def test_skipping_a_whole_class_is_an_error(tmp_path):
     tree(tmp_path, train={"a": 2, "b": 1})
     (tmp_path / "train/b/0.png").write_bytes(b"")
-    split = open_splits(section(tmp_path), labelled=False).train
-    assert faults(load_split, split, bound=None, data=section(on_error="skip")) == [
+    split = list_images(section(tmp_path), labelled=False).train
+    assert faults(store_split, split, stored_size=None, data=section(on_error="skip")) == [
         "data.root: no usable image is left of the classes b"
     ]
 
 
 def test_files_that_change_or_vanish_during_the_run(tmp_path):
     split = mixed_folder(tmp_path)
-    store = load_split(split, bound=None, data=section(cache="off"))
+    store = store_split(split, stored_size=None, data=section(cache="off"))
     paint(tmp_path / "train/a/0.png", 99, (40, 30))
     with pytest.raises(RunError, match=r"^data.root: 'train/a/0.png' was changed while in use$"):
         store.image(0)
@@ -129,7 +130,7 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
 
 
 def printed(root):
-    store = load_split(open_splits(section(root), labelled=False).train, bound=8, data=section())
+    store = store_split(list_images(section(root), labelled=False).train, stored_size=8, data=section())
     return json.loads(json.dumps(fingerprint(store)))
 
 

@@ -15,10 +15,10 @@ from folders import same as same_images
 from helpers import call, inside, metrics, refused, same
 from test_resume import stop_at
 
-from idmm.data.cache import load_split
-from idmm.data.datasets import open_splits
 from idmm.data.formats import BadImage
+from idmm.data.image_store import store_split
 from idmm.data.images import Bands, fitted, read_image
+from idmm.data.listing import list_images
 
 MANY = 10**6
 RUN = {**TINY, "data__in_chans": 5}
@@ -74,7 +74,7 @@ def test_every_format_is_read_to_the_last_bit_or_not_at_all(name):
     content = FORMATS[name]
     found = read_image(content, MANY, bands=Bands(5))
     np.testing.assert_array_equal(found.pixels, FIVE)
-    assert found.pixels.dtype == np.uint16 and len(found.ends) == 5
+    assert found.pixels.dtype == np.uint16 and len(found.min_max) == 5
     chosen = read_image(content, MANY, bands=Bands(5, (4, 0)))
     np.testing.assert_array_equal(chosen.pixels, FIVE[:, :, [4, 0]])
     for share in (0.1, 0.5, 0.9):  # the file was cut short
@@ -95,10 +95,10 @@ def test_every_kind_of_number(kind):
         found = read_image(content, MANY, (0, 100), Bands(2))
         if kind in ("uint8", "bool"):
             wanted = values.astype(np.uint8) * (255 if kind == "bool" else 1)
-            assert found.pixels.dtype == np.uint8 and found.ends == ()
+            assert found.pixels.dtype == np.uint8 and found.min_max == ()
         else:
             wanted = np.array([0, 32768, 65535] * 4).reshape(3, 2, 2)
-            assert found.pixels.dtype == np.uint16 and found.ends == ((0, 100), (0, 100))
+            assert found.pixels.dtype == np.uint16 and found.min_max == ((0, 100), (0, 100))
         np.testing.assert_array_equal(found.pixels, wanted)
         if kind == "float32":
             with pytest.raises(BadImage, match=f"has values of type {kind}, which need a range; expected 8 or 16 bits"):
@@ -129,7 +129,7 @@ def test_colours_of_16_bits_stay_whole(write):
     content = write(RGB, photometric="rgb") if write is tif else write(RGB)
     found = read_image(content, MANY)
     np.testing.assert_array_equal(found.pixels, RGB)
-    assert len(found.ends) == 1, "pictures have one range"
+    assert len(found.min_max) == 1, "pictures have one range"
     if write is deep_png:
         four = read_image(deep_png(np.dstack([RGB, np.full((20, 24), 65535, np.uint16)])), MANY, bands=Bands(4))
         np.testing.assert_array_equal(four.pixels[:, :, :3], RGB)
@@ -214,9 +214,9 @@ def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
 
 def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_path):
     def said(**fields):
-        split = open_splits(section(root), labelled=False).train
+        split = list_images(section(root), labelled=False).train
         given = section(root, cache="off", **fields)
-        _, line = faults(load_split, split, bound=None, data=given)  # the same of all in one line
+        _, line = faults(store_split, split, stored_size=None, data=given)  # the same of all in one line
         assert line.startswith(f"  12 files ({split.items[0]}, ") and " and 7 more): " in line
         return line.partition("more): ")[2]
 
@@ -228,7 +228,7 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
     for i, count in enumerate((5, 5, 4)):
         (tmp_path / f"mixed/{i}.npy").write_bytes(npy(np.zeros((9, 9, count), np.uint8)))
     data = section(tmp_path / "mixed", bands=[0, 1], cache="off")
-    lines = faults(load_split, open_splits(data, labelled=False).train, bound=None, data=data)
+    lines = faults(store_split, list_images(data, labelled=False).train, stored_size=None, data=data)
     assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: has 4 channels; expected 5"]
     for flags, line in {
         ("--data.in_chans", "0"): "data.in_chans: got 0, wanted greater than or equal to 1",
@@ -255,7 +255,7 @@ def test_values_arrive_scaled_by_the_range_of_each_channel(root):
     raw = values_of(root)
     store = opened(root, in_chans=5)
     ends = [(int(plane.min()), int(plane.max())) for plane in raw.swapaxes(0, 1)]
-    assert store.scale == tuple(ends) and store.channels == 5 and store.image(0).dtype == torch.uint16
+    assert store.value_range == tuple(ends) and store.channels == 5 and store.image(0).dtype == torch.uint16
     low, high = np.array(ends, float).T[:, :, None, None]
     for i, image in enumerate(raw):
         np.testing.assert_array_equal(store.image(i).numpy(), np.rint((image - low) * (65535 / (high - low))))
@@ -266,7 +266,7 @@ def test_values_arrive_scaled_by_the_range_of_each_channel(root):
     )
     two = opened(root, bands=[2, 0])
     np.testing.assert_array_equal(two.image(5).numpy(), store.image(5).numpy()[[2, 0]])
-    assert two.scale == (ends[2], ends[0])
+    assert two.value_range == (ends[2], ends[0])
 
 
 def test_every_cache_holds_the_same(tmp_path):
@@ -279,7 +279,7 @@ def test_every_cache_holds_the_same(tmp_path):
     off, kept, again = (opened(tmp_path / "d", 7, keep=keep, in_chans=5) for keep in ("off", "auto", "auto"))
     assert [store.decodes for store in (off, kept, again)] == [True, False, False]
     for other in (kept, again):
-        assert same_images(off, other) and other.scale == off.scale and other.channels == 5
+        assert same_images(off, other) and other.value_range == off.value_range and other.channels == 5
         assert all(other.image(i).dtype == off.image(i).dtype for i in range(6))
     assert [off.image(i).dtype for i in range(3)] == [torch.uint8, torch.uint16, torch.uint16]
 

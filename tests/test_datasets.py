@@ -10,7 +10,7 @@ from folders import faults, paint, section, tree
 
 import idmm.data
 from idmm import config
-from idmm.data.datasets import draw_subset, open_splits
+from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import DATASETS
 from idmm.data.split import Split
 
@@ -19,7 +19,7 @@ def test_digits():
     from sklearn.datasets import load_digits
 
     assert idmm.data.DATASETS is DATASETS
-    splits = open_splits(section(name="digits"), labelled=True)
+    splits = list_images(section(name="digits"), labelled=True)
     train, test = splits.train, splits.test
     assert (len(train), splits.val, len(test)) == (1437, None, 360)
     assert train.items.shape == (1437, 8, 8, 3) and train.items.dtype == np.uint8 and train.items.max() == 255
@@ -34,11 +34,11 @@ def test_digits():
 
 
 def test_roots_that_are_none(tmp_path):
-    assert faults(open_splits, section(), True) == ["data.root: not given; data.name 'folder' wants a folder of images"]
+    assert faults(list_images, section(), True) == ["data.root: not given; data.name 'folder' wants a folder of images"]
     root = tmp_path / "x"
     for fault in ("does not exist", "is not a folder"):
         wanted = [f"data.root: '{root}' {fault}; wanted a folder of images"]
-        assert faults(open_splits, section(root), True) == faults(open_splits, section(root), False) == wanted
+        assert faults(list_images, section(root), True) == faults(list_images, section(root), False) == wanted
         root.touch()
 
 
@@ -52,7 +52,7 @@ def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
     (root / "train/dog/itself").symlink_to("itself")
     shutil.copytree(root / "train/cat/deep", tmp_path / "elsewhere")
     (root / "train/dog/linked").symlink_to(tmp_path / "elsewhere")
-    splits = open_splits(section(root), labelled=True)
+    splits = list_images(section(root), labelled=True)
     assert splits.val is None and len(splits.test) == 3
     assert splits.train.classes == splits.test.classes == ["Katze 猫", "cat", "dog"]
     names = ["Katze 猫/0.png", "cat/0.png", "cat/1.png", "cat/deep/er/9.JPG"]
@@ -65,31 +65,31 @@ def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
 
 def test_val_and_test_both_or_one(tmp_path, caplog):
     root = tree(tmp_path, train={"x": 2, "y": 2}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
-    splits = open_splits(section(root, val_fraction=0.5), labelled=True)
+    splits = list_images(section(root, val_fraction=0.5), labelled=True)
     assert (len(splits.train), len(splits.val), len(splits.test)) == (4, 2, 4)
     assert splits.val.names[0].startswith("val/") and splits.test.names[0].startswith("test/")
     assert "data.val_fraction: 0.5 is not used, as the dataset has a 'val' split of its own" in caplog.text
     shutil.rmtree(root / "val")
-    splits = open_splits(section(root), labelled=True)
+    splits = list_images(section(root), labelled=True)
     assert splits.val is None and len(splits.test) == 4
-    splits = open_splits(section(root, val_fraction=0.5), labelled=True)
+    splits = list_images(section(root, val_fraction=0.5), labelled=True)
     assert (len(splits.train), len(splits.val), len(splits.test)) == (2, 2, 4)
 
 
 def test_val_fraction_is_stratified_and_the_same_each_time(tmp_path):
     root = tree(tmp_path, train={"many": 10, "one": 1, "two": 2})
-    splits = open_splits(section(root, val_fraction=0.2), labelled=True)
+    splits = list_images(section(root, val_fraction=0.2), labelled=True)
     assert splits.val is None
     assert np.bincount(splits.test.labels, minlength=3).tolist() == [2, 0, 1]
     assert np.bincount(splits.train.labels).tolist() == [8, 1, 1]
-    assert sorted(splits.train.names + splits.test.names) == open_splits(section(root), False).train.names
-    assert open_splits(section(root, val_fraction=0.2), labelled=True).test.names == splits.test.names
-    most = open_splits(section(root, val_fraction=0.99), labelled=True)
+    assert sorted(splits.train.names + splits.test.names) == list_images(section(root), False).train.names
+    assert list_images(section(root, val_fraction=0.2), labelled=True).test.names == splits.test.names
+    most = list_images(section(root, val_fraction=0.99), labelled=True)
     assert np.bincount(most.train.labels).tolist() == [1, 1, 1]  # no class loses its last training image
     for name, count in (("many", 10), ("two", 2)):
         for i in range(1, count):
             (root / f"train/{name}/{i}.png").unlink()
-    assert faults(open_splits, section(root, val_fraction=0.5), True) == [
+    assert faults(list_images, section(root, val_fraction=0.5), True) == [
         "data.val_fraction: 0.5 holds out no image, as every class has one only"
     ]
 
@@ -100,7 +100,7 @@ def test_all_faults_of_a_folder_come_together(tmp_path):
     (root / "val/empty").mkdir()
     paint(root / "train/loose.png")
     train, val = root / "train", root / "val"
-    assert faults(open_splits, section(root), True) == [
+    assert faults(list_images, section(root), True) == [
         f"data.root: '{train}' has 1 image outside of class folders (loose.png); wanted {train}/CLASS/*",
         f"data.root: '{train}' has classes without images: empty; fill or remove them",
         f"data.root: '{val}' has classes without images: empty; fill or remove them",
@@ -110,7 +110,7 @@ def test_all_faults_of_a_folder_come_together(tmp_path):
 
 
 def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
-    assert faults(open_splits, section(tmp_path), True) == [
+    assert faults(list_images, section(tmp_path), True) == [
         f"data.root: '{tmp_path}' has no 'train' folder; wanted {tmp_path}/train/CLASS/*,"
         " or the classes in a CSV file (--data.labels)"
     ]
@@ -118,12 +118,12 @@ def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
     (train / "a").mkdir(parents=True)
     (train / "a/x.heic").touch()
     (train / "b").mkdir()
-    assert faults(open_splits, section(tmp_path), True) == [
+    assert faults(list_images, section(tmp_path), True) == [
         f"data.root: '{train}' has no images, but 1 file of other kinds; wanted {train}/CLASS/*"
     ]
     shutil.rmtree(train / "b")
     paint(train / "a/x.png")
-    assert faults(open_splits, section(tmp_path, val_fraction=0.5), True) == [
+    assert faults(list_images, section(tmp_path, val_fraction=0.5), True) == [
         f"data.root: '{train}' has one class only ('a'); wanted two or more"
     ]
 
@@ -131,14 +131,14 @@ def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
 def test_class_names_agree_whatever_their_unicode_form(tmp_path):
     composed, split = (unicodedata.normalize(form, "Grüße") for form in ("NFC", "NFD"))
     root = tree(tmp_path, train={composed: 1, "x": 1}, val={split: 1, "x": 1})
-    splits = open_splits(section(root), labelled=True)
+    splits = list_images(section(root), labelled=True)
     assert splits.train.classes == splits.test.classes == [composed, "x"]
 
 
 def test_pretraining_takes_any_tree_and_ignores_val_fraction_aloud(tmp_path, caplog):
     paint(tmp_path / "b.png")
     paint(tmp_path / "deep/er/a.jpg")
-    splits = open_splits(section(tmp_path, val_fraction=0.5), labelled=False)
+    splits = list_images(section(tmp_path, val_fraction=0.5), labelled=False)
     assert splits.train.names == ["b.png", "deep/er/a.jpg"]
     assert splits.train.labels is splits.train.classes is splits.val is splits.test is None
     assert "data.val_fraction: 0.5 is not used, as the images have no labels to evaluate with" in caplog.text
@@ -146,20 +146,20 @@ def test_pretraining_takes_any_tree_and_ignores_val_fraction_aloud(tmp_path, cap
 
 def test_pretraining_never_sees_test_images_and_takes_labels_where_they_are(tmp_path):
     root = tree(tmp_path, train={"x": 2, "y": 1}, test={"x": 1, "y": 1})
-    splits = open_splits(section(root), labelled=False)
+    splits = list_images(section(root), labelled=False)
     assert splits.train.names == ["train/x/0.png", "train/x/1.png", "train/y/0.png"]
     assert splits.train.labels.tolist() == [0, 0, 1] and splits.train.classes == ["x", "y"]
     assert splits.test.names == ["test/x/0.png", "test/y/0.png"] and splits.val is None
     paint(root / "test/unheard/of.png")
-    assert open_splits(section(root), labelled=False).test is None  # no labels to trust, and no error
+    assert list_images(section(root), labelled=False).test is None  # no labels to trust, and no error
     paint(root / "train/loose.png")
-    splits = open_splits(section(root), labelled=False)
+    splits = list_images(section(root), labelled=False)
     assert len(splits.train) == 4 and splits.train.labels is splits.test is None
 
 
 def test_pretraining_trees_that_are_no_classes(tmp_path):
     def labels():
-        return open_splits(section(tmp_path), labelled=False).train.labels
+        return list_images(section(tmp_path), labelled=False).train.labels
 
     tree(tmp_path, x={"": 2}, y={"": 2})
     assert labels().tolist() == [0, 0, 1, 1]
@@ -183,7 +183,7 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", refuse)
     text = f"data.root: '{tmp_path / 'a'}' cannot be read (permission denied)"
-    assert faults(open_splits, section(tmp_path), False) == [text]
+    assert faults(list_images, section(tmp_path), False) == [text]
 
 
 def labelled_split(counts):
@@ -229,9 +229,9 @@ def test_subset_faults():
 def test_classes_that_a_subset_leaves_empty_are_told(tmp_path, caplog):
     root = tree(tmp_path, train={"a": 3, "b": 3, "c": 3}, val={"a": 1, "b": 1, "c": 1})
     for subset in (config.Subset(per_class=1), config.Subset(fraction=0.01)):
-        open_splits(section(root, subset=subset), labelled=True)
-    open_splits(section(root, subset=config.Subset(total=1)), labelled=False)
+        list_images(section(root, subset=subset), labelled=True)
+    list_images(section(root, subset=config.Subset(total=1)), labelled=False)
     assert not caplog.messages
-    train = open_splits(section(root, subset=config.Subset(total=1)), labelled=True).train
+    train = list_images(section(root, subset=config.Subset(total=1)), labelled=True).train
     empty = ", ".join(sorted({"a", "b", "c"} - {train.names[0].split("/")[1]}))
     assert caplog.messages == [f"data: 2 of 3 classes have no training image: {empty}"]

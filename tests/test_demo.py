@@ -9,7 +9,7 @@ from helpers import call, refused
 from PIL import Image
 
 from idmm.config import Data
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.stages import demo
 
 
@@ -40,8 +40,8 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
     with Image.open(out / "comparison.png") as image:
         assert image.format == "PNG" and np.asarray(image.convert("RGB")).std() > 5
 
-    digits = open_splits(Data(name="digits"), labelled=True).parts
-    found = open_splits(Data(root=str(out / "images")), labelled=True).parts
+    digits = list_images(Data(name="digits"), labelled=True).parts
+    found = list_images(Data(root=str(out / "images")), labelled=True).parts
     for part, split in digits.items():
         order = np.argsort([int(Path(name).stem) for name in found[part].names])
         assert [found[part].classes[found[part].labels[i]] for i in order] == [split.classes[c] for c in split.labels]

@@ -18,7 +18,7 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 import idmm
 from idmm.config import Data
-from idmm.data.cache import load_split
+from idmm.data.image_store import store_split
 from idmm.dense import DenseTransform, detect, read_detection, read_segmentation
 from idmm.dense.evaluate import classes_on_file, segmented
 from idmm.dense.network import Detector, Segmenter, build_network
@@ -255,7 +255,7 @@ def predicted(run, trees):
     """The masks that a run's network gives for the test images, by their names, through the loaders of a run."""
     saved = read_checkpoint(run, stem="model")
     there = read_segmentation(Data(root=str(trees / "masks")))
-    store = load_split(there.splits.test, bound=SIDE, data=Data(cache="off"))
+    store = store_split(there.splits.test, stored_size=SIDE, data=Data(cache="off"))
     batch = DenseTransform(store, there.targets["test"], SIDE, saved.mean, saved.std)(0, np.arange(3))
     with torch.no_grad():
         shares = segmented(build_network(saved), batch["images"])

@@ -8,7 +8,7 @@ import torch
 from dense_trees import coco_tree, mask_tree
 from folders import paint, section
 
-from idmm.data.cache import load_split
+from idmm.data.image_store import store_split
 from idmm.dense import IGNORED, DenseTransform, letterboxed, read_detection, read_segmentation
 from idmm.errors import RunError
 
@@ -19,7 +19,7 @@ EVERY = np.arange(6)
 
 
 def stored(found, data, bound=2 * SIDE):
-    store = load_split(found.splits.train, bound=bound, data=data)
+    store = store_split(found.splits.train, stored_size=bound, data=data)
     return store, found.of("train", store.names)
 
 

@@ -13,10 +13,10 @@ from helpers import call, inside, refused
 from PIL import Image
 
 import idmm
-from idmm.data import cache, depth
-from idmm.data.datasets import open_splits
+from idmm.data import image_store
 from idmm.data.formats import BadImage
 from idmm.data.images import read_image
+from idmm.data.listing import list_images
 from idmm.errors import RunError
 
 
@@ -94,11 +94,11 @@ def test_8_bit_images_cost_nothing_and_stay_as_they_are(tmp_path, monkeypatch):
         raise AssertionError("a second look at an image of 8 bits")
 
     root = tree(tmp_path / "d", train={"a": 3, "b": 3})
-    monkeypatch.setattr(depth, "read_image", never)
+    monkeypatch.setattr(image_store, "measure_range", never)
     stores = [opened(root, range=given) for given in ("auto", [0, 4095])]
     for store in stores:
-        assert store.scale is None and same_images(store, stores[0])
-        for i, item in enumerate(open_splits(section(root), labelled=False).train.items):
+        assert store.value_range is None and same_images(store, stores[0])
+        for i, item in enumerate(list_images(section(root), labelled=False).train.items):
             assert torch.equal(store.image(i), torch.from_numpy(read_image(item, 10**8).pixels).permute(2, 0, 1))
 
 
@@ -107,7 +107,7 @@ def test_the_image_that_memory_does_not_hold_is_named(tmp_path, monkeypatch):
         raise MemoryError
 
     deep(tmp_path / "d/train/0.png", 0, 100)
-    monkeypatch.setattr(cache, "read_image", full)
+    monkeypatch.setattr(image_store, "read_image", full)
     line = f"out of memory while decoding '{tmp_path}/d/train/0.png'; a lower data.max_pixels refuses it"
     with pytest.raises(RunError, match=f"^{line}$"):
         opened(tmp_path / "d")
@@ -120,7 +120,7 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     Image.fromarray(pixels).save(path)
     deep(tmp_path / "d/train/1.png", 100, 4000, shape=(24, 30))
     store = opened(tmp_path / "d")
-    assert store.scale == (100, 4000)
+    assert store.value_range == (100, 4000)
     assert store.image(0)[0, 3, 5] == 65535 and store.image(0)[0, 7, 9] == 0
 
 

@@ -13,7 +13,7 @@ import torch
 from folders import entry_of, faults, opened, paint, same, sums, tree
 
 from idmm import config, distributed
-from idmm.data import disk
+from idmm.data import image_store
 from idmm.data.loaders import evaluation_batches
 from idmm.errors import RunError
 
@@ -77,7 +77,7 @@ def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
     assert decodes_again(17) and not decodes_again(16)
     assert decodes_again(16, max_pixels=64 * 64)  # an entry is for one limit at a time
     assert len(entries(root.parent / "cache")) == 2
-    monkeypatch.setattr(disk.PIL, "__version__", "0")
+    monkeypatch.setattr(image_store.PIL, "__version__", "0")
     assert decodes_again(17)  # by another Pillow
 
 
@@ -152,10 +152,10 @@ def test_a_cache_may_be_larger_than_memory(tmp_path):
     count = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with open(tmp_path / "pixels", "wb") as file:
         file.truncate(count)  # a hole
-    pixels = disk.mapped(tmp_path / "pixels", count)
+    pixels = image_store._mapped(tmp_path / "pixels", count)
     assert pixels.shape == (count,) and pixels[-1] == 0
     with pytest.raises(RunError, match="pixels: decoded images cannot be read"):
-        disk.mapped(tmp_path / "pixels", count + 1)
+        image_store._mapped(tmp_path / "pixels", count + 1)
 
 
 # ---- the folder ----
@@ -165,10 +165,10 @@ def test_where_the_cache_lies(monkeypatch):
     for name in ("IDMM_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/someone")
-    assert disk.cache_folder(None) == Path("/home/someone/.cache/idmm")
+    assert image_store.cache_folder(None) == Path("/home/someone/.cache/idmm")
     monkeypatch.setenv("IDMM_CACHE", "~/kept")
-    assert disk.cache_folder(None) == Path("/home/someone/kept")
-    assert disk.cache_folder("~/given") == Path("/home/someone/given")
+    assert image_store.cache_folder(None) == Path("/home/someone/kept")
+    assert image_store.cache_folder("~/given") == Path("/home/someone/given")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
     with pytest.raises(RunError, match="data.cache_dir: '~/kept' has no place, as there is no home folder"):
-        disk.cache_folder(None)
+        image_store.cache_folder(None)

@@ -16,7 +16,7 @@ import pytest
 from folders import entry_of, opened, paint, same, sums
 from helpers import temporary
 
-from idmm.data import cache, disk
+from idmm.data import image_store
 from idmm.progress import size as size_of
 
 COUNT, SIZE = 12, (80, 60)
@@ -47,7 +47,7 @@ def hang(reached):
 
 def stop_at(moment, reached):
     """Patches this process, which is to be killed, so that it stops at a moment of the build."""
-    read, replace, done = cache.read_image, os.replace, []
+    read, replace, done = image_store.read_image, os.replace, []
 
     def decode(*args, **named):
         done.append(None)
@@ -66,7 +66,7 @@ def stop_at(moment, reached):
         file.flush()
         hang(reached)
 
-    cache.read_image, os.replace = decode, rename
+    image_store.read_image, os.replace = decode, rename
     if moment == "half of the index":
         np.savez = save
 
@@ -116,7 +116,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     journal, start, answers = tmp_path / "journal", processes.Barrier(3), processes.Queue()
 
     def run():
-        read = cache.read_image
+        read = image_store.read_image
 
         def slowed(*args):
             with open(journal, "a") as file:
@@ -124,7 +124,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
             time.sleep(0.02)
             return read(*args)
 
-        cache.read_image = slowed
+        image_store.read_image = slowed
         start.wait(60)
         store = opened(root)
         answers.put((store.decodes, sums(store)))
@@ -202,7 +202,7 @@ def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch, c
     def refuse(*args, **kwargs):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(disk.Lock, "acquire", refuse)
+    monkeypatch.setattr(image_store.Lock, "acquire", refuse)
     decoded.clear()
     assert same(opened(root), store) and not decoded
     paint(root / "99.png", 99, SIZE)
@@ -230,7 +230,7 @@ def limited(root, answers):
     resource.setrlimit(resource.RLIMIT_FSIZE, (BYTES // 2, BYTES // 2))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     messages = []
-    cache.log.addHandler(handler := logging.Handler())
+    image_store.log.addHandler(handler := logging.Handler())
     handler.emit = lambda record: messages.append(record.getMessage())
     store = opened(root)
     answers.put((store.decodes, sums(store), messages))

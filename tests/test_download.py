@@ -11,9 +11,9 @@ from helpers import Process, call
 from loopback import miniature
 
 from idmm.data import download
-from idmm.data.datasets import open_splits
 from idmm.data.download import fetch
 from idmm.data.images import read_image
+from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
 from idmm.errors import RunError
 
@@ -31,7 +31,7 @@ def fails(row, root):
 
 def opened(root):
     fetch(DATASETS["indoor67"], root)
-    splits = open_splits(section(root, name="indoor67"), labelled=True)
+    splits = list_images(section(root, name="indoor67"), labelled=True)
     assert (len(splits.train), len(splits.test)) == (3, 2)
 
 
@@ -41,9 +41,9 @@ def test_every_dataset_that_can_be_fetched_opens_from_what_was_fetched(
 ):
     monkeypatch.setitem(DATASETS, name, miniature(server, name, tmp_path / "source"))
     fetch(DATASETS[name], tmp_path / "root")
-    found = open_splits(section(tmp_path / "root", name=name), labelled=True)
+    found = list_images(section(tmp_path / "root", name=name), labelled=True)
     assert server.asked == [f"/{name}/{archive.name}" for archive in DATASETS[name].archives]
-    wanted = open_splits(section(tmp_path / "source", name=name), labelled=True)
+    wanted = list_images(section(tmp_path / "source", name=name), labelled=True)
     for part in ("train", "test"):
         a, b = getattr(found, part), getattr(wanted, part)
         assert (a.names, a.labels.tolist(), a.classes) == (b.names, b.labels.tolist(), b.classes)

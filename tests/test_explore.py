@@ -11,7 +11,7 @@ from helpers import call, inside, refused
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_image
 
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.evaluation import similarity
 from idmm.figures.style import COLOURS
 from idmm.files import read_csv as table
@@ -92,7 +92,7 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert {COLOURS[0].lower(), COLOURS[1].lower()} <= colours and COLOURS[2].lower() not in colours, "two classes"
     lines = (out / "exclude.txt").read_text().splitlines()
     assert "train/china/c05.png" in lines and "#train/flower/c02.jpg" in lines
-    left = open_splits(section(planted, exclude=str(out / "exclude.txt")), labelled=False).train
+    left = list_images(section(planted, exclude=str(out / "exclude.txt")), labelled=False).train
     assert len(left) == 51 and "train/china/c05.png" not in left.names
 
 

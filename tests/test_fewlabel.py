@@ -11,7 +11,7 @@ from helpers import VIT, call, read, refused
 from PIL import Image
 
 from idmm import config
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.errors import RunError
 from idmm.evaluation import evaluate
 from idmm.models.spec import ModelSpec
@@ -49,8 +49,8 @@ def one(found, **where):
 
 def drawn(number, seed):
     """Rows of digits' training images that ``data.subset`` draws."""
-    whole = open_splits(config.Data(), labelled=True).train
-    part = open_splits(config.Data(subset={"per_class": number, "seed": seed}), labelled=True).train
+    whole = list_images(config.Data(), labelled=True).train
+    part = list_images(config.Data(subset={"per_class": number, "seed": seed}), labelled=True).train
     return [whole.names.index(name) for name in part.names]
 
 

@@ -9,7 +9,7 @@ from folders import TINY, faults, section, tree, tuned
 from frozen import a_run
 from helpers import call, inside, read, refused, same
 
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.evaluation.evaluate import wilson
 from idmm.files import read_csv
 from idmm.stages.folds import pooled
@@ -46,7 +46,7 @@ def held(out):
 def test_each_image_is_tested_once(done, images):
     folds, result = [read(done / f"fold-{k}/result.json") for k in (1, 2, 3)], read(done / "result.json")
     names = [name for fold in held(done) for name in fold]
-    assert sorted(names) == open_splits(section(images), labelled=False).train.names and len(set(names)) == 15
+    assert sorted(names) == list_images(section(images), labelled=False).train.names and len(set(names)) == 15
     shares = [[sum(name.startswith(of) for name in fold) for of in COUNTS] for fold in held(done)]
     assert all(cats in (2, 3) and dogs in (2, 3) for cats, dogs in shares), "equal shares of each class"
     hits = sum(round(fold["top1"] * fold["test_size"] / 100) for fold in folds)
@@ -113,29 +113,29 @@ def test_what_cannot_be_dealt_out_is_one_line_and_leaves_no_folder(images, done,
 def test_folds_beside_splits_of_the_dataset(tmp_path, caplog):
     caplog.set_level("INFO")
     root = tree(tmp_path / "d", train={"a": 6, "b": 6}, val={"a": 1, "b": 1}, test={"a": 2, "b": 2})
-    splits = open_splits(section(root, folds=3, fold=2), labelled=True)
+    splits = list_images(section(root, folds=3, fold=2), labelled=True)
     assert {name.split("/")[0] for name in splits.train.names + splits.test.names} == {"train"}
     assert splits.val.names == ["val/a/0.png", "val/b/0.png"] and len(splits.test) == 4
     assert (
         "fold 2 of 3 is tested on 4 of 12 training images; the 4 test images of the dataset stay aside" in caplog.text
     )
-    splits = open_splits(section(root, folds=3, fold=2), labelled=False)
+    splits = list_images(section(root, folds=3, fold=2), labelled=False)
     assert len(splits.train) == 12 and "data.folds: 3 is not used, as pretraining takes all" in caplog.text
     shutil.rmtree(root / "val")
-    splits = open_splits(section(root, folds=3, fold=1, val_fraction=0.25), labelled=True)
+    splits = list_images(section(root, folds=3, fold=1, val_fraction=0.25), labelled=True)
     assert [len(part) for part in splits.parts.values()] == [6, 2, 4], "a share of the rest, to look at while training"
 
 
 def test_a_group_is_in_one_fold(tmp_path):
     root = tree(tmp_path / "d", **{f"{of}/p{p}{of}": {"": 2 + p % 2} for of in "ab" for p in range(4)})
     data = {"folds": 4, "groups": "([^/]+)/[^/]+$"}
-    folds = [open_splits(section(root, fold=k, **data), labelled=True) for k in (1, 2, 3, 4)]
+    folds = [list_images(section(root, fold=k, **data), labelled=True) for k in (1, 2, 3, 4)]
     for fold in folds:
         held, left = ({name.split("/")[1] for name in part.names} for part in (fold.test, fold.train))
         assert len(held) == 2 and not held & left and len(set(fold.test.labels)) == 2
     assert sum(len(fold.test) for fold in folds) == 20
     line = "data.folds: 5 folds want 5 training groups of each class; 'a' has 4, 'b' has 4"
-    assert faults(open_splits, section(root, **{**data, "folds": 5}), True) == [line]
+    assert faults(list_images, section(root, **{**data, "folds": 5}), True) == [line]
 
 
 def test_classes_that_lie_in_one_fold_each():

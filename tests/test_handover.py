@@ -13,7 +13,7 @@ from helpers import flags, inside, logged, refused, same
 from test_resume import stop_at
 
 from idmm import config
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.errors import UserError
 from idmm.evaluation import evaluate
 from idmm.models import create_backbone
@@ -112,9 +112,9 @@ def test_classifiers_that_are_more_than_linear(name):
 def test_the_start_is_the_probes_accuracy(init, tuned):
     features, labels = by_hand(init)
     held, truth = by_hand(init, part="test")
-    names = open_splits(config.Data(), labelled=True).train.names
+    names = list_images(config.Data(), labelled=True).train.names
     subset = config.Data(subset=config.data.Subset(total=96))
-    rows = [names.index(name) for name in open_splits(subset, labelled=True).train.names]
+    rows = [names.index(name) for name in list_images(subset, labelled=True).train.names]
     seen, classes = features[rows], labels[rows]
     strength = evaluate.choose_strength(seen, classes).strength
     wanted = 100 * np.mean(linear(seen, classes, strength).predict(held) == truth)

@@ -17,7 +17,7 @@ from tiny import SIDE, assert_same_loss, backbone, batch, make
 
 from idmm import load_backbone
 from idmm.config import DrLoc, Subset
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.methods.drloc import Localization
 from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone, feature_width
@@ -142,8 +142,8 @@ def test_labels_are_drawn_as_a_subset_is(asked, tmp_path):
     root = tree(tmp_path / "d", train={"a": 6, "b": 8}, test={"a": 1, "b": 1})
     paint(root / "unlabelled/deep/er/x.png", 1)
     held = {"val_fraction": 0.25}
-    drawn = open_splits(section(root, subset=Subset(**asked), **held), labelled=True).train
-    train = open_splits(section(root, labelled=Subset(**asked), **held), labelled=True, unlabelled=True).train
+    drawn = list_images(section(root, subset=Subset(**asked), **held), labelled=True).train
+    train = list_images(section(root, labelled=Subset(**asked), **held), labelled=True, unlabelled=True).train
     known = train.labels >= 0
     assert [name for name, is_known in zip(train.names, known, strict=True) if is_known] == drawn.names
     assert train.labels[known].tolist() == drawn.labels.tolist()
@@ -156,19 +156,19 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
         paint(root / f"unlabelled/{i}.png", 50 + i)
     (root / "unlabelled/notes.txt").write_text("")
     with caplog.at_level("INFO"):
-        splits = open_splits(section(root), labelled=False)
+        splits = list_images(section(root), labelled=False)
     assert f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining alone" in caplog.messages
     assert len(splits.train) == 11 and splits.train.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3
     assert splits.train.classes == ["a", "b"] and len(splits.test) == 2 and splits.unlabelled is None
-    assert len(open_splits(section(root), labelled=True).train) == 8, "fine-tuning and probes"
+    assert len(list_images(section(root), labelled=True).train) == 8, "fine-tuning and probes"
     fields = {"subset": Subset(per_class=2), "val_fraction": 0.25, "groups": "([0-9])"}
-    some = open_splits(section(root, **fields), labelled=False).train
+    some = list_images(section(root, **fields), labelled=False).train
     assert [name.split("/")[0] for name in some.names] == ["train"] * (len(some) - 3) + ["unlabelled"] * 3
     shutil.rmtree(root / "train/b")
     (root / "train/a").rename(root / "train/flat")
-    assert open_splits(section(root), labelled=False).train.labels is None, "no classes, no labels"
+    assert list_images(section(root), labelled=False).train.labels is None, "no classes, no labels"
     (root / "train").rename(root / "pictures")
-    assert len(open_splits(section(root), labelled=False).train) == 9, "any tree: all that there is"
+    assert len(list_images(section(root), labelled=False).train) == 9, "any tree: all that there is"
 
 
 # ------------------------------------------------------------------ runs

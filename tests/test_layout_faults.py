@@ -11,7 +11,7 @@ from helpers import inside
 from official_trees import BUILD, advice, append, opened, resize, write
 
 from idmm import config
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 
 
 def refused(name, root):
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
     base = BUILD[name](tmp_path)
     spoil(base)
     for labelled in (True, False):
-        line, more = faults(open_splits, section(tmp_path, name=name), labelled)
+        line, more = faults(list_images, section(tmp_path, name=name), labelled)
         line = line.replace(str(base), "BASE").replace(str(base.parent), "BASE/..")
         assert line.startswith(f"data.root: {text}") and more == advice(name, tmp_path)
 
@@ -83,7 +83,7 @@ def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):
     official_trees.dtd(tmp_path)
     resize(monkeypatch, "dtd", 7, 4, 47)
     for labelled in (True, False):
-        assert faults(open_splits, section(tmp_path, name="dtd"), labelled) == [
+        assert faults(list_images, section(tmp_path, name="dtd"), labelled) == [
             "data.root: dtd: the split 'train' has 6 images, its protocol 7",
             "data.root: dtd: the split 'test' has 3 images, its protocol 4",
             "data.root: dtd: has 3 classes, its protocol 47",

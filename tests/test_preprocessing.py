@@ -15,8 +15,8 @@ from timm.data import create_transform, resolve_data_config, resolve_model_data_
 
 import idmm
 from idmm.data.augment import EvalTransform
-from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
+from idmm.data.listing import list_images
 
 SIZES = [(40, 40), (24, 31), (250, 300), (90, 61), (45, 45), (33, 200), (199, 260), (41, 39), (120, 180), (64, 47)]
 NAMES = ("astronaut", "chelsea", "coffee")
@@ -62,7 +62,7 @@ def runs(photos, tmp_path_factory):
 
 def test_images(photos, info, transform=None):
     """The test images by timm's transform, [N, C, S, S], and their labels [N]."""
-    split = open_splits(section(photos), labelled=True).test
+    split = list_images(section(photos), labelled=True).test
     images = [(transform or timms(info))(Image.open(path)) for path in split.items]
     return torch.stack(images), split.labels
 
@@ -151,7 +151,7 @@ def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(tmp_pa
     crop = CentreCrop(20, 0.875)
     for i, size in enumerate([(40, 30), (9, 50), (20, 20), (19, 20), (5, 7), (33, 12)]):
         paint(tmp_path / "d/train/a" / f"{i}.png", i, size)
-    split = open_splits(section(tmp_path / "d"), labelled=False).train
+    split = list_images(section(tmp_path / "d"), labelled=False).train
     wanted = [torch.from_numpy(crop(np.array(Image.open(path)))).permute(2, 0, 1) for path in split.items]
     for keep in ("off", "auto", "auto"):
         store = opened(tmp_path / "d", crop, keep=keep)

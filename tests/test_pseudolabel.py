@@ -11,7 +11,7 @@ from frozen import a_run
 from helpers import VIT, call, read
 from PIL import Image
 
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.evaluation import similarity
 from idmm.stages import train, train_pseudolabels
 from idmm.stages.train_plan import Plan
@@ -135,7 +135,7 @@ def test_groups_go_along(run, tmp_path):
     for row in rows(tmp_path / "l.csv"):
         own = row["path"].startswith("unlabelled")
         assert row["group"] == (row["path"] if own else f"{row['path'][:-4]}g")
-    splits = open_splits(section(root, labels=str(tmp_path / "l.csv")), labelled=True)
+    splits = list_images(section(root, labels=str(tmp_path / "l.csv")), labelled=True)
     assert len(splits.train) == 10 and len(set(splits.test.groups)) == 4
 
 

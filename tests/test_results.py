@@ -17,8 +17,8 @@ from test_resume import stop_at
 from tiny import assert_same_loss, backbone
 
 from idmm import config
-from idmm.data.datasets import open_splits
 from idmm.data.images import CentreCrop
+from idmm.data.listing import list_images
 from idmm.evaluation import evaluate
 from idmm.figures import confusion
 from idmm.figures.style import save
@@ -150,7 +150,7 @@ def test_the_best_on_val_is_what_is_exported_and_reported(best):
     info = json.loads((out / "model.json").read_text())
     model = timm.create_model(info["name"], **info["kwargs"]).eval()
     model.load_state_dict(exported)
-    test = open_splits(config.Data(val_fraction=0.2), labelled=True).test
+    test = list_images(config.Data(val_fraction=0.2), labelled=True).test
     images = torch.stack([torch.from_numpy(CentreCrop(24, 0.875)(i)).permute(2, 0, 1) for i in test.items])
     mean, std = (torch.tensor(info[name]).view(3, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():

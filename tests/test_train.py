@@ -11,7 +11,7 @@ from helpers import VIT, Together, call, read, refused
 import idmm
 from idmm.config import Data
 from idmm.config.commands import TrainCommand
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
 from idmm.progress import logging_to
 from idmm.stages import StageSpec, results, train, train_plan
@@ -147,7 +147,7 @@ def stages_run(monkeypatch, argv):
 
     def run(self, given):
         config, _ = self.resolve(self.build(given))
-        ran.append((open_splits(*self.images(config)), config))
+        ran.append((list_images(*self.images(config)), config))
         return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
 
     with monkeypatch.context() as patched:

@@ -14,7 +14,7 @@ from helpers import call, refused
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.files import read_csv
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -68,7 +68,7 @@ def test_odd_names_come_back_from_every_list(tmp_path):
         shutil.copy(root / f"train/a/{i % 3}.png", root / "train/a" / name)
         shutil.copy(root / f"train/a/{i % 3}.png", root / name)
     assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 1
-    left = open_splits(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
+    left = list_images(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
     assert left.excluded == 5 and len(left.train) == 6
     with open(tmp_path / "labels.csv", "w", newline="") as file:
         rows = csv.writer(file)
@@ -76,10 +76,10 @@ def test_odd_names_come_back_from_every_list(tmp_path):
             [("path", "class", "split", "group"), *((n, "ab"[i % 2], "train", n) for i, n in enumerate(odd))]
         )
         rows.writerows([("test/a/0.png", "a", "test", "x"), ("test/b/0.png", "b", "test", "y")])
-    lists = open_splits(section(root, labels=str(tmp_path / "labels.csv")), labelled=True)
+    lists = list_images(section(root, labels=str(tmp_path / "labels.csv")), labelled=True)
     assert sorted(lists.train.names) == sorted(odd) == sorted(lists.train.groups)
     hand = written(tmp_path / "hand.txt", '# by hand\n"two\\nlines.png"\n./#1.png\n "\\"quoted\\", 1.png" \n')
-    assert open_splits(section(root, labels=str(tmp_path / "labels.csv"), exclude=hand), labelled=True).excluded == 3
+    assert list_images(section(root, labels=str(tmp_path / "labels.csv"), exclude=hand), labelled=True).excluded == 3
 
 
 def test_nearly_equal_images_are_there_to_be_taken_in(tmp_path):
@@ -98,10 +98,10 @@ def test_nearly_equal_images_are_there_to_be_taken_in(tmp_path):
     assert lines[1].startswith("# a # before a path: only suspected")
     reasons = lines[lines.index("#train/a/p2.jpg") - 1]
     assert "nearly the same as test/a/p3.jpg (" in reasons and "nearly the same as train/a/p1 copy.jpg (" in reasons
-    left = open_splits(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
+    left = list_images(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
     assert left.excluded == 2 and len(left.test) == 3
     mine = written(tmp_path / "mine.txt", text.replace("#train/a/p2.jpg", "train/a/p2.jpg") + "./train/b/0.png\r\n")
-    assert open_splits(section(root, exclude=mine), labelled=True).excluded == 4
+    assert list_images(section(root, exclude=mine), labelled=True).excluded == 4
 
 
 def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
@@ -137,21 +137,21 @@ def test_lines_that_name_no_image(tmp_path):
     other = tree(tmp_path / "copy", train={"cat": 1}) / "train/cat/0.png"
     names = ["train/cat/7.png", "train/cat", str(other), "../copy/train/cat/0.png"]
     mine = written(tmp_path / "out.txt", "\n".join(["# why", "", "train/dog/1.png", *names]))
-    assert faults(open_splits, section(root, exclude=mine), False) == [
+    assert faults(list_images, section(root, exclude=mine), False) == [
         f"data.exclude: {mine}:{line}: '{name}' is no image under '{root}'" for line, name in enumerate(names, start=4)
     ]
     gone = str(tmp_path / "gone.txt")
     wanted = "wanted a file with the name of an image a line"
     line = f"data.exclude: cannot read '{gone}' (no such file or directory); {wanted}"
-    assert faults(open_splits, section(root, exclude=gone), True) == [line]
+    assert faults(list_images, section(root, exclude=gone), True) == [line]
     everything = written(tmp_path / "all.txt", "val/cat/0.png\nval/dog/0.png\n")
     line = f"data.exclude: '{everything}' leaves no image of test; wanted one at least"
-    assert faults(open_splits, section(root, exclude=everything), True) == [line]
+    assert faults(list_images, section(root, exclude=everything), True) == [line]
     everything = written(tmp_path / "all.txt", "".join(f"train/cat/{i}.png\n" for i in range(3)))
     line = f"data.exclude: '{everything}' leaves no training image of cat; wanted some"
-    assert faults(open_splits, section(root, exclude=everything), True) == [line]
+    assert faults(list_images, section(root, exclude=everything), True) == [line]
     many = written(tmp_path / "many.txt", "".join(f"{i}\n" for i in range(50)))
-    found = faults(open_splits, section(root, exclude=many), True)
+    found = faults(list_images, section(root, exclude=many), True)
     assert len(found) == 21 and found[-1] == "data.exclude: and 30 more"
 
 
@@ -183,28 +183,28 @@ def test_classes_from_a_csv(flat, tmp_path):
     paths = [f'"{flat / path}"' for path in PATHS]
     text = "\ufeff" + table(CLASSES, map(str, range(12)), paths, header="class,age,path").replace("\n", "\r\n")
     data = section(flat, labels=written(tmp_path / "labels.csv", text), val_fraction=0.5)
-    splits = open_splits(data, labelled=True)
+    splits = list_images(data, labelled=True)
     assert splits.train.classes == ["ill", "well"]
     seen = {}
     for part in splits.parts.values():
         seen |= {name: part.classes[label] for name, label in zip(part.names, part.labels, strict=True)}
     assert seen == dict(zip(PATHS, CLASSES, strict=True))
-    assert len(open_splits(data, labelled=False).train) == 14, "pretraining takes those without a row, too"
+    assert len(list_images(data, labelled=False).train) == 14, "pretraining takes those without a row, too"
 
 
 def test_without_a_column_split_the_folders_decide(tmp_path):
     root = tree(tmp_path / "d", train={"": 6}, test={"": 1}, unlabelled={"": 1})
     text = "path,class\n" + "".join(f"train/{i}.png,{'ab'[i % 2]}\n" for i in range(4)) + "test/0.png,a\n"
     data = section(root, labels=written(tmp_path / "labels.csv", text))
-    train = open_splits(data, labelled=True, unlabelled=True).train
+    train = list_images(data, labelled=True, unlabelled=True).train
     assert train.names == [f"train/{i}.png" for i in range(6)] + ["unlabelled/0.png"]
     assert train.labels.tolist() == [0, 1, 0, 1, -1, -1, -1]
-    assert len(open_splits(data, labelled=True).train) == 4
-    plain = open_splits(data, labelled=False).train
+    assert len(list_images(data, labelled=True).train) == 4
+    plain = list_images(data, labelled=False).train
     assert sorted(plain.names) == sorted(train.names) and plain.labels is None
     file = written(tmp_path / "labels.csv", text + "unlabelled/0.png,a\n")
     line = f"{file}:7: 'unlabelled/0.png' lies outside of train, val and test; wanted a column split"
-    assert faults(open_splits, section(root, labels=file), True) == [f"data.labels: {line}"]
+    assert faults(list_images, section(root, labels=file), True) == [f"data.labels: {line}"]
 
 
 def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
@@ -219,11 +219,11 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (8, 4, 2)
     assert {row["group"] for row in read_csv(out / "predictions.csv")} == {"patient 0", "patient 1"}
     assert result(out)["test_groups"] == 2 and "the 4 test images are of 2 groups: images of one group are" in said
-    splits = open_splits(section(flat, labels=labels), labelled=False)
+    splits = list_images(section(flat, labels=labels), labelled=False)
     assert len(splits.train) == 10 and not {name for name in splits.train.names if "p0" in name or "p1" in name}
     # a patient on both sides is logged
     mixed = written(tmp_path / "mixed.csv", text.replace("scans/p0_0.png,well,test", "scans/p0_0.png,well,train"))
-    open_splits(section(flat, labels=mixed), labelled=True)
+    list_images(section(flat, labels=mixed), labelled=True)
     shared = "1 group with images both in train and in val or test"
     assert f"data.groups: {shared}, so accuracies come out too high: patient 0" in caplog.text
 
@@ -276,9 +276,9 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
 )
 def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
     file = written(tmp_path / "labels.csv", text)
-    assert faults(open_splits, section(flat, labels=file), True) == [f"data.labels: {line.replace('FILE', file)}"]
+    assert faults(list_images, section(flat, labels=file), True) == [f"data.labels: {line.replace('FILE', file)}"]
     line = f"data.labels: '{file}' is for data.name folder; digits has classes of its own"
-    assert faults(open_splits, section(name="digits", labels=file), True) == [line]
+    assert faults(list_images, section(name="digits", labels=file), True) == [line]
 
 
 def test_names_that_are_no_text_are_found(flat, tmp_path):
@@ -288,7 +288,7 @@ def test_names_that_are_no_text_are_found(flat, tmp_path):
     rows = [f"{name},{'ab'[i % 2]}" for i, name in enumerate((odd, "scans/p0_0.png", "scans/p1_0.png"))]
     file = tmp_path / "labels.csv"
     file.write_bytes(os.fsencode("\n".join(["path,class", *rows])))
-    splits = open_splits(section(flat, labels=str(file), val_fraction=0.5), True)
+    splits = list_images(section(flat, labels=str(file), val_fraction=0.5), True)
     assert odd in splits.train.names + splits.test.names
 
 
@@ -299,8 +299,8 @@ def test_nothing_to_evaluate_on_is_one_line_with_what_to_do(flat, tmp_path):
         named = f"'{root}'" + f" with data.labels '{labels}'" * bool(fields)
         what = f"{named} has no 'val' or 'test' images to evaluate on; add some, hold out a share of train with"
         line = f"data.root: {what} --data.val_fraction, e.g. 0.2, or give --data.folds 5"
-        assert faults(open_splits, section(root, **fields), True) == [line]
-    assert len(open_splits(section(bare, val_fraction=0.5), True).test) == 2, "class folders alone will do"
+        assert faults(list_images, section(root, **fields), True) == [line]
+    assert len(list_images(section(bare, val_fraction=0.5), True).test) == 2, "class folders alone will do"
 
 
 # ------------------------------------------------------------------ groups
@@ -313,11 +313,11 @@ def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     if how == "column":
         fields, labels = {}, table(PATHS, CLASSES, PATIENTS, header="path,class,group")
     fields["labels"] = written(tmp_path / "labels.csv", labels)
-    splits = open_splits(section(flat, val_fraction=0.3, **fields), labelled=True)
+    splits = list_images(section(flat, val_fraction=0.3, **fields), labelled=True)
     held, left = ({name.split("/")[1][:2] for name in part.names} for part in (splits.test, splits.train))
     assert len(held) == 2 and not held & left
     assert np.bincount(splits.test.labels).tolist() == [2, 2], "as much of each class"
-    again = open_splits(section(flat, val_fraction=0.3, **fields), labelled=True)
+    again = list_images(section(flat, val_fraction=0.3, **fields), labelled=True)
     assert again.test.names == splits.test.names
     assert "data.val_fraction: held out are 2 groups of 6 groups, 4 of 12 images" in caplog.text
 
@@ -344,4 +344,4 @@ def test_groups_that_cannot_be_used(how, line, flat, tmp_path, monkeypatch):
     labels = written(tmp_path / "labels.csv", table(PATHS, CLASSES))
     field = "data.val_fraction" if "holds out" in line else "data.groups"
     data = section(flat, labels=labels, groups=how, val_fraction=0.3)
-    assert faults(open_splits, data, True) == [f"{field}: {line}"]
+    assert faults(list_images, data, True) == [f"{field}: {line}"]

@@ -9,7 +9,8 @@ from timm.data.auto_augment import rand_augment_transform
 from torch import Tensor
 
 from idmm.config import COLOURS, Augment, CropGroup, Views
-from idmm.data.images import CentreCrop, unit
+from idmm.data.images import CentreCrop
+from idmm.data.values import unit
 from idmm.data.views import draw_views, is_rgb8, make_views, normalise, numbered, resize
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded
@@ -62,7 +63,7 @@ class EvalTransform:
 
     def __init__(self, store, size: int, crop_pct: float, mean, std):
         self.store, self.size, self.crop_pct, self.mean, self.std = store, size, crop_pct, mean, std
-        self.finished = store.bound == CentreCrop(size, crop_pct)
+        self.finished = store.stored_size == CentreCrop(size, crop_pct)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""

@@ -9,14 +9,14 @@ import numpy as np
 from PIL import Image
 
 from idmm import config
-from idmm.data.composite import composite
-from idmm.data.datasets import read_splits
-from idmm.data.depth import each_scaled, range_of
-from idmm.data.formats import BadImage, Range
-from idmm.data.images import AUTO, Bands, CentreCrop, Scale, digest, header, read_image
-from idmm.data.parallel import in_order
-from idmm.data.split import LabelsMissing, Split, Splits
+from idmm.data.formats import BadImage, RangeUnknown
+from idmm.data.image_store import measure_range
+from idmm.data.images import Bands, CentreCrop, composite, digest, header, read_image
+from idmm.data.listing import read_splits
+from idmm.data.parallel import parallel_map
+from idmm.data.split import LabelsMissing, Listing, Split
 from idmm.data.user_lists import BadList
+from idmm.data.values import AUTO, MinMax, ValueRange, common_range
 from idmm.errors import UserError
 
 HASH_BITS = 64
@@ -85,7 +85,9 @@ class Checkup:
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
     transparent: list[dict] = field(default_factory=list)  # {"split", "name"}: opacity 0 everywhere, colours are read
     one_colour: list[dict] = field(default_factory=list)  # {"split", "name"}: as read, every pixel is the same
-    range: Scale | None = None  # of images of more than 8 bits under data.range auto; None: there are none in train
+    range: ValueRange | None = (
+        None  # of images of more than 8 bits under data.range auto; None: there are none in train
+    )
     bands: Bands | None = None  # which channels are used; None: the images are pictures
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # number of images of each class of each split
     sides: dict[str, list[int]] = field(default_factory=dict)  # smallest, median and largest short side (pixels)
@@ -119,7 +121,7 @@ class _Summary:
     size: tuple[int, int]
     transparent: bool  # its opacity is 0 everywhere
     one_colour: bool
-    ends: tuple[Range, ...]  # smallest and largest value of more than 8 bits
+    ends: tuple[MinMax, ...]  # smallest and largest value of more than 8 bits
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
     crop: np.ndarray | None  # its CROP, [64, 64, C]; None if it is not to be kept
@@ -127,7 +129,7 @@ class _Summary:
 
 def check(
     data: config.Data, keep: Callable[[np.ndarray], np.ndarray] | None = None, progress: bool = False
-) -> tuple[Checkup, Splits]:
+) -> tuple[Checkup, Listing]:
     """Looks at every image of a dataset.
 
     Args:
@@ -151,7 +153,7 @@ def check(
         kept = frozenset(keep(split.labels).tolist() if keep and split.labels is not None else ())
         looks = list(_summaries(found, name, split, kept, data.max_pixels, progress))
         if name == "train":
-            found.range = range_of([look.ends for look in looks], found.bands)
+            found.range = common_range([look.ends for look in looks], found.bands is not None)
         if sides := [min(look.size) for look in looks]:
             found.sides[name] = [min(sides), int(np.median(sides)), max(sides)]
         found.seen[name] = {look.ref.name: look.crop for look in looks if look.crop is not None}
@@ -164,7 +166,7 @@ def _bands(train: Split, max_pixels: int, progress: bool) -> Bands | None:
     """Returns the channels that most files have if most are no pictures."""
     numbers = np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))
     given = (len(numbers), lambda i: train.place(numbers[i]), "reading headers", progress)
-    looks = in_order(lambda i: header(train.items[numbers[i]], max_pixels), *given)
+    looks = parallel_map(lambda i: header(train.items[numbers[i]], max_pixels), *given)
     known = [look for look in looks if not isinstance(look, BadImage)]
     odd = [look.channels for look in known if look.fault]
     if 2 * len(odd) <= len(known):
@@ -173,7 +175,7 @@ def _bands(train: Split, max_pixels: int, progress: bool) -> Bands | None:
     return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None)
 
 
-def _opened(data: config.Data, found: Checkup) -> Splits:
+def _opened(data: config.Data, found: Checkup) -> Listing:
     """Opens the dataset as fine-tuning does; if that fails as pretraining does, and notes what fine-tuning lacks."""
     try:
         return read_splits(data, labelled=True, evaluated=True, unlabelled=True)
@@ -190,10 +192,16 @@ def _summaries(
 ) -> Iterator[_Summary]:
     """Reads a split's images; yields those that can be used."""
 
-    def work(i: int, scale: Scale) -> _Summary:
-        return _summary(name, split, i, i in kept, max_pixels, scale, found.bands)
+    def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:
+        def work(i: int) -> _Summary:
+            return _summary(name, split, i, i in kept, max_pixels, value_range, found.bands)
 
-    looks = each_scaled(work, split, found.range or AUTO, found.bands, max_pixels, f"checking {name}", progress)
+        return list(parallel_map(work, len(split), split.place, f"checking {name}", progress))
+
+    try:
+        looks = summaries(found.range or AUTO)
+    except RangeUnknown:
+        looks = summaries(measure_range(split, max_pixels, found.bands, progress))
     for i, look in enumerate(looks):
         if isinstance(look, BadImage):
             found.unreadable.append({"split": name, "name": split.names[i], "reason": look.reason})
@@ -205,10 +213,10 @@ def _summaries(
 
 
 def _summary(
-    name: str, split: Split, i: int, kept: bool, max_pixels: int, scale: Scale, bands: Bands | None
+    name: str, split: Split, i: int, kept: bool, max_pixels: int, value_range: ValueRange, bands: Bands | None
 ) -> _Summary:
     label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-    image, ends, file, transparent = read_image(split.items[i], max_pixels, scale, bands)  # [H, W, C]
+    image, ends, file, transparent = read_image(split.items[i], max_pixels, value_range, bands)  # [H, W, C]
     picture = Image.fromarray(composite(image))
     return _Summary(
         ref=ImageRef(name, i, split.names[i], label),

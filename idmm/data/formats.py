@@ -45,8 +45,6 @@ with contextlib.suppress(OSError, AttributeError):  # libtiff prints the same; b
     _libtiff = ctypes.CDLL(Image.core.__file__)
     _libtiff.TIFFSetErrorHandler(None), _libtiff.TIFFSetWarningHandler(None)
 
-Range = tuple[float, float]
-
 
 class BadImage(ValueError):
     """A file that cannot be used as an image; ``reason`` is a short phrase without the file's name."""
@@ -88,7 +86,7 @@ class Opened:
             raise BadImage(f"holds values of type {self.dtype}; expected integers, floats or true and false")
 
     @property
-    def deep(self) -> bool:
+    def high_bit(self) -> bool:
         """Whether it has more than 8 bits, signed numbers or floats."""
         return self.dtype not in (np.uint8, bool)
 

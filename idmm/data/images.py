@@ -1,9 +1,4 @@
-"""Images as pixels: pictures as RGB, other images as the channels that they have; 8 bits, or 16 of deeper ones.
-
-0 and 1 of images of more than 8 bits stand for one range of values. It is given by ``data.range`` or goes from the
-smallest to the largest value of all training images, in bands of each channel. Each image's 1 in 10,000 most extreme
-pixels at either end are left out, so that hot and dead pixels of a sensor do not set it.
-"""
+"""Images as pixels: pictures as RGB, other images as the channels that they have; 8 bits, or 16 of deeper ones."""
 
 import hashlib
 import math
@@ -14,16 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import PICTURE_CHANNELS, BadImage, Opened, Range, RangeUnknown, opened, upright
+from idmm.data.formats import PICTURE_CHANNELS, BadImage, Opened, RangeUnknown, opened, upright
 from idmm.data.split import counted
+from idmm.data.values import AUTO, WHITE, MinMax, ValueRange, min_max, rescale
 from idmm.errors import reason
 
-# What deeper values are scaled by: AUTO, the values that 0 and 1 stand for, or those of each channel; None: those of
-# 16 bits
-Scale = str | Range | tuple[Range, ...] | None
-AUTO = "auto"
-TOP = 65535  # of what is kept of deeper images
-_TRIMMED = 1e-4  # share of an image's pixels at either end that its extremes leave out
+_SHOWN = (1, 99)  # percentiles of a channel that are black and full colour in pictures for people
 
 
 class Bands(NamedTuple):
@@ -52,7 +43,7 @@ class Decoded(NamedTuple):
 
     pixels: np.ndarray
     """uint8 or, of an image of more than 8 bits, uint16 [H, W, C], contiguous; 0 and the largest value are 0 and 1."""
-    ends: tuple[Range, ...]
+    min_max: tuple[MinMax, ...]
     """Smallest and largest value of an image of more than 8 bits, of bands each channel's; else empty."""
     digest: bytes
     """Of its file, or of the pixels if it has none."""
@@ -80,7 +71,7 @@ def digest(content: bytes) -> bytes:
 def read_image(
     item: bytes | str | os.PathLike | np.ndarray | Image.Image,
     max_pixels: int,
-    scale: Scale = None,
+    value_range: ValueRange = None,
     bands: Bands | None = None,
     measure: bool = True,
 ) -> Decoded:
@@ -94,18 +85,18 @@ def read_image(
         item: A file's content, its path, numbers as files have them, [H, W] or [H, W, C], or an open image of Pillow's,
             which has 8 bits of colours only.
         max_pixels: Images with more pixels than this are refused, by their header (pixels).
-        scale: Of images deeper than 8 bits. Values outside of ranges are clipped.
+        value_range: Of images deeper than 8 bits. Values outside of ranges are clipped.
         bands: Which channels are used; None: a picture.
-        measure: Whether ``ends`` are wanted, which takes longer than the pixels; else they are empty.
+        measure: Whether ``min_max`` is wanted, which takes longer than the pixels; else it is empty.
 
     Raises:
         BadImage: No such file, empty, not an image, truncated, too large, other channels than expected, as a picture
             several pages, values that are not finite or without a range.
-        RangeUnknown: It is deeper than 8 bits, and ``scale`` is AUTO.
+        RangeUnknown: It is deeper than 8 bits, and ``value_range`` is AUTO.
     """
     content = read(item) if isinstance(item, (str, os.PathLike)) else item
     with opened(content, max_pixels, _expected(bands)) as image:
-        pixels, ends, transparent = _pixels(image, scale, bands, measure)
+        pixels, ends, transparent = _pixels(image, value_range, bands, measure)
     return Decoded(pixels, ends, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
 
 
@@ -123,10 +114,10 @@ def _expected(bands: Bands | None) -> Sequence[int]:
 
 # ---------------------------------------------------------------------- channels
 def _pixels(
-    image: Opened, scale: Scale, bands: Bands | None, measure: bool
-) -> tuple[np.ndarray, tuple[Range, ...], bool]:
+    image: Opened, value_range: ValueRange, bands: Bands | None, measure: bool
+) -> tuple[np.ndarray, tuple[MinMax, ...], bool]:
     """Reads an image, uint8 or uint16 [H, W, C], its ends, and whether it is transparent."""
-    if scale == AUTO and image.deep:
+    if value_range == AUTO and image.high_bit:
         raise RangeUnknown
     if bands is None and image.fault:
         raise BadImage(image.fault)
@@ -143,14 +134,14 @@ def _pixels(
             alpha = None
         elif image.premultiplied:
             values = _straight(values, alpha)
-    if image.deep:
+    if image.high_bit:
         if not np.isfinite(values).all():
             raise BadImage("has values that are not finite (NaN or infinite)")
-        scale = scale or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
-        if scale is None:
+        value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
+        if value_range is None:
             raise BadImage(f"has values of type {values.dtype}, which need a range; expected 8 or 16 bits")
-        ends = _ends(values, bands) if measure else ()
-        values = scaled(values, scale)
+        ends = min_max(values, bands is not None) if measure else ()
+        values = rescale(values, value_range)
     if alpha is not None:
         values = _on_white(values, alpha)
     if bands is None and values.shape[2] == 1:
@@ -175,7 +166,7 @@ def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     if alpha.dtype == np.uint8:
         return ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)  # 65152: 255 * 255 + 127
     opacity = np.clip(alpha / _top(alpha.dtype), 0, 1)
-    return np.rint(TOP - (TOP - values.astype(np.float64)) * opacity).astype(np.uint16)
+    return np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
 
 
 def _chosen(image: Opened, bands: Bands) -> list[int]:
@@ -186,21 +177,6 @@ def _chosen(image: Opened, bands: Bands) -> list[int]:
     if max(chosen) >= image.channels:
         raise BadImage(f"has {counted(image.channels, 'channel')}; data.bands has {max(chosen)}, counted from 0")
     return chosen
-
-
-def _ends(values: np.ndarray, bands: Bands | None) -> tuple[Range, ...]:
-    """Returns the smallest and the largest value of an image, of bands each channel's, without the most extreme."""
-    planes = values.reshape(1, -1) if bands is None else np.moveaxis(values, 2, 0).reshape(values.shape[2], -1)
-    cut = int(planes.shape[1] * _TRIMMED)
-    ends = [cut, planes.shape[1] - 1 - cut]
-    return tuple(map(tuple, np.partition(planes, ends, axis=1)[:, ends].astype(np.float64).tolist()))
-
-
-def scaled(values: np.ndarray, scale: Range | tuple[Range, ...]) -> np.ndarray:
-    """Scales values [H, W, C] by one range or one for each channel, uint16 [H, W, C]; those outside are clipped."""
-    low, high = np.array(scale, dtype=np.float64).T  # [] or [C]
-    factor = np.divide(TOP, high - low, out=np.zeros_like(high), where=high > low)
-    return np.clip(np.rint((values.astype(np.float64) - low) * factor), 0, TOP).astype(np.uint16)
 
 
 # ---------------------------------------------------------------------- sizes
@@ -216,7 +192,7 @@ def resized(
     planes = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
     planes = [Image.fromarray(planes[:, :, c]).resize((width, height), how, box) for c in range(pixels.shape[2])]
     made = np.stack([np.asarray(plane) for plane in planes], axis=2)  # [height, width, C]
-    return made if pixels.dtype == np.uint8 else np.clip(np.rint(made), 0, TOP).astype(pixels.dtype)
+    return made if pixels.dtype == np.uint8 else np.clip(np.rint(made), 0, WHITE).astype(pixels.dtype)
 
 
 class CentreCrop(NamedTuple):
@@ -245,31 +221,48 @@ class CentreCrop(NamedTuple):
         return (h, w), (slice(top, top + size), slice(left, left + size))
 
 
-Bound = int | CentreCrop | None  # what is kept of an image: a short side up to so many pixels, its centre crop, or all
+# What is stored of an image: a short side up to so many pixels, its centre crop, or with None all of it
+StoredSize = int | CentreCrop | None
 
 
-def fitted(array: np.ndarray, bound: Bound) -> np.ndarray:
+def fitted(array: np.ndarray, stored_size: StoredSize) -> np.ndarray:
     """Returns what is kept of an image, uint8 or uint16 [H, W, C]; it is never enlarged.
 
-    A longer short side is shrunk to the bound, bicubic with antialiasing, the aspect kept to the nearest pixel; an
+    A longer short side is shrunk to it, bicubic with antialiasing, the aspect kept to the nearest pixel; an
     image of fewer pixels than its centre crop stays as it is.
     """
-    size = fitted_size(*array.shape[:2], bound)
-    if isinstance(bound, CentreCrop):
-        return bound(array) if size == (bound.size, bound.size) else array
+    size = fitted_size(*array.shape[:2], stored_size)
+    if isinstance(stored_size, CentreCrop):
+        return stored_size(array) if size == (stored_size.size, stored_size.size) else array
     return array if size == array.shape[:2] else resized(array, *size)
 
 
-def fitted_size(h: int, w: int, bound: Bound) -> tuple[int, int]:
+def fitted_size(h: int, w: int, stored_size: StoredSize) -> tuple[int, int]:
     """Returns what :func:`fitted` makes of an image's height and width (pixels)."""
-    if isinstance(bound, CentreCrop):
-        return (bound.size, bound.size) if h * w >= bound.size**2 else (h, w)
-    if bound is None or min(h, w) <= bound:
+    if isinstance(stored_size, CentreCrop):
+        return (stored_size.size, stored_size.size) if h * w >= stored_size.size**2 else (h, w)
+    if stored_size is None or min(h, w) <= stored_size:
         return h, w
-    return (round(h * bound / w), bound) if w <= h else (bound, round(w * bound / h))
+    return (round(h * stored_size / w), stored_size) if w <= h else (stored_size, round(w * stored_size / h))
 
 
-# ---------------------------------------------------------------------- for networks and for people
-def unit(image):
-    """Returns an image as float32 in [0, 1], a tensor uint8 or uint16 of any shape."""
-    return image.float().div_(TOP if image.element_size() == 2 else 255)
+# ---------------------------------------------------------------------- for people
+def composite(image: np.ndarray) -> np.ndarray:
+    """Return a picture of an image for people: three channels as colours, two as red and green, one as grey.
+
+    8-bit RGB and grey stay as they are. All else is stretched, each channel between its 1st and 99th percentile.
+
+    Args:
+        image: [H, W, C], uint8, uint16 or floats.
+
+    Returns:
+        uint8 [H, W, 3]
+    """
+    shown = image[..., :3]  # [H, W, n]
+    if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
+        low, high = np.percentile(shown, _SHOWN, axis=(0, 1))  # [n]
+        factor = 255 / np.where(high > low, high - low, np.inf)  # a constant channel is black
+        shown = np.clip(np.rint((shown - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
+    if shown.shape[2] == 2:
+        return np.dstack([shown, np.zeros_like(shown[..., :1])])
+    return np.ascontiguousarray(shown) if shown.shape[2] == 3 else np.repeat(shown, 3, axis=2)

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from idmm import distributed
 from idmm.data.augment import EvalTransform
-from idmm.data.cache import ImageStore
-from idmm.data.cores import cores
+from idmm.data.image_store import ImageStore
+from idmm.data.parallel import cores
 from idmm.errors import RunError
 from idmm.seeding import permutation
 
@@ -49,7 +49,7 @@ class BatchPlan:
         return order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def micro_batches(self, images: np.ndarray) -> list[tuple[np.ndarray, float]]:
-        """Splits a step's images into this process's micro-batches.
+        """Listing a step's images into this process's micro-batches.
 
         Returns:
             For each the image numbers and the factor for its mean loss, such that the gradient, averaged over

@@ -1,11 +1,11 @@
-"""Images worked on side by side by threads, their results in order."""
+"""A function of images on several threads, with the results in order."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from idmm.data.cores import cores
 from idmm.data.formats import BadImage
 from idmm.errors import RunError
 from idmm.progress import Bar
@@ -13,22 +13,25 @@ from idmm.progress import Bar
 Result = TypeVar("Result")
 
 
-def in_order(
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def parallel_map(
     work: Callable[[int], Result], count: int, place: Callable[[int], str], label: str, progress: bool, ahead: int = 0
 ) -> Iterator[Result | BadImage]:
-    """Yields ``work(i)`` for each of ``count`` images in order, or the BadImage that it raised.
+    """Yield ``work(i)`` for each of ``count`` images in order, or the BadImage that it raised.
 
-    Threads work on a few images at a time, so that memory stays bounded, and go on while the caller does something
-    else. Threads, not processes, as Pillow decodes without Python's lock. With ``progress`` a bar is shown if this
-    takes longer than a second.
+    Threads work on a few images ahead of the caller, so memory stays bounded. Pillow decodes without Python's lock.
 
     Args:
-        work: What is done with image ``i``.
+        work: Called with the number of an image.
         count: Images.
-        place: Returns where image ``i`` is, for people.
-        label: Of the bar.
-        progress: Whether there is one.
-        ahead: Results that may wait for the caller, beside four for each thread.
+        place: Returns the path of image ``i`` for messages.
+        label: Of the progress bar.
+        progress: Show a bar if this takes longer than a second.
+        ahead: Results that may wait for the caller, in addition to four per thread.
 
     Raises:
         RunError: An image does not fit into memory.

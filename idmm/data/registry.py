@@ -11,7 +11,7 @@ import yaml
 from idmm import config
 from idmm.data.readers import folder, labels, libraries, lists
 from idmm.data.readers.layout import root_folder
-from idmm.data.split import Splits
+from idmm.data.split import Listing
 from idmm.errors import UserError, nearest
 from idmm.files import begun
 
@@ -35,7 +35,7 @@ class Spec:
     """What is known of a dataset before its files are read; figures are None where they come from the data."""
 
     name: str
-    read: Callable[[config.Data, bool], Splits]
+    read: Callable[[config.Data, bool], Listing]
     """Given the config's ``data`` section and whether labels are wanted, returns all that the dataset has, before
     ``val_fraction`` and ``subset``. Raises UserError."""
     title: str
@@ -90,11 +90,11 @@ def check_folder(data: config.Data, out: str | None) -> None:
         root_folder(data)
 
 
-def _at_root(read: Callable[[Path], Splits]) -> Callable[[config.Data, bool], Splits]:
+def _at_root(read: Callable[[Path], Listing]) -> Callable[[config.Data, bool], Listing]:
     return lambda data, labelled: read(root_folder(data))
 
 
-def _read_folder(data: config.Data, labelled: bool) -> Splits:
+def _read_folder(data: config.Data, labelled: bool) -> Listing:
     root = str(root_folder(data))
     if data.labels is not None:
         return labels.read_with_labels(root, data.labels, labelled)

@@ -44,7 +44,7 @@ def counted(n: int, what: str) -> str:
 
 
 @dataclass(frozen=True)
-class Splits:
+class Listing:
     """The images of a dataset: ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``."""
 
     train: Split
@@ -65,13 +65,13 @@ class Splits:
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 
 
-def arranged(splits: dict[str, Split | None]) -> Splits:
+def arranged(splits: dict[str, Split | None]) -> Listing:
     """Returns ``train``, ``val`` and ``test`` by these names; a single one to evaluate on is ``test``."""
     val, test = splits.get("val"), splits.get("test")
-    return Splits(splits["train"], None, val) if test is None else Splits(splits["train"], val, test)
+    return Listing(splits["train"], None, val) if test is None else Listing(splits["train"], val, test)
 
 
-def together(splits: Splits) -> Splits:
+def together(splits: Listing) -> Listing:
     """Returns the splits with the images without labels among those to train on, behind them and with the label -1."""
     more, train = splits.unlabelled, splits.train
     if more is None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from idmm.data.split import Split, Splits, counted
+from idmm.data.split import Listing, Split, counted
 from idmm.errors import UserError, capped, listed, reason
 from idmm.files import home
 
@@ -145,7 +145,7 @@ def _unquoted(line: str) -> str:
     return line
 
 
-def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
+def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     """Returns the splits without the images that a file names, one a line; ``excluded`` counts them.
 
     Empty lines and those that begin with '#' are skipped. A line in double quotes is a JSON string, for names that have
@@ -174,12 +174,12 @@ def leave_out(splits: Splits, file: str, root: str | None) -> Splits:
     return replace(splits, **kept, excluded=total)
 
 
-def _names(splits: Splits) -> list[str]:
+def _names(splits: Listing) -> list[str]:
     return [name for part in splits.parts.values() for name in part.names]
 
 
 # ---------------------------------------------------------------------- groups
-def with_groups(splits: Splits, how: str, root: str | None) -> Splits:
+def with_groups(splits: Listing, how: str, root: str | None) -> Listing:
     """Returns the splits with each image's group: of a CSV (path,group), or a pattern's bracket.
 
     Raises:
@@ -219,7 +219,7 @@ def _by_table(given: UserList) -> dict[str, str]:
     return group
 
 
-def shared_groups(splits: Splits) -> list[str]:
+def shared_groups(splits: Listing) -> list[str]:
     """Returns the groups that have images both in train and in val or test."""
     held = [set(part.groups) for part in (splits.val, splits.test) if part is not None and part.groups is not None]
     return sorted(map(str, set(splits.train.groups) & set().union(*held))) if held else []

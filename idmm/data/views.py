@@ -20,12 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from idmm.config import Colours, CropGroup, Views, colours_of, group_sizes
-from idmm.data.images import unit
+from idmm.data.values import LUMA, unit
 from idmm.seeding import derive, uniforms
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a crop, as torchvision's RandomResizedCrop
 TRIES = 10  # boxes tried until one fits, likewise
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
 ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
 BLUR_SIGMA = 0.1, 2.0  # pixels
 SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255

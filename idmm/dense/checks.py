@@ -9,7 +9,7 @@ from pathlib import Path
 from idmm import config
 from idmm.data.formats import opened
 from idmm.data.images import read
-from idmm.data.parallel import in_order
+from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
 from idmm.errors import capped
 
@@ -44,7 +44,7 @@ def split_of(root: Path, folder: Path, names: list[str]) -> Split:
 
 def read_each(split: Split, read_one: Callable, data: config.Data, progress: bool) -> list:
     """Return ``read_one(path, max_pixels)`` of each file, or a BadImage if it cannot be used."""
-    work = in_order(
+    work = parallel_map(
         lambda i: read_one(split.items[i], data.max_pixels), len(split), split.place, "reading sizes", progress
     )
     with contextlib.closing(work) as results:

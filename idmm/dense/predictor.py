@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from idmm import distributed
-from idmm.data.composite import composite
-from idmm.data.images import fitted
+from idmm.data.images import composite, fitted
 from idmm.data.views import normalise
 from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
 from idmm.dense.network import build_network

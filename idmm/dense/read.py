@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm import config
-from idmm.data.datasets import draw_subset, hold_out, narrowed
+from idmm.data.listing import draw_subset, hold_out, narrowed
 from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, arranged
 from idmm.dense.coco import read_coco

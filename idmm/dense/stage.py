@@ -14,11 +14,10 @@ from torch import nn
 
 from idmm import distributed
 from idmm.config import Data, DenseConfig
-from idmm.data.cache import ImageStore, fingerprint, load_split
-from idmm.data.composite import picture
-from idmm.data.depth import tidy
+from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
 from idmm.data.split import counted
+from idmm.data.store import image_differences, store_images
 from idmm.dense import DenseSplits, DenseTransform, Target
 from idmm.errors import RunError, listed
 from idmm.evaluation.evaluators import Evaluator
@@ -27,17 +26,15 @@ from idmm.progress import counting, drawing
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase
 from idmm.stages.assemble import (
-    PARTS,
     Assembly,
     LoadedSplits,
     check_val,
-    image_differences,
+    log_values,
     resolve,
     say_length,
     session,
 )
 from idmm.stages.results import ending, export_dense, length_result, take_best
-from idmm.stages.values import standardised
 from idmm.training.engine import Loop
 from idmm.training.session import Session
 
@@ -96,31 +93,33 @@ class DenseAssembly(Assembly, ABC):
 
     def load(self, run: Session) -> LoadedSplits:
         """Reads every image and what is known of it; a run that is resumed is held to what it began with."""
-        data, folder = replace(self.config.data, in_chans=self.spec.in_chans), run.folder
+        data, folder, spec = replace(self.config.data, in_chans=self.spec.in_chans), run.folder, self.spec
         found, (phase,) = self.read(data, folder.leader), self.phases
         check_val(self, found.splits)
-        self.classes, self.targets, stores = found.classes, {}, {}
-        self.categories = found.categories
-        asked = folder.scale(self.spec.range)
-        for part, split in found.splits.parts.items():
-            scale = (stores["train"].scale if stores else None) or tidy(asked)  # that of the training images, for all
-            given = {"data": data, "part": part, "progress": folder.leader, "scale": scale}
-            bound = self.bound(phase.size) if part == "train" else phase.size
-            stores[part] = load_split(split, bound=bound, **given)
-            self.targets[part] = found.of(part, stores[part].names)
-        self.spec = standardised(self.spec, stores["train"], folder)
-        prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
+        saved = folder.statistics() or (None, None)
+        stores = store_images(
+            found.splits,
+            data,
+            self.bound(phase.size),
+            {phase.size: phase.size},
+            value_range=folder.scale(spec.range),
+            mean=spec.mean or saved[0],
+            std=spec.std or saved[1],
+            progress=folder.leader,
+        )
+        log_values(self, stores)
+        self.spec = replace(spec, mean=stores.mean, std=stores.std)
+        self.classes, self.categories = found.classes, found.categories
+        self.targets = {part: found.of(part, store.names) for part, store in stores.parts.items()}
         digests = {
             part: {name: target.digest for name, target in zip(store.names, self.targets[part], strict=True)}
-            for part, store in stores.items()
+            for part, store in stores.parts.items()
         }
-        known = {"range": stores["train"].scale, "mean": self.spec.mean, "std": self.spec.std}
-        folder.check_images({**prints, **known, "targets": digests, "classes": list(self.classes)}, _differences)
-        counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
+        fingerprint = {**stores.fingerprint(), "targets": digests, "classes": list(self.classes)}
+        folder.check_images(fingerprint, _differences)
+        counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
         log.info("images: %s of '%s', %d classes", counts, data.root, len(self.classes))
-        held = {part: store for part, store in stores.items() if part != "train"}
-        every = {**dict.fromkeys(PARTS), **stores}
-        return LoadedSplits(**every, remarks=found.splits.remarks, crops={phase.size: held}, scale=known["range"])
+        return stores
 
     @property
     def pass_size(self) -> int:
@@ -249,7 +248,7 @@ def _judged(run: Session, network: nn.Module, judge: Judge) -> dict[str, float]:
 
             pairs = []
             for n in np.unique(np.linspace(0, len(judge.store) - 1, SHOWN).astype(int)).tolist():
-                image, size = picture(judge.store, n), judge.targets[n].size
+                image, size = judge.store.picture(n), judge.targets[n].size
                 times = max(1, PICTURE // max(image.shape))
                 image = image.repeat(times, 0).repeat(times, 1)
                 drawn = [painted(image, of, size, judge.parts.classes) for of in judge.pair(n)]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from idmm.data.formats import BadImage, check_pixels, unreadable
 from idmm.data.images import digest, read
-from idmm.data.split import Splits
+from idmm.data.split import Listing
 from idmm.errors import RunError
 
 IGNORED = 255  # mask value of pixels that are neither trained nor evaluated on
@@ -77,7 +77,7 @@ Target = BoxTarget | MaskTarget
 class DenseSplits:
     """Images and targets: ``targets[part][i]`` belongs to image i of ``splits.parts[part]``."""
 
-    splits: Splits
+    splits: Listing
     targets: dict[str, Sequence[Target]]
     classes: list[str]
     categories: list[int]  # number of each class in the dataset's own files

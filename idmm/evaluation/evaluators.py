@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from idmm.data.cache import ImageStore
+from idmm.data.image_store import ImageStore
 from idmm.evaluation.evaluate import Predictions, knn_accuracy, predict
 
 

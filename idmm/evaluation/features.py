@@ -11,7 +11,7 @@ import torch
 
 from idmm import distributed
 from idmm.config.commands import ProbeConfig
-from idmm.data.cache import ImageStore
+from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
 from idmm.errors import SizeError, UserError
 from idmm.evaluation.network import Network

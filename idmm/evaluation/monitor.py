@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from idmm.data.cache import ImageStore
+from idmm.data.image_store import ImageStore
 from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator, Extract
 from idmm.methods.base import Method

@@ -14,13 +14,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from idmm import distributed
-from idmm.data.cache import ImageStore
-from idmm.data.depth import tidy
 from idmm.data.formats import BadImage
-from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, Scale, bands_of, read_image, unit
+from idmm.data.image_store import ImageStore
+from idmm.data.images import Bands, CentreCrop, Decoded, bands_of, read_image
 from idmm.data.loaders import centre_crops
-from idmm.data.parallel import in_order
+from idmm.data.parallel import parallel_map
 from idmm.data.split import counted
+from idmm.data.values import AUTO, ValueRange, as_range, unit
 from idmm.data.views import normalise
 from idmm.errors import RunError, UserError
 from idmm.evaluation.evaluate import evaluating
@@ -68,7 +68,7 @@ class Network:
     device: str
     batch_size: int  # images that go through it at a time
     label: str  # that messages begin with
-    scale: Scale = AUTO  # of images deeper than 8 bits; AUTO: the run saw none
+    scale: ValueRange = AUTO  # of images deeper than 8 bits; AUTO: the run saw none
     bands: Bands | None = None  # which channels of files are used; None: pictures
 
     @classmethod
@@ -91,7 +91,7 @@ class Network:
         """Puts what a checkpoint's JSON says of images of ``size`` (pixels) to its model, built and on the device."""
         looks, more = (saved.crop_pct, saved.mean, saved.std), saved.extra
         channels = bands_of(saved.in_chans, more.get("bands"), more.get("file_channels"))
-        return cls(model, size, *looks, device, batch_size, saved.source, tidy(saved.range), channels)
+        return cls(model, size, *looks, device, batch_size, saved.source, as_range(saved.range), channels)
 
     def outputs(self, batches: Iterable[dict], forward: Forward = pooled) -> np.ndarray:
         """Returns the pooled features of images, or what else ``forward`` makes of them, in order, float32 [N, k].
@@ -136,12 +136,12 @@ class Network:
 
         def prepared(i: int) -> Tensor:
             decoded = self.read(images[i], max_pixels)
-            if self.scale == AUTO and decoded.ends:
+            if self.scale == AUTO and decoded.min_max:
                 deep.append(names[i])
             return make(i, decoded.pixels)
 
         given = (len(images), names.__getitem__, "reading images", False, self.batch_size)
-        with closing(in_order(prepared, *given)) as results:
+        with closing(parallel_map(prepared, *given)) as results:
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
                     why = result.reason.replace("data.max_pixels", "max_pixels")

@@ -14,8 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from idmm.config.usage import UseConfig
-from idmm.data.composite import composite
-from idmm.data.images import Bands, fitted
+from idmm.data.images import Bands, composite, fitted
 from idmm.data.readers.folder import images_at
 from idmm.errors import UserError, capped
 from idmm.evaluation.network import Forward, Network, pooled

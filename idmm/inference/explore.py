@@ -10,10 +10,9 @@ from PIL import Image
 
 from idmm.config.commands import ProbeConfig
 from idmm.config.usage import ExploreConfig
-from idmm.data.cache import ImageStore
-from idmm.data.composite import picture
 from idmm.data.doctor import HASH_BITS, ImageRef, Pair, perceptual_hash
 from idmm.data.exclusions import exclusions, write_exclusions
+from idmm.data.image_store import ImageStore
 from idmm.errors import UserError
 from idmm.evaluation import similarity
 from idmm.files import emptied_if_refused, home, made_folder
@@ -109,7 +108,7 @@ def hash_vectors(store: ImageStore) -> np.ndarray:
     """Returns the perceptual hashes of all images as vectors, float32 [N, 64], whose product is ``HASHES`` times the
     share of bits that agree less that of those that differ."""
     numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)
-    bits = [perceptual_hash(Image.fromarray(picture(store, i))) for i in numbers]
+    bits = [perceptual_hash(Image.fromarray(store.picture(i))) for i in numbers]
     return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from idmm.data.cache import ImageStore
-from idmm.data.composite import picture
+from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
 from idmm.errors import one_line
 from idmm.evaluation import similarity
@@ -46,7 +45,7 @@ class Explored:
         caption_sheet(rows, out, title, note, cell)
 
     def _thumbnail(self, i: int) -> np.ndarray:
-        seen = Image.fromarray(picture(self.store, i))
+        seen = Image.fromarray(self.store.picture(i))
         seen.thumbnail((THUMB, THUMB), Image.Resampling.LANCZOS)
         return np.asarray(seen)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from idmm.data.cache import load_split
-from idmm.data.datasets import open_splits
+from idmm.data.image_store import store_split
 from idmm.data.images import CentreCrop
+from idmm.data.listing import list_images
 from idmm.errors import RunError, UserError
 from idmm.evaluation.network import Network
 from idmm.models.build import feature_width
@@ -93,7 +93,7 @@ class Source:
         data = replace(data, root=root or data.root, on_error="skip", cache="off")
         config = replace(self.config, data=data)
         try:
-            splits = open_splits(*stage_of(config).images(config))
+            splits = list_images(*stage_of(config).images(config))
             part = "train" if splits.test is None else "test"
             images = self._prepared(getattr(splits, part), part, data)
         except (UserError, RunError) as error:
@@ -106,7 +106,7 @@ class Source:
         if len(split) > CHECKED:
             split = split.take(np.linspace(0, len(split) - 1, CHECKED).round().astype(int))
         crop = CentreCrop(self.size, self.saved.crop_pct)
-        store = load_split(split, bound=crop, data=data, part=part, progress=True, scale=self.saved.range)
+        store = store_split(split, stored_size=crop, data=data, part=part, progress=True, value_range=self.saved.range)
         expected = self.network.bands and self.network.bands.count
         if expected and store.bands.count != expected:
             raise UserError(f"data.root: the {part} images have {store.bands.count} channels; expected {expected}")

@@ -83,7 +83,7 @@ class StageSpec:
         return config, notes + more
 
     def images(self, config: Any) -> tuple[Data, bool, bool, bool]:
-        """Returns what :func:`idmm.data.datasets.open_splits` is asked for."""
+        """Returns what :func:`idmm.data.listing.list_images` is asked for."""
         return config.data, self.labelled(config), self.needs_test(config), self.unlabelled(config)
 
     @property

@@ -51,7 +51,7 @@ def about_rows(classifier: str, train) -> dict:
 
     Args:
         classifier: "cosine" or "linear".
-        train: Images, an :class:`idmm.data.cache.ImageStore`.
+        train: Images, an :class:`idmm.data.image_store.ImageStore`.
     """
     labels = None if train.labels is None else [train.classes[c] if c >= 0 else None for c in train.labels]
     return {"classifier": classifier, "images": train.names, "labels": labels, "digests": train.digests}
@@ -104,7 +104,7 @@ def instances(run: str | Path) -> Instances:
 
 def images(run: str | Path):
     """Returns a run's training images as they were trained on, with their short side bounded, an
-    :class:`idmm.data.cache.ImageStore`.
+    :class:`idmm.data.image_store.ImageStore`.
 
     Raises:
         UserError: No finished run, or its images are gone or have changed since.
@@ -187,15 +187,16 @@ def exported_weights(run: Path, field: str = ""):
 
 def _images(run: Path, config: Any):
     """Reads the training split; UserError if image i is no longer image i."""
-    from idmm.data.cache import compare, fingerprint, load_split
-    from idmm.data.datasets import open_splits
+    from idmm.data.image_store import store_split
+    from idmm.data.listing import list_images
+    from idmm.data.store import compare, fingerprint
     from idmm.stages.assemble import assemble
 
     parts = assemble(config)
-    split = open_splits(*parts.stage.images(config)).train
+    split = list_images(*parts.stage.images(config)).train
     bound = parts.bound(max(phase.size for phase in parts.phases))
     scale = exported_weights(run).range if config.data.range == "auto" else config.data.range
-    store = load_split(split, bound=bound, data=config.data, part="train", progress=True, scale=scale)
+    store = store_split(split, stored_size=bound, data=config.data, part="train", progress=True, value_range=scale)
     kept = run / "last" / "images.json"
     before = json.loads(kept.read_text()).get("train") if kept.exists() else None
     if lines := compare(before, fingerprint(store)) if before else []:

@@ -9,21 +9,23 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from idmm import distributed
 from idmm.config import FinetuneConfig, global_groups, group_sizes, resolved_stages, without_rgb
 from idmm.config.recipes import learns_labels
 from idmm.data.augment import TrainTransform
-from idmm.data.cache import ImageStore, compare, fingerprint, load_split
-from idmm.data.datasets import open_splits
-from idmm.data.depth import tidy
-from idmm.data.images import AUTO, Bound, CentreCrop, Scale
+from idmm.data.image_store import ImageStore
+from idmm.data.images import CentreCrop, StoredSize
+from idmm.data.listing import list_images
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.readers.layout import root_folder
-from idmm.data.split import Splits, counted
+from idmm.data.split import Listing, counted
+from idmm.data.store import PARTS, Stores, image_differences, store_images
+from idmm.data.values import AUTO
 from idmm.data.views import MultiCropTransform, short_side_bound
 from idmm.errors import Interrupted, SizeError, UserError
 from idmm.evaluation.evaluators import Evaluator
@@ -39,14 +41,12 @@ from idmm.progress import counting, logging_to
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase, beginning, prepare, stage_of
 from idmm.stages.handover import decide
-from idmm.stages.values import describe, standardised
 from idmm.training.checkpoint import RunFolder
 from idmm.training.engine import StagePlan
 from idmm.training.optim import recipe
 from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
-PARTS = ("train", "val", "test")
 EVAL_CROP = 0.875  # of pretraining's features
 
 
@@ -63,7 +63,7 @@ class Assembly:
     learns = "classes"  # what is known of the images, and learnt
     # Of each stage's own class; a probe has no method and no transform.
     crop_pct: float  # share of the resized short side that the centre crop of evaluation covers
-    bound: Callable[[int], Bound]  # what is kept of training images for views of so many pixels
+    bound: Callable[[int], StoredSize]  # what is kept of training images for views of so many pixels
     method: Callable[[Phase, torch.nn.Module, int, int | None], Method]  # for so many images and classes (or None)
     transform: Callable[[Phase, ImageStore], BatchFn]  # turns image numbers into a batch
 
@@ -71,9 +71,9 @@ class Assembly:
         self.config, self.stage, self.init_field = config, stage_of(config), init_field
         self.phases = self.stage.phases(config)
 
-    def listed(self) -> Splits:
+    def listed(self) -> Listing:
         """Lists the images, nothing decoded."""
-        return open_splits(*self.stage.images(self.config))
+        return list_images(*self.stage.images(self.config))
 
     @property
     def device(self) -> str:
@@ -316,97 +316,79 @@ def say_length(run: Session, parts: Assembly, images: int) -> None:
 
 
 # ---------------------------------------------------------------------- the images
-@dataclass(frozen=True)
-class LoadedSplits:
-    """The images, decoded: to train on, to look at between epochs, to report at the end.
+LoadedSplits = Stores
 
-    ``val`` and ``test`` hold centre crops, of the last phase's size unless :meth:`at` is asked for another.
+
+def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[str, ...] = PARTS) -> Stores:
+    """Lists the images and stores those of the splits ``wanted``, to evaluate on at each phase's size.
+
+    A run that is resumed in ``folder`` keeps the value range, mean and std that it began with, and refuses other
+    images. ``parts.spec`` has mean and std from then on.
     """
-
-    train: ImageStore
-    val: ImageStore | None
-    test: ImageStore | None
-    remarks: dict  # what ``result.json`` says of the data beyond its sizes
-    crops: dict[int, dict[str, ImageStore]]  # of each phase's size (pixels), ``val`` and ``test`` where there are any
-    scale: Scale | None = None  # of images of more than 8 bits; None where there is none and the run was told nothing
-
-    def at(self, size: int) -> "LoadedSplits":
-        """Returns the same with the images to evaluate on at the size of another phase (pixels)."""
-        return replace(self, **self.crops[size])
-
-    @property
-    def stores(self) -> dict[str, ImageStore]:
-        """Those that there are."""
-        return {part: store for part in PARTS if (store := getattr(self, part)) is not None}
-
-
-def load_splits(parts: Assembly, folder: RunFolder | None = None, wanted: tuple[str, ...] = PARTS) -> LoadedSplits:
-    """Opens the dataset and reads every image of the splits ``wanted``, to evaluate on at each phase's size.
-
-    A run that is resumed in ``folder`` is held to the images that it began with. Where mean and std are left to the
-    training images, ``parts.spec`` has them from then on.
-    """
+    spec, evaluated = parts.spec, parts.stage.evaluated(parts.config)
+    data = replace(parts.config.data, in_chans=spec.in_chans, bands=spec.bands)
+    listing = parts.listed()
+    check_val(parts, listing)
+    saved = folder.statistics() if folder else None
+    mean, std = (known or value for known, value in zip((spec.mean, spec.std), saved or (None, None), strict=True))
     sizes = dict.fromkeys(phase.size for phase in parts.phases)
-    data = replace(parts.config.data, in_chans=parts.spec.in_chans, bands=parts.spec.bands)
-    splits = open_splits(*parts.stage.images(parts.config))
-    check_val(parts, splits)
-    shown = folder is None or folder.leader
-
-    def load(part: str, bound: Bound) -> ImageStore:
-        given = {"data": data, "part": part, "progress": shown, "scale": scale, "bands": bands}
-        return load_split(splits.parts[part], bound=bound, **given)
-
-    asked = parts.spec.range if folder is None else folder.scale(parts.spec.range)
-    scale, bands = tidy(asked), None
-    held = [part for part in splits.parts if part in wanted and part != "train" and parts.stage.evaluated(parts.config)]
-    try:
-        stores = {"train": load("train", parts.bound(max(sizes)))}
-    except UserError as broken:  # what the other splits lack is told in the same go
-        faults = list(broken.faults)
-        for part in held:
-            try:
-                load(part, CentreCrop(max(sizes), parts.crop_pct))
-            except UserError as error:
-                faults += error.faults
-        raise UserError(*faults) from None
-    scale, bands = stores["train"].scale or scale, stores["train"].bands  # of the training images, for all
-    crops = {}
-    for size in sizes:
-        crops[size] = {part: load(part, CentreCrop(size, parts.crop_pct)) for part in held}
-    stores |= crops[parts.phases[-1].size]
-    for part, store in stores.items():
-        own = stores["train"].scale is None and scale == AUTO
-        describe(parts, part, store, own)
-    known = stores["train"].scale or (None if isinstance(scale, str) else scale)
-    loaded = LoadedSplits(**{**dict.fromkeys(PARTS), **stores}, remarks=splits.remarks, crops=crops, scale=known)
-    parts.spec = standardised(parts.spec, stores["train"], folder)
+    stores = store_images(
+        listing,
+        data,
+        parts.bound(max(sizes)),
+        {size: CentreCrop(size, parts.crop_pct) for size in sizes},
+        parts=wanted if evaluated else ("train",),
+        value_range=folder.scale(spec.range) if folder else spec.range,
+        mean=mean,
+        std=std,
+        progress=folder is None or folder.leader,
+    ).at(parts.phases[-1].size)
+    log_values(parts, stores)
+    parts.spec = replace(spec, mean=stores.mean, std=stores.std)
     if folder is not None:
-        prints = dict.fromkeys(PARTS) | {part: fingerprint(store) for part, store in stores.items()}
-        folder.check_images(
-            {**prints, "range": loaded.scale, "mean": parts.spec.mean, "std": parts.spec.std}, image_differences
-        )
-        counts = ", ".join(f"{len(store)} {part}" for part, store in stores.items())
-        how = "decoded at each use" if stores["train"].decodes else "decoded once"
+        folder.check_images(stores.fingerprint(), image_differences)
+        counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
+        how = "decoded at each use" if stores.train.decodes else "decoded once"
         log.info("images: %s of %s (%s)", counts, data.name, how)
-    return loaded
+    return stores
 
 
-def check_val(parts: Assembly, splits: Splits) -> None:
+def log_values(parts: Assembly, stores: Stores) -> None:
+    """Logs what the values of the images stand for, and images that are too small to learn from."""
+    if tiny := int((stores.train.sizes.prod(axis=1) == 1).sum()):
+        what = f"{tiny:,} of {counted(len(stores.train), 'training image')} have a single pixel"
+        log.warning("data.root: %s: nothing but a colour can be learned from them; check the files", what)
+    randaugment = getattr(getattr(parts.config, "augment", None), "randaugment", None)
+    for part, store in stores.parts.items():
+        if not store.high_bit:
+            continue
+        some = f"{store.high_bit:,} of {counted(len(store), f'{part} image')}"
+        some += f" {'has' if store.high_bit == 1 else 'have'} more than 8 bits"
+        ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in np.reshape(store.value_range, (-1, 2)).tolist())
+        origin = f"from the {part} images" if stores.value_range is None else _origin(parts)
+        log.info("images: %s; their values %s become 0 to 1 (%s)", some, ranges, origin)
+        if part == "train" and randaugment:
+            what = "images: augment.randaugment: left out for the %d of more than 8 bits, which it would cut to 8"
+            log.info(what, store.high_bit)
+    if None in (parts.spec.mean, parts.spec.std):
+        mean, std = ([float(f"{value:.4g}") for value in values] for values in (stores.mean, stores.std))
+        log.info("images: mean %s, std %s of the channels, measured from the training images", mean, std)
+
+
+def _origin(parts: Assembly) -> str:
+    """Returns where the value range of images of more than 8 bits comes from."""
+    if parts.config.data.range != AUTO:
+        return "data.range"
+    if parts.spec.range != AUTO:
+        return f"as in '{parts.spec.init.source}'" if parts.spec.init else "as in the checkpoint"
+    return "from the training images"
+
+
+def check_val(parts: Assembly, splits: Listing) -> None:
     """Raises UserError where a run would choose by the images that it reports."""
     if parts.stage.needs_val(parts.config) and splits.val is None:
         how = "wanted both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
         raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
-
-
-def image_differences(old: dict, new: dict) -> list[str]:
-    """Says how the images of each part differ from those that a run began with."""
-    lines = []
-    for name in PARTS:
-        if (old[name] is None) != (new[name] is None):
-            lines.append(f"{name}: the split {'is gone' if new[name] is None else 'is new'}")
-        elif new[name] is not None:
-            lines += [f"{name}: {line}" for line in compare(old[name], new[name])]
-    return lines
 
 
 def eval_batches(

@@ -9,15 +9,14 @@ import numpy as np
 
 from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig
-from idmm.data.composite import composite
-from idmm.data.datasets import open_splits
 from idmm.data.doctor import CROP, SKEWED, Checkup, ImageRef, Pair, check
 from idmm.data.download import fetch
 from idmm.data.exclusions import exclusions, write_exclusions
 from idmm.data.formats import as_bands
-from idmm.data.images import read_image
+from idmm.data.images import composite, read_image
+from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name, spec_of
-from idmm.data.split import Split, Splits, counted
+from idmm.data.split import Listing, Split, counted
 from idmm.data.user_lists import quoted
 from idmm.errors import UserError, by_reason
 from idmm.files import made_folder, write_json
@@ -30,9 +29,9 @@ BATCH = 64  # images whose hand-made features are taken at a time
 
 
 def download(given: DataDownloadConfig) -> str:
-    """Fetches a dataset unless it is there already, and checks its sizes; errors as of `fetch` and `open_splits`."""
+    """Fetches a dataset unless it is there already, and checks its sizes; errors as of `fetch` and `list_images`."""
     fetch(spec_of(given.name), given.root)
-    splits = open_splits(config.Data(name=given.name, root=given.root), labelled=True)
+    splits = list_images(config.Data(name=given.name, root=given.root), labelled=True)
     counts = ", ".join(f"{len(split):,} {name}" for name, split in splits.parts.items())
     return f"{given.name}: {counts}, all as the protocol has it"
 
@@ -63,7 +62,7 @@ def checkup(given: DataCheckConfig) -> int:
     return int(not found.clean)
 
 
-def _floor(found: Checkup, splits: Splits, data: config.Data) -> dict | None:
+def _floor(found: Checkup, splits: Listing, data: config.Data) -> dict | None:
     """What the baseline reaches, and what naming the largest class would, on the split that results would be reported
     on; if there is none, on a fifth of the training images. None if there are no labels for that."""
     from idmm.evaluation import baseline
@@ -75,7 +74,7 @@ def _floor(found: Checkup, splits: Splits, data: config.Data) -> dict | None:
     train, held = splits.train, splits.parts[of]
     if of == "train":
         try:
-            parted = open_splits(replace(data, val_fraction=HELD_OUT), labelled=True)
+            parted = list_images(replace(data, val_fraction=HELD_OUT), labelled=True)
         except UserError:  # of one class, or what the layout's faults say
             return None
         train, held = parted.train, parted.test
@@ -102,7 +101,7 @@ def _features(crops: np.ndarray) -> np.ndarray:
     """Returns the baseline's features of crops, uint8 or uint16 [N, S, S, C] -> [N, d]."""
     import torch
 
-    from idmm.data.images import unit
+    from idmm.data.values import unit
     from idmm.evaluation import baseline
 
     parts = torch.arange(len(crops)).split(BATCH)
@@ -188,7 +187,7 @@ def _place(image: ImageRef) -> str:
     return quoted(image.name if image.name.startswith(image.split) else f"{image.split} {image.name}")
 
 
-def _draw(found: Checkup, splits: Splits, max_pixels: int, path: Path) -> None:
+def _draw(found: Checkup, splits: Listing, max_pixels: int, path: Path) -> None:
     """Draws of each group of images that are alike the worst pair: labels that disagree, then leaks, then the rest,
     exact ones first."""
     from idmm.figures.sheets import LARGE, Tile, caption_sheet, in_rows, one_of_each

@@ -7,7 +7,7 @@ from PIL import Image
 
 from idmm.config import Data
 from idmm.config.commands import DemoConfig, TrainCommand
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.data.loaders import one_thread
 from idmm.errors import RunError
 from idmm.figures import charts as pictures
@@ -69,7 +69,7 @@ def _write_images(folder: Path) -> None:
     if folder.exists():
         return
     with filling(folder) as aside:
-        for part, split in open_splits(Data(name="digits"), labelled=True).parts.items():
+        for part, split in list_images(Data(name="digits"), labelled=True).parts.items():
             for number, (pixels, label) in enumerate(zip(split.items, split.labels, strict=True)):
                 place = aside / part / split.classes[label]
                 place.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import numpy as np
 from idmm.config import FinetuneConfig, Subset, parsing
 from idmm.config.commands import FeatureConfig, FewLabelConfig, probe_config
 from idmm.config.stages import Backbone
-from idmm.data.datasets import draw_subset, open_splits
+from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
@@ -54,7 +54,7 @@ def fewlabel(given: FewLabelConfig) -> dict:
     backbones = _backbones(given)
     for note in notes:
         log.info("%s", note)
-    splits = open_splits(given.data, labelled=True)
+    splits = list_images(given.data, labelled=True)
     numbers = _numbers(given.per_class, splits.train)
     metric = spec_of(given.data.name).metric
     asked = {
@@ -133,7 +133,7 @@ def _check_out(out: Path, asked: dict) -> None:
 def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: list[Subset]) -> Iterator[tuple]:
     """Yields label, draw, count of images, and each readout's scores of features that are taken once a backbone."""
     for backbone in backbones:
-        stores = labelled_images(backbone, None, ("train", "test")).stores
+        stores = labelled_images(backbone, None, ("train", "test")).parts
         train, test = stores["train"], stores["test"]
         seen, held = backbone.features(train, "train"), backbone.features(test, "test")
         rows = {name: row for row, name in enumerate(train.names)}

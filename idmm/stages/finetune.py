@@ -6,7 +6,7 @@ import torch
 
 from idmm import distributed
 from idmm.config import FinetuneConfig, parsing
-from idmm.data.cache import ImageStore
+from idmm.data.image_store import ImageStore
 from idmm.data.registry import spec_of
 from idmm.errors import RunError
 from idmm.evaluation.evaluators import Accuracy

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError
 from idmm.files import begun, is_public
@@ -80,7 +80,7 @@ def _check_folder(config, folders: list[str]) -> None:
     """Refuses images that cannot be dealt out, before there is a folder, and a folder that holds something else."""
     used = [folder for folder in folders if begun(folder)]
     if not used:
-        open_splits(config.data, labelled=True)
+        list_images(config.data, labelled=True)
     if begun(config.out) and not used:
         raise UserError(f"out: '{config.out}' holds a run without folds; name a new folder")
     check_resume(config.out, bool(used), getattr(config, "resume", "auto"))

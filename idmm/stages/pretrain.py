@@ -10,7 +10,7 @@ from idmm import distributed
 from idmm.config import PretrainConfig, parsing
 from idmm.config.recipes import learns_labels
 from idmm.config.train import MONITORED
-from idmm.data.cache import ImageStore
+from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
 from idmm.errors import RunError, UserError
 from idmm.evaluation import evaluate

@@ -85,7 +85,7 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:
         raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
-    taken = {part: (backbone.features(store, part), store.labels) for part, store in splits.stores.items()}
+    taken = {part: (backbone.features(store, part), store.labels) for part, store in splits.parts.items()}
     metric, truth = spec_of(config.data.name).metric, splits.test.labels
     given = dict(seed=config.seed, val=taken.get("val"), metric=metric, fold=config.data.fold is not None)
     found = readouts(*taken["train"], *taken["test"], **given)
@@ -101,7 +101,7 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
         "crop_pct": config.crop_pct,
         "dataset": config.data.name,
         "num_classes": len(splits.train.classes),
-        **{f"{part}_size": len(store) for part, store in splits.stores.items()},
+        **{f"{part}_size": len(store) for part, store in splits.parts.items()},
         **splits.remarks,
         "seed": config.seed,
         "seconds": round(time.monotonic() - began, 1),

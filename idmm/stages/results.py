@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.torch import save_file
 
 from idmm import distributed
-from idmm.data.cache import ImageStore
+from idmm.data.image_store import ImageStore
 from idmm.errors import Interrupted, RunError
 from idmm.evaluation import baseline, evaluate
 from idmm.files import read_csv, replacing, write_csv
@@ -69,7 +69,7 @@ def _save(
     spec, size = parts.spec, parts.phases[-1].size
     about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
     about["kwargs"] = export_kwargs(spec.name, spec.kwargs, size, classes, spec.in_chans)
-    known = {"range": splits.scale, "bands": spec.bands}
+    known = {"range": splits.value_range, "bands": spec.bands}
     known["file_channels"] = splits.train.bands.count if spec.bands else None
     extra = {**more, **{name: value for name, value in known.items() if value is not None}}
     save_model(folder, stem, state, extra=extra, **about)

@@ -5,7 +5,7 @@ import logging
 from torch import nn
 
 from idmm import distributed
-from idmm.data.cache import ImageStore
+from idmm.data.image_store import ImageStore
 from idmm.models.start import structured_start, takes_structure
 from idmm.stages import Phase
 from idmm.stages.assemble import Assembly, eval_batches

@@ -19,9 +19,9 @@ from idmm.config.reading import recipe
 from idmm.config.schema import merged
 from idmm.config.train import Train
 from idmm.data import user_lists
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
-from idmm.data.split import LabelsMissing, Splits
+from idmm.data.split import LabelsMissing, Listing
 from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json
 from idmm.progress import KeptLog, duration, log, logging_by
@@ -195,20 +195,20 @@ def _planned(given: TrainCommand, out: Path) -> State:
     return State(_asked(given), parsing.plain(data), counts, choose(replace(told, data=data), counts))
 
 
-def _splits(data: Data, out: Path) -> tuple[Data, Splits]:
+def _splits(data: Data, out: Path) -> tuple[Data, Listing]:
     """All images to learn from; a part of the labelled ones is held out where there are none to test on."""
     if data.subset is not None and data.labelled is not None:
         raise UserError("data.labelled: given beside data.subset, from which fine-tuning cannot draw; give one of them")
     try:
-        open_splits(data, labelled=True, unlabelled=True)
+        list_images(data, labelled=True, unlabelled=True)
     except LabelsMissing:
         if data.val_fraction:
             raise
         data = replace(data, val_fraction=HELD_OUT)
-        open_splits(data, labelled=True, unlabelled=True)
+        list_images(data, labelled=True, unlabelled=True)
         log.info("data.val_fraction: %g, as there are no images to test on", HELD_OUT)
     data = _written_out(data, out)
-    return data, open_splits(data, labelled=True, unlabelled=True)
+    return data, list_images(data, labelled=True, unlabelled=True)
 
 
 def _written_out(data: Data, out: Path) -> Data:
@@ -217,10 +217,10 @@ def _written_out(data: Data, out: Path) -> Data:
     whole = replace(data, subset=None, labelled=None)
     if data.name != "folder" or not data.val_fraction:
         return data
-    plain = open_splits(replace(whole, val_fraction=0.0), labelled=False, unlabelled=False)
+    plain = list_images(replace(whole, val_fraction=0.0), labelled=False, unlabelled=False)
     if plain.train.labels is not None:
         return data
-    write_csv(out / LABELS, user_lists.class_rows(open_splits(whole, labelled=True).parts))
+    write_csv(out / LABELS, user_lists.class_rows(list_images(whole, labelled=True).parts))
     return replace(data, labels=str(out / LABELS), val_fraction=0.0)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from idmm.config import Data, parsing
 from idmm.config.commands import TrainCommand
-from idmm.data.datasets import open_splits
 from idmm.data.formats import BadImage
 from idmm.data.images import bands_of, header
-from idmm.data.split import Splits
+from idmm.data.listing import list_images
+from idmm.data.split import Listing
 from idmm.distributed import pick_device
 from idmm.errors import UserError
 
@@ -96,10 +96,10 @@ def check_comparison(given: TrainCommand, way: str, pseudolabel: bool) -> None:
         raise UserError(f"compare: there is no pretraining to compare; {wanted}")
 
 
-def count(splits: Splits, data: Data) -> Counts:
+def count(splits: Listing, data: Data) -> Counts:
     """Counts what there is to learn from."""
     train = splits.train
-    given = open_splits(tuned_on(data), labelled=True).train
+    given = list_images(tuned_on(data), labelled=True).train
     without = len(train.classes) - len(np.unique(given.labels[given.labels >= 0]))
     some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
     sides, channels = [0], bands_of(data.in_chans, data.bands)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm.config import Data
-from idmm.data.datasets import open_splits
+from idmm.data.listing import list_images
 from idmm.data.split import Split, counted
 from idmm.data.user_lists import class_rows
 from idmm.evaluation.evaluate import choose_strength, fit_linear
@@ -37,7 +37,7 @@ def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
         UserError: None of the images can be read.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
-    splits = open_splits(data, labelled=True, unlabelled=True)
+    splits = list_images(data, labelled=True, unlabelled=True)
     embedders = [Embedder(run, device=device, max_pixels=data.max_pixels) for run in runs]
     found = embedders[0].embed(splits.train.items, on_error="skip", progress=True)
     say_unreadable(found.unreadable, len(splits.train), "data.root")

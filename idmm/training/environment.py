@@ -40,7 +40,7 @@ def describe(device: str) -> dict[str, Any]:
     import torch
 
     from idmm import distributed
-    from idmm.data.loaders import cores
+    from idmm.data.parallel import cores
 
     on_gpu = device in ("auto", "cuda") and torch.cuda.is_available()  # else their library is not woken
     return {

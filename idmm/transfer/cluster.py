@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from idmm.data.cores import cores
+from idmm.data.parallel import cores
 from idmm.errors import Interrupted, UserError, install
 from idmm.progress import log
 from idmm.transfer.config import Ray

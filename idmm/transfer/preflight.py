@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config import parsing
-from idmm.data.split import Splits
+from idmm.data.split import Listing
 from idmm.distributed import pick_device
 from idmm.errors import UserError
 from idmm.stages import STAGES
@@ -81,7 +81,7 @@ class _Checks:
             asked = [*model, phase.size, phase.others, drloc if drloc.get("weight") else 0]
             self.once(asked, backbone, parts.try_model, phase, True)
 
-    def listed(self, config: Any, side: str) -> Splits | None:
+    def listed(self, config: Any, side: str) -> Listing | None:
         """Returns what :meth:`Assembly.listed` does of a config's images, None where they are at fault."""
         parts = assemble(config)
         asked = ["data", parsing.plain(config.data), *parts.stage.images(config)[1:], parts.learns]

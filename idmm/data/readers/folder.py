@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from idmm.data.formats import SUFFIXES
-from idmm.data.split import LabelsMissing, Split, Splits, arranged, counted
+from idmm.data.split import LabelsMissing, Listing, Split, arranged, counted
 from idmm.data.user_lists import composed
 from idmm.errors import UserError, listed, reason
 
@@ -39,7 +39,7 @@ class _Tree:
         return f"{self.key}: '{self.path}' has no images{others}"
 
 
-def read_labelled(root: str) -> Splits:
+def read_labelled(root: str) -> Listing:
     """Reads ROOT/train/CLASS/**, and val and test likewise where they exist; without these folders, ROOT/CLASS/**.
 
     Raises:
@@ -133,7 +133,7 @@ def _class_folders(root: str) -> dict[str, _Tree]:
     raise LabelsMissing(f"data.root: '{root}' has no 'train' folder; wanted {wanted}")
 
 
-def read_any(root: str) -> Splits:
+def read_any(root: str) -> Listing:
     """Reads the images of ROOT/train where that exists, else all under ROOT; with labels if the tree has classes.
 
     val and test come along only where their classes are those of a labelled train folder. UserError: no image at all.
@@ -142,7 +142,7 @@ def read_any(root: str) -> Splits:
     train = _not_empty(trees["train"])
     filled = {parts[0] for parts in train.images}
     if len(filled) < 2 or filled != set(train.folders) or any(len(parts) != 2 for parts in train.images):
-        return Splits(_split(root, train, []), None, None)
+        return Listing(_split(root, train, []), None, None)
     agree = {name: tree for name, tree in trees.items() if not _class_faults(tree) + _disagreements(train, tree)}
     return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from idmm.data.readers.folder import PARTS, UNLABELLED, images_under
-from idmm.data.split import Split, Splits, arranged, counted
+from idmm.data.split import Listing, Split, arranged, counted
 from idmm.data.user_lists import BadList, UserList, composed
 from idmm.errors import listed
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 FIELD = "data.labels"
 
 
-def read_with_labels(root: str, file: str, labelled: bool) -> Splits:
+def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     """Reads the images under ROOT with the classes of a CSV file of path,class.
 
     Its column ``split`` (train, val or test) says what an image is for; without one the folders of these names do,
@@ -48,7 +48,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Splits:
     free = {name for name in unnamed if name.startswith(inside)}
     train = [name for name in images if name in free or (name in rows and rows[name]["split"] == "train")]
     if not labelled and train and (wrong or free):
-        return Splits(split(train, None), None, None, unlabelled=split(more, None) if more else None)
+        return Listing(split(train, None), None, None, unlabelled=split(more, None) if more else None)
     if wrong:
         raise BadList(*wrong)
     if unnamed:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm import config
-from idmm.data.split import Split, Splits
+from idmm.data.split import Listing, Split
 from idmm.errors import UserError, listed, reason
 from idmm.files import home
 
@@ -79,9 +79,9 @@ def names_by_number(pairs: Iterable[tuple[int, str]]) -> list[str]:
     return [names.get(number, f"class {number}") for number in range(max(names, default=-1) + 1)]
 
 
-def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Splits:
+def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Listing:
     """Returns the splits of listed images; FilesMissing where none is listed or some are not there."""
-    return Splits(_listed(base, classes, train), None, _listed(base, classes, test))
+    return Listing(_listed(base, classes, train), None, _listed(base, classes, test))
 
 
 def _listed(base: Path, classes: list[str], images: Listed) -> Split:

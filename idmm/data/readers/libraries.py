@@ -11,11 +11,11 @@ import numpy as np
 
 from idmm import config
 from idmm.data.readers.layout import FilesMissing, Listed, folder_of, lines, listed_splits, names_by_number
-from idmm.data.split import Split, Splits
+from idmm.data.split import Listing, Split
 from idmm.errors import in_short
 
 
-def read_digits(data: config.Data, labelled: bool) -> Splits:
+def read_digits(data: config.Data, labelled: bool) -> Listing:
     """scikit-learn's 8 x 8 digits, split once and for all, stratified."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -26,11 +26,11 @@ def read_digits(data: config.Data, labelled: bool) -> Splits:
     names = [f"digits/{i:05d}" for i in range(len(grey))]
     everything = Split(pixels, names, digits.target.astype(np.int64), [str(name) for name in digits.target_names])
     train, test = train_test_split(np.arange(len(grey)), test_size=360, stratify=digits.target, random_state=0)
-    return Splits(everything.take(np.sort(train)), None, everything.take(np.sort(test)))
+    return Listing(everything.take(np.sort(train)), None, everything.take(np.sort(test)))
 
 
 # ---------------------------------------------------------------------- images in files
-def read_flowers(root: Path) -> Splits:
+def read_flowers(root: Path) -> Listing:
     """Oxford Flowers-102; train is its train and val, 2,040 images."""
     base = folder_of("flowers", root, "flowers-102", "jpg", "imagelabels.mat", "setid.mat")
     classes = lines(files("idmm.data.readers") / "flowers102.txt")
@@ -38,7 +38,7 @@ def read_flowers(root: Path) -> Splits:
     return listed_splits(base, classes, _listed(base, train, val), _listed(base, test))
 
 
-def read_pets(root: Path) -> Splits:
+def read_pets(root: Path) -> Listing:
     """Oxford-IIIT Pet; train is trainval."""
     lists = ("annotations/trainval.txt", "annotations/test.txt")
     base = folder_of("pets", root, "oxford-iiit-pet", "images", *lists)
@@ -47,7 +47,7 @@ def read_pets(root: Path) -> Splits:
     return listed_splits(base, classes, *parts)
 
 
-def read_dtd(root: Path) -> Splits:
+def read_dtd(root: Path) -> Listing:
     """Describable Textures; train is train and val of split 1, 3,760 images."""
     lists = [f"labels/{part}1.txt" for part in ("train", "val", "test")]
     base = folder_of("dtd", root, "dtd/dtd", "images", *lists)
@@ -57,7 +57,7 @@ def read_dtd(root: Path) -> Splits:
     return listed_splits(base, classes, *([(name, classes.index(of)) for name, of in part] for part in parts))
 
 
-def read_aircraft(root: Path) -> Splits:
+def read_aircraft(root: Path) -> Listing:
     """FGVC-Aircraft, its variants; train is trainval."""
     lists = ("variants.txt", "images_variant_trainval.txt", "images_variant_test.txt")
     base = folder_of("aircraft", root, "fgvc-aircraft-2013b/data", "images", *lists)
@@ -65,7 +65,7 @@ def read_aircraft(root: Path) -> Splits:
     return listed_splits(base, train.classes, _listed(base, train), _listed(base, test))
 
 
-def read_cars(root: Path) -> Splits:
+def read_cars(root: Path) -> Listing:
     """Stanford Cars by the lists of its devkit, that of the test images with labels beside it."""
     lists = ("devkit/cars_meta.mat", "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat")
     base = folder_of("cars", root, "stanford_cars", "cars_train", "cars_test", *lists)
@@ -99,17 +99,17 @@ def _below(base: Path, file: str | Path) -> str:
 
 
 # ---------------------------------------------------------------------- images in arrays
-def read_cifar10(root: Path) -> Splits:
+def read_cifar10(root: Path) -> Listing:
     """CIFAR-10's Python version."""
     return _cifar("cifar10", "CIFAR10", root)
 
 
-def read_cifar100(root: Path) -> Splits:
+def read_cifar100(root: Path) -> Listing:
     """CIFAR-100's Python version, its 100 fine classes."""
     return _cifar("cifar100", "CIFAR100", root)
 
 
-def _cifar(name: str, kind: str, root: Path) -> Splits:
+def _cifar(name: str, kind: str, root: Path) -> Listing:
     from torchvision import datasets
 
     known = getattr(datasets, kind)
@@ -117,12 +117,12 @@ def _cifar(name: str, kind: str, root: Path) -> Splits:
     base = folder_of(name, root, known.base_folder, *batches, known.meta["filename"])
     train, test = (_opened(kind, base, train=is_train) for is_train in (True, False))
     classes = [str(name) for name in train.classes]
-    return Splits(
+    return Listing(
         _arrays("train", train.data, train.targets, classes), None, _arrays("test", test.data, test.targets, classes)
     )
 
 
-def read_svhn(root: Path) -> Splits:
+def read_svhn(root: Path) -> Listing:
     """Street View House Numbers, cropped: train_32x32.mat and test_32x32.mat."""
     names = ("train_32x32.mat", "test_32x32.mat")
     base = folder_of("svhn", root, "", *names)
@@ -132,7 +132,7 @@ def read_svhn(root: Path) -> Splits:
         _arrays(name, part.data.transpose(0, 2, 3, 1), part.labels, classes)
         for name, part in zip(names, parts, strict=True)
     )
-    return Splits(train, None, test)
+    return Listing(train, None, test)
 
 
 def _arrays(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from idmm.data.formats import SUFFIXES
 from idmm.data.readers.layout import FilesMissing, Listed, folder_of, lines, listed_splits, names_by_number, rows
-from idmm.data.split import Splits
+from idmm.data.split import Listing
 from idmm.errors import listed, reason
 
 _TWO = r"(\S+)\s+(.+)"  # a word, and the rest of the line
 
 
-def read_indoor67(root: Path) -> Splits:
+def read_indoor67(root: Path) -> Listing:
     """MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt."""
     lists = ("TrainImages.txt", "TestImages.txt")
     base = folder_of("indoor67", root, "indoorCVPR_09", "Images", *lists)
@@ -23,7 +23,7 @@ def read_indoor67(root: Path) -> Splits:
     return listed_splits(base, classes, *([(f"Images/{path}", index[name]) for path, name in part] for part in parts))
 
 
-def read_cub200(root: Path) -> Splits:
+def read_cub200(root: Path) -> Listing:
     """Caltech-UCSD Birds 200-2011: images/ and lists of 'IMAGE_NUMBER VALUE'."""
     lists = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
     base = folder_of("cub200", root, "CUB_200_2011", "images", *lists, "classes.txt")
@@ -38,7 +38,7 @@ def read_cub200(root: Path) -> Splits:
     return listed_splits(base, classes, parts["1"], parts["0"])
 
 
-def read_domainnet(root: Path, domain: str) -> Splits:
+def read_domainnet(root: Path, domain: str) -> Listing:
     """A domain of DomainNet: DOMAIN/CLASS/ and DOMAIN_{train,test}.txt, whose lines are 'PATH LABEL'.
 
     Classes are numbered as the lists do it. In painting, one class has no training and another no test images.
@@ -52,19 +52,19 @@ def read_domainnet(root: Path, domain: str) -> Splits:
 
 
 # ---------------------------------------------------------------------- ImageNet
-def read_imagenet(root: Path) -> Splits:
+def read_imagenet(root: Path) -> Listing:
     """train/WNID/*.JPEG and val/WNID/*.JPEG."""
     base = folder_of("imagenet", root, "", "train", "val")
     return _imagenet(base, [name for name in _children(base / "train") if (base / "train" / name).is_dir()])
 
 
-def read_imagenet100(root: Path) -> Splits:
+def read_imagenet100(root: Path) -> Listing:
     """The 100 classes of Tian et al. (CMC)."""
     wnids = sorted(lines(files("idmm.data.readers") / "imagenet100.txt"))
     return _imagenet(folder_of("imagenet100", root, "", "train", "val"), wnids)
 
 
-def _imagenet(base: Path, wnids: list[str]) -> Splits:
+def _imagenet(base: Path, wnids: list[str]) -> Listing:
     return listed_splits(base, wnids, *(_in_folders(base, part, wnids) for part in ("train", "val")))
 
 

@@ -14,7 +14,7 @@ from idmm import config
 from idmm.data.readers.folder import read_unlabelled
 from idmm.data.readers.layout import FilesMissing, root_folder
 from idmm.data.registry import Spec, resolve_name, spec_of
-from idmm.data.split import LabelsMissing, Split, Splits, counted, together
+from idmm.data.split import LabelsMissing, Listing, Split, counted, together
 from idmm.data.user_lists import groups_of, leave_out, shared_groups, with_groups
 from idmm.errors import UserError, listed
 from idmm.seeding import derive, numpy_rng
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _DRAWS = 200  # random draws of groups, of which the one with the best shares of the classes is held out
 
 
-def open_splits(data: config.Data, labelled: bool, evaluated: bool = True, unlabelled: bool | None = None) -> Splits:
+def list_images(data: config.Data, labelled: bool, evaluated: bool = True, unlabelled: bool | None = None) -> Listing:
     """Returns what :func:`read_splits` does, images without labels among those to train on.
 
     Args:
@@ -37,7 +37,7 @@ def open_splits(data: config.Data, labelled: bool, evaluated: bool = True, unlab
     return together(read_splits(data, labelled, evaluated, unlabelled))
 
 
-def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: bool) -> Splits:
+def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: bool) -> Listing:
     """Lists a dataset's images, less those of ``data.exclude``; holds out ``data.fold`` and ``data.val_fraction`` and
     draws ``data.subset`` from the training images and, from what that leaves, ``data.labelled``, whose labels are kept.
 
@@ -86,7 +86,7 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
     return splits
 
 
-def _with_unlabelled(splits: Splits, data: config.Data, wanted: bool) -> Splits:
+def _with_unlabelled(splits: Listing, data: config.Data, wanted: bool) -> Listing:
     """Lists the images without labels that are for pretraining alone, where they are wanted."""
     if not wanted or data.name != "folder":
         return replace(splits, unlabelled=None)
@@ -109,7 +109,7 @@ def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
     return replace(train, labels=labels)
 
 
-def narrowed(splits: Splits, data: config.Data, labelled: bool) -> Splits:
+def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
     """Returns the splits without the images of ``data.exclude``, each with its group where ``data.groups`` says it.
 
     Raises:
@@ -125,7 +125,7 @@ def narrowed(splits: Splits, data: config.Data, labelled: bool) -> Splits:
     return splits
 
 
-def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
+def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
     if data.labels is not None and spec.name != "folder":
         raise UserError(f"data.labels: '{data.labels}' is for data.name folder; {spec.name} has classes of its own")
     try:
@@ -139,7 +139,7 @@ def _read(spec: Spec, data: config.Data, labelled: bool) -> Splits:
         raise UserError(*error.faults, *how) from None
 
 
-def _check_sizes(spec: Spec, splits: Splits) -> None:
+def _check_sizes(spec: Spec, splits: Listing) -> None:
     """Raises UserError if the sizes are not those of the dataset's protocol."""
     figures = {
         "train": [len(splits.train), spec.train_size],
@@ -189,7 +189,7 @@ def _empty_classes(split: Split) -> list[str]:
     return [name for label, name in enumerate(split.classes) if label not in there]
 
 
-def hold_out(splits: Splits, fraction: float) -> Splits:
+def hold_out(splits: Listing, fraction: float) -> Listing:
     """Moves a share of each class from train to the evaluation split that is missing."""
     if not fraction:
         return splits
@@ -243,7 +243,7 @@ def _whole_groups(train: Split, fraction: float) -> np.ndarray:
     return np.sort(min((held for _, held in draws), key=distance))
 
 
-def _hold_out_fold(splits: Splits, folds: int, fold: int, wanted: bool) -> Splits:
+def _hold_out_fold(splits: Listing, folds: int, fold: int, wanted: bool) -> Listing:
     """Makes a fold of the training images ``test``; a test split that the dataset has stays aside."""
     train = splits.train
     if train.labels is None or not wanted:

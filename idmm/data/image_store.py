@@ -1,0 +1,430 @@
+"""The decoded images of a split: each file is read once, checked, hashed, reduced, and kept in the cache folder.
+
+An entry of the cache is a folder for one split of a dataset at one size. It holds ``pixels-SIGNATURE`` (all images end
+to end) and ``index.npz``, which names the signature of the files that they were decoded from and is written last. So
+whatever a kill leaves, an index only ever goes with its own pixels.
+"""
+
+import hashlib
+import logging
+import math
+import os
+import shutil
+import warnings
+from collections import Counter
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import PIL
+import tifffile
+import torch
+
+from idmm import config
+from idmm.data.formats import BadImage
+from idmm.data.images import (
+    Bands,
+    CentreCrop,
+    Decoded,
+    RangeUnknown,
+    StoredSize,
+    bands_of,
+    composite,
+    digest,
+    fitted,
+    fitted_size,
+    header,
+    read_image,
+)
+from idmm.data.parallel import parallel_map
+from idmm.data.split import Split, counted
+from idmm.data.values import AUTO, ValueRange, as_range, common_range
+from idmm.errors import RunError, UserError, by_reason, capped, listed, reason
+from idmm.files import Lock, replacing, sweep
+from idmm.progress import size as size_of
+
+log = logging.getLogger(__name__)
+
+_FORMAT = "7"  # of the cache's files and of what is done to the pixels
+_SAMPLED = 64  # images whose headers give an estimate of the size of a cache
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the images of a split are read."""
+
+    stored_size: StoredSize  # longest short side (pixels), or the centre crop; None: whole images
+    max_pixels: int  # images with more pixels are refused
+    value_range: ValueRange  # of images of more than 8 bits; AUTO: the range of these images
+    bands: Bands | None  # channels of the files; None: pictures
+
+    @property
+    def channels(self) -> int:
+        """Channels of a stored image."""
+        return self.bands.used if self.bands else 3
+
+    def read(self, item: str | np.ndarray, measure: bool = True) -> Decoded:
+        """Decode an image to its stored size; errors as of :func:`idmm.data.images.read_image`."""
+        decoded = read_image(item, self.max_pixels, self.value_range, self.bands, measure)
+        return decoded._replace(pixels=fitted(decoded.pixels, self.stored_size))
+
+
+@dataclass(frozen=True)
+class Index:
+    """Facts about the decoded images of a split, without their pixels."""
+
+    sizes: np.ndarray  # height and width of each good image, int64 [G, 2] (pixels)
+    digests: np.ndarray  # BLAKE2b of each good image's file, uint8 [G, 16]
+    good: np.ndarray  # their numbers in the split, int64 [G]
+    bad: np.ndarray  # numbers of the others, int64 [B]
+    reasons: np.ndarray  # why those cannot be used, text [B]
+    range: np.ndarray  # measured value range, float64 [1, 2], of bands [C, 2]; no image of more than 8 bits: [0, 2]
+    pixel_bytes: np.ndarray  # bytes per pixel of each good image, all channels, int64 [G]
+    channels: int = 3  # of the pixels
+    file_channels: int = 0  # of the files; 0: pictures
+
+    @property
+    def ends(self) -> np.ndarray:
+        """End of each good image in the file of pixels, int64 [G] (bytes)."""
+        return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
+
+
+class ImageStore:
+    """The images of a split as uint8 or uint16 tensors, in the split's order. :func:`store_split` makes it.
+
+    It holds flat buffers only, which forked loader workers share.
+
+    Args:
+        split: The good images.
+        index: Facts about them.
+        pixels: File of all images end to end; None: images are decoded at each use.
+        reading: How their files are read.
+
+    Attributes:
+        names, labels, classes, groups: The split's.
+        sizes: Height and width of each image (pixels), int64 [N, 2].
+        pixel_bytes: Bytes per pixel, all channels, [N].
+        channels: Channels of an image; 3 for pictures.
+        bands: Channels of the files that are used; None: pictures.
+        high_bit: Number of images of more than 8 bits.
+        value_range: Their value range, or one per channel; None: there are none.
+        stored_size: What is stored of an image, see :class:`Reading`.
+        decodes: Whether an image is decoded at each use.
+    """
+
+    def __init__(self, split: Split, index: Index, pixels: Path | None, reading: Reading):
+        self.names, self.labels, self.classes, self.groups = split.names, split.labels, split.classes, split.groups
+        self.sizes, self.pixel_bytes, self.channels = index.sizes, index.pixel_bytes, index.channels
+        self._digests, self._ends = index.digests, index.ends
+        self.high_bit = int((index.pixel_bytes > index.channels).sum())
+        if reading.bands:
+            reading = replace(reading, bands=reading.bands._replace(count=index.file_channels))
+        if self.high_bit and reading.value_range == AUTO:
+            measured = as_range((index.range if reading.bands else index.range[0]).tolist())
+            reading = replace(reading, value_range=measured)
+        self.value_range = reading.value_range if self.high_bit else None
+        self.bands, self.stored_size = reading.bands, reading.stored_size
+        self._reading = replace(reading, value_range=self.value_range)
+        self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
+        self._file, self._items = pixels, split.items if pixels is None else None
+        if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
+            self._items = np.array([os.fsencode(path) for path in self._items])
+        self._pixels = self._open()
+
+    def _open(self) -> torch.Tensor | None:  # uint8 [bytes of all images]
+        return None if self._file is None else _mapped(self._file, int(self._ends[-1]))
+
+    def __getstate__(self) -> dict:
+        return {**vars(self), "_pixels": None}  # each process maps the file by itself
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._pixels = self._open()
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def digests(self) -> list[str]:
+        """BLAKE2b of each file's bytes, 32 hexadecimal digits."""
+        text = self._digests.tobytes().hex()  # at once: there may be millions
+        return [text[at : at + 32] for at in range(0, len(text), 32)]
+
+    def image(self, i: int) -> torch.Tensor:
+        """Return image ``i``, uint8 [C, H, W], or uint16 if it has more than 8 bits.
+
+        It is a view of [H, W, C] that must not be written to. :func:`idmm.data.values.unit` makes floats of it. If
+        ``stored_size`` is a centre crop, it is that crop, [C, size, size].
+
+        Raises:
+            RunError: Its file is gone or was changed since it was loaded (only if it is decoded at each use).
+        """
+        i = range(len(self))[i]  # wraps -1, raises IndexError
+        if self._pixels is not None:
+            (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self.pixel_bytes[i]), int(self._ends[i])
+            flat = self._pixels[end - h * w * pixel_bytes : end]
+            if pixel_bytes > self.channels:
+                flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)
+            image = flat.view(h, w, self.channels)
+        else:
+            image = torch.from_numpy(self._decode(i))  # [H, W, C]
+        crop = self.stored_size
+        if isinstance(crop, CentreCrop) and image.shape[:2] != (crop.size, crop.size):  # a small image is stored whole
+            image = torch.from_numpy(crop(image.numpy()))
+        return image.permute(2, 0, 1)  # [C, H, W]
+
+    def picture(self, i: int) -> np.ndarray:
+        """Return a picture of image ``i`` for people, uint8 [H, W, 3]."""
+        return composite(self.image(i).permute(1, 2, 0).numpy())
+
+    def _decode(self, i: int) -> np.ndarray:
+        item = self._items[i]
+        try:
+            decoded = self._reading.read(os.fsdecode(item) if isinstance(item, bytes) else item, measure=False)
+        except BadImage as error:
+            raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
+        if decoded.digest != bytes(self._digests[i]):
+            raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
+        return decoded.pixels
+
+
+def _mapped(path: Path, count: int) -> torch.Tensor:
+    """Map a file of pixels, uint8 [count], read when used and shared by all processes. RunError: gone or cut short."""
+    try:
+        pages = np.memmap(path, mode="r", shape=count)  # a writable map would have to fit into memory
+    except (OSError, ValueError) as error:  # ValueError: cut short
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"{path}: decoded images cannot be read ({why}); the next run decodes them again") from None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(pages)
+
+
+# ---------------------------------------------------------------------- reading a split
+def store_split(
+    split: Split,
+    *,
+    stored_size: StoredSize,
+    data: config.Data,
+    part: str = "train",
+    progress: bool = False,
+    value_range: ValueRange = None,
+    bands: Bands | None = None,
+) -> ImageStore:
+    """Read, check, hash and decode all images of a split in parallel, or find that done in the cache.
+
+    Args:
+        split: From :func:`idmm.data.listing.list_images`.
+        stored_size: Longest short side (pixels), or the centre crop, that is stored of each image; None: all of it.
+        data: The config's section: channels (``in_chans``, ``bands``), the cache (``cache``, ``cache_dir``),
+            ``on_error`` and ``max_pixels``.
+        part: Name of this split: train, val or test.
+        progress: Show a bar on standard error if this takes longer than a second.
+        value_range, bands: Of images of more than 8 bits, and the channels of all files; None: as in ``data``.
+
+    Returns:
+        The store, without the bad images if ``data.on_error`` is 'skip'.
+
+    Raises:
+        UserError: Bad images (all of them in one), none left, or a class of which none is left.
+        RunError: An image does not fit into memory.
+    """
+    if not len(split):
+        raise UserError("data.root: there is no image to load")
+    bands = bands or bands_of(data.in_chans, data.bands)
+    reading = Reading(stored_size, data.max_pixels, as_range(value_range or data.range), bands)
+    index, pixels = None, None
+    if data.cache == "auto" and isinstance(split.items, list):
+        try:
+            index, pixels = _cached(split, part, data, reading, progress)
+        except RunError as error:
+            log.warning("%s: images are decoded at each use instead", error)
+    if index is None:
+        index = _decode(split, reading, None, progress)
+    if len(index.bad):
+        _report_bad(split, index, data.on_error)
+        split = split.take(index.good)
+    return ImageStore(split, index, pixels, reading)
+
+
+def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
+    """Read all images of a split and append the good ones to ``file``, if there is one.
+
+    The first image of more than 8 bits under AUTO starts the measuring of all values, then everything again.
+    """
+    if reading.bands and reading.bands.count is None:
+        reading = replace(reading, bands=reading.bands._replace(count=_first_channels(split, reading.max_pixels)))
+    try:
+        return _decode_known(split, reading, file, progress)
+    except RangeUnknown:
+        value_range = measure_range(split, reading.max_pixels, reading.bands, progress)
+    if file is not None:
+        file.seek(0)
+        file.truncate()
+    return _decode_known(split, replace(reading, value_range=value_range), file, progress)
+
+
+def _decode_known(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
+    good, bad = {}, {}  # decoded images without pixels, and reasons, by number
+    sizes, pixel_bytes = [], []
+    results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images", progress)
+    with closing(results):
+        for i, result in enumerate(results):
+            if isinstance(result, BadImage):
+                bad[i] = result.reason
+                continue
+            if file is not None:
+                file.write(np.ascontiguousarray(result.pixels).data)
+            sizes.append(result.pixels.shape[:2])
+            pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
+            good[i] = result._replace(pixels=None)
+    measured = common_range([decoded.min_max for decoded in good.values()], reading.bands is not None)
+    return Index(
+        sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
+        digests=np.frombuffer(b"".join(decoded.digest for decoded in good.values()), np.uint8).reshape(-1, 16),
+        good=np.array(list(good), dtype=np.int64),
+        bad=np.array(list(bad), dtype=np.int64),
+        reasons=np.array(list(bad.values()), dtype=np.str_),
+        range=np.array(measured or (), dtype=np.float64).reshape(-1, 2),
+        pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
+        channels=reading.channels,
+        file_channels=(reading.bands and reading.bands.count) or 0,
+    )
+
+
+def measure_range(split: Split, max_pixels: int, bands: Bands | None, progress: bool) -> ValueRange:
+    """Return the value range of a split's images of more than 8 bits, of bands one per channel; None: there are none.
+
+    Raises:
+        RunError: An image does not fit into memory.
+    """
+
+    def measured(i: int):
+        return read_image(split.items[i], max_pixels, (0, 1), bands).min_max
+
+    with closing(parallel_map(measured, len(split), split.place, "measuring values", progress)) as results:
+        return common_range([pairs for pairs in results if not isinstance(pairs, BadImage)], bands is not None)
+
+
+def _first_channels(split: Split, max_pixels: int) -> int | None:
+    """Return the number of channels of the first readable file; None: none is readable."""
+    for item in split.items:
+        with suppress(BadImage):
+            return header(item, max_pixels, Bands()).channels
+    return None
+
+
+def _report_bad(split: Split, index: Index, on_error: str) -> None:
+    """Warn about bad images, or raise if they are not to be skipped or too little is left."""
+    lines = capped([f"  {line}" for line in by_reason(map(split.place, index.bad.tolist()), index.reasons.tolist())])
+    count = f"{len(index.bad)} of {counted(len(split), 'image')}"
+    if on_error == "fail":
+        how = "--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists"
+        raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
+    if not len(index.good):
+        raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
+    log.warning("data.root: left out %s", "\n".join([f"{count} that cannot be used:", *lines]))
+    if split.labels is not None:
+        remaining = Counter(split.labels[index.good].tolist())
+        labels = np.unique(split.labels[split.labels >= 0])
+        if empty := [split.classes[label] for label in labels if not remaining[int(label)]]:
+            raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
+
+
+# ---------------------------------------------------------------------- the cache on the disk
+def cache_folder(cache_dir: str | None) -> Path:
+    """Return ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder; RunError: no home to expand '~'."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "idmm")
+    folder = Path(cache_dir or os.environ.get("IDMM_CACHE") or default)
+    try:
+        return folder.expanduser()
+    except RuntimeError:
+        raise RunError(f"data.cache_dir: '{folder}' has no place, as there is no home folder") from None
+
+
+def _cached(
+    split: Split, part: str, data: config.Data, reading: Reading, progress: bool
+) -> tuple[Index | None, Path | None]:
+    """Return index and file of pixels of a split, from the cache or written to it now; None: there is no room.
+
+    One process writes, the others wait for it.
+
+    Raises:
+        RunError: The cache folder cannot be written, or the disk is full.
+    """
+    size, root = reading.stored_size, os.path.realpath(os.path.expanduser(data.root)) if data.root else None
+    key = repr((data.name, root, part, size, split.drawn, reading.value_range, reading.bands))
+    name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
+    pixels_side = size.size if isinstance(size, CentreCrop) else size or "full"
+    name = f"{name}-{part}-{pixels_side}-{digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
+    folder, signature = cache_folder(data.cache_dir) / name, _signature(split, reading)
+    pixels = folder / f"pixels-{signature}"
+    if index := _read_index(pixels, signature):
+        return index, pixels
+    with closing(Lock(folder.with_name(f"{folder.name}.lock"))) as lock:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(lambda: log.info("cache: waiting for another process that fills '%s'", folder))
+            sweep(folder)  # what a kill left
+        except OSError as error:
+            raise RunError(f"cannot write to '{folder.parent}' ({reason(error)})") from None
+        if index := _read_index(pixels, signature):
+            return index, pixels
+        free, need = shutil.disk_usage(folder).free, _estimate(split, reading)
+        if need > free // 2:
+            line = "cache: '%s' has %s free, the decoded images need about %s: they are decoded at each use"
+            log.info(line, folder.parent, size_of(free), size_of(need))
+            return None, None
+        log.info("cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size_of(need))
+        with replacing(pixels) as file:
+            index = _decode(split, reading, file, progress)
+        with replacing(folder / "index.npz") as file:
+            np.savez(file, signature=np.array(signature), **vars(index))
+        for path in folder.glob("pixels-*"):
+            if path != pixels:
+                path.unlink(missing_ok=True)
+        return index, pixels
+
+
+def _read_index(pixels: Path, signature: str) -> Index | None:
+    """Return the index of an entry if it is whole and its files are unchanged."""
+    try:
+        with open(pixels.with_name("index.npz"), "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            content = {name: arrays[name] for name in arrays.files}
+        if str(content.pop("signature")) != signature:
+            return None
+        index = Index(**{name: int(value) if value.ndim == 0 else value for name, value in content.items()})
+        return index if pixels.stat().st_size == index.ends[-1:].sum() else None
+    except Exception as error:  # not there, or torn: numpy and zipfile raise a dozen types
+        log.debug("%s: %s", pixels, error)
+        return None
+
+
+def _signature(split: Split, reading: Reading) -> str:
+    """Return a hash that differs if any file was added, removed, renamed, written to, or would be read differently."""
+    hashed = hashlib.blake2b(digest_size=16)
+    versions = (PIL.__version__, tifffile.__version__)
+    hashed.update(repr((_FORMAT, *versions, reading.stored_size, reading.max_pixels, len(split))).encode())
+    hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
+    for path in split.items:
+        try:
+            status = os.stat(path)
+            state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)  # ctime cannot be set back
+        except OSError as error:
+            state = error.errno
+        hashed.update(repr(state).encode())
+    return hashed.hexdigest()
+
+
+def _estimate(split: Split, reading: Reading) -> int:
+    """Return the bytes of all decoded images, estimated from the headers of a few."""
+    chosen = np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(int))
+    total = 0  # bad images take no room
+    for i in chosen:
+        with suppress(BadImage):
+            image = header(split.items[i], reading.max_pixels, reading.bands)
+            pixels = math.prod(fitted_size(image.height, image.width, reading.stored_size))
+            total += pixels * reading.channels * (2 if image.high_bit else 1)
+    return round(total * len(split) / len(chosen))

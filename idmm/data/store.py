@@ -1,0 +1,177 @@
+"""The decoded images of a run, their value range, mean and standard deviation, and the fingerprint of all that."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from idmm import config, distributed
+from idmm.data.image_store import ImageStore, store_split
+from idmm.data.images import StoredSize
+from idmm.data.parallel import parallel_map
+from idmm.data.split import Listing, counted
+from idmm.data.values import AUTO, ValueRange, as_range, mean_and_std, moments
+from idmm.errors import UserError, listed
+
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The decoded images of a run: to train on, to evaluate between epochs, to report at the end."""
+
+    train: ImageStore
+    val: ImageStore | None
+    test: ImageStore | None
+    crops: dict[int, dict[str, ImageStore]]  # ``val`` and ``test`` at each size (pixels), if there are any
+    value_range: ValueRange  # of images of more than 8 bits; None: there are none and the run was given no range
+    mean: list[float]  # of each channel, on values in [0, 1]
+    std: list[float]
+    remarks: dict  # entries of ``result.json`` about the data
+
+    @property
+    def parts(self) -> dict[str, ImageStore]:
+        """The stores that there are, by name."""
+        return {part: store for part in PARTS if (store := getattr(self, part)) is not None}
+
+    def at(self, size: int) -> "Stores":
+        """Return the same with the evaluation images of another size (pixels)."""
+        return replace(self, **self.crops[size])
+
+    def fingerprint(self) -> dict:
+        """Return what a resumed run must find unchanged, for JSON: images, value range, mean and std."""
+        images = {part: None if (store := getattr(self, part)) is None else fingerprint(store) for part in PARTS}
+        return {**images, "range": self.value_range, "mean": self.mean, "std": self.std}
+
+
+def store_images(
+    listing: Listing,
+    data: config.Data,
+    train_size: StoredSize,
+    eval_sizes: Mapping[int, StoredSize],
+    *,
+    parts: tuple[str, ...] = PARTS,
+    value_range: ValueRange = AUTO,
+    mean: list[float] | None = None,
+    std: list[float] | None = None,
+    progress: bool = False,
+) -> Stores:
+    """Read every image, and decide value range, mean and standard deviation once. All processes must call together.
+
+    Args:
+        listing: The images.
+        data: The config's section.
+        train_size: What is stored of training images, see :class:`idmm.data.image_store.Reading`.
+        eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are evaluated at; the last
+            one is the stores' own.
+        parts: Splits that are needed.
+        value_range, mean, std: If they are known (from the config, the checkpoint or the run's saved state); AUTO and
+            None: measured from the training images.
+        progress: Show a bar on standard error if this takes longer than a second.
+
+    Raises:
+        UserError: Bad images of all splits in one, or a channel with a single value in all training images.
+        RunError: An image does not fit into memory.
+    """
+    value_range = as_range(value_range)
+    evaluated = {part: split for part, split in listing.parts.items() if part in parts and part in ("val", "test")}
+    common = {"data": data, "progress": progress}
+    try:
+        train = store_split(listing.train, stored_size=train_size, value_range=value_range, **common)
+    except UserError as error:
+        sizes = list(eval_sizes.values())[-1:]
+        raise UserError(*error.faults, *_faults(evaluated, sizes, value_range=value_range, **common)) from None
+    if train.value_range is not None:
+        value_range = train.value_range
+    common |= {"value_range": value_range, "bands": train.bands}
+    crops = {
+        size: {part: store_split(split, stored_size=stored, part=part, **common) for part, split in evaluated.items()}
+        for size, stored in eval_sizes.items()
+    }
+    if mean is None or std is None:
+        grey = data.channels == 1 and train.bands is None
+        measured = _statistics(train, grey, progress) if distributed.rank() == 0 else None
+        measured = distributed.broadcast(measured)
+        if std is None:
+            _refuse_constant(measured[1], train)
+        mean, std = mean or measured[0], std or measured[1]
+    known_range = None if value_range == AUTO else value_range
+    held = crops[list(crops)[-1]] if crops else {}
+    return Stores(train, held.get("val"), held.get("test"), crops, known_range, mean, std, listing.remarks)
+
+
+def _faults(splits: Mapping, sizes: list[StoredSize], **common) -> list[str]:
+    """Return what is wrong with the images of other splits than the training images."""
+    faults = []
+    for part, split in splits.items():
+        for size in sizes:
+            try:
+                store_split(split, stored_size=size, part=part, **common)
+            except UserError as error:
+                faults += error.faults
+    return faults
+
+
+# ---------------------------------------------------------------------- mean and standard deviation
+def _statistics(store: ImageStore, grey: bool, progress: bool) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each channel of a split as it is stored; ``grey``: of the brightness."""
+
+    def measured(i: int):
+        return moments(store.image(i).numpy(), grey)
+
+    label = "measuring mean and std"
+    with closing(parallel_map(measured, len(store), store.names.__getitem__, label, progress)) as results:
+        return mean_and_std(sum(results))  # [C, 3], integers of any size
+
+
+def _refuse_constant(std: list[float], train: ImageStore) -> None:
+    """Raise UserError if a channel has the same value in all training images."""
+    channels = list((train.bands and train.bands.chosen) or range(len(std)))
+    constant = [str(channel) for channel, value in zip(channels, std, strict=True) if not value]
+    others = [channel for channel, value in zip(channels, std, strict=True) if value]
+    if constant:
+        how = f"use the others by --data.bands '{others}', or give --data.mean and --data.std"
+        how = how if others else "give --data.std"
+        what = f"the training images have one value in all pixels of channel {listed(constant)}"
+        raise UserError(f"data.std: {what}; {how}")
+
+
+# ---------------------------------------------------------------------- the fingerprint
+def fingerprint(store: ImageStore) -> dict:
+    """Return what identifies the images, for JSON: ``{"classes": [...] or None, "images": {name: "digest label"}}``.
+
+    Digests are cut to 16 hexadecimal digits. Images without a label have none. The order counts.
+    """
+    labels = [-1] * len(store) if store.labels is None else store.labels.tolist()
+    images = {
+        name: digest[:16] if label < 0 else f"{digest[:16]} {label}"
+        for name, digest, label in zip(store.names, store.digests, labels, strict=True)
+    }
+    return {"classes": store.classes, "images": images}
+
+
+def compare(old: dict, new: dict) -> list[str]:
+    """Return in a few lines how two fingerprints differ; an empty list if image i is still image i."""
+    before, now = old["images"], new["images"]
+    if old == new and list(before) == list(now):  # dicts are equal in any order
+        return []
+    both = [name for name in before if name in now]
+    groups = {
+        "removed": [name for name in before if name not in now],
+        "added": [name for name in now if name not in before],
+        "changed": [name for name in both if before[name].split()[0] != now[name].split()[0]],
+        "relabelled": [name for name in both if before[name].split()[1:] != now[name].split()[1:]],
+        "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
+    }
+    lines = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
+    return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
+
+
+def image_differences(old: dict, new: dict) -> list[str]:
+    """Return how the images of each part differ between two results of :meth:`Stores.fingerprint`."""
+    lines = []
+    for part in PARTS:
+        if (old[part] is None) != (new[part] is None):
+            lines.append(f"{part}: the split {'is gone' if new[part] is None else 'is new'}")
+        elif new[part] is not None:
+            lines += [f"{part}: {line}" for line in compare(old[part], new[part])]
+    return lines
