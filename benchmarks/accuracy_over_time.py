@@ -27,6 +27,8 @@ import threading
 import time
 from pathlib import Path
 
+from side_by_side import head, mean_and_spread, row
+
 from idmm.stages.train_plan import BACKBONE
 
 IDMM = str(Path(sys.executable).with_name("idmm"))
@@ -152,26 +154,24 @@ def _run(commands: list[list], place: Path, core: int) -> dict:
 # ---------------------------------------------------------------------- what came of it
 def table(records: list[dict]) -> str:
     """Returns mean and spread over seeds as Markdown: a row for a set, labels and minutes, a column for each way."""
-    lines = ["| set | labels | minutes | no network | " + " | ".join(SEEDS) + " |", "|---" * (4 + len(SEEDS)) + "|"]
+    lines = [head("set", "labels", "minutes", "no network", *SEEDS)]
     cells: dict[tuple, dict[str, list[dict]]] = {}
     for record in sorted(records, key=lambda one: (one["set"], one["labels"] or 999, one["minutes"], one["seed"])):
         key = record["set"], record["labels"] or "all", f"{record['minutes']:g}"
         cells.setdefault(key, {}).setdefault(record["way"], []).append(record)
     for key, ways in cells.items():
         floors = {r["seed"]: value for of in ways.values() for r in of if (value := _floor(r)) is not None}
-        shown = [_shown(list(floors.values())), *(_shown([r["top1"] for r in ways.get(way, ())]) for way in SEEDS)]
-        lines.append(f"| {' | '.join(map(str, key))} | {' | '.join(shown)} |")
+        shown = [
+            mean_and_spread(list(floors.values())),
+            *(mean_and_spread([r["top1"] for r in ways.get(way, ())]) for way in SEEDS),
+        ]
+        lines.append(row(*key, *shown))
     return "\n".join(lines)
 
 
 def _floor(record: dict) -> float | None:
     """Accuracy without a network: the baseline's; in results of earlier versions that of kNN on raw pixels."""
     return record.get("baseline_top1", record.get("pixel_knn"))
-
-
-def _shown(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}" if values else ""
 
 
 def draw(records: list[dict], name: str, path: Path) -> None:

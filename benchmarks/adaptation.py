@@ -15,10 +15,11 @@ OUT/results.json: run it again to go on, or to print the table; ``--minutes`` en
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
+
+from side_by_side import head, mean_and_spread, row
 
 NEAR, SAME = ("fashion 0-4", "fashion 5-9"), ("fashion 0-4", "fashion 0-4")  # classes of one set
 PAIRS = (("fashion", "digits"), NEAR, SAME, ("photos", "stamps"), ("photos", "speech"), ("digits", "fashion"))
@@ -119,16 +120,14 @@ def table(runs: Runs) -> str:
                 measured = one(runs, source, target, seed)
             except TimeoutError:
                 continue
-            for row, values in measured.items():
+            for name, values in measured.items():
                 for column, value in zip(("kNN", "fine-tuned"), values, strict=True):
-                    found.setdefault((row, source, target, column), []).append(value)
-    rows = []
-    for row in [AS_IS, *ROWS, SCRATCH, NOTHING]:
-        cells = [row]
-        for pair in PAIRS:
-            cells.append(" / ".join(_mean(found.get((row, *pair, name), [])) for name in ("kNN", "fine-tuned")))
-        rows.append(cells)
-    return _table(["pretraining", *(f"{a} → {b}: kNN / fine-tuned" for a, b in PAIRS)], rows)
+                    found.setdefault((name, source, target, column), []).append(value)
+    lines = [head("pretraining", *(f"{a} → {b}: kNN / fine-tuned" for a, b in PAIRS))]
+    for name in [AS_IS, *ROWS, SCRATCH, NOTHING]:
+        columns = [[_mean(found.get((name, *pair, column), [])) for column in ("kNN", "fine-tuned")] for pair in PAIRS]
+        lines.append(row(name, *(" / ".join(both) for both in columns)))
+    return "\n".join(lines)
 
 
 def one(runs: Runs, source: str, target: str, seed: int) -> dict[str, tuple]:
@@ -154,15 +153,7 @@ def _slug(*parts: str) -> str:
 
 
 def _mean(values: list) -> str:
-    if not values or None in values:
-        return "–"
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "–" if not values or None in values else mean_and_spread(values)
 
 
 def main() -> None:

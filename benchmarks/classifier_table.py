@@ -1,6 +1,6 @@
 """The N-way layer's table (docs/pretrain.md): digits, six layers, several seeds.
 
-    python benchmarks/classifier_table.py --out runs/classifier_table --seeds 3 --jobs 2
+    python benchmarks/classifier_table.py --out runs/classifier_table --seeds 3
 
 Each cell pretrains a small ViT on scikit-learn's digits for 40 epochs and measures its frozen features on the test
 split: kNN (k = 20, all training images as the bank) and a linear probe with 10 labels a class (mean over 5 draws).
@@ -10,12 +10,10 @@ Finished cells are kept: run it again to go on.
 import argparse
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from side_by_side import head, mean_and_spread, row
 
 CUTMIX = {"cutmix_alpha": 0.5}
 FAST = {"classifier": "cosine", "classifier_lr_scale": 10.0, "classifier_init": "features"}
@@ -93,17 +91,13 @@ def measure(backbone) -> dict:
 
 
 def table(out: Path, seeds: int) -> str:
-    """The cells as a Markdown table, mean and standard deviation over seeds."""
-    lines = ["| N-way layer | kNN | probe, 10 labels a class |", "|---|---|---|"]
-    for row in ROWS:
-        cells = [json.loads(f.read_text()) for s in range(seeds) if (f := _file(out, row, s)).exists()]
+    """Return the cells as a Markdown table, mean and standard deviation over seeds."""
+    lines = [head("N-way layer", "kNN", "probe, 10 labels per class")]
+    for name in ROWS:
+        cells = [json.loads(f.read_text()) for s in range(seeds) if (f := _file(out, name, s)).exists()]
         if cells:
-            shown = []
-            for name in ("knn", "probe"):
-                values = [c[name] for c in cells]
-                std = np.std(values, ddof=1) if len(values) > 1 else float("nan")
-                shown.append(f"{np.mean(values):.1f} ± {std:.1f}")
-            lines.append(f"| {row} | {' | '.join(shown)} |")
+            values = [[each[column] for each in cells] for column in ("knn", "probe")]
+            lines.append(row(name, *(mean_and_spread(column) for column in values)))
     return "\n".join(lines)
 
 
@@ -112,30 +106,18 @@ def _file(out: Path, row: str, seed: int) -> Path:
 
 
 def main() -> None:
-    """Runs the missing cells, ``--jobs`` at a time, and prints the table."""
+    """Run the missing cells and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/classifier_table"), help="folder for the cells")
     parser.add_argument("--seeds", type=int, default=3, help="seeds a row")
     parser.add_argument("--epochs", type=int, default=40, help="epochs a cell")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, one thread each")
-    parser.add_argument("--cell", nargs=2, metavar=("ROW", "SEED"), help="run this cell alone")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.cell:
-        row, seed = args.cell[0], int(args.cell[1])
-        file = _file(args.out, row, seed)
-        file.write_text(json.dumps(cell(ROWS[row], seed, args.epochs, file.with_suffix(""))))
-        return
-    wanted = [(row, seed) for seed in range(args.seeds) for row in ROWS if not _file(args.out, row, seed).exists()]
-    running: list[subprocess.Popen] = []
-    for row, seed in wanted:
-        if len(running) == args.jobs:
-            running.pop(0).wait()
-        command = [sys.executable, __file__, "--out", str(args.out), "--epochs", str(args.epochs)]
-        command += ["--cell", row, str(seed)]
-        running.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}))
-    for process in running:
-        process.wait()
+    for seed in range(args.seeds):
+        for name, method in ROWS.items():
+            file = _file(args.out, name, seed)
+            if not file.exists():
+                file.write_text(json.dumps(cell(method, seed, args.epochs, file.with_suffix(""))))
     print(table(args.out, args.seeds))
 
 

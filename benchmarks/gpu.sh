@@ -4,6 +4,10 @@
 #   benchmarks/gpu.sh                          # results go to $OUT, or runs/gpu where that is unset
 #   benchmarks/gpu.sh --parts tests reference  # flags of benchmarks/run_all.py
 #   benchmarks/gpu.sh --device cpu --quick     # the same way without a GPU, to see that it runs
+#   benchmarks/gpu.sh --table2                 # instead: Table 2's IDMM and scratch on 2,040 photographs, 112 px, in 8 minutes
+#
+# --table2 reads sets/windows, which 'python benchmarks/small_sets.py --windows --out sets' writes if scikit-image is
+# installed. Its JSON files go to $OUT; further flags are those of benchmarks/miniature.py.
 #
 # It takes .venv/bin/python where there is one, else python3, which must have torch, torchvision, timm and accelerate.
 # What else that Python lacks may lie as wheels in the folder 'wheels', made where there is a network, by
@@ -26,5 +30,9 @@ if compgen -G 'wheels/*.whl' >/dev/null; then
 fi
 export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
 code=0
+if [ "${1:-}" = --table2 ]; then
+  "$python" benchmarks/miniature.py --photographs --minutes 3.4 --out "$site/runs" --results "${OUT:-runs/gpu}" "${@:2}" || code=$?
+  exit "$code"
+fi
 "$python" benchmarks/run_all.py --device cuda --out "${OUT:-runs/gpu}" "$@" || code=$?
 exit "$code"

