@@ -7,12 +7,13 @@ import pytest
 from folders import tree
 from helpers import ROOT, call, one_thread
 
+sys.path.append(str(ROOT / "benchmarks"))
+import miniature  # noqa: E402
+
 
 @pytest.fixture
 def script(tmp_path, monkeypatch, capsys):
     """The script with its folders: a function of further flags that returns what it prints."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import miniature
 
     def run(*flags):
         folders = ["--sets", tmp_path / "sets", "--out", tmp_path / "runs", "--results", tmp_path / "results"]
@@ -48,9 +49,12 @@ def test_runs_and_verdicts(script, tmp_path):
 
 
 def test_commands_parse(script, tmp_path):
-    import miniature
-
     for run in [*miniature.plan(tmp_path), *miniature.photographs(3.4)]:
         with pytest.raises(SystemExit) as ended:
             assert call([*run.command(tmp_path, tmp_path), "--print_config"]) == 0
         assert ended.value.code == 0
+
+
+def test_docs_have_the_tables_of_the_files():
+    page = (ROOT / "docs" / "reproduce.md").read_text()
+    assert miniature.tables(ROOT / "benchmarks/results/miniature") in page, "paste what miniature.py --table prints"
