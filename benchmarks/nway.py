@@ -50,7 +50,7 @@ def layer(instances: int, width: int, way: str, device: str):
     instance.LOGITS_HELD = ALL_AT_ONCE if way == "all at once" else usual
     torch.manual_seed(0)
     kind = "cosine" if way == "cosine" else "linear"
-    return InstanceClassifier(instances, width, config.Method(classifier=kind)).to(device)
+    return InstanceClassifier(instances, width, config.METHODS["idmm"](classifier=kind)).to(device)
 
 
 def views(instances: int, width: int, count: int, device: str) -> list[tuple]:

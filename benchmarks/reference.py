@@ -79,12 +79,11 @@ def obvious(given, precision: str, workers: int) -> Iterator[int]:
     from PIL import Image
     from views_speed import by_torchvision
 
-    from idmm.config import Views
-    from idmm.config.recipes import default_crops
+    from idmm.config import METHODS, Views
     from idmm.models import create_backbone
 
     device, size = given.device, given.size
-    config = Views(crops=default_crops("idmm"), size=size)
+    config = Views(crops=list(METHODS["idmm"].CROPS), size=size)
     counts = [group.count for group in config.crops]
     files, groups = sorted(given.root.iterdir()), list(zip(counts, by_torchvision(config), strict=True))
 

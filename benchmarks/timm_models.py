@@ -16,8 +16,7 @@ import warnings
 import timm
 import torch
 
-from idmm.config import Method, PretrainConfig
-from idmm.config.recipes import METHODS, resolve_method
+from idmm.config import METHODS, PretrainConfig
 from idmm.errors import UserError
 from idmm.methods import RunInfo, create_method
 from idmm.models import create_backbone
@@ -38,7 +37,7 @@ def millions(name: str) -> float:
 
 def step(name: str, size: int, method: str, device: str) -> None:
     """Builds a model and a method at an image size, and runs forward and backward; raises what fails."""
-    config, _ = resolve_method(PretrainConfig(method=Method(name=method)))
+    config, _ = PretrainConfig(method=METHODS[method]()).resolve()
     images = 2
     with torch.device(device):
         backbone = create_backbone(name, size, drop_path=0.1)

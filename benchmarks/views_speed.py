@@ -25,8 +25,7 @@ from PIL import Image
 from side_by_side import head, ratios, row, turns, where, write
 from torchvision.transforms import v2
 
-from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Views
-from idmm.config.recipes import default_crops
+from idmm.config import IMAGENET_MEAN, IMAGENET_STD, METHODS, Augment, Views
 from idmm.data.augment import TrainTransform
 from idmm.data.views import MultiCropTransform
 
@@ -73,7 +72,7 @@ def by_torchvision(config: Views) -> list[v2.Compose]:
 def of_stage(images: Images, given, norm) -> tuple[MultiCropTransform | TrainTransform, list[tuple[v2.Compose, int]]]:
     """Returns a stage's transform, and torchvision's for the same with how many views each makes of an image."""
     if given.stage == "pretrain":
-        config = Views(crops=default_crops("idmm"), size=given.size)
+        config = Views(crops=list(METHODS["idmm"].CROPS), size=given.size)
         theirs = zip(by_torchvision(config), (group.count for group in config.crops), strict=True)
         return MultiCropTransform(images, config, *norm, seed=0), list(theirs)
     config = Augment(scale=[0.35, 1.0], jitter_prob=0.0, grey_prob=0.0, randaugment=None)

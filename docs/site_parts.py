@@ -10,7 +10,6 @@ from sphinx.errors import ExtensionError
 from sphinx.util import nodes as sphinx_nodes
 
 from idmm.cli import COMMANDS, Command, Group
-from idmm.config import parsing
 from idmm.config.schema import flags_of
 
 
@@ -69,10 +68,9 @@ def _table(leaves: list) -> nodes.table:
     group += nodes.thead("", _row(*(nodes.Text(title) for title in ("key, flag", "default", "what it is"))))
     body = nodes.tbody()
     for leaf in leaves:
-        required = leaf.default is parsing.PydanticUndefined
-        default = nodes.emphasis("", "required") if required else nodes.literal("", parsing._flow(leaf.default))
-        text = nodes.paragraph("", " ".join(leaf.help.split()))
-        body += _row(nodes.literal("", leaf.key), default, text, nodes.literal("", parsing._metavar(leaf.kind)))
+        default = nodes.emphasis("", "required") if leaf.required else nodes.literal("", leaf.default or "null")
+        text = nodes.paragraph("", leaf.help)
+        body += _row(nodes.literal("", leaf.key), default, text, nodes.literal("", leaf.metavar))
     group += body
     return nodes.table("", group, classes=["flags"])
 

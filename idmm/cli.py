@@ -95,7 +95,7 @@ COMMANDS = {
         logged=False,
     ),
     "probe": Command(
-        keys.ProbeCommand, "stages.probe_command:probe",
+        keys.ProbeConfig, "stages.probe_command:probe",
         "how good the frozen features of a run are: kNN and a linear probe, in minutes",
     ),
     "fewlabel": Command(
@@ -227,7 +227,7 @@ def _call(command: Command, typed: str, rest: list[str], began: float, prog: str
         print(status(rest))
         return 0
     words = [prog or f"idmm {typed}", *(_WORDS[word] for word in command.words)]
-    given = parse(command.config, rest, " ".join(words), command.words)
+    given = parse(command.config, rest, " ".join(words), command.words, _configs())
     module, function = command.run.split(":")
     _check(given)
     with emptied_if_refused(getattr(given, "out", None)), _counted_from(began, given):
@@ -235,6 +235,17 @@ def _call(command: Command, typed: str, rest: list[str], began: float, prog: str
     if isinstance(found, str):
         print(found)
     return found if isinstance(found, int) else 0
+
+
+def _configs() -> dict[str, type]:
+    """Returns the config class of each command, to name the one that a flag belongs to."""
+    groups = {"idmm": COMMANDS, "idmm data": DATA}
+    return {
+        f"{typed} {name}": command.config
+        for typed, commands in groups.items()
+        for name, command in commands.items()
+        if isinstance(command, Command)
+    }
 
 
 def _counted_from(began: float, given: Any) -> contextlib.AbstractContextManager:

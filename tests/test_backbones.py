@@ -86,7 +86,7 @@ def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
     views = [torch.randn(4, 2, 3, 64, 64, generator=generator)]
     backbone = built(name, 64, 0)
     extra = Localization(backbone, DrLoc(weight=0.1, pairs=16), 64, 3)
-    method = IDMM(backbone, run_info(9), config.Method(cutmix_alpha=0))
+    method = IDMM(backbone, run_info(9), config.METHODS["idmm"](cutmix_alpha=0))
     method.localization = extra
     found = losses(method, {"views": views, "index": torch.arange(4)})
     assert found[-1] < found[0] and all(map(math.isfinite, found)), found
@@ -114,7 +114,7 @@ def test_drloc_reads_the_map_before_the_layers_after_the_pooling():
     model = create_backbone("mobilenetv3_small_050", 64)
     extra = Localization(model, DrLoc(weight=0.1, pairs=4), 64, 3)
     assert extra.loss.in_dims == (model.num_features,) != (feature_width(model),)
-    method = IDMM(model, run_info(4), config.Method())
+    method = IDMM(model, run_info(4), config.METHODS["idmm"]())
     method.localization = extra
     method({"views": [torch.randn(2, 2, 3, 64, 64)], "index": torch.arange(2)}, 0, 0)["loss"].backward()
     assert all(p.grad is not None for p in model.parameters())

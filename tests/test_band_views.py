@@ -14,9 +14,7 @@ from test_views import CROPS, Store, one_view
 from tiny import HEADS, VIT
 
 from idmm.config import METHODS, Augment, CropGroup, Data, DrLoc, FinetuneConfig, PretrainConfig, Views
-from idmm.config import Method as MethodKeys
 from idmm.config.parsing import parse
-from idmm.config.recipes import default_crops, resolve_method
 from idmm.config.views import without_rgb
 from idmm.data import views
 from idmm.data.augment import EvalTransform, TrainTransform
@@ -132,7 +130,7 @@ def test_bits_of_rgb_views_are_those_before_there_were_bands():
     store, indices = Store(), np.arange(10)
     for (name, channels), sums in wanted.items():
         looks = ((0.5,), (0.25,)) if channels == 1 else ((0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
-        config = Views(crops=default_crops(name), size=24, solarize_prob=0.3)
+        config = Views(crops=list(METHODS[name].CROPS), size=24, solarize_prob=0.3)
         made = MultiCropTransform(store, config, *looks, seed=3)(2, indices)["views"]
         for group, (total, weighted) in zip(made, sums, strict=True):
             x = group.double().flatten()
@@ -205,10 +203,10 @@ def test_what_a_recipe_says_of_colours_is_left_out_with_a_line(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(yaml.safe_dump({"views": {"grey_prob": 0.3}, "method": {"name": "dino"}}))
     config = parse(PretrainConfig, ["--config", str(recipe), "--data.in_chans", "5"], "idmm")
-    config, lines = without_rgb(resolve_method(config)[0])
+    config, lines = without_rgb(config.resolve()[0])
     assert config.views.jitter == [0.4, 0.4, 0.0, 0.0] and config.views.grey_prob == 0
     assert lines == [
-        "data.in_chans: images of 5 channels have no saturation, hue, grey and RandAugment; "
+        "data.in_chans: images of 5 channels have no saturation, hue, grey and RandAugment, so "
         "views.jitter becomes [0.4, 0.4, 0.0, 0.0], views.grey_prob becomes 0.0"
     ]
     assert without_rgb(config) == (config, [])
@@ -223,8 +221,8 @@ def test_what_a_recipe_says_of_colours_is_left_out_with_a_line(tmp_path):
 # ------------------------------------------------------------------ methods, mixing
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_from_bands(name, channels=5):
-    given = PretrainConfig(method=MethodKeys(name=name, **HEADS.get(name, {})), data=Data(in_chans=channels))
-    config, _ = without_rgb(resolve_method(given)[0])
+    given = PretrainConfig(method=METHODS[name](**HEADS.get(name, {})), data=Data(in_chans=channels))
+    config, _ = without_rgb(given.resolve()[0])
     with seeded(0):
         backbone = create_backbone("vit_tiny_patch16_224", 16, in_chans=channels, **VIT)
         method = create_method(backbone, run_info(10, classes=3), config.method)

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from helpers import run_info
 from tiny import SIDE, assert_same_loss, batch, make
 
-from idmm.config import CropGroup, global_groups
-from idmm.config.recipes import default_crops
+from idmm.config import METHODS, CropGroup, global_groups
 from idmm.losses import instance_discrimination_loss
 from idmm.losses.contrastive import sup_con
 from idmm.methods.mixing import draw_cutmix, mix_images
@@ -199,7 +198,7 @@ def test_global_crops_are_those_of_the_first_scale():
     wide, narrow = [0.25, 1.0], [0.05, 0.25]
     for scales, wanted in ([wide, narrow], 1), ([wide, wide, narrow], 2), ([wide], 1), ([wide, narrow, wide], 1):
         assert global_groups([CropGroup(count=1, scale=scale) for scale in scales]) == wanted
-    assert global_groups(default_crops("dino")) == 2
+    assert global_groups(list(METHODS["dino"].CROPS)) == 2
 
 
 def test_dino_centre_follows_the_teachers_mean():

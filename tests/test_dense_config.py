@@ -10,7 +10,7 @@ from helpers import VIT, _flow, refused
 
 from idmm.config import DetectConfig, SegmentConfig
 from idmm.config.dense import DenseTrain
-from idmm.config.parsing import build, flatten, plain
+from idmm.config.parsing import build, flatten, to_dict
 from idmm.models.weights import save_model
 from idmm.training.schedule import learning_rate
 
@@ -49,7 +49,7 @@ def test_steps_are_of_their_schedule():
 # ------------------------------------------------------------------ recipes
 @pytest.mark.parametrize("stage", KIND)
 def test_small_is_the_default(stage):
-    assert flatten(plain(build(KIND[stage], "small"))) == flatten(plain(KIND[stage]()))
+    assert flatten(to_dict(build(KIND[stage], "small"))) == flatten(to_dict(KIND[stage]()))
 
 
 def test_the_supplements_protocols():
@@ -77,8 +77,11 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
     for argv, line in (
         (detect, "data.root: missing; detect expects a folder of images with their boxes (COCO)"),
         ([*segment, "--data.name", "flowers"], "data.name: got 'flowers'"),
-        ([*detect, "--data.labels", "a.csv"], "data.labels: boxes and masks have no use for it"),
-        ([*detect, "--data.subset", "{per_class: 2}"], "data.subset: boxes and masks have no use for it"),
+        (
+            [*detect, "--data.labels", "a.csv"],
+            "--data.labels: unknown flag of this command; it belongs to idmm train, ",
+        ),
+        ([*detect, "--data.subset", "{per_class: 2}"], "data.subset.per_class: unknown key"),
         ([*detect, "--data.root", masks], "has no annotations of objects to train on; expected"),
         ([*segment, "--data.root", coco], "has no images with masks to train on; expected"),
         ([*detect, "--data.root", coco, "--model.masks", "true"], "model.masks: true, but no box"),

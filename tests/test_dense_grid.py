@@ -12,7 +12,7 @@ from grids import cell, full, grid
 from helpers import VIT, Forked, call, refused
 from transfers import results, runs, stamps
 
-from idmm.config import parsing
+from idmm.config import parsing, reading
 from idmm.report import render
 from idmm.report.table import MAIN, Table
 from idmm.transfer.config import PROTOCOLS, GridConfig
@@ -99,7 +99,7 @@ def test_cells_are_what_the_stages_measured(whole):
         assert one["status"] == "ok" and one["top1"] is None and one["folder"].startswith(f"runs/{one['protocol']}/")
         values[one["source"], one["target"]] = names[0], one[names[0]]
         if one["source"] == "digits":
-            start = parsing.read_file(whole / one["folder"] / "config.yaml")["init"]
+            start = reading.read_file(whole / one["folder"] / "config.yaml")["init"]
             assert start == str(whole / one["pretrain_folder"])
     found = rows(whole)
     assert list(found[0]) == [*OLD, "metric", "value"] and len(found) == 4

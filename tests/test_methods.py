@@ -33,7 +33,7 @@ def batch(n=4, instances=7):
 
 
 def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own(monkeypatch):
-    method = IDMM(backbone(), run_info(7), config.Method()).double()
+    method = IDMM(backbone(), run_info(7), config.METHODS["idmm"]()).double()
     given = batch()
     given["views"] = [v.double() for v in given["views"]]
     loss = method(given, key=5, epoch=0)["loss"]

@@ -8,7 +8,7 @@ from folders import faults
 from frozen import a_run
 from helpers import ROOT
 
-from idmm.config import METHODS, FinetuneConfig, PretrainConfig, parsing
+from idmm.config import METHODS, FinetuneConfig, PretrainConfig, parsing, reading
 from idmm.config.parsing import parse
 from idmm.data.registry import DATASETS
 from idmm.transfer.config import GridConfig
@@ -228,8 +228,8 @@ def test_flags(tmp_path, capsys):
     assert yaml.safe_load(capsys.readouterr().out)["pretrain"] == {"train": {"lr": 0.1, "epochs": 5}}
     wrong = ["--pretrain.train.lr", "--sorces", "x", "--finetune.train.lr", "[1"]
     assert faults(parse, GridConfig, [*argv, *wrong], "t") == [
-        "--pretrain.train.lr: wants a value (FLOAT)",
         "--sorces: unknown flag; did you mean '--sources'?",
+        "--pretrain.train.lr: expected a value (FLOAT)",
         "finetune.train.lr: got '[1', which is not YAML (expected ',' or ']', but got '<stream end>', line 1)",
     ]
 
@@ -258,13 +258,13 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "backbones[1] and backbones[2]: each is called 'resnet18'; give each entry a label of its own",
         "weights: 'scratch' is the label of the row without pretraining; name another",
         f"sources 'flovers': data.name: 'flovers' is not known; wanted one of {names}; did you mean 'flowers'?",
-        "sources 'digits-total3-fraction0.5': data.subset: give exactly one of per_class, total and fraction",
+        "sources 'digits-total3-fraction0.5': data.subset: expected exactly one of per_class, total, fraction",
         f"methods 'simclir': 'simclir' is not known; wanted one of {', '.join(METHODS)}; did you mean 'simclr'?",
         "backbones 'resnet18': kwargs: got [1], wanted a mapping",
         "weights 'IN': path is '/none', wanted a run folder or a file of weights that is there",
         "weights 'IN': backbone is None, wanted one of tiny, resnet18, resnet18",
         f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory); wanted a YAML file",
-        "finetune: train.lr: got -1, wanted greater than 0",
+        "finetune: train.lr: got -1, expected greater than 0",
         "finetune: train.epoch: unknown key; did you mean 'train.epochs'?",
     ]
 
@@ -276,9 +276,10 @@ def test_faults_of_an_entrys_options_are_said_once():
         "targets": [{"name": "digits", "finetune": {"drloc": {"weight": 1}, "model": {"freeze": True}}}],
     }
     assert wrong(**bad) == [
-        "pretrain of idmm on digits: train.epochs: got 0, wanted greater than or equal to 1",
-        "pretrain of mocov2 on few: method.outputs: 5, but mocov2 does not read it; leave it out",
-        "finetune on digits: drloc.weight trains the backbone and model.freeze forbids it; give one of them",
+        "pretrain of idmm on digits: train.epochs: got 0, expected greater than or equal to 1",
+        "pretrain of mocov2 on digits: method.outputs: got 5, but mocov2 has no such option; leave it out",
+        "finetune on digits: drloc.weight: got 1, but model.freeze is true, so nothing of the backbone learns from it; "
+        "leave one of them out",
     ]
 
 
@@ -350,6 +351,6 @@ def test_probes_see_the_labelled_images_at_the_size_of_pretraining(tmp_path):
 )
 def test_the_shipped_grids(name, pretrainings, tunings, monkeypatch):
     monkeypatch.chdir(ROOT)
-    given = {**parsing.read_file(f"configs/transfer/{name}.yaml"), "out": "x", "roots": "/r"}
+    given = {**reading.read_file(f"configs/transfer/{name}.yaml"), "out": "x", "roots": "/r"}
     stages = [job.stage for job in plan(parsing.build(GridConfig, given))]
     assert (stages.count("pretrain"), stages.count("finetune")) == (pretrainings, tunings)

@@ -8,8 +8,7 @@ import torch
 import torchvision.transforms.v2.functional as tv
 from timm.data.auto_augment import rand_augment_transform
 
-from idmm.config import Augment, CropGroup, Views
-from idmm.config.recipes import default_crops
+from idmm.config import METHODS, Augment, CropGroup, Views
 from idmm.data import views
 from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
 from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
@@ -19,7 +18,7 @@ from idmm.seeding import derive, seeded, uniforms
 
 GREY = (0.5, 0.5, 0.5)
 
-CROPS = default_crops("idmm")
+CROPS = list(METHODS["idmm"].CROPS)
 FACTORS = [1.4924651446938948, 1.2742518142038528, 1.0636296685804831, -0.13855244940904063]  # of 0.1.0, for key 5
 
 

@@ -4,7 +4,6 @@ import torch
 from helpers import run_info
 
 from idmm import config
-from idmm.config.recipes import resolve_method
 from idmm.methods import create_method
 from idmm.methods.drloc import Localization
 from idmm.models import create_backbone
@@ -25,8 +24,8 @@ def backbone(**kwargs):
 
 def make(name, of=None, told=None, drloc=None, **fields):
     """A method by name, resolved as the command line would; ``of`` is its backbone, ``told`` its RunInfo."""
-    given = config.PretrainConfig(method=config.Method(name=name, **{**HEADS.get(name, {}), **fields}))
-    resolved, _ = resolve_method(given)
+    given = config.PretrainConfig(method=config.METHODS[name](**{**HEADS.get(name, {}), **fields}))
+    resolved, _ = given.resolve()
     of = backbone() if of is None else of
     with seeded(1):
         method = create_method(of, told or run_info(11, classes=3), resolved.method)

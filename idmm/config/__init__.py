@@ -1,23 +1,14 @@
-"""Every knob of every stage.
+"""Every option of every stage.
 
 A YAML key is the flag without dashes (``train.lr`` is ``--train.lr``). Types, ranges and help texts are read from the
-classes of this package; pydantic checks all fields of a config at once, so that every fault is reported in one go.
+classes of this package. pydantic checks all fields of a config at once, so that all faults are reported together.
 """
 
-from idmm.config.base import FREE, PATHS, section
-from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Subset
+from idmm.config.base import PATHS, RESUME_IGNORED, section
+from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Images, Subset
 from idmm.config.dense import DenseConfig, DetectConfig, SegmentConfig
 from idmm.config.methods import METHODS, Method
-from idmm.config.stages import (
-    Common,
-    DrLoc,
-    FinetuneConfig,
-    FinetuneModel,
-    Model,
-    PretrainConfig,
-    Stage,
-    resolved_stages,
-)
+from idmm.config.stages import Common, DrLoc, FinetuneConfig, FinetuneModel, Model, PretrainConfig, Stage
 from idmm.config.train import FinetuneTrain, PretrainTrain, Train
 from idmm.config.views import (
     COLOURS,
@@ -28,15 +19,12 @@ from idmm.config.views import (
     Views,
     colours_of,
     global_groups,
-    group_sizes,
     without_rgb,
 )
 
 __all__ = [
-    "COLOURS", "DEFAULT_COLOURS", "FREE", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "PATHS",
-    "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig",
-    "DrLoc", "FinetuneConfig", "FinetuneModel", "FinetuneTrain",
-    "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig", "Stage", "Subset", "Train", "Views",
-    "colours_of", "global_groups", "group_sizes", "resolved_stages", "section",
-    "without_rgb",
+    "COLOURS", "DEFAULT_COLOURS", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "PATHS", "RESUME_IGNORED",
+    "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig", "DrLoc", "FinetuneConfig",
+    "FinetuneModel", "FinetuneTrain", "Images", "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig",
+    "Stage", "Subset", "Train", "Views", "colours_of", "global_groups", "section", "without_rgb",
 ]  # fmt: skip

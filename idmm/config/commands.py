@@ -1,96 +1,64 @@
-"""The keys of a probe, as a stage and as a command, and the flags of the other commands: fewlabel, demo, data."""
+"""The flags of probe, fewlabel, train, demo, configs and data."""
 
 from dataclasses import field, fields
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from idmm.config import Data, FinetuneModel, Model, section
-from idmm.config.base import FieldError, once, several
-from idmm.config.stages import Backbone
+from idmm.config.base import REQUIRED, as_list, distinct, section
+from idmm.config.data import Data
+from idmm.config.stages import Backbone, Model
+from idmm.config.usage import Inference
 
 
 @section
-class FeatureConfig:
-    """How frozen features are taken and measured."""
+class FeatureConfig(Inference):
+    """How frozen features are computed and measured."""
+
+    ONE_OF: ClassVar[tuple[str, ...]] = ("init", "model.name")  # of which one must be given
 
     seed: int = Field(0, ge=0)
-    """Seed of the images held out to choose the probe's strength by, and of an untrained backbone's weights."""
+    """Seed of the images held out to choose the probe's strength, and of an untrained backbone's weights."""
     size: int | None = Field(None, ge=8)
-    """Side of the images; null: the one that the model was trained at last, else timm's for its name (pixels)."""
+    """Image side (pixels). Default: the size that the model was last trained at, else timm's."""
     crop_pct: float = Field(0.875, gt=0, le=1)
-    """The short side is resized to size / crop_pct, then the centre is cropped."""
-    batch_size: int = Field(64, ge=1)
-    """Images that go through the network at a time (images)."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where the network runs, in fp32; 'auto': cuda, else mps, else cpu."""
+    """Share of an image's side that its centre crop keeps. The short side is first resized to size / crop_pct."""
     data: Data = field(default_factory=Data)
     model: Backbone = field(default_factory=Backbone)
 
 
 @section
 class ProbeConfig(FeatureConfig):
-    """A probe as a stage: kNN and a linear probe on a frozen backbone, in a folder like any other run's."""
-
-    out: str | None = None
-    """Folder for all that the run writes (required)."""
-    init: str | None = None
-    """Backbone: a run folder, a file in timm's format, or public weights, timm:NAME or hf-hub:ORG/NAME; null: fresh
-    weights of ``seed``."""
-    model: FinetuneModel = field(default_factory=FinetuneModel)
-
-
-def probe_config(given: FeatureConfig, init: str | None) -> ProbeConfig:
-    """Returns the probe of a backbone as a command is asked for it."""
-    values = {item.name: getattr(given, item.name) for item in fields(FeatureConfig)}
-    return ProbeConfig(init=init, **values | {"model": FinetuneModel(name=given.model.name, kwargs=given.model.kwargs)})
-
-
-@section
-class ProbeCommand(FeatureConfig):
-    """How good are frozen features? Accuracy of a weighted vote of the 20 nearest neighbours and of a linear probe on
-    the test images, with 95 % intervals. Features are kept on the disk for the next time."""
+    """Measure frozen features: accuracy of kNN and of a linear probe on the test images, with 95 % intervals."""
 
     init: str | None = None
-    """Backbone: a run folder, a .safetensors or .pth file in timm's format with its JSON beside it, or public weights,
-    timm:NAME or hf-hub:ORG/NAME; null: model.name with fresh weights, or hog, which has none."""
+    """A run folder, a weights file with its JSON, timm:NAME or hf-hub:ORG/NAME. Default: model.name, untrained."""
     out: str | None = None
-    """Folder for probe.json; null: the table on standard output only."""
-
-    @model_validator(mode="after")
-    def _check(self):
-        if self.init is None and self.model.name is None:
-            raise FieldError("init", "missing; name weights, or give --model.name")
-        return self
+    """Folder for probe.json. Default: only print the table."""
 
 
 @section
 class FewLabelConfig(FeatureConfig):
-    """Accuracy as a function of the labelled images a class: of frozen features, or of fine-tuning; a table, and a
-    picture of the curves with the spread over draws."""
+    """Measure accuracy against labelled images per class, for frozen features or fine-tuning: a table and a figure."""
 
-    init: Annotated[list[str], BeforeValidator(several), AfterValidator(once)] = field(default_factory=list)
-    """Backbones, e.g. runs/a or '[runs/a, runs/b]': run folders, files in timm's format with their JSON, or public
-    weights, timm:NAME or hf-hub:ORG/NAME; model.name adds one without weights, e.g. hog."""
-    out: str
-    """Folder for fewlabel.json, fewlabel.md, fewlabel.png, and the runs of fine-tuning."""
-    per_class: Annotated[list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(several), AfterValidator(once)] = (
-        Field(None, min_length=1)
-    )
-    """Labelled images of each class (images); null: 1, 2, 5, 10 and 20, or as many as the smallest class has."""
+    init: Annotated[list[str], BeforeValidator(as_list), AfterValidator(distinct)] = field(default_factory=list)
+    """Backbones, e.g. runs/a or '[runs/a, timm:resnet18.a1_in1k]'. model.name adds an untrained one, e.g. hog."""
+    out: str = REQUIRED
+    """Folder for fewlabel.json, fewlabel.md, fewlabel.png and fine-tuned runs."""
+    per_class: Annotated[
+        list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(as_list), AfterValidator(distinct)
+    ] = Field(None, min_length=1)
+    """Labelled images per class, e.g. '[1, 5]'. Default: 1, 2, 5, 10 and 20, up to the size of the smallest class."""
     seeds: int = Field(5, ge=1)
-    """Draws of them, by data.subset's seeds from 0; fine-tuning takes the same seed for everything else."""
+    """Draws of labelled images. Draw n has data.subset.seed n, from 0, and fine-tuning has --seed n."""
     untrained: bool = False
-    """Measure the same backbone with fresh weights, too; fine-tuning: train it from scratch."""
+    """Also measure each backbone with untrained weights, or train it from scratch."""
     finetune: str | None = None
-    """Fine-tune by this YAML file of fine-tuning's keys or recipe of 'idmm configs'; images, out, init and seeds are
-    given here. Null: kNN and a linear probe on frozen features."""
+    """YAML file or recipe to fine-tune by. Default: no fine-tuning, but kNN and a linear probe."""
 
-    @model_validator(mode="after")
-    def _check(self):
-        if not self.init and self.model.name is None:
-            raise FieldError("init", "missing; name weights, or give --model.name")
-        return self
+    def probe(self, init: str | None) -> ProbeConfig:
+        """Return the probe of one backbone."""
+        return ProbeConfig(init=init, **{item.name: getattr(self, item.name) for item in fields(FeatureConfig)})
 
 
 @section
@@ -98,109 +66,98 @@ class TrainModel(Model):
     """The backbone."""
 
     start: Literal["timm", "structured", "auto"] = "auto"
-    """Fresh weights, as model.start of other commands; auto: structured for timm's vision transformers alone."""
 
 
 @section
 class TrainCommand:
-    """From a folder of images to a classifier, in a given time: looks at the images and their labels, takes the
-    backbone, the image size and the stages that were measured to do best for so many, and says why."""
+    """Train a classifier on a folder of images in a given time. Backbone, image size and training stages depend on the
+    number of images and labels. The reasons are printed."""
 
-    out: str
-    """Folder for the classifier and all else that is written; the same command goes on where it stopped."""
+    ONE_OF: ClassVar[tuple[str, ...]] = ("data.root", "data.name")
+
+    out: str = REQUIRED
+    """Folder for the classifier and all other files. Repeat the command to resume."""
     minutes: float = Field(20.0, gt=0)
-    """Time for everything, from the command's start to its result (minutes)."""
+    """Time for everything, from the start of the command to its result (minutes)."""
     compare: bool = False
-    """Spend as long again on training from scratch, and say whether pretraining or pseudo-labels helped."""
+    """Also train from scratch for the same time, to show whether pretraining or pseudo-labels helped."""
     init: str | None = None
-    """Weights to start from: a run, a file, timm:NAME or hf-hub:ORG/NAME; null: none."""
+    """Initial weights: a run folder, a file, timm:NAME or hf-hub:ORG/NAME. Default: none."""
     way: Literal["auto", "scratch", "finetune", "pretrain", "joint"] = "auto"
-    """'scratch' trains on the labelled images alone, 'finetune' does so from the weights of --init; 'pretrain' learns
-    from all images without labels first, 'joint' with the labels that there are, and both fine-tune then; with
-    pseudo-labels a fresh network learns from all images then, without --init. 'auto': finetune where there is an
-    --init, else pretrain where pseudo-labels are made, else scratch."""
+    """scratch: labels only. finetune: from --init. pretrain: pretrain on all images first. joint: also on labels."""
     pseudolabel: bool | None = None
-    """Give the images without a label one by what was learned before, and train the classifier on
-    all of them; null: where a folder has at least 3 times as many images as labels, and a label in each class."""
+    """Train on labels that a first network gives to unlabelled images. Default: if 2 in 3 images are unlabelled."""
     size: int | None = Field(None, ge=8)
-    """Image side; null: that of the images, or less where the time would not suffice for it, beside pseudo-labels
-    another one for stages on the given labels alone (pixels)."""
+    """Image side (pixels). Default: the images' own size, at most 224, less if time is short."""
     flip: float = Field(0.5, ge=0, le=1)
-    """Probability of mirroring an image in training; 0 where mirrored images are others (writing, spectrograms)."""
+    """Probability of a horizontal flip. Set to 0 if mirroring changes the meaning (text, spectrograms)."""
     jitter: float = Field(0.4, ge=0)
-    """Strength of brightness and contrast in the views of the first of two stages; 0 where how bright an image is tells
-    its class (spectrograms, measurements)."""
+    """Strength of brightness and contrast changes in pretraining. Set to 0 if brightness identifies the class."""
     seed: int = Field(0, ge=0)
     """Seed of every random choice."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to train; 'auto': cuda, else mps, else cpu."""
+    """Device to train on. 'auto': cuda, else mps, else cpu."""
     data: Data = field(default_factory=Data)
     model: TrainModel = field(default_factory=TrainModel)
 
 
 @section
 class DemoConfig:
-    """idmm train on scikit-learn's digits, 5 of each class labelled, against training from scratch for as long and
-    the baseline on hand-made features; exits 1 if the mean gain over the better of both is under 2 points."""
+    """Run idmm train on scikit-learn's digits with 5 labels per class, and compare with training from scratch and with
+    hand-made features. Exits with 1 if the mean gain over the better of both is under 2 points."""
 
     out: str = "runs/demo"
     """Folder for the images, the runs, demo.json and comparison.png."""
     minutes: float = Field(1.0, gt=0)
     """Time for each of the two trainings of a seed (minutes)."""
     seeds: int = Field(1, ge=1)
-    """Seeds to average over, from 0; each drives the draw of the labelled images and all else (runs)."""
+    """Seeds to average over, from 0. Each drives the draw of the labelled images and the training."""
 
 
 @section
 class ConfigsConfig:
-    """The recipes that ship, which --config takes by their names from any folder: NAME for those of the command's own
-    stage, FOLDER/NAME for all."""
+    """List the recipes that --config takes by name: NAME for those of the command's own stage, FOLDER/NAME for all."""
 
 
 @section
 class DataListConfig:
-    """All datasets: their names, classes, training and test images."""
+    """List all datasets with their classes, training and test images."""
 
 
 @section
 class DataInfoConfig:
-    """What is known of a dataset: figures of its protocol, files it needs, where they come from, what to cite."""
+    """Show a dataset's sizes, files, source, licence and citation."""
 
-    name: str
+    name: str = REQUIRED
     """Dataset, one of 'idmm data list'."""
 
 
 @section
 class DataDownloadConfig:
-    """Fetch a dataset, check it and put it in place; goes on where it was interrupted."""
+    """Download a dataset, check it and unpack it. Repeat the command to resume."""
 
-    name: str
+    name: str = REQUIRED
     """Dataset, one of 'idmm data list'."""
-    root: str
-    """Folder to put it into; the same is data.root later."""
+    root: str = REQUIRED
+    """Folder to put it into. Pass the same as data.root later."""
 
 
 @section
 class DataCheckConfig:
-    """Look at every image of a dataset before training on it: unreadable files, classes, sizes, duplicates within and
-    across splits, and what a network has to beat. Exits 1 if anything was found that should be mended."""
+    """Check every image of a dataset before training: unreadable files, classes, sizes, duplicates within and across
+    splits, and a baseline to beat. Exits with 1 if something should be fixed."""
+
+    ONE_OF: ClassVar[tuple[str, ...]] = ("name", "root")
 
     name: str | None = None
-    """Dataset, one of 'idmm data list'; null: 'folder', your own images under --root."""
+    """Dataset, one of 'idmm data list'. Default: 'folder', your own images under --root."""
     root: str | None = None
-    """Folder of the dataset."""
+    """Folder of the dataset. Default: none."""
     out: str | None = None
-    """Folder for check.json, check.png (the sheet of the worst pairs) and exclude.txt (images that should be left out,
-    for --data.exclude); null: text only."""
+    """Folder for check.json, check.png (worst pairs) and exclude.txt (for --data.exclude). Default: only print."""
     exclude: str | None = None
-    """As data.exclude: images that are left out already, a path under root a line; exclude.txt goes on from it."""
+    """File of images to skip, one path under root per line. New ones are added to it in exclude.txt. Default: none."""
     labels: str | None = None
-    """As data.labels: a CSV file of path,class for images that are not sorted into class folders."""
+    """CSV file of path,class for images that are not in class folders. Default: folders are the classes."""
     max_pixels: int = Field(100_000_000, ge=1)
-    """Images with more pixels than this count as unreadable (pixels)."""
-
-    @model_validator(mode="after")
-    def _check(self):
-        if self.name is None and self.root is None:
-            raise FieldError("name", "missing; give a dataset of 'idmm data list', or a folder")
-        return self
+    """Largest image that counts as readable (pixels)."""

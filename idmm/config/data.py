@@ -1,40 +1,48 @@
 """The images."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from idmm.config.base import FieldError, section
+from idmm.config.base import raise_faults, section
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @section
-class Subset:
-    """A part of the training images. Give one of per_class, total and fraction."""
+class Part:
+    """A part of the training images, drawn without regard to labels. Give one of total and fraction."""
 
-    per_class: int | None = Field(None, ge=1)
-    """Images of each class."""
+    per_class: ClassVar[int | None] = None
+
     total: int | None = Field(None, ge=1)
-    """Images in all, drawn without regard to labels."""
+    """Images in total, drawn without regard to labels. Default: all."""
     fraction: float | None = Field(None, gt=0, le=1)
-    """Share of each class (of all images where there are no labels), in (0, 1]."""
+    """Share of each class, or of all images if there are no labels, in (0, 1]. Default: all."""
     seed: int = Field(0, ge=0)
-    """Seed of the draw; its own, so that the subset stays the same over training seeds."""
+    """Seed of the draw. It does not depend on --seed, so that all training seeds use the same subset."""
 
     @model_validator(mode="after")
     def _check(self):
         if sum(value is not None for value in (self.per_class, self.total, self.fraction)) != 1:
-            raise ValueError("give exactly one of per_class, total and fraction")
+            raise ValueError(f"expected exactly one of {', '.join(name for name in vars(self) if name != 'seed')}")
         return self
 
 
+@section
+class Subset(Part):
+    """A part of the training images. Give one of per_class, total and fraction."""
+
+    per_class: int | None = Field(None, ge=1)
+    """Images per class. Default: all."""
+
+
 def _range(value: Any) -> Any:
-    """Raises ValueError unless it is a word, a range or ranges that :class:`Data` knows."""
+    """Refuse what is not 'auto', [low, high] or one such pair per channel."""
     pairs = value if isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple)) else [value]
     if value != "auto" and not all(map(_is_range, pairs)):
-        raise ValueError(f"got {value!r}, wanted auto or [low, high] with low < high")
+        raise ValueError(f"got {value!r}, expected auto or [low, high] with low < high")
     return value
 
 
@@ -45,98 +53,94 @@ def _is_range(pair: Any) -> bool:
 
 
 @section
-class Data:
+class Images:
     """The images."""
 
     name: str | None = None
-    """Dataset: 'folder' (your own images under data.root), or one of 'idmm data list'. Null: 'folder' where there is a
-    data.root, else 'digits', which scikit-learn ships."""
+    """Dataset: 'folder' (your own images), or one of 'idmm data list'. Default: folder with data.root, else digits."""
     root: str | None = None
-    """Folder of the dataset ('idmm data info NAME' shows how it is laid out). folder: ROOT/train/CLASS/* and
-    ROOT/val/CLASS/* (or test); pretraining takes any tree, and with ROOT/train the images of ROOT/unlabelled too."""
+    """Folder of the dataset: ROOT/train/CLASS/*, ROOT/val/CLASS/* (or test). Pretraining takes any tree of images."""
     workers: int | None = Field(None, ge=0)
-    """Loader processes; 0 loads in the training process, null means one a core but one, 8 at most."""
-    subset: Subset | None = None
-    """Train on a part only, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Images of ROOT/unlabelled,
-    which pretraining takes all, do not count."""
-    labelled: Subset | None = None
-    """idmm train, and pretraining with method.label_weight: whose labels are used, e.g. '{per_class: 5}', drawn as
-    data.subset draws, from what that leaves, so that fine-tuning with this as its data.subset trains on the same
-    images; the others count as images without labels; null: all that there are."""
-    labels: str | None = None
-    """folder: CSV file of path,class for images that are not sorted into class folders, paths under data.root; its
-    header may name a column split (train, val or test) and a column group, too. Images without a row are left out of
-    fine-tuning and used by pretraining as images without labels; null: the folders are the classes."""
+    """Loader processes. Default: one per core but one, at most 8. 0: load in the training process."""
+    subset: Part | None = None
+    """Train on a part, e.g. '{total: 10000}' or '{fraction: 0.1}'. Default: all."""
     exclude: str | None = None
-    """File of images to leave out of all splits, a path under data.root a line; 'idmm data check' writes one
-    (exclude.txt); null: none."""
+    """File of images to skip, one path under data.root per line. 'idmm data check' writes one. Default: none."""
     groups: str | None = None
-    """Images that belong together (of a patient, plate or video): val_fraction and folds hold out all of them or none.
-    A CSV file of path,group, or a regular expression whose bracket finds the group in the path, e.g.
-    '(patient[0-9]+)_'; null: the column group of data.labels, if any."""
+    """Images to keep in one split: a CSV file of path,group or a pattern, e.g. '(patient[0-9]+)_'. Default: none."""
     val_fraction: float = Field(0.0, ge=0, lt=1)
-    """Share of the training images held out to evaluate on, in [0, 1); 0 holds out none."""
-    folds: int | None = Field(None, ge=2)
-    """k-fold cross-validation for sets too small for one split: the training images are dealt out to so many folds of
-    equal shares of each class, and as many runs in OUT/fold-1, OUT/fold-2 ... are each tested on one of them; null: one
-    run, on the dataset's own test split."""
-    fold: int | None = Field(None, ge=1)
-    """Run this fold alone, from 1; null: all."""
+    """Share of the training images to hold out for evaluation, in [0, 1)."""
     range: Annotated[Literal["auto"] | list[float] | list[list[float]], BeforeValidator(_range)] = "auto"
-    """Values of images of more than 8 bits that 0 and 1 (black and white) stand for, the same for all images: [low,
-    high], of bands also a pair for each channel; 'auto' (the init checkpoint's, else the smallest and largest value of
-    the training images, of bands each channel's). 8-bit images stay as they are."""
+    """Values of 16-bit images that become black and white: [low, high], or a pair per channel. 'auto': measured."""
     on_error: Literal["fail", "skip"] = "fail"
-    """Unreadable, empty or bomb-sized files: 'fail' lists them and stops before training; 'skip' goes on without."""
+    """Unreadable, empty or too large files: 'fail' lists them before training, 'skip' trains without them."""
     max_pixels: int = Field(100_000_000, ge=1)
-    """Images with more pixels than this are refused as bombs (pixels)."""
+    """Largest image that is read (pixels). It protects against decompression bombs."""
     cache: Literal["auto", "off"] = "auto"
-    """Decoded images: 'auto' keeps them in data.cache_dir for later runs if half of the free disk holds them, 'off'
-    decodes at each use. Results are the same."""
+    """Decoded images: 'auto' stores them in data.cache_dir if they fit into half of the free disk. 'off': no store."""
     cache_dir: str | None = None
-    """Folder of decoded images, which may be removed at any time; null: $IDMM_CACHE, else ~/.cache/idmm."""
+    """Folder for decoded images. You can delete it at any time. Default: $IDMM_CACHE, else ~/.cache/idmm."""
     in_chans: int | None = Field(None, ge=1)
-    """Channels the model sees; null: the init checkpoint's, else 3. 3 and 1 are pictures, read as RGB (of 1 their
-    brightness); any other number are bands: the channels of the files as they are, all files with that many."""
-    bands: list[int] | None = Field(None, min_length=1)
-    """Which channels of the files are used, in that order, from 0, e.g. '[0, 3, 4]'; channels are then bands also where
-    they are 1 or 3. Null: all."""
+    """Channels of the model. 3 and 1 read pictures, others the files' channels. Default: those of --init, else 3."""
     mean: list[float] | None = Field(None, min_length=1)
-    """Mean of each channel, on pixel values in [0, 1]; null: the init checkpoint's, else of RGB ImageNet's, else
-    measured from the training images."""
+    """Mean per channel, of values in [0, 1]. Default: that of --init, else ImageNet's for RGB, else measured."""
     std: list[float] | None = Field(None, min_length=1)
-    """Standard deviation of each channel, likewise."""
+    """Standard deviation per channel. Default: as for data.mean."""
+    # keys of classification, which Data has
+    labelled: ClassVar[Subset | None] = None
+    labels: ClassVar[str | None] = None
+    folds: ClassVar[int | None] = None
+    fold: ClassVar[int | None] = None
+    bands: ClassVar[list[int] | None] = None
 
     @property
     def channels(self) -> int | None:
-        """Channels that are asked for; None: the init checkpoint's, else 3."""
+        """Channels that the config asks for. None: the init checkpoint's, else 3."""
         return self.in_chans if self.bands is None else len(self.bands)
+
+    @property
+    def is_rgb(self) -> bool:
+        """Whether the channels are colours: those of pictures (also if the model sees them in grey), or three bands."""
+        return self.in_chans in (None, 1, 3) if self.bands is None else len(self.bands) == 3
 
     @model_validator(mode="after")
     def _check(self):
-        if min(self.bands or [0]) < 0:
-            raise FieldError("bands", f"got {self.bands}, wanted numbers of channels, from 0")
-        if self.bands is not None and len(set(self.bands)) < len(self.bands):
-            raise FieldError("bands", f"got {self.bands}, wanted each channel once")
-        used = self.channels
+        faults, bands, used = {}, self.bands, self.channels
+        if bands is not None and min(bands) < 0:
+            faults["bands"] = f"got {bands}, expected numbers of channels, from 0"
+        elif bands is not None and len(set(bands)) < len(bands):
+            faults["bands"] = f"got {bands}, expected each channel once"
         if self.in_chans not in (None, used):
-            raise FieldError("in_chans", f"got {self.in_chans} for {used} bands; wanted {used}, or to leave it out")
-        if used is not None:
-            lengths = {"mean": self.mean, "std": self.std}
-            if not isinstance(self.range, str) and isinstance(self.range[0], list):
-                lengths["range"] = self.range
-            key = f"in_chans {used}" if self.bands is None else f"{used} bands"
-            wrong = [
-                FieldError(name, f"got {len(values)} values for {key}, wanted one a channel")
-                for name, values in lengths.items()
-                if values is not None and len(values) != used
-            ]
-            if wrong:
-                wrong[0].each = wrong
-                raise wrong[0]
+            faults["in_chans"] = f"got {self.in_chans} for {used} bands, expected {used}, or no in_chans"
+        per_channel = {"mean": self.mean, "std": self.std}
+        if isinstance(self.range[0], list):
+            per_channel["range"] = self.range
+        for name, values in per_channel.items():
+            if None not in (values, used) and len(values) != used:
+                key = f"in_chans {used}" if bands is None else f"{used} bands"
+                faults[name] = f"got {len(values)} values for {key}, expected one per channel"
         if self.std is not None and min(self.std) <= 0:
-            raise FieldError("std", f"got {self.std}, wanted numbers > 0")
+            faults["std"] = f"got {self.std}, expected numbers > 0"
         if self.fold is not None and self.fold > (self.folds or 0):
-            of = "folds is not given" if self.folds is None else f"there are {self.folds} folds"
-            raise FieldError("fold", f"got {self.fold}, but {of}; wanted folds, and one of them")
+            folds = "data.folds is not given" if self.folds is None else f"there are {self.folds} folds"
+            faults["fold"] = f"got {self.fold}, but {folds}; expected folds, and one of them"
+        raise_faults(faults)
         return self
+
+
+@section
+class Data(Images):
+    """The images."""
+
+    subset: Subset | None = None
+    """Train on a part, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Default: all."""
+    labelled: Subset | None = None
+    """Use only some labels, e.g. '{per_class: 5}'. The other images count as unlabelled. Default: all."""
+    labels: str | None = None
+    """CSV file of path,class (also split, group) with paths under data.root. Default: folders are the classes."""
+    folds: int | None = Field(None, ge=2)
+    """Folds of a cross-validation, each one run in OUT/fold-N. Default: one run on the dataset's own test split."""
+    fold: int | None = Field(None, ge=1)
+    """Run only this fold, from 1. Default: all."""
+    bands: list[int] | None = Field(None, min_length=1)
+    """Channels of the files to use, from 0, e.g. '[0, 3, 4]'. Default: all."""

@@ -1,152 +1,233 @@
-"""The pretraining methods: the keys that each reads, with its own defaults, and what it needs of a run.
+"""The pretraining methods: one class each with its options, default views, colours and needs.
 
-A new method is an entry here, its keys in :class:`Method`, a class of that name in a module NAME of ``idmm/methods``,
-and a ``configs/pretrain/NAME.yaml``, NAME in small letters. Widths and temperatures: Table 10 of the IDMM paper; what
-it leaves out: the methods' own papers and releases.
+To add a method, write a class here, add it to ``AnyMethod``, and put its loss into ``idmm/methods/NAME.py`` and its
+recipe into ``configs/pretrain/NAME.yaml``. Widths and temperatures are from Table 10 of the IDMM paper. Values that the
+table leaves out are from the methods' own papers and releases.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import importlib.util
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from idmm.config.base import section
+from idmm.config.base import raise_faults, section
+from idmm.config.views import CropGroup
+from idmm.errors import install
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a method is beside its loss."""
-
-    keys: dict[str, Any]  # that it reads, with its defaults; None waits for the data or the model
-    crops: tuple[dict[str, Any], ...] = ({"count": 2, "scale": [0.2, 1.0]},)  # groups, if ``views.crops`` is null
-    colours: dict[str, Any] = field(default_factory=dict)  # colours of ``views`` that are not IDMM's, if they are null
-    warmup_epochs: float | None = None  # if ``train.warmup_epochs`` is null; None: that of the backbone's family
-    labelled: bool = False  # whether it learns from labels
-    exactly: int | None = None  # crops of an image that it compares; None: any number
-    at_least: int = 1  # crops that it needs
-    within_pass: bool = False  # whether it compares the images of a pass with one another
-    libraries: tuple[str, ...] = ()  # modules that must be there; an MLP needs lightly too
+BYOL_JITTER = [0.4, 0.4, 0.2, 0.1]  # of BYOL, also used by MoCo v3 and DINO
 
 
-SMOOTHED = {"label_smoothing": 0.1, "cutmix_alpha": 0.5}
-PROJECTION = {"projection": True, "hidden_dim": None, "dim": 256}
-IDMM_CROPS = ({"count": 2, "scale": [0.14, 1.0]}, {"count": 4, "scale": [0.05, 0.4]})  # of its release
-LIGHTLY = ("lightly",)
-BYOL = {"jitter": [0.4, 0.4, 0.2, 0.1]}  # BYOL's augmentations, which MoCo v3 and DINO take over
-
-
-def byol_crops(low: float) -> tuple[dict[str, Any], ...]:
-    """The first global crop is always blurred; the second seldom, but it may be solarized."""
-    first, second = {"blur_prob": 1.0}, {"blur_prob": 0.1, "solarize_prob": 0.2}
-    return tuple({"count": 1, "scale": [low, 1.0], **colours} for colours in (first, second))
-
-
-METHODS = {
-    "idmm": Recipe(
-        {
-            **SMOOTHED, **PROJECTION, "projection": False, "dim": None, "classifier": "linear",
-            "classifier_scale": 16.0, "classifier_lr_scale": 1.0, "classifier_init": "random",
-            "label_weight": 0.0, "instance_decay": "none",
-        },
-        crops=IDMM_CROPS,
-    ),
-    "simclr": Recipe({**PROJECTION, "temperature": 0.1}, exactly=2, within_pass=True, libraries=LIGHTLY),
-    "supcon": Recipe({**PROJECTION, "temperature": 0.1}, labelled=True, within_pass=True),
-    "mocov2": Recipe(
-        {**PROJECTION, "temperature": 0.2, "momentum": 0.999, "queue": None},
-        colours={"jitter": [0.4, 0.4, 0.4, 0.1]}, warmup_epochs=0, exactly=2, libraries=LIGHTLY,
-    ),
-    "mocov3": Recipe(
-        {"hidden_dim": 4096, "dim": 256, "temperature": 0.2, "momentum": 0.99},
-        byol_crops(0.08), BYOL, warmup_epochs=40, exactly=2, within_pass=True, libraries=LIGHTLY,
-    ),
-    "dino": Recipe(
-        {
-            "hidden_dim": 2048, "dim": 256, "temperature": 0.1, "momentum": 0.996, "outputs": None,
-            "teacher_temperature": 0.07, "teacher_warmup_epochs": None, "center_momentum": 0.9, "freeze_epochs": None,
-        },
-        (*byol_crops(0.25), {"count": 4, "scale": [0.05, 0.25]}), BYOL, warmup_epochs=10, at_least=2, libraries=LIGHTLY,
-    ),
-    "supervised": Recipe(SMOOTHED, crops=IDMM_CROPS, labelled=True),
-}  # fmt: skip
+def byol_crops(low: float) -> tuple[CropGroup, CropGroup]:
+    """Return BYOL's two global crops: the first is always blurred, the second rarely, but it may be solarized."""
+    scale = [low, 1.0]
+    return (
+        CropGroup(count=1, scale=scale, blur_prob=1.0),
+        CropGroup(count=1, scale=scale, blur_prob=0.1, solarize_prob=0.2),
+    )
 
 
 @section
 class Method:
-    """What is learned in stage 1; a method refuses fields that it does not read."""
+    """The pretraining method and its options. An option of another method is an error."""
 
-    name: Literal[*METHODS] = "idmm"
-    """Pretraining method; all but idmm and supervised need the extra 'baselines', supcon and supervised labels."""
+    CROPS: ClassVar[tuple[CropGroup, ...]] = (CropGroup(count=2, scale=[0.2, 1.0]),)  # if ``views.crops`` is null
+    COLOURS: ClassVar[dict[str, Any]] = {}  # if null in ``views`` and different from IDMM's
+    WARMUP_EPOCHS: ClassVar[float | None] = None  # if ``train.warmup_epochs`` is null. None: the family's
+    NEEDS_LABELS: ClassVar[bool] = False
+    CROPS_COMPARED: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most crops per image
+    COMPARES_IMAGES: ClassVar[bool] = False  # whether the loss compares the images of a pass with each other
+    LIBRARIES: ClassVar[tuple[str, ...]] = ()  # of the extra 'baselines'
+
+    name: str
+    """Pretraining method. supcon and supervised need labels. All but idmm and supervised need the extra 'baselines'."""
+
+    @property
+    def learns_labels(self) -> bool:
+        """Whether a classifier is trained next to the backbone, on the labels that exist."""
+        return False
+
+    def crop_faults(self, crops: list[CropGroup]) -> list[str]:
+        """Return what is wrong with the number of crops per image."""
+        count, (fewest, most) = sum(group.count for group in crops), self.CROPS_COMPARED
+        if fewest <= count <= (most or count):
+            return []
+        expected = f"{fewest}" if most else f"at least {fewest}"
+        return [f"views.crops: got {count} crops per image, but {self.name} compares crops; expected {expected}"]
+
+    def missing_libraries(self) -> list[str]:
+        """Return a fault for each library that the method needs and that is not installed."""
+        names = {*self.LIBRARIES} | ({"lightly"} if getattr(self, "projection", False) else set())
+        missing = [name for name in sorted(names) if importlib.util.find_spec(name) is None]
+        return [f"method.name: {self.name} needs {name}; install it with: {install('baselines')}" for name in missing]
+
+
+@section
+class Mixed(Method):
+    """Options of methods with smoothed labels and CutMix."""
+
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    """idmm, supervised: epsilon of Eq. 17, the share of the target that goes to the other N-1 instances (supervised: to
-    the classes)."""
+    """Share of the target that goes to the other instances (or classes): epsilon of Eq. 17."""
     cutmix_alpha: float = Field(0.5, ge=0)
-    """idmm, supervised: CutMix's lambda is drawn from Beta(alpha, alpha); 0: no CutMix."""
-    projection: bool | None = None
-    """idmm, simclr, supcon, mocov2: A two-layer MLP between the features and the loss; without it there are no widths
-    to give. Null: false (idmm), true (simclr, supcon, mocov2)."""
+    """CutMix draws its share of pixels from Beta(alpha, alpha). 0: no CutMix."""
+
+
+@section
+class Projected(Method):
+    """Options of methods with an optional MLP between the features and the loss."""
+
+    projection: bool = True
+    """Put a projection head (a two-layer MLP) between the features and the loss."""
     hidden_dim: int | None = Field(None, ge=1)
-    """idmm, simclr, supcon, mocov2, mocov3, dino: Width of the MLP's hidden layers. Null: 4096 (mocov3), 2048 (dino),
-    of the others that of the features."""
+    """Hidden width of the projection head. Default: the width of the features, for mocov3 4096, for dino 2048."""
     dim: int | None = Field(None, ge=1)
-    """idmm, simclr, supcon, mocov2, mocov3, dino: Width of its outputs. Null: 256."""
+    """Output width of the projection head. Default: 256."""
+
+    @model_validator(mode="after")
+    def _check_widths(self):
+        widths = {} if self.projection else {name: getattr(self, name) for name in ("hidden_dim", "dim")}
+        why = f"but {self.name} without method.projection has no projection head; leave it out"
+        raise_faults({name: f"got {width}, {why}" for name, width in widths.items() if width is not None})
+        return self
+
+
+@section
+class IDMM(Projected, Mixed):
+    """Parametric instance discrimination with label smoothing, CutMix and small crops (ECCV 2022)."""
+
+    CROPS: ClassVar = (CropGroup(count=2, scale=[0.14, 1.0]), CropGroup(count=4, scale=[0.05, 0.4]))
+
+    name: Literal["idmm"] = "idmm"
+    projection: bool = False
     classifier: Literal["linear", "cosine"] = "linear"
-    """idmm: The N-way layer: 'linear' (the paper's) or 'cosine' (normalised features and rows, a learned scale)."""
+    """N-way layer (a classifier over the N images): 'linear' as in the paper, or 'cosine' with a learned scale."""
     classifier_scale: float = Field(16.0, gt=0)
-    """idmm: Where the cosine layer's learned scale starts."""
+    """Initial value of the cosine layer's learned scale."""
     classifier_lr_scale: float = Field(1.0, gt=0)
-    """idmm: The N-way layer's learning rate, as a multiple of train.lr."""
+    """Learning rate of the N-way layer, as a multiple of train.lr."""
     classifier_init: Literal["random", "features"] = "random"
-    """idmm: Start of the N-way layer's rows: 'random', or each image's own 'features', untrained, centred,
-    normalised."""
+    """Initial rows of the N-way layer: 'random', or each image's untrained 'features', centred and normalised."""
     label_weight: float = Field(0.0, ge=0)
-    """idmm: Joint training with what labels there are (data.labelled): weight of the cross-entropy of a classifier,
-    beside the N-way loss that runs on all images. On the global crops (the groups of the first one's scale), with
-    method.label_smoothing and method.cutmix_alpha as the N-way loss has them. The run then needs images to test on, and
-    exports the classifier, too; 0: no labels."""
+    """Weight of a cross-entropy on the labelled images, next to the N-way loss on all images. 0: no labels."""
     instance_decay: Literal["none", "cosine"] = "none"
-    """idmm: With label_weight: the weight of the N-way loss stays 1, or falls to zero along half a cosine."""
-    temperature: float | None = Field(None, gt=0)
-    """simclr, supcon, mocov2, mocov3, dino: Temperature of the loss, of dino's student. Null: 0.1 (simclr, supcon,
-    dino), 0.2 (mocov2, mocov3)."""
-    momentum: float | None = Field(None, ge=0, le=1)
-    """mocov2, mocov3, dino: Momentum of the second encoder; mocov3's and dino's rises to 1. Null: 0.999 (mocov2), 0.99
-    (mocov3), 0.996 (dino)."""
+    """Weight of the N-way loss if label_weight is above 0: constant, or falling to zero along half a 'cosine'."""
+
+    @property
+    def learns_labels(self) -> bool:
+        """Whether a classifier is trained next to the backbone, on the labels that exist."""
+        return self.label_weight > 0
+
+    @model_validator(mode="after")
+    def _check_decay(self):
+        if self.instance_decay != "none" and not self.learns_labels:
+            raise_faults(
+                {"instance_decay": f"got {self.instance_decay!r} with label_weight 0, expected label_weight > 0"}
+            )
+        return self
+
+
+@section
+class SimCLR(Projected):
+    """Contrast two crops of an image with the other images of the batch (ICML 2020)."""
+
+    CROPS_COMPARED: ClassVar = (2, 2)
+    COMPARES_IMAGES: ClassVar = True
+    LIBRARIES: ClassVar = ("lightly",)
+
+    name: Literal["simclr"] = "simclr"
+    temperature: float = Field(0.1, gt=0)
+    """Temperature of the loss (for dino: of the student)."""
+
+
+@section
+class SupCon(Projected):
+    """Contrast images of a class with those of other classes (NeurIPS 2020)."""
+
+    COMPARES_IMAGES: ClassVar = True
+    NEEDS_LABELS: ClassVar = True
+
+    name: Literal["supcon"] = "supcon"
+    temperature: float = Field(0.1, gt=0)
+
+
+@section
+class MoCoV2(Projected):
+    """Contrast two crops of an image with a queue of earlier images (arXiv:2003.04297)."""
+
+    COLOURS: ClassVar = {"jitter": [0.4, 0.4, 0.4, 0.1]}
+    WARMUP_EPOCHS: ClassVar = 0
+    CROPS_COMPARED: ClassVar = (2, 2)
+    LIBRARIES: ClassVar = ("lightly",)
+
+    name: Literal["mocov2"] = "mocov2"
+    temperature: float = Field(0.2, gt=0)
+    momentum: float = Field(0.999, ge=0, le=1)
+    """Momentum of the second encoder. It rises to 1 in mocov3 and dino."""
     queue: int | None = Field(None, ge=1)
-    """mocov2: Keys of earlier batches; null: 2048, or fewer where there are few images."""
+    """Length of the queue (images). Default: 2048, or less for small datasets."""
+
+
+@section
+class MoCoV3(Method):
+    """Contrast two crops of an image with the other images of the batch, by a momentum encoder (ICCV 2021)."""
+
+    CROPS: ClassVar = byol_crops(0.08)
+    COLOURS: ClassVar = {"jitter": BYOL_JITTER}
+    WARMUP_EPOCHS: ClassVar = 40
+    CROPS_COMPARED: ClassVar = (2, 2)
+    COMPARES_IMAGES: ClassVar = True
+    LIBRARIES: ClassVar = ("lightly",)
+
+    name: Literal["mocov3"] = "mocov3"
+    hidden_dim: int = Field(4096, ge=1)
+    dim: int = Field(256, ge=1)
+    temperature: float = Field(0.2, gt=0)
+    momentum: float = Field(0.99, ge=0, le=1)
+
+
+@section
+class DINO(Method):
+    """Match the outputs of a student and a teacher with momentum weights (ICCV 2021)."""
+
+    CROPS: ClassVar = (*byol_crops(0.25), CropGroup(count=4, scale=[0.05, 0.25]))
+    COLOURS: ClassVar = {"jitter": BYOL_JITTER}
+    WARMUP_EPOCHS: ClassVar = 10
+    CROPS_COMPARED: ClassVar = (2, None)
+    LIBRARIES: ClassVar = ("lightly",)
+
+    name: Literal["dino"] = "dino"
+    hidden_dim: int = Field(2048, ge=1)
+    dim: int = Field(256, ge=1)
+    temperature: float = Field(0.1, gt=0)
+    momentum: float = Field(0.996, ge=0, le=1)
     outputs: int | None = Field(None, ge=2)
-    """dino: Width of the softmax; null: 65536, or the number of images where that is smaller."""
-    teacher_temperature: float | None = Field(None, gt=0)
-    """dino: Temperature of the teacher after its warm-up from 0.04. Null: 0.07."""
+    """Width of the softmax. Default: 65536, or the number of images if that is smaller."""
+    teacher_temperature: float = Field(0.07, gt=0)
+    """Temperature of the teacher after its warm-up from 0.04."""
     teacher_warmup_epochs: int | None = Field(None, ge=0)
-    """dino: Length of that warm-up; null: 30, or a tenth of a shorter run (epochs)."""
-    center_momentum: float | None = Field(None, ge=0, le=1)
-    """dino: Momentum of the centre of the teacher's outputs; 1 leaves it at zero. Null: 0.9."""
+    """Warm-up of the teacher's temperature (epochs). Default: 30, or a tenth of a shorter run."""
+    center_momentum: float = Field(0.9, ge=0, le=1)
+    """Momentum of the centre of the teacher's outputs. 1 keeps it at zero."""
     freeze_epochs: int | None = Field(None, ge=0)
-    """dino: The last layer of the head is held still for so long; null: 1, or 0 in runs under 10 epochs (epochs)."""
+    """Epochs for which the head's last layer is frozen (epochs). Default: 1, or 0 in runs under 10 epochs."""
 
 
-def keys_read(method: Method) -> dict[str, Any]:
-    """Returns the keys that a method reads, with its defaults; without its MLP there are no widths."""
-    reads = METHODS[method.name].keys
-    if "projection" in reads and not projects(method):
-        return {name: value for name, value in reads.items() if name not in ("hidden_dim", "dim")}
-    return reads
+@section
+class Supervised(Mixed):
+    """Cross-entropy on the labels, with IDMM's views."""
+
+    CROPS: ClassVar = IDMM.CROPS
+    NEEDS_LABELS: ClassVar = True
+
+    name: Literal["supervised"] = "supervised"
 
 
-def projects(method: Method) -> bool:
-    """Whether ``method.projection`` puts an MLP between the features and the loss."""
-    usual = METHODS[method.name].keys.get("projection")
-    return bool(usual if method.projection is None else method.projection)
+AnyMethod = IDMM | SimCLR | SupCon | MoCoV2 | MoCoV3 | DINO | Supervised
+METHODS: dict[str, type[Method]] = {kind.name: kind for kind in get_args(AnyMethod)}
 
 
-def unread(method: Method, given: Collection[str]) -> list[str]:
-    """Returns a line for each of the given keys that the method does not read."""
-    reads, lines = keys_read(method), []
-    for name in given:
-        if name not in ("name", *reads):
-            without = name in METHODS[method.name].keys
-            where = f"{method.name} without method.projection" if without else method.name
-            lines.append(f"method.{name}: {getattr(method, name)!r}, but {where} does not read it; leave it out")
-    return lines
+def _named(options: Any) -> Any:
+    """Add the default method's name to options without one."""
+    return {"name": "idmm", **options} if isinstance(options, dict) else options
+
+
+MethodOptions = Annotated[AnyMethod, Field(discriminator="name"), BeforeValidator(_named)]

@@ -1,288 +1,322 @@
-"""From YAML files and flags to a checked config; all faults are found before the first is reported.
+"""From YAML files and flags to a checked config. All faults are reported together.
 
-Every flag, type, range and help text is read from the classes of this package and stated nowhere else: argparse prints
-the help, pydantic checks the result.
+Every flag, type, range and help text is read from the classes of this package. argparse splits the command line and
+prints the help. pydantic checks the values.
 """
 
 import argparse
-import dataclasses
-import functools
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticUndefined
 
-from idmm.config.base import FieldError
+from idmm.config.base import FieldErrors
 from idmm.config.reading import of_method, read_value, recipe, yaml_problem
-from idmm.config.reading import read_file as read_file
-from idmm.config.schema import Key, flags_of, flatten, is_switch, keys_of, merged, options
-from idmm.errors import UserError, nearest
+from idmm.config.schema import Key, flags_of, flatten, is_choice, is_switch, keys_of, merged, options
+from idmm.errors import UserError, listed, nearest
 
 log = logging.getLogger("idmm")
 Config = TypeVar("Config")
+NO_VALUE = object()  # of a flag that stands without a value
+HELP = """Keys of a YAML file are the flags without dashes: train.lr is --train.lr. null is the default that a text
+names."""
 
 
-def parse(kind: type[Config], argv: list[str], prog: str, words: tuple[str, ...] = ()) -> Config:
-    """Reads ``--config`` files, then flags over them.
+def parse(
+    kind: type[Config], argv: list[str], prog: str, words: tuple[str, ...] = (), commands: Mapping[str, type] = {}
+) -> Config:
+    """Read ``--config`` files, then flags over them.
 
     Args:
         kind: Class of the config.
-        argv: What was typed.
+        argv: The command line after the command.
         prog: The program, for the help.
-        words: Keys of the words that may stand without a flag, in their order; the last takes all that are left where
-            it is a list.
+        words: Keys of the words that need no flag, in their order. The last takes all remaining words if it is a list.
+        commands: Config classes by command, to name the command that an unknown flag belongs to.
 
     Returns:
         The config. ``--help`` and ``--print_config`` print and raise SystemExit(0).
 
     Raises:
-        UserError: A line for each unknown key (with the nearest known one), wrong type and value out of range.
+        UserError: A line for each unknown key (with the nearest existing one), wrong type and value out of range.
     """
-    if "--help" in argv or "-h" in argv:
-        _print_help(kind, prog)
-        raise SystemExit(0)
-    kinds = {key: leaf.kind for key, leaf in _flags(kind).items()}
-    known, faults, own, names = [*kinds, "config", "print_config"], [], {}, []
-    given, loose = _split(argv, {"print_config", *(key for key, of in kinds.items() if is_switch(of))})
-    for key, text in given:
-        if key not in known:
-            faults.append(f"--{key}: unknown flag{nearest(f'--{key}', [f'--{name}' for name in known])}")
-        elif key == "config":
-            names.append(text or "")
-        elif text is None:
-            faults.append(f"--{key}: wants a value ({_metavar(kinds[key])})")
-        elif key in kinds:
-            faults += _set(own, key, text, kinds[key])
-    for key in [key for key in words if key not in own]:
-        several = any(get_origin(option) is list for option in options(kinds[key]))
-        here, loose = (loose, []) if several else (loose[:1], loose[1:])
-        if here and several:
-            own[key] = here
-        elif here:
-            faults += _set(own, key, here[0], kinds[key])
-    faults += [f"{word}: unexpected argument; values follow their --flag" for word in loose]
-    files = []
+    flags = _flags(kind)
+    texts, rest = _split(_parser(kind, prog, flags), argv, flags)
+    names, only_print = texts.pop("config", []), texts.pop("print_config", False)
+    faults, rest = _unknown(rest, kind, flags, commands)
+    for key in (key for key in words if rest and key not in texts):
+        takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
+        texts[key], rest = (rest, []) if takes_all else (rest[0], rest[1:])
+    faults += [f"{word}: unexpected argument; values follow their --flag" for word in rest]
+    values, more = _values(texts, flags)
+    faults, files = faults + more, []
     for name in names:
         try:
-            files.append((name, recipe(kind, name)))
+            files.append((name, recipe(kind, "" if name is NO_VALUE else name)))
         except UserError as error:
             faults += error.faults
-    layers, origin = [], {}  # of each key: its file; empty: a flag
-    method = flatten(merged(*(file for _, file in files), own)).get("method.name")  # of the flag, else the last file
-    for where, file in files:
-        file, note = of_method(file, method, where)
-        layers.append(file)
-        origin |= dict.fromkeys(flatten(file), where)
+
+    layers, origin = [], {}  # origin: the file of each key, empty for a flag
+    method = flatten(merged(*(file for _, file in files), values)).get("method.name")
+    for path, file in files:
+        layer, note = of_method(file, method, path)
+        layers.append(layer)
+        origin |= dict.fromkeys(flatten(layer), path)
         if note:
             log.info("%s", note)
-    config = _checked(kind, merged(*layers, own), origin | dict.fromkeys(own, ""), faults)
-    if "print_config" in dict(given):
+    origin |= dict.fromkeys(values, "")
+    config = _checked(kind, merged(*layers, values), origin, faults, partial=bool(only_print))
+    if only_print:
         print(dump(config), end="")
         raise SystemExit(0)
     return config
 
 
-def build(kind: type[Config], given: Any) -> Config:
-    """Makes a config from Python: an instance as it is, a mapping checked, a path or a recipe's name read as YAML.
+def build(kind: type[Config], source: Any) -> Config:
+    """Return a config from Python: an instance as it is, a mapping checked, a path or a recipe's name read as YAML.
 
     Raises:
         UserError: As :func:`parse`.
     """
-    if isinstance(given, kind):
-        return given
-    if not isinstance(given, (str, Path, dict)):
-        wanted = f"wanted a mapping, a {kind.__name__} or the path of a YAML file"
-        raise UserError(f"config: {wanted}, got {type(given).__name__}")
-    return _checked(kind, merged(given) if isinstance(given, dict) else recipe(kind, given), {}, [])
+    if isinstance(source, kind):
+        return source
+    if not isinstance(source, (str, Path, dict)):
+        expected = f"expected a mapping, a {kind.__name__} or the path of a YAML file"
+        raise UserError(f"config: got {type(source).__name__}, {expected}")
+    return _checked(kind, merged(source) if isinstance(source, dict) else recipe(kind, source), {}, [])
 
 
-def plain(config: Any) -> Any:
-    """Returns a config as nested dicts and lists, for YAML and JSON."""
-    if isinstance(config, dict):
-        return {key: plain(value) for key, value in config.items()}
-    if isinstance(config, (list, tuple)):
-        return [plain(value) for value in config]
-    if not dataclasses.is_dataclass(config):
-        return config
-    values = {item.name: plain(getattr(config, item.name)) for item in dataclasses.fields(config)}
-    sparse = getattr(config, "SPARSE", False)
-    return {name: value for name, value in values.items() if not (sparse and value is None)}
+def to_dict(config: Any) -> Any:
+    """Return a config, or a mapping with configs in it, as nested dicts and lists for YAML and JSON."""
+    return TypeAdapter(Any).dump_python(config, mode="json", warnings=False)
 
 
 def changed(config: Any) -> list[str]:
-    """Returns the names of a config's fields that are not as by default."""
-    usual = plain(type(config)())
-    return [name for name, value in plain(config).items() if value != usual[name]]
+    """Return the names of a config's fields that differ from the default."""
+    default = to_dict(type(config)())
+    return [name for name, value in to_dict(config).items() if value != default[name]]
 
 
 def dump(config: Any) -> str:
-    """Returns a config as YAML."""
-    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
+    """Return a config as YAML."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
+# ------------------------------------------------------------------ the command line
 def _flags(kind: type) -> dict[str, Key]:
-    """Returns the flags of a config by their names, with those of the stages that a grid has: ``pretrain.train.lr``."""
-    flags = {leaf.key: leaf for leaf in flags_of(kind)}
+    """Return the flags of a config by name. A grid also has those of its stages: ``pretrain.train.lr``."""
+    flags = {key.key: key for key in flags_of(kind)}
     for stage, inner in getattr(kind, "STAGES", {}).items():
-        flags |= {f"{stage}.{leaf.key}": leaf for leaf in flags_of(inner)}
-        flags[f"{stage}.config"] = Key(f"{stage}.config", str, "", None, kind, None)
+        flags |= {f"{stage}.{key.key}": key for key in flags_of(inner)}
+        flags[f"{stage}.config"] = Key(f"{stage}.config", str, "", "", False, kind, ())
     return flags
 
 
-def _split(argv: list[str], lone: set[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
-    """Splits a command line into flags with their texts (None: without one), and words that follow none.
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=32, width=110)
 
-    The flags ``lone`` mean true without a value, and take none but YAML's lest they take the word behind them.
-    """
-    flags, words, tokens = [], [], list(argv)
-    while tokens:
-        key, equals, text = tokens.pop(0).partition("=")
-        if not key.startswith("--"):
-            words.append(key + equals + text)
-            continue
-        key = key.removeprefix("--")
-        if not equals:
-            usable = bool(tokens) and not tokens[0].startswith("--")
-            if key in lone:
-                usable = usable and tokens[0].lower() in ("true", "false", "null")
-            text = tokens.pop(0) if usable else "true" if key in lone else None
-        flags.append((key, text))
-    return flags, words
+    def _format_args(self, action, default_metavar):
+        return action.metavar  # argparse would put it into brackets
 
 
-def _print_help(kind: type, prog: str) -> None:
+def _parser(kind: type, prog: str, flags: dict[str, Key]) -> argparse.ArgumentParser:
     usage = f"{prog} [--config FILE] [--KEY VALUE ...]"
-    formatter = functools.partial(argparse.HelpFormatter, max_help_position=32, width=110)
-    parser = argparse.ArgumentParser(prog=prog, description=kind.__doc__, usage=usage, formatter_class=formatter)
-    text = "YAML file of the keys below, or a name of 'idmm configs'; flags override it"
-    parser.add_argument("--config", metavar="FILE", help=text)
-    parser.add_argument("--print_config", action="store_true", help="print the resulting config as YAML and exit")
+    parser = argparse.ArgumentParser(
+        prog,
+        usage,
+        kind.__doc__,
+        HELP,
+        formatter_class=_Help,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # Python's own does not know -1e-3
+    any_value = {"nargs": "?", "const": NO_VALUE}  # so that all faults can be reported together
+    text = "YAML file of the keys below, or a recipe of 'idmm configs'. Flags and later files override it."
+    parser.add_argument("--config", metavar="FILE", help=text, action="append", **any_value)
+    parser.add_argument("--print_config", help="Print the resulting config as YAML and exit.", **any_value, metavar="")
     groups = {"": parser.add_argument_group("run")}
-    for leaf in flags_of(kind):
-        if any(f"{leaf.key}.".startswith(f"{key}.") for key in getattr(kind, "HIDDEN", ())):
+    for name, key in flags.items():
+        section = key.key.rpartition(".")[0]
+        if name != key.key:  # of a grid's stage
+            parser.add_argument(f"--{name}", help=argparse.SUPPRESS, **any_value)
             continue
-        name = leaf.key.rpartition(".")[0]
-        if name not in groups:
-            groups[name] = parser.add_argument_group(name, leaf.owner.__doc__)
-        default = "required" if leaf.default is PydanticUndefined else f"default: {_flow(leaf.default)}"
-        text = f"{leaf.help} ({default})".replace("%", "%%")
-        groups[name].add_argument(f"--{leaf.key}", metavar=_metavar(leaf.kind), help=text)
-    parser.print_help()
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section, key.owner.__doc__)
+        text = f"{key.text} Required." if key.required else key.text
+        groups[section].add_argument(f"--{name}", metavar=key.metavar, help=text.replace("%", "%%"), **any_value)
+    return parser
 
 
-def _metavar(kind: Any) -> str:
-    names = []
-    for option in options(kind):
-        if get_origin(option) is Literal:
-            names.append("{" + ",".join(str(value) for value in get_args(option)) + "}")
-        elif option is not type(None):
-            words = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", list: "LIST"}
-            names.append(words.get(get_origin(option) or option, "MAPPING"))
-    return "|".join(names)
+def _split(parser: argparse.ArgumentParser, argv: list[str], flags: dict[str, Key]) -> tuple[dict[str, Any], list[str]]:
+    """Return the texts of the flags, and what argparse does not know: words, and unknown flags with their values.
+
+    A switch without a value means true. It takes only YAML's true, false and null, so that a word may follow it.
+    """
+    switches = {"--print_config", *(f"--{name}" for name, key in flags.items() if is_switch(key.kind))}
+    argv = [
+        f"{word}=true" if word in switches and after.lower() not in ("true", "false", "null") else word
+        for word, after in zip(argv, [*argv[1:], ""], strict=False)
+    ]
+    texts, loose = parser.parse_known_args(argv)
+    return vars(texts), loose
 
 
-def _flow(value: Any) -> str:
-    value = TypeAdapter(type(value)).dump_python(value) if value is not None else None
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).strip().removesuffix("...").strip()
-
-
-def _set(own: dict, key: str, text: str, kind: Any) -> list[str]:
-    """Sets a key to a flag's text; returns the faults."""
-    if not text:
-        return [f"{key}: got '', wanted a value ('null' is for none)"]
-    try:
-        own[key] = _value(text, kind)
-    except yaml.YAMLError as error:
-        return [f"{key}: got {text!r}, which is not YAML ({yaml_problem(error)})"]
-    return []
+def _values(texts: dict[str, Any], flags: dict[str, Key]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of flags and words by key, and the faults of those that cannot be read."""
+    values, faults = {}, []
+    for name, text in texts.items():
+        if isinstance(text, list):  # words
+            values[name] = text
+        elif text is NO_VALUE:
+            faults.append(f"--{name}: expected a value ({flags[name].metavar})")
+        elif not text:
+            faults.append(f"{name}: empty value (unset shell variable?); use null for none")
+        else:
+            try:
+                values[name] = _value(text, flags[name].kind)
+            except yaml.YAMLError as error:
+                faults.append(f"{name}: got {text!r}, which is not YAML ({yaml_problem(error)})")
+    return values, faults
 
 
 def _value(text: str, kind: Any) -> Any:
-    """A flag's text as YAML, but taken to the letter where only text is wanted."""
-    texts = [t for t in options(kind) if t is not type(None)]
-    if all(t is str or get_origin(t) is Literal and all(isinstance(v, str) for v in get_args(t)) for t in texts):
+    """Return a flag's text as YAML, or as it is if the key takes only text."""
+    kinds = [option for option in options(kind) if option is not type(None)]
+    if all(option is str or is_choice(option) and all(isinstance(v, str) for v in option.__args__) for option in kinds):
         return None if text == "null" and type(None) in options(kind) else text
     return read_value(text)
 
 
-def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: list[str]) -> Config:
-    """Makes the config, or raises UserError with the faults so far and those of the keys."""
+def _unknown(
+    loose: list[str], kind: type, flags: dict[str, Key], commands: Mapping[str, type]
+) -> tuple[list[str], list[str]]:
+    """Return a fault for each unknown flag, and the words that follow no flag."""
+    faults, words, previous = [], [], ""
+    for word in loose:
+        if word.startswith("--"):
+            name = word.partition("=")[0].removeprefix("--")
+            others = [command for command, other in commands.items() if other is not kind and name in _flags(other)]
+            hint = nearest(f"--{name}", ["--config", "--print_config", *(f"--{flag}" for flag in flags)])
+            known = (
+                f"unknown flag of this command; it belongs to {listed(others, 9)}" if others else f"unknown flag{hint}"
+            )
+            faults.append(f"--{name}: {known}")
+        elif not previous.startswith("--") or "=" in previous:  # else the value of the unknown flag
+            words.append(word)
+        previous = word
+    return faults, words
+
+
+# ------------------------------------------------------------------ checks
+def _checked(
+    kind: type[Config], data: dict, origin: dict[str, str], faults: list[str], partial: bool = False
+) -> Config:
+    """Return the config, or raise UserError with the faults so far and those of the keys.
+
+    Args:
+        kind: Class of the config.
+        data: Its nested keys.
+        origin: The file of each key, empty for a flag.
+        faults: Found so far.
+        partial: Whether required keys may be missing.
+    """
+    config, missing, faults = None, {}, [*faults]
     try:
         config = TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
-        errors = [each for one in error.errors(include_url=False) for each in _each(one)]
-        found = [(e, _fault(kind, e, origin)) for e in errors]
-        # a key that was misspelled, or whose value could not be read, is not missing as well
-        meant = [fault.partition("did you mean '")[2].removesuffix("'?") for _, fault in found]
-        meant += [fault.partition(":")[0] for fault in faults]
-        faults = faults + [f for e, f in found if e["type"] != "missing" or _dotted(e["loc"]) not in meant]
+        for one in error.errors(include_url=False):
+            key = _dotted(one["loc"])
+            if one["type"] == "missing":
+                missing[key] = _described(kind, key)
+            else:
+                faults += _faults(kind, one, origin)
+    if not partial:
+        flat, either = flatten(to_dict(config or data)), getattr(kind, "ONE_OF", ())
+        if either and not any(flat.get(key) for key in either):
+            missing[either[0]] = " or ".join(f"--{key}" for key in either)
+        required = [key.key for key in keys_of(kind) if key.required and "[]" not in key.key]
+        missing |= {key: _described(kind, key) for key in required if flat.get(key) is None}
+    # a key that was misspelled, or whose value could not be read, is not missing as well
+    named = {fault.partition("did you mean '")[2].removesuffix("'?").removeprefix("--") for fault in faults}
+    named |= {fault.partition(":")[0].removeprefix("--") for fault in faults}
+    faults += [f"{key}: missing; expected {text}" for key, text in missing.items() if key not in named]
     if faults:
         raise UserError(*faults)
     return config
 
 
-def _each(error: dict) -> list[dict]:
-    """Returns an error of pydantic's, once for each of the keys that one check found wrong together."""
-    reason = error.get("ctx", {}).get("error")
-    return [{**error, "ctx": {"error": one}} for one in reason.each] if isinstance(reason, FieldError) else [error]
+def _faults(kind: type, error: dict, origin: dict[str, str]) -> list[str]:
+    """Return a fault per key of an error of pydantic's."""
+    location, method = error["loc"], ""
+    if location[:1] == ("method",) and len(location) > 1:  # pydantic names the member of the union
+        location, method = ("method", *location[2:]), location[1]
+    key, reason = _dotted(location), error.get("ctx", {}).get("error")
+    if isinstance(reason, FieldErrors):
+        keys = {_dotted((*location, field)): text for field, text in reason.faults.items()}
+        return [f"{key}: {text}{_place(key, origin)}" for key, text in keys.items()]
+    place = _place(key, origin)
+    if error["type"] == "value_error":
+        return [f"{key or 'config'}: {reason}{place}"]
+    if error["type"] in ("unexpected_keyword_argument", "invalid_key"):
+        names = [known.key for known in keys_of(kind)]
+        if method and key in names:
+            return [f"{key}: got {error['input']!r}, but {method} has no such option{place}; leave it out"]
+        index = key[key.find("[") : key.find("]") + 1] if "[" in key else ""
+        return [f"{key}: unknown key{place}{nearest(_shape(key), names).replace('[]', index)}"]
+    if error["type"] == "union_tag_invalid":
+        tag, tags = error["ctx"]["tag"], error["ctx"]["expected_tags"]
+        return [f"{key}.name: got '{tag}', expected one of {tags}{place}"]
+    got = "null" if error["input"] is None else repr(error["input"])
+    return [f"{key}: got {got}, expected {_expected(kind, key, error)}{place}"]
 
 
-def _dotted(parts: tuple) -> str:
+def _expected(kind: type, key: str, error: dict) -> str:
+    """Return what pydantic expects of a value, with an example if it is a section or a list."""
+    text = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
+    text = re.sub(r"a (valid )?dictionary( or .*)?", "a mapping", text)
+    text = re.sub(r"(List|Dictionary|String) should have at least (\d+) items?.*", r"\2 or more of them", text)
+    text = text.replace("a valid integer", "an integer").replace("a valid ", "a ")
+    if not isinstance(error["input"], str | int | float):
+        return text
+    inner = [known for known in keys_of(kind) if known.key.rpartition(".")[0] in (_shape(key), f"{_shape(key)}[]")]
+    inner.sort(key=lambda known: type(error["input"]) not in options(known.kind))  # the first that accepts the value
+    name = inner[0].key.rpartition(".")[2] if inner else ""
+    example = f"{{{name}: {error['input']}}}" if name else error["input"]
+    if error["type"] == "list_type":
+        return f"{text}, such as '[{example}]'"
+    return f"{text}, such as '{example}'" if name else text
+
+
+def _described(kind: type, key: str) -> str:
+    """Return what a key is, by the first sentence of its help."""
+    text = next((known.help for known in keys_of(kind) if known.key == _shape(key)), "")
+    text = re.split(r"(?<!e\.g)\.(?=\s|$)", text, maxsplit=1)[0] or "a value"
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
+
+
+def _dotted(location: tuple) -> str:
     key = ""
-    for part in parts:
+    for part in location:
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
     return key
 
 
+def _shape(key: str) -> str:
+    """Return a key without the numbers of list items, ``stages[0].size`` -> ``stages[].size``."""
+    return re.sub(r"\[\d+\]", "[]", key)
+
+
 def _place(key: str, origin: dict[str, str]) -> str:
-    """`` (in FILE)`` where a key, and all of a section that was checked as one, is from a file."""
-    files = [where for name, where in origin.items() if _within(key, name) or _within(name, key)]
+    """Return `` (in FILE)`` if a key, or all of a section that was checked as one, is from a file."""
+    files = [file for name, file in origin.items() if _within(key, name) or _within(name, key)]
     return f" (in {files[0]})" if files and all(files) else ""
 
 
 def _within(key: str, section: str) -> bool:
     return key == section or key.startswith((f"{section}.", f"{section}["))
-
-
-def _fault(kind: type, error: dict, origin: dict[str, str]) -> str:
-    reason = error.get("ctx", {}).get("error")
-    checked = reason if isinstance(reason, FieldError) else None
-    key = _dotted((*error["loc"], *([checked.field] if checked else [])))
-    where = _place(key, origin)
-    if error["type"] in ("unexpected_keyword_argument", "invalid_key"):
-        shape = re.sub(r"\[\d+\]", "[]", key)
-        place = key[key.find("[") : key.find("]") + 1] if "[" in key else ""
-        hint = nearest(shape, [known.key for known in keys_of(kind)])
-        return f"{key}: unknown key{where}{hint.replace('[]', place)}"
-    if error["type"] == "missing":
-        return f"{key}: missing{where}; wanted: {_wanted(kind, key)}"
-    if error["type"] == "value_error":
-        return f"{key or 'config'}: {checked.text if checked else reason}{where}"
-    message = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
-    message = re.sub(r"a (valid )?dictionary( or an instance of \w+)?", "a mapping", message)
-    message = re.sub(r"(List|Dictionary|String) should have at least (\d+) items?.*", r"\2 or more of them", message)
-    message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
-    if isinstance(error["input"], str | int | float):
-        shape = re.sub(r"\[\d+\]", "[]", key)
-        inner = [known for known in keys_of(kind) if known.key.rpartition(".")[0] in (shape, f"{shape}[]")]
-        inner.sort(key=lambda known: type(error["input"]) not in options(known.kind))  # the first that may have it
-        first = inner[0].key.rpartition(".")[2] if inner else None
-        example = f"{{{first}: {error['input']}}}" if first else error["input"]
-        if error["type"] == "list_type":
-            message += f", such as '[{example}]'"
-        elif first:
-            message += f", such as '{example}'"
-    got = "null" if error["input"] is None else repr(error["input"])
-    return f"{key}: got {got}, wanted {message}{where}"
-
-
-def _wanted(kind: type, key: str) -> str:
-    """Returns what a key is, by the first sentence of its description."""
-    shape = re.sub(r"\[\d+\]", "[]", key)
-    said = next((known.help for known in keys_of(kind) if known.key == shape), "")
-    said = re.split(r"(?<!e\.g)[.;](?=\s|$)", " ".join(said.split()), maxsplit=1)[0] or "a value"
-    return said if said[1:2].isupper() else said[:1].lower() + said[1:]

@@ -1,65 +1,128 @@
-"""The keys of configs: those that may stand in a file, those that are flags, and how mappings of them are merged."""
+"""The keys of a config class, and how mappings of keys are merged."""
 
 import copy
 import dataclasses
 import functools
 import types
-from typing import Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-WHOLE = ("kwargs", "subset", "labelled")  # mappings that are replaced, not merged
+import yaml
+from pydantic import TypeAdapter
+
+REPLACED = ("kwargs", "subset", "labelled")  # mappings that a later file or flag replaces instead of merging
 
 
 class Key(NamedTuple):
     """A key of a config."""
 
-    key: str  # with dots between; within the items of a list e.g. ``stages[].size``.
-    kind: Any
-    help: str
-    default: Any
+    key: str  # with dots, within the items of a list e.g. ``stages[].size``
+    kind: Any  # its type
+    help: str  # one or two sentences, with what null means
+    default: str  # as YAML, empty if null or required. Of options that differ between methods, one default per method
+    required: bool
     owner: type  # the class that it is a field of
-    section: type | None  # the class of the keys within it
+    sections: tuple[type, ...]  # the classes of the keys within it
+
+    @property
+    def text(self) -> str:
+        """The help with the default."""
+        return f"{self.help} Default: {self.default}." if self.default else self.help
+
+    @property
+    def metavar(self) -> str:
+        """The type in capital letters, or the choices."""
+        words = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", list: "LIST"}
+        choices = [str(value) for option in options(self.kind) for value in get_args(option) if is_choice(option)]
+        names = ["{" + ",".join(choices) + "}"] if choices else []
+        others = [option for option in options(self.kind) if not is_choice(option) and option is not type(None)]
+        return "|".join(dict.fromkeys([*names, *(words.get(get_origin(one) or one, "MAPPING") for one in others)]))
 
 
 @functools.cache
 def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
-    """Returns all keys that may stand in a config, sections and list items included."""
+    """Return all keys that a config may have, including sections and the keys of list items."""
     keys = []
     for name, info in kind.__pydantic_fields__.items():
-        section = next((option for option in options(info.annotation) if dataclasses.is_dataclass(option)), None)
         default = info.get_default(call_default_factory=True)
-        keys.append(Key(prefix + name, info.annotation, info.description or "", default, kind, section))
-        items = (get_args(option)[0] for option in options(info.annotation) if get_origin(option) is list)
-        for inner, mark in [(section, "."), *((item, "[].") for item in items)]:
-            keys += keys_of(inner, f"{prefix}{name}{mark}") if dataclasses.is_dataclass(inner) else ()
+        required = info.is_required() or default is None and type(None) not in options(info.annotation)
+        sections = _sections(info.annotation)
+        help_text = " ".join((info.description or "").split())
+        shown = "" if required or default is None else as_flow(default)
+        keys.append(Key(prefix + name, info.annotation, help_text, shown, required, kind, sections))
+        keys += _shared_keys(sections, f"{prefix}{name}.") if len(sections) > 1 else ()
+        items = [_sections(get_args(option)[0]) for option in options(info.annotation) if get_origin(option) is list]
+        for inner, mark in [(sections if len(sections) == 1 else (), "."), *((one, "[].") for one in items)]:
+            keys += [key for section in inner for key in keys_of(section, f"{prefix}{name}{mark}")]
     return tuple(keys)
 
 
+def _shared_keys(sections: tuple[type, ...], prefix: str) -> list[Key]:
+    """Return the keys of a union of sections, each key once, with the sections that have it in its help."""
+    owner = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
+    by_name: dict[str, list[Key]] = {}
+    for section in sections:
+        for key in keys_of(section):
+            by_name.setdefault(key.key, []).append(key._replace(owner=section))
+    return [_shared_key(prefix + name, same, sections, owner) for name, same in by_name.items()]
+
+
+def _shared_key(key: str, same: list[Key], sections: tuple[type, ...], owner: type) -> Key:
+    defaults: dict[str, list[str]] = {}
+    for one in same:
+        defaults.setdefault(one.default, []).append(one.owner.name)
+    if len(defaults) == 1 or "" in defaults:  # the help of a null default names the others
+        default = same[0].default if len(defaults) == 1 else ""
+    else:
+        default = ", ".join(f"{value} ({', '.join(names)})" for value, names in defaults.items())
+    if len(same) == len(sections):
+        return Key(key, Union[*(one.kind for one in same)], same[0].help, sections[0].name, False, owner, ())
+    users = ", ".join(one.owner.name for one in same)
+    return Key(key, Union[*(one.kind for one in same)], f"{users}: {same[0].help}", default, False, owner, ())
+
+
 def flags_of(kind: type) -> list[Key]:
-    """Returns the keys that are flags: those of no list item, and no sections but such as may be null."""
-    return [key for key in keys_of(kind) if "[]" not in key.key and (key.section is None or key.default is None)]
+    """Return the keys that are flags: those of no list item, and no sections except those that may be null."""
+    return [
+        key for key in keys_of(kind) if "[]" not in key.key and (not key.sections or type(None) in options(key.kind))
+    ]
+
+
+def _sections(kind: Any) -> tuple[type, ...]:
+    return tuple(option for option in options(kind) if dataclasses.is_dataclass(option))
 
 
 def options(kind: Any) -> tuple:
-    """Returns the members of a union, or the type itself."""
+    """Return the members of a union, or the type itself."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
+def is_choice(kind: Any) -> bool:
+    """Return whether a type is a set of values."""
+    return get_origin(kind) is Literal
+
+
 def is_switch(kind: Any) -> bool:
-    """Whether a key is true, false or null: its flag means true where it stands without a value."""
+    """Return whether a key is true, false or null: its flag without a value means true."""
     return {bool} == {*options(kind)} - {type(None)}
 
 
+def as_flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    value = TypeAdapter(Any).dump_python(value, mode="json", warnings=False)
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).strip().removesuffix("...").strip()
+
+
 def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
-    """Turns nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
+    """Turn nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
     flat = {}
     for key, value in config.items():
-        inner = isinstance(value, dict) and value and key != "kwargs"
-        flat.update(flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value})
+        is_section = isinstance(value, dict) and value and key != "kwargs"
+        flat.update(flatten(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value})
     return flat
 
 
 def merged(*layers: dict) -> dict:
-    """Returns mappings, whose keys may be dotted, as one nested mapping; of two values the later one stays."""
+    """Return mappings, whose keys may be dotted, as one nested mapping. Later values replace earlier ones."""
     data: dict = {}
     for layer in layers:
         _merge(data, copy.deepcopy(layer))
@@ -68,14 +131,14 @@ def merged(*layers: dict) -> dict:
 
 def _merge(data: dict, new: dict) -> None:
     for key, value in new.items():
-        place, (*parents, name) = data, str(key).split(".")
+        section, (*parents, name) = data, str(key).split(".")
         for parent in parents:
-            if not isinstance(place.get(parent), dict):
-                place[parent] = {}
-            place = place[parent]
-        if isinstance(value, dict) and name not in WHOLE:
-            if not isinstance(place.get(name), dict):
-                place[name] = {}
-            _merge(place[name], value)
+            if not isinstance(section.get(parent), dict):
+                section[parent] = {}
+            section = section[parent]
+        if isinstance(value, dict) and name not in REPLACED:
+            if not isinstance(section.get(name), dict):
+                section[name] = {}
+            _merge(section[name], value)
         else:
-            place[name] = value
+            section[name] = value

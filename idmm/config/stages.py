@@ -1,15 +1,16 @@
-"""The configs of whole runs."""
+"""The configs of pretraining and fine-tuning."""
 
 from dataclasses import field, replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import section
+from idmm.config.base import raise_faults, section
 from idmm.config.data import Data
-from idmm.config.methods import Method
+from idmm.config.methods import IDMM, MethodOptions
 from idmm.config.train import FinetuneTrain, PretrainTrain
-from idmm.config.views import Augment, Views
+from idmm.config.views import COLOURS, DEFAULT_COLOURS, Augment, Views
+from idmm.errors import UserError
 
 
 @section
@@ -17,11 +18,11 @@ class Backbone:
     """The backbone."""
 
     name: str | None = None
-    """Any timm model; null: the init checkpoint's, else deit_tiny_patch16_224."""
+    """Any timm model. Default: the model of --init, else deit_tiny_patch16_224."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Passed to the model's constructor, e.g. '{embed_dim: 96, depth: 6, num_heads: 3}'."""
+    """Arguments of the model's constructor, e.g. '{embed_dim: 96, depth: 6, num_heads: 3}'."""
     drop_path: float = Field(0.1, ge=0, lt=1)
-    """Stochastic depth rate, where the model has it (probability)."""
+    """Stochastic depth rate, if the model has it (probability)."""
 
 
 @section
@@ -29,8 +30,8 @@ class Model(Backbone):
     """The backbone."""
 
     start: Literal["timm", "structured", "auto"] = "timm"
-    """Fresh weights: as timm draws them, or (structured) with attention that looks at like patches, positions of sines
-    and cosines and a whitening patch embedding, for timm's vision transformers; auto: structured for these alone."""
+    """Initialisation: timm's, 'structured' (mimetic attention, sin-cos positions, whitened patches) for timm's ViTs, or
+    'auto': structured for them."""
 
 
 @section
@@ -38,7 +39,7 @@ class FinetuneModel(Model):
     """The backbone."""
 
     freeze: bool = False
-    """Train the classifier alone, on a frozen backbone in evaluation mode."""
+    """Freeze the backbone in evaluation mode and train only the classifier."""
 
 
 @section
@@ -46,19 +47,18 @@ class DrLoc:
     """Dense relative localization, an extra loss on the grid of final embeddings (Liu et al., NeurIPS 2021)."""
 
     weight: float = Field(0.0, ge=0)
-    """Weight of the extra loss; 0: none. The paper's: Swin 0.5, T2T-ViT and CvT 0.1, ViT-B 0.01."""
+    """Weight of the loss. The paper uses 0.5 for Swin, 0.1 for T2T-ViT and CvT, 0.01 for ViT-B. 0: off."""
     mode: Literal["l1", "l1_signed", "ce", "reg", "l1_all"] = "l1"
-    """Target and loss: distances (l1), signed offsets, offsets as classes (ce) or as a distribution (reg), or l1 at
-    every transformer block."""
+    """Loss on distances (l1), signed offsets, offsets as classes (ce) or distribution (reg), or l1 at every block."""
     pairs: int = Field(64, ge=1)
-    """Random pairs of positions an image."""
+    """Random pairs of positions per image."""
     hidden_dim: int = Field(512, ge=1)
     """Width of the head's two hidden layers."""
 
 
 @section
 class Stage:
-    """One size of fine-tuning; what is left out is taken from train."""
+    """One image size of fine-tuning. Keys that are left out are taken from ``train``."""
 
     size: int = Field(ge=8)
     """Image side (pixels)."""
@@ -70,36 +70,104 @@ class Stage:
     """Images per optimizer step."""
 
 
-INHERITED = ("epochs", "lr", "batch_size")
-
-
 @section
 class Common:
-    """What both stages take."""
+    """Keys of all training stages."""
 
     out: str | None = None
-    """Folder for all that the run writes (required)."""
+    """Folder for all files of the run. Required."""
     seed: int = Field(0, ge=0)
     """Seed of every random choice."""
     init: str | None = None
-    """Weights to start from: a run folder, a file of weights (.safetensors, .pth, .ckpt), or public ones, timm:NAME or
-    hf-hub:ORG/NAME, which are downloaded once; null: from scratch."""
+    """Initial weights: a run folder, a weights file, timm:NAME or hf-hub:ORG/NAME. Default: none."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """A used OUT: 'auto' goes on where it stopped, 'never' refuses it, 'must' refuses a new one."""
+    """If OUT holds a run: 'auto' resumes it, 'never' refuses it. 'must' requires one."""
     data: Data = field(default_factory=Data)
 
 
 @section
 class PretrainConfig(Common):
-    """Stage 1: learn a backbone from images alone, by parametric instance discrimination (IDMM) or another method."""
+    """Stage 1: learn a backbone from images without labels, by IDMM or another method."""
 
     STAGE: ClassVar[str] = "pretrain"
 
     model: Model = field(default_factory=Model)
     train: PretrainTrain = field(default_factory=PretrainTrain)
-    method: Method = field(default_factory=Method)
+    method: MethodOptions = field(default_factory=IDMM)
     views: Views = field(default_factory=Views)
     drloc: DrLoc = field(default_factory=DrLoc)
+
+    @property
+    def learns_labels(self) -> bool:
+        """Whether a classifier is trained next to the backbone, on the labels that exist."""
+        return self.method.learns_labels
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the method can only use labelled images."""
+        return self.method.NEEDS_LABELS
+
+    def resolve(self) -> tuple["PretrainConfig", list[str]]:
+        """Fill in crops, colours and warm-up from the method.
+
+        Returns:
+            The config, and lines for the log.
+
+        Raises:
+            UserError: Crops or labels that the method cannot use, or a missing library.
+        """
+        views, notes = self._resolved_views()
+        config, warmup = replace(self, views=views), self.method.WARMUP_EPOCHS
+        if self.train.warmup_epochs is None and warmup is not None:
+            config = replace(config, train=replace(self.train, warmup_epochs=warmup))
+            notes.append(f"train.warmup_epochs: {warmup:g}, {self.method.name}'s")
+        faults = [*self.method.missing_libraries(), *config._label_faults(), *self.method.crop_faults(views.crops)]
+        faults += [*config._drloc_faults(), *config.batch_faults(self.train.batch_size)]
+        if faults:
+            raise UserError(*faults)
+        return config, notes
+
+    def _resolved_views(self) -> tuple[Views, list[str]]:
+        """Return ``views`` with the method's crops and colours for null. A given colour counts for all crops."""
+        method, notes = self.method, []
+        given = {name for name in COLOURS if getattr(self.views, name) is not None}
+        crops = self.views.crops
+        if crops is None:
+            crops = [replace(group, **dict.fromkeys(given)) for group in method.CROPS]
+            notes.append(f"views.crops: {', '.join(map(str, crops))} of the area, {method.name}'s")
+        notes += [f"views.{key}: {value}, {method.name}'s" for key, value in method.COLOURS.items() if key not in given]
+        colours = {key: method.COLOURS.get(key, getattr(DEFAULT_COLOURS, key)) for key in COLOURS if key not in given}
+        return replace(self.views, crops=crops, **colours), notes
+
+    def _label_faults(self) -> list[str]:
+        if self.data.labelled is None or self.learns_labels:
+            return []
+        if self.needs_labels:
+            why = f"{self.method.name} cannot use images without labels"
+            return [f"data.labelled: {why}; use data.subset to draw the images to train on"]
+        return ["data.labelled: no label is used, as method.label_weight is 0; expected a weight > 0, or no labelled"]
+
+    def _drloc_faults(self) -> list[str]:
+        """Return a fault per group of crops whose size drloc cannot use: its head knows one grid."""
+        if not self.drloc.weight:
+            return []
+        size = self.views.size
+        why = f"drloc.weight is {self.drloc.weight:g}, and its loss takes only crops of views.size ({size})"
+        sizes = enumerate(self.views.group_sizes())
+        return [f"views.crops[{n}].size: got {side}, but {why}" for n, side in sizes if side != size]
+
+    def batch_faults(self, batch_size: int) -> list[str]:
+        """Return a fault if the method compares the images of a pass and a pass has one.
+
+        Args:
+            batch_size: Images of a step, which may be fewer than ``train.batch_size`` in a small dataset.
+        """
+        passes = self.train.accumulate
+        if not self.method.COMPARES_IMAGES or batch_size // passes > 1:
+            return []
+        split = f" in {passes} passes (train.accumulate)" if passes > 1 else ""
+        why = f"{self.method.name} compares the images of a pass with each other"
+        return [f"train.batch_size: got {batch_size}{split}, but {why}; expected at least 2 per pass"]
 
 
 @section
@@ -109,7 +177,7 @@ class FinetuneConfig(Common):
     STAGE: ClassVar[str] = "finetune"
 
     stages: list[Stage] | None = Field(None, min_length=1)
-    """Sizes one after the other, e.g. '[{size: 224}, {size: 448, epochs: 100, lr: 5e-5}]'; null: one, at train.size."""
+    """Image sizes one after the other, e.g. '[{size: 224}, {size: 448, epochs: 100}]'. Default: one, train.size."""
     model: FinetuneModel = field(default_factory=FinetuneModel)
     train: FinetuneTrain = field(default_factory=FinetuneTrain)
     augment: Augment = field(default_factory=Augment)
@@ -117,17 +185,20 @@ class FinetuneConfig(Common):
 
     @model_validator(mode="after")
     def _check(self):
-        most, stages = self.train.max_epochs, len(self.stages or [])
-        if most is not None and most < stages:
-            raise ValueError(f"train.max_epochs {most} is less than an epoch for each of {stages} stages; give more")
+        epochs, stages = self.train.max_epochs, len(self.stages or [])
+        faults = {}
+        if epochs is not None and epochs < stages:
+            faults["train.max_epochs"] = f"got {epochs}, expected at least one epoch for each of {stages} stages"
         if self.drloc.weight and self.model.freeze:
-            raise ValueError("drloc.weight trains the backbone and model.freeze forbids it; give one of them")
+            why = "but model.freeze is true, so nothing of the backbone learns from it; leave one of them out"
+            faults["drloc.weight"] = f"got {self.drloc.weight:g}, {why}"
+        raise_faults(faults)
         return self
 
-
-def resolved_stages(config: FinetuneConfig) -> list[Stage]:
-    """Returns the stages with everything that they inherit from ``train`` filled in."""
-    return [
-        replace(stage, **{name: getattr(stage, name) or getattr(config.train, name) for name in INHERITED})
-        for stage in config.stages or [Stage(size=config.train.size)]
-    ]
+    def resolved_stages(self) -> list[Stage]:
+        """Return the stages, with null filled in from ``train``."""
+        inherited = ("epochs", "lr", "batch_size")
+        return [
+            replace(stage, **{name: getattr(stage, name) or getattr(self.train, name) for name in inherited})
+            for stage in self.stages or [Stage(size=self.train.size)]
+        ]

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from idmm.config import Colours, CropGroup, Views, colours_of, group_sizes
+from idmm.config import Colours, CropGroup, Views, colours_of
 from idmm.data.values import LUMA, unit
 from idmm.seeding import derive, uniforms
 
@@ -291,7 +291,7 @@ class MultiCropTransform:
         """Returns ``views`` (a list of float [B, count, C, S, S], a group each) and what :func:`numbered` adds."""
         images, sizes = [self.store.image(i) for i in indices], self.store.sizes[indices]
         views = []
-        for number, (group, size) in enumerate(zip(self.config.crops, group_sizes(self.config), strict=True)):
+        for number, (group, size) in enumerate(zip(self.config.crops, self.config.group_sizes(), strict=True)):
             key = derive(self.seed, "views", epoch, number)
             plan = draw_views(self.config, group, key, indices, sizes, len(images[0]))
             views.append(make_views(images, plan, size, self.mean, self.std))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FREE, DenseConfig, FinetuneConfig, parsing
+from idmm.config import RESUME_IGNORED, DenseConfig, FinetuneConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
@@ -92,8 +92,8 @@ def _about(config: Any) -> dict[str, str]:
 
 def _signature(config: Any) -> dict:
     """A config without seeds and folders; the run that it started from by its own."""
-    values = parsing.flatten(parsing.plain(config))
-    for key in (*FREE, "seed", "data.subset.seed"):
+    values = parsing.flatten(parsing.to_dict(config))
+    for key in (*RESUME_IGNORED, "seed", "data.subset.seed"):
         values.pop(key, None)
     with suppress(UserError):
         if config.init is not None:

@@ -19,6 +19,6 @@ def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> M
     Args:
         backbone: A timm model with ``num_classes=0``.
         info: Of the run.
-        config: Resolved by :func:`idmm.config.recipes.resolve_method`.
+        config: Resolved by :meth:`idmm.config.PretrainConfig.resolve`.
     """
     return method_class(config.name)(backbone, info, config)

@@ -16,13 +16,10 @@ from idmm.config import (
     FinetuneConfig,
     PretrainConfig,
     SegmentConfig,
-    group_sizes,
     parsing,
-    resolved_stages,
 )
 from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
-from idmm.config.recipes import learns_labels, needs_labels, pass_faults, resolve_method
 from idmm.data.registry import check_folder, resolve_name
 from idmm.errors import UserError, needed
 from idmm.files import begun, names_same, weights_file
@@ -103,7 +100,7 @@ def _sizes(config: FinetuneConfig) -> list[Phase]:
             number, f"stages[{number - 1}].size" if given else "train.size", f"finetune {stage.size} px",
             stage.size, stage.epochs, stage.batch_size, stage.lr,
         )
-        for number, stage in enumerate(resolved_stages(config), start=1)
+        for number, stage in enumerate(config.resolved_stages(), start=1)
     ]  # fmt: skip
 
 
@@ -115,7 +112,7 @@ def _without_init(config: FinetuneConfig) -> tuple[FinetuneConfig, list[str]]:
 
 def _one_size(config: PretrainConfig) -> list[Phase]:
     train, views = config.train, config.views
-    sizes = enumerate(group_sizes(views) if views.crops else [])  # a method's own groups have the size of views
+    sizes = enumerate(views.group_sizes() if views.crops else [])  # a method's own groups have the size of views
     others = tuple((f"views.crops[{n}].size", size) for n, size in sizes if size != views.size)
     return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr, others)]
 
@@ -166,12 +163,12 @@ STAGES = {
         PretrainConfig,
         flags="pretrain",
         phases=_one_size,
-        labelled=lambda config: needs_labels(config) or learns_labels(config),
-        needs_test=learns_labels,
-        unlabelled=lambda config: not needs_labels(config),
-        evaluated=lambda config: knn_every(config) > 0 or learns_labels(config),
-        by_method=resolve_method,
-        faults=lambda config, images: pass_faults(config, min(config.train.batch_size, images)),
+        labelled=lambda config: config.needs_labels or config.learns_labels,
+        needs_test=lambda config: config.learns_labels,
+        unlabelled=lambda config: not config.needs_labels,
+        evaluated=lambda config: knn_every(config) > 0 or config.learns_labels,
+        by_method=PretrainConfig.resolve,
+        faults=lambda config, images: config.batch_faults(min(config.train.batch_size, images)),
     ),
     "finetune": StageSpec(
         "finetune",

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from idmm import distributed
-from idmm.config import FinetuneConfig, global_groups, group_sizes, resolved_stages, without_rgb
-from idmm.config.recipes import learns_labels
+from idmm.config import FinetuneConfig, global_groups, without_rgb
 from idmm.data.augment import TrainTransform
 from idmm.data.image_store import ImageStore
 from idmm.data.images import CentreCrop, StoredSize
@@ -183,10 +182,10 @@ class _Pretraining(Assembly):
 
     def bound(self, size):
         views = replace(self.config.views, size=size)
-        return max(map(short_side_bound, group_sizes(views), (group.scale[0] for group in views.crops)))
+        return max(map(short_side_bound, views.group_sizes(), (group.scale[0] for group in views.crops)))
 
     def backbone(self, phase, classes=0):
-        return super().backbone(phase, classes if learns_labels(self.config) else 0)
+        return super().backbone(phase, classes if self.config.learns_labels else 0)
 
     def method(self, phase, backbone, images, classes, labelled=None):
         sizes = (images, min(phase.batch_size, images), phase.epochs, phase.steps(images))
@@ -204,7 +203,7 @@ class _Pretraining(Assembly):
 class _Finetuning(Assembly):
     def __init__(self, config: FinetuneConfig, init_field: str = "init"):
         super().__init__(config, init_field)
-        self.config = replace(config, stages=resolved_stages(config))  # as it goes into config.yaml
+        self.config = replace(config, stages=config.resolved_stages())  # as it goes into config.yaml
 
     def bound(self, size):
         return short_side_bound(size, self.config.augment.scale[0])
@@ -271,7 +270,8 @@ def resolve(config) -> tuple[Assembly, list[str]]:
             train = replace(train, **{name: value})
             notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
-    own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans", "bands")}
+    own = {name: getattr(spec, name) for name in ("mean", "std", "in_chans")}
+    own |= {} if spec.bands is None else {"bands": spec.bands}  # boxes and masks know no bands
     data = replace(config.data, **own)
     config, more = without_rgb(replace(config, init=pinned(config.init), train=train, model=model, data=data))
     parts = assemble(config)

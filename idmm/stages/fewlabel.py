@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm.config import FinetuneConfig, Subset, parsing
-from idmm.config.commands import FeatureConfig, FewLabelConfig, probe_config
+from idmm.config.commands import FeatureConfig, FewLabelConfig
 from idmm.config.stages import Backbone
 from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import resolve_name, spec_of
@@ -95,14 +95,14 @@ def fewlabel(given: FewLabelConfig) -> dict:
 
 def _backbones(given: FewLabelConfig) -> list[FrozenBackbone]:
     """The backbones, and with ``untrained`` each kind once more with fresh weights."""
-    trained = [frozen_backbone(probe_config(replace(given, model=Backbone()), init)) for init in given.init]
+    trained = [frozen_backbone(replace(given, model=Backbone()).probe(init)) for init in given.init]
     kinds = {}
     for backbone in trained if given.untrained else ():
         size = None if given.finetune else backbone.size  # fine-tuning's sizes are in FILE
         kinds.setdefault(json.dumps([backbone.spec.name, backbone.spec.kwargs, size], default=str), backbone)
     word = "from scratch" if given.finetune else "untrained"
     fresh = [b.untrained(f"{word}, as {b.label}" if len(kinds) > 1 else word) for b in kinds.values()]
-    return trained + fresh + ([frozen_backbone(probe_config(given, None))] if given.model.name else [])
+    return trained + fresh + ([frozen_backbone(given.probe(None))] if given.model.name else [])
 
 
 def _numbers(given: list[int] | None, train: Split) -> list[int]:

@@ -8,7 +8,6 @@ import torch
 
 from idmm import distributed
 from idmm.config import PretrainConfig, parsing
-from idmm.config.recipes import learns_labels
 from idmm.config.train import MONITORED
 from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
@@ -72,7 +71,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         if not begun:
             structure(run, parts, phase, backbone, splits.train)
         labelled = _labelled(splits.train)
-        if learns_labels(config):
+        if config.learns_labels:
             line = "method.label_weight: %d of %d training images are used with their labels"
             log.info(line, labelled, len(splits.train))
             measure_baseline(run, parts, splits)
@@ -102,9 +101,9 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
 def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop) -> dict:
     """Exports what was learned; returns what ``result.json`` holds."""
     config, epochs = parts.config, loop.position.epoch
-    tested = _tested(run, parts, splits, loop) if learns_labels(config) else {}
+    tested = _tested(run, parts, splits, loop) if config.learns_labels else {}
     export(run, loop, parts, splits, splits.train.classes if tested else None)
-    write_instances(run, loop.method, config.method.classifier, splits.train)
+    write_instances(run, loop.method, getattr(config.method, "classifier", None), splits.train)
     last, start = run.folder.last_metrics(), run.folder.remembered("start") or {}
     after = counted(epochs, "epoch")
     log.info("%s: loss %.4f after %s; backbone.safetensors written", config.out, last["loss"], after)

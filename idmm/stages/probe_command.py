@@ -1,13 +1,13 @@
 """``idmm probe``: how good the frozen features of a run are, in minutes instead of a fine-tuning."""
 
-from idmm.config.commands import ProbeCommand, ProbeConfig, probe_config
+from idmm.config.commands import ProbeConfig
 from idmm.files import made_folder, write_json
 from idmm.stages.folds import each_fold, over_folds, several
 from idmm.stages.probe import measure
 
 
-def probe(given: ProbeCommand) -> dict:
-    """Measures frozen features, prints the table and writes ``probe.json`` to ``given.out``.
+def probe(config: ProbeConfig) -> dict:
+    """Measures frozen features, prints the table and writes ``probe.json`` to ``config.out``.
 
     Returns:
         What ``probe.json`` holds, see :func:`idmm.stages.probe.measure`; of ``data.folds`` the accuracies of both
@@ -17,7 +17,7 @@ def probe(given: ProbeCommand) -> dict:
         UserError: No such run, no labels, a size that the model cannot take, or ``out`` cannot be written.
         RunError: The features are not finite, or memory ran out.
     """
-    out, config = made_folder(given.out), probe_config(given, given.init)
+    out = made_folder(config.out)
     result = _all_folds(config) if several(config.data) else measure(config)
     print("\n".join(table(result)))
     if out is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from accelerate import PartialState
 
 from idmm import distributed
-from idmm.config import FREE, PATHS, Data, parsing
+from idmm.config import PATHS, RESUME_IGNORED, Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.config.schema import merged
@@ -123,8 +123,6 @@ def train(given: TrainCommand | dict | str) -> dict:
     began, given = beginning(), parsing.build(TrainCommand, given)
     if given.data.folds:
         raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
-    if given.data.root is None and given.data.name is None:
-        raise UserError("DIR: missing; wanted is the folder of your images, or the name of a dataset (--data.name)")
     way_of(given)  # before anything is read
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
@@ -169,7 +167,7 @@ def _agreed(state: State, device: str) -> State:
 # ---------------------------------------------------------------------- what there is, what to do
 def _asked(given: TrainCommand) -> dict:
     """The keys that another call of the same command has; ``compare`` may be asked for later."""
-    return {key: value for key, value in parsing.plain(given).items() if key not in ("out", "compare")}
+    return {key: value for key, value in parsing.to_dict(given).items() if key not in ("out", "compare")}
 
 
 def _load(given: TrainCommand, out: Path) -> State | None:
@@ -192,7 +190,7 @@ def _planned(given: TrainCommand, out: Path) -> State:
     told = of_weights(given)
     data, splits = _splits(told.data, out)
     counts = count(splits, data)
-    return State(_asked(given), parsing.plain(data), counts, choose(replace(told, data=data), counts))
+    return State(_asked(given), parsing.to_dict(data), counts, choose(replace(told, data=data), counts))
 
 
 def _splits(data: Data, out: Path) -> tuple[Data, Listing]:
@@ -289,7 +287,7 @@ def _begins(plan: Plan, part: str, out: Path) -> tuple[str, str | None]:
 
 def _data(given: TrainCommand, state: State) -> Data:
     """The images, with paths and all that does not change results as this command has them."""
-    names = [key.removeprefix("data.") for key in (*FREE, *PATHS) if key.startswith("data.")]
+    names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
     data = replace(Data(**state.data), **{name: getattr(given.data, name) for name in names})
     written = state.data["labels"] != state.asked["data"]["labels"]  # by _written_out
     return replace(data, labels=str(Path(given.out) / LABELS)) if written else data
@@ -337,7 +335,7 @@ def _config(given: TrainCommand, state: State, part: str, minutes: float) -> tup
     own["train.batch_size"] = min(shipped["train"]["batch_size"], max(8, eighth))
     if init and init == plan.init:
         own |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
-    return name, merged(shipped, {**own, "data": parsing.plain(data)})
+    return name, merged(shipped, {**own, "data": parsing.to_dict(data)})
 
 
 # ---------------------------------------------------------------------- what came of it

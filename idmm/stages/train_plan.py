@@ -153,7 +153,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
         reason = f"as {hindrance or few}"
     each = counts.labelled / counts.classes
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
-    model = parsing.plain(given.model)
+    model = parsing.to_dict(given.model)
     if not given.init and not given.model.name:
         model |= BACKBONE
     why = [f"{what}; --way {way}, {reason}", f"model: {model['name']} {json.dumps(model['kwargs'])}"]

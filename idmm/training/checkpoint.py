@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from idmm import distributed
-from idmm.config import FREE, PATHS, parsing
+from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import (
     Lock,
@@ -120,7 +120,7 @@ class RunFolder:
             old = parsing.flatten(yaml.safe_load((self.path / "config.yaml").read_text()) or {})
         except (OSError, yaml.YAMLError):
             raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
-        new = parsing.flatten(parsing.plain(config))
+        new = parsing.flatten(parsing.to_dict(config))
         check_config(self.path, old, new)
 
     def _load(self) -> dict:
@@ -265,11 +265,11 @@ class RunFolder:
 
 def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises UserError with a line for each key that the run in ``path`` has otherwise than a command, by dotted keys;
-    results do not depend on those in ``FREE`` or on how paths are written."""
+    results do not depend on those in ``RESUME_IGNORED`` or on how paths are written."""
     faults = [
         f"{key}: the run in '{path}' has {_shown(old.get(key))}, this command has {_shown(new.get(key))}"
         for key in dict.fromkeys([*new, *old])
-        if key not in FREE and not _same(key, old.get(key), new.get(key))
+        if key not in RESUME_IGNORED and not _same(key, old.get(key), new.get(key))
     ]
     if faults:
         raise UserError(*faults, f"out: '{path}' belongs to another config; use a new --out")

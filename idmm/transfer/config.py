@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field
 
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, section
+from idmm.config.base import REQUIRED
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "detect": DetectConfig, "segment": SegmentConfig}
 TRAINING = tuple(KINDS)
@@ -44,12 +45,12 @@ class GridConfig:
     STAGE: ClassVar[str] = "transfer"
     STAGES: ClassVar[dict[str, type]] = KINDS  # whose flags it takes, as --pretrain.train.lr
 
-    out: str
+    out: str = REQUIRED
     """Folder for all runs and the grid."""
     sources: list[Any] = Field(default_factory=list)
     """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A root without a
     name is a folder; without a label it is called by the last part of its path."""
-    targets: list[Any] = Field(min_length=1)
+    targets: list[Any] = Field(REQUIRED, min_length=1)
     """Datasets to fine-tune on, names or mappings like those of sources; 'protocol: detect' (or segment) makes one a
     folder of boxes (or masks)."""
     methods: list[Any] = Field(default_factory=lambda: ["idmm"])

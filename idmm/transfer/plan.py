@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FREE, PATHS, parsing, reading
+from idmm.config import METHODS, PATHS, RESUME_IGNORED, parsing, reading
 from idmm.config.schema import merged
 from idmm.errors import UserError
 from idmm.files import home, is_public
@@ -124,7 +124,7 @@ class GridPlan:
         config, faults = self._resolved("pretrain", layers, {**own, "model": _model(backbone), "seed": seed})
         self._add_faults("pretrain", f"pretrain of {method['label']} on {source['label']}", faults)
         title = f"{source['label']}-{method['label']}-{backbone['label']}-s{seed}"
-        return config and _job("pretrain", parsing.plain(config), title)
+        return config and _job("pretrain", parsing.to_dict(config), title)
 
     def _add_cell(self, row: _Row, backbone: dict, target: dict) -> None:
         stage, protocol = stage_of_target(target, self.grid), target.get("protocol", self.grid.target.protocol)
@@ -134,7 +134,7 @@ class GridPlan:
             own["init"] = row.init or row.needs  # a job's key stands for its folder, which only its runner knows
             config, faults = self._resolved(stage, layers, own)
             self._add_faults(stage, f"{stage} on {target['label']}", faults)
-            plain = config and parsing.plain(config)
+            plain = config and parsing.to_dict(config)
             if protocol == "probe":
                 plain = plain and self._probe(plain, row.needs, backbone)
             if plain is None:
@@ -153,12 +153,15 @@ class GridPlan:
             size = self.jobs[needs].config["views"]["size"]
         else:
             layers = [self.grid.pretrain, backbone.get("pretrain", {})]
-            config, _ = self._resolved("pretrain", layers, {"model": _model(backbone)}, resolve=False)
+            config, _ = self._resolved(
+                "pretrain", layers, {"model": _model(backbone), **self._methods()[0]}, resolve=False
+            )
             if config is None:
                 return None
             size = config.views.size
-        kept = {name: plain[name] for name in ("init", "seed", "data", "model")}
-        return {**kept, "device": plain["train"]["device"], "size": size}
+        kept = {name: plain[name] for name in ("init", "seed", "data")}
+        model = {name: plain["model"][name] for name in ("name", "kwargs", "drop_path")}
+        return {**kept, "model": model, "device": plain["train"]["device"], "size": size}
 
     # -------------------------------------------------------------- options
     def _resolved(self, stage: str, layers: list[dict], own: dict, resolve: bool = True) -> tuple[Any, list[str]]:
@@ -172,7 +175,7 @@ class GridPlan:
             found = self._recipes.get((stage, recipe), {})
             if method := own.get("method"):
                 found, note = reading.of_method(found, method["name"], recipe)
-                self.notes |= {note: None} if note else {}
+                self.notes |= {note: None} if note and resolve else {}
             layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
             data = merged(found, *layers, {**own, "out": None, "resume": "auto"})
             config = STAGES[stage].build(data)
@@ -190,8 +193,15 @@ class GridPlan:
         """Finds faults of the grid's own options, also of those that no cell reaches."""
         for stage in TRAINING:
             layer = getattr(self.grid, stage)
-            faults = [*self._overruled(stage, layer), *self._resolved(stage, [layer], {}, resolve=False)[1]]
-            self._add_faults(stage, stage, faults)
+            faults = self._overruled(stage, layer)
+            for own in self._methods() if stage == "pretrain" else [{}]:  # the options depend on the method
+                faults += self._resolved(stage, [layer], own, resolve=False)[1]
+            self._add_faults(stage, stage, [*dict.fromkeys(faults)])
+
+    def _methods(self) -> list[dict]:
+        """Return the key that names the method, for each of the grid's methods."""
+        names = [entry["name"] for entry in self.entries["methods"] if entry["name"] in METHODS]
+        return [{"method": {"name": name}} for name in names] or [{}]
 
     def _overruled(self, stage: str, layer: dict) -> list[str]:
         """Keys that the grid sets itself, to something else."""
@@ -230,7 +240,9 @@ def _short(fault: str) -> str:
 def _job(stage: str, plain: dict, title: str, needs: str | None = None, given: str | None = None) -> Job:
     plain = plain if needs is None else {**plain, "init": None}
     flat = parsing.flatten(plain if given is None else {**plain, "init": given})
-    counted = {key: _resolved(value) if key in PATHS else value for key, value in flat.items() if key not in FREE}
+    counted = {
+        key: _resolved(value) if key in PATHS else value for key, value in flat.items() if key not in RESUME_IGNORED
+    }
     text = json.dumps([stage, counted, needs, _digest(plain.get("init"))], sort_keys=True, default=str)
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     safe = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]

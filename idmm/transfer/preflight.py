@@ -84,7 +84,7 @@ class _Checks:
     def listed(self, config: Any, side: str) -> Listing | None:
         """Returns what :meth:`Assembly.listed` does of a config's images, None where they are at fault."""
         parts = assemble(config)
-        asked = ["data", parsing.plain(config.data), *parts.stage.images(config)[1:], parts.learns]
+        asked = ["data", parsing.to_dict(config.data), *parts.stage.images(config)[1:], parts.learns]
         return self.once(asked, side, parts.listed)
 
     def once(self, what: Any, where: str, call: Callable, *args) -> Any:
