@@ -64,7 +64,7 @@ def test_no_more_epochs_than_asked_for(seconds, tmp_path, capsys):
     assert found["epochs"] == found["whole_epochs"] == 4
     capsys.readouterr()
     said = refused(capsys, ["finetune", *flags("finetune", tmp_path / "none", **SMALL, train__max_epochs=4)])
-    assert said == ["train.max_epochs: got 4 without minutes; wanted minutes, or epochs alone"]
+    assert said == ["train.max_epochs: got 4 without minutes, expected minutes, or epochs instead"]
     few = {**SMALL, "train__minutes": 60, "train__max_epochs": 1}
     said = refused(capsys, ["finetune", *flags("finetune", tmp_path / "none", **few)])
     assert said == ["config: train.max_epochs 1 is less than an epoch for each of 2 stages; give more"]
