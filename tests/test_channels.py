@@ -231,15 +231,15 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
     lines = faults(store_split, list_images(data, labelled=False).train, stored_size=None, data=data)
     assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: has 4 channels; expected 5"]
     for flags, line in {
-        ("--data.in_chans", "0"): "data.in_chans: got 0, wanted greater than or equal to 1",
-        ("--data.bands", "[0, 0]"): "data.bands: got [0, 0], wanted each channel once",
-        ("--data.bands", "[-1]"): "data.bands: got [-1], wanted numbers of channels, from 0",
+        ("--data.in_chans", "0"): "data.in_chans: got 0, expected greater than or equal to 1",
+        ("--data.bands", "[0, 0]"): "data.bands: got [0, 0], expected each channel once",
+        ("--data.bands", "[-1]"): "data.bands: got [-1], expected numbers of channels, from 0",
         ("--data.bands", "[0, 1]", "--data.in_chans", "3"):
-            "data.in_chans: got 3 for 2 bands; wanted 2, or to leave it out",
+            "data.in_chans: got 3 for 2 bands, expected 2, or no in_chans",
         ("--data.in_chans", "5", "--data.mean", "[0.5]"):
-            "data.mean: got 1 values for in_chans 5, wanted one a channel",
+            "data.mean: got 1 values for in_chans 5, expected one per channel",
         ("--data.in_chans", "5", "--data.range", "[[0, 1]]"):
-            "data.range: got 1 values for in_chans 5, wanted one a channel",
+            "data.range: got 1 values for in_chans 5, expected one per channel",
         ("--data.range", "[[0, 1], [0, 1], [0, 1]]"): "data.range: 3 ranges; pictures have one, [low, high]",
     }.items():  # fmt: skip
         assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]

@@ -135,7 +135,7 @@ def test_ranges_share_no_pixels_on_the_disk(tmp_path):
 
 
 def test_what_data_range_takes(capsys):
-    line = "data.range: got {}, wanted auto or [low, high] with low < high"
+    line = "data.range: got {}, expected auto or [low, high] with low < high"
     for text, shown in (
         ("[5, 5]", "[5, 5]"),
         ("best", "'best'"),
