@@ -21,7 +21,7 @@ log = logging.getLogger("idmm")
 _MARK = "part-"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # what such a file system answers
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
-WEIGHTS_WANTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
+WEIGHTS_EXPECTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
 _NAMES = "timm:NAME or hf-hub:ORG/NAME"
 _PUBLIC = re.compile(r"(timm:[\w.-]+|hf-hub:[\w.-]+/[\w.-]+)(@[\w./-]+)?", re.ASCII)
@@ -232,10 +232,10 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
     path = home(path)
     if path.is_dir():
         missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
-        why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_WANTED}"
+        why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_EXPECTED}"
         if missing and (path / "last").is_dir():
             how = "let it finish (the command that began it goes on with it)"
-            why = f"is a run that has not written its {missing[0]} yet; {how}, or {WEIGHTS_WANTED}"
+            why = f"is a run that has not written its {missing[0]} yet; {how}, or {WEIGHTS_EXPECTED}"
         if missing and stem == "model" and (path / "backbone.safetensors").is_file():
             command = _FINETUNE.format(path)
             why = f"is a run without a classifier; fine-tune it on labelled images first: {command}"
@@ -246,9 +246,9 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
         return path / f"{stem}.safetensors"
     if not path.exists():
         hint = f"; or {_NAMES}" if stem == "backbone" else ""
-        raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_WANTED}{hint}")
+        raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_EXPECTED}{hint}")
     if path.suffix.lower() not in WEIGHTS:
-        raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_WANTED}")
+        raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_EXPECTED}")
     return path
 
 

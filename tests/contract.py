@@ -97,7 +97,7 @@ class Contract:
     def test_numbers_are_those_of_the_public_code(self, tmp_path):
         for name, (some, total) in self.official.items():
             self.name, model = name, timm.create_model(name).eval()
-            assert sorted(self.release(tmp_path, model).kept) == sorted(model.state_dict())  # the same names and shapes
+            assert sorted(self.release(tmp_path, model).loaded) == sorted(model.state_dict())
             with torch.no_grad():
                 (scores,) = model(picture(model.default_cfg["input_size"][-1]))
             torch.testing.assert_close(scores[::125], torch.tensor(some), atol=2e-5, rtol=0)
@@ -134,7 +134,7 @@ class Contract:
         assert model.global_pool == "avg" and model.double().get_classifier().weight.dtype == torch.float64
         model.reset_classifier(0, "token")
         assert isinstance(model.get_classifier(), nn.Identity) and model(images.double()).shape == (2, self.dim)
-        with pytest.raises(ValueError, match="global_pool is 'max'; wanted is one of 'token', 'avg'"):
+        with pytest.raises(ValueError, match="global_pool is 'max'; expected one of 'token', 'avg'"):
             model.reset_classifier(0, "max")
         dropped = self.build(drop_rate=0.9, global_pool="avg", in_chans=1).train()
         assert (dropped(images[:, :1]) == 0).float().mean() > 0.5
@@ -150,7 +150,7 @@ class Contract:
         assert tokens.shape == (1, 1 + grid[0] * grid[1], self.dim) and last.shape == (1, self.dim, *grid)
 
     def test_a_size_below_one_token(self):
-        with pytest.raises(UserError, match=f"^image size 8x8: {self.name} cannot take it: img_size is .*; expected"):
+        with pytest.raises(UserError, match=f"^image size 8x8: {self.name} does not accept it: img_size .*; expected"):
             self.build(8)
 
     def test_places_are_rows_then_columns(self):
@@ -194,7 +194,7 @@ class Contract:
             larger = self.build(size, num_classes=4)
             report = load(larger, model.state_dict(), size // 2)
             heads = ["head.weight", "head.bias"]
-            assert sorted(report.kept) == sorted(k for k in model.state_dict() if k not in heads + self.resized)
+            assert sorted(report.loaded) == sorted(k for k in model.state_dict() if k not in heads + self.resized)
             assert report.resized == self.resized and report.dropped == report.fresh == heads
             assert all(k in larger.state_dict() for k, _ in larger.named_buffers())
             model = larger
@@ -203,7 +203,7 @@ class Contract:
         model = create_backbone(self.name, 112)
         report = self.release(tmp_path, model)
         assert report.dropped == ["head.weight", "head.bias"] and report.fresh == [] and report.resized == self.resized
-        assert sorted(report.kept) == sorted(k for k in model.state_dict() if k not in self.resized)
+        assert sorted(report.loaded) == sorted(k for k in model.state_dict() if k not in self.resized)
         with pytest.raises(UserError, match="release.pth.tar: is a checkpoint of another model|does not fit"):
             self.release(tmp_path, self.build(64))
 

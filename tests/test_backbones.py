@@ -155,7 +155,7 @@ def test_runs_of_a_model_with_layers_after_its_pooling(tmp_path, capsys):
     assert call(["probe", "--init", first, "--size", 32, "--data.subset", "{total: 40}", "--data.workers", 0]) == 0
     changes = {"init": str(first), "stages": [{"size": 32}], "model__freeze": True, "train__ema": None}
     assert inside("finetune", second, **{**ONE_EPOCH, **changes, "model__name": name}) == 0
-    reports = [line for line in capsys.readouterr().err.splitlines() if "weights kept" in line]
+    reports = [line for line in capsys.readouterr().err.splitlines() if "weights loaded" in line]
     assert "0 resized, 0 dropped, 2 fresh" in reports[-1]
     before, after = weights(first), weights(second)
     kept = [key for key in before if key.startswith("backbone/")]
@@ -176,12 +176,12 @@ def test_models_that_cannot_serve_are_told_before_there_is_a_folder(tmp_path, ca
         assert code == 2 and not out.exists(), line
         return line
 
-    why = f"model.kwargs: {name} with {kwargs!r} gives [1, 5, 48] for an image; wanted are pooled features, [1, d]"
+    why = f"model.kwargs: {name} with {kwargs!r} returns [1, 5, 48] for an image; expected pooled features, [1, d]"
     assert told(pretrain(out, name, model__kwargs=kwargs)) == why
     init = {"init": str(tmp_path / "init"), "model__name": None, "model__kwargs": None}
     assert told(inside("finetune", out, **init, stages=[{"size": 32}])) == why
     assert told(call(["probe", "--init", init["init"], "--data.workers", 0])) == why
     line = told(call(["probe", "--init", init["init"], "--size", 20]))
-    assert line.startswith(f"size: image size 20x20: {name} cannot take it: ")
+    assert line.startswith(f"size: image size 20x20: {name} does not accept it: ")
     line = told(pretrain(out, "crossvit_9_240", views__size=32))
-    assert line.startswith("views.size: image size 32x32: crossvit_9_240 cannot take it: ")
+    assert line.startswith("views.size: image size 32x32: crossvit_9_240 does not accept it: ")

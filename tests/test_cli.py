@@ -212,7 +212,7 @@ def test_init_agrees(whole, tmp_path, capsys):
     stages = [{"size": 16, "epochs": 1}]
     same = dict(init=str(whole["pretrain"]), stages=stages)
     assert inside("finetune", tmp_path / "a", **same, model__kwargs={"depth": 2}) == 0
-    assert "weights kept" in capsys.readouterr().err
+    assert "weights loaded" in capsys.readouterr().err
     assert inside("finetune", tmp_path / "b", **same, model__name=None, model__kwargs=None) == 0
     a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -222,7 +222,7 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
     """A size or grid of a later stage that the model cannot take does not cost the stage before it."""
     monkeypatch.setattr("idmm.stages.pretrain.load_splits", None)  # nor is anything decoded
     monkeypatch.setattr("idmm.stages.finetune.load_splits", None)
-    tail = "vit_tiny_patch16_224 cannot take it: wanted are multiples of its patch, 8x8 pixels"
+    tail = "vit_tiny_patch16_224 does not accept it: expected a multiple of its patch, 8x8 pixels"
     stages = [{"size": 16}, {"size": 20}, {"size": 8}, {"size": 9}]
     assert inside("finetune", tmp_path / "a", stages=stages, drloc__weight=0.1) == 2
     second, third, fourth = capsys.readouterr().err.splitlines()[-3:]

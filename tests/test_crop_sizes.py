@@ -124,13 +124,13 @@ def test_sizes_that_cannot_be_had_are_a_line_each_and_leave_no_run(tmp_path, cap
     out = tmp_path / "a"
     crops = [*LOCAL, {"count": 1, "size": 20}, {"count": 1, "size": 9}]
     assert inside("pretrain", out, views__crops=crops) == 2
-    tail = "vit_tiny_patch16_224 cannot take it: wanted are multiples of its patch, 8x8 pixels"
+    tail = "vit_tiny_patch16_224 does not accept it: expected a multiple of its patch, 8x8 pixels"
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [f"views.crops[{n}].size: image size {s}x{s}: {tail}" for n, s in ((2, 20), (3, 9))]
     fixed = dict(model__name="cait_xxs24_224", model__kwargs={**VIT, "patch_size": 16}, views__size=64)
     assert inside("pretrain", out, views__crops=[LOCAL[0], {**LOCAL[1], "size": 32}], **fixed) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("views.crops[1].size: image size 32x32: cait_xxs24_224 cannot take it: ")
+    assert line.startswith("views.crops[1].size: image size 32x32: cait_xxs24_224 does not accept it: ")
     assert inside("pretrain", out, views__crops=LOCAL, drloc__weight=0.1) == 2
     line = "views.crops[1].size: got 8, but drloc.weight is 0.1, and its loss takes only crops of views.size (16)"
     assert capsys.readouterr().err.splitlines()[-1] == line

@@ -120,7 +120,7 @@ def test_segmentation_writes_its_results(whole, trees):
     for path in written:
         mask, image = Image.open(path), Image.open(trees / "masks" / "images" / "test" / path.name)
         assert mask.mode == "L" and mask.size == image.size and np.asarray(mask).max() < 4
-    assert "weights kept" in logged(out) and "0 fresh" in logged(out), "init is where it starts"
+    assert "weights loaded" in logged(out) and "0 fresh" in logged(out), "init is where it starts"
     assert "train.keep: the weights of epoch" in logged(out) and (out / "predictions.png").exists()
 
 

@@ -88,7 +88,7 @@ def test_patches_that_are_no_squares():
 def test_tokens_without_places_are_refused():
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL_VIT)
     for features in (torch.zeros(2, 1 + 7, 24), torch.zeros(2, 24), [torch.zeros(2, 5, 24)]):
-        with pytest.raises(UserError, match="not a grid of places"):
+        with pytest.raises(UserError, match="do not form a grid"):
             as_grid(model, features, (64, 64))
 
 

@@ -79,7 +79,7 @@ def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     assert not any(k.startswith(classifier_prefixes(again)) for k in again.state_dict())
     model = create_backbone(name, 112, num_classes=5, **kwargs)
     report = load(model, again.state_dict())
-    assert report.kept == list(again.state_dict()) and not report.dropped
+    assert report.loaded == list(again.state_dict()) and not report.dropped
     Finetune(model, Augment(), freeze=True)
     trained = {key: p.requires_grad for key, p in model.named_parameters()}
     assert trained == {key: key in report.fresh for key in trained} and any(trained.values())
@@ -113,7 +113,7 @@ def test_arguments_that_the_model_refuses(kwargs, said):
 
 def test_arguments_that_have_a_field_of_their_own():
     line = fails(check_kwargs, {"pretrained": True})
-    assert line == "model.kwargs: pretrained is True; weights come through --init, leave it out"
+    assert line == "model.kwargs: pretrained is True; weights come from --init, leave it out"
     with pytest.raises(UserError) as caught:
         check_kwargs({"num_classes": 3, "drop_path_rate": 0.1, "depth": 2})
     assert len(caught.value.faults) == 2
@@ -121,9 +121,9 @@ def test_arguments_that_have_a_field_of_their_own():
 
 def test_sizes_that_the_model_cannot_take():
     line = fails(tiny, 100)
-    assert line.startswith("image size 100x100: deit_tiny_patch16_224 cannot take it") and "16x16" in line
+    assert line.startswith("image size 100x100: deit_tiny_patch16_224 does not accept it") and "16x16" in line
     line = fails(create_backbone, "maxvit_tiny_rw_224", 112)
-    assert line.startswith("image size 112x112: maxvit_tiny_rw_224 cannot take it: ") and "window" in line
+    assert line.startswith("image size 112x112: maxvit_tiny_rw_224 does not accept it: ") and "window" in line
     assert "image size 30x32" in fails(swin, (30, 32))
     assert tiny(100, dynamic_img_size=True, dynamic_img_pad=True) is not None
 
@@ -136,7 +136,7 @@ def test_position_embedding_grows_as_timm_resizes_it():
     assert torch.equal(large.pos_embed[:, :1], small.pos_embed[:, :1])  # the class token's stays
     assert torch.equal(large.blocks[1].mlp.fc1.weight, small.blocks[1].mlp.fc1.weight)
     assert report.resized == ["pos_embed"] and report.fresh == ["head.weight", "head.bias"] and not report.dropped
-    assert len(report.kept) == len(small.state_dict()) - 1
+    assert len(report.loaded) == len(small.state_dict()) - 1
 
 
 def test_grids_that_are_not_square():
@@ -240,7 +240,7 @@ def test_a_file_without_its_json(tmp_path):
     (tmp_path / "backbone.json").write_text("{")
     assert "backbone.json: cannot be read as JSON" in fails(load_backbone, tmp_path)
     (tmp_path / "backbone.json").write_text('{"a": 1}')
-    assert "the model's name is unknown; wanted is backbone.json" in fails(load_backbone, tmp_path)
+    assert "the model's name is unknown; expected backbone.json" in fails(load_backbone, tmp_path)
     (tmp_path / "backbone.json").unlink()
     assert "no backbone.json in it" in fails(load_backbone, tmp_path)
     assert "the model's name is unknown" in fails(load_backbone, tmp_path / "backbone.safetensors")

@@ -78,7 +78,7 @@ TOOLS = {
         "checkpoint_0199.pth.tar", "resnet", "state_dict.module.encoder_q.",
         lambda s, o: moco({"encoder_q": s, "encoder_k": o}, "fc.", {"queue": torch.ones(2, 2)}),
         "dropped: fc.0.weight, fc.3.weight\n  fresh: fc.weight, fc.bias\n  read from: state_dict.module.encoder_q; "
-        "left out: state_dict.module.queue (1), state_dict.module.encoder_k (74); without weights: epoch, arch",
+        "skipped: state_dict.module.queue (1), state_dict.module.encoder_k (74); without weights: epoch, arch",
     ),
     "moco v3": (
         "vit-s-300ep.pth.tar", "vit", "state_dict.module.base_encoder.",
@@ -106,7 +106,7 @@ TOOLS = {
     "lightly, masked": (
         "mae.ckpt", "vit", "state_dict.backbone.vit.",
         lambda s, o: wrapped(("backbone.", {"mask_token": torch.ones(1)}), ("backbone.vit.", s), ("decoder.", MLP)),
-        "left out: state_dict.backbone.mask_token (1), state_dict.decoder (2)",
+        "skipped: state_dict.backbone.mask_token (1), state_dict.decoder (2)",
     ),
     "solo-learn": (
         "simclr-abc-ep=99.ckpt", "vit", "state_dict.backbone.",
@@ -129,14 +129,14 @@ TOOLS = {
     "torchvision": ("resnet.pth", "resnet", "", lambda s, o: s | {"fc.weight": torch.ones(9, 9)}, "dropped: fc.weight"),
     "timm": (
         "model_best.pth.tar", "vit", "state_dict_ema.", timms,
-        "left out: state_dict (30); without weights: epoch, arch, optimizer, args",
+        "skipped: state_dict (30); without weights: epoch, arch, optimizer, args",
     ),
     "timm, model": (
         "a.pth", "vit", "model.module._orig_mod.",
         lambda s, o: {"model": begun("module._orig_mod.", s), "model_ema": None}, "without weights: model_ema",
     ),
     "timm, model_ema": (
-        "a.pth", "vit", "model_ema.", lambda s, o: {"model": o, "model_ema": s}, "left out: model (30)",
+        "a.pth", "vit", "model_ema.", lambda s, o: {"model": o, "model_ema": s}, "skipped: model (30)",
     ),
 }  # fmt: skip
 
@@ -159,7 +159,7 @@ def test_the_network_that_fits_is_loaded(tool, tmp_path):
     model = create_backbone(name, 32 if kind == "vit" else None, num_classes=4, **kwargs)
     report = read_checkpoint(tmp_path / file, "init").load_into(model)
     assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
-    assert sorted(report.kept) == sorted(state) and len(report.fresh) == 2
+    assert sorted(report.loaded) == sorted(state) and len(report.fresh) == 2
     assert report.prefix == prefix and rest in str(report)
 
 
@@ -171,11 +171,11 @@ def test_a_run_starts_from_another_tools_file(tmp_path, capsys):
     assert inside("finetune", tmp_path / "a", **given, model__freeze=True, train__ema=None) == 0
     written = load_file(tmp_path / "a" / "backbone.safetensors")
     assert written.keys() == state.keys() and all(torch.equal(written[k], v) for k, v in state.items())
-    assert "read from: teacher.backbone; left out: student (32), teacher.head (2)" in logged(tmp_path / "a")
+    assert "read from: teacher.backbone; skipped: student (32), teacher.head (2)" in logged(tmp_path / "a")
     capsys.readouterr()
     assert inside("finetune", tmp_path / "b", **given, model__name=None, model__kwargs=None) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("checkpoint.ckpt' does not say which model it is; wanted is its timm name")
+    assert line.endswith("checkpoint.ckpt' does not name its model; give its timm name")
 
 
 def test_a_file_with_its_json_serves_without_a_run(tmp_path, caplog):
@@ -185,7 +185,7 @@ def test_a_file_with_its_json_serves_without_a_run(tmp_path, caplog):
     with caplog.at_level("INFO", "idmm"):
         model = load_backbone(tmp_path / "a.pth")
     assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
-    assert "read from: teacher.backbone; left out: student (32)" in caplog.text
+    assert "read from: teacher.backbone; skipped: student (32)" in caplog.text
 
 
 def refusal(call, *args):
@@ -234,7 +234,7 @@ def test_nothing_in_a_file_runs(how, tmp_path):
     """Neither in an entry beside weights, in either of torch's formats, nor in a plain pickle."""
     path, ran = tmp_path / "a.ckpt", tmp_path / "ran"
     content = {"state_dict": weights("vit", 0), "args": Payload(ran)}
-    why = r"holds Python objects, which are never run \(\w+.mkdir\); give what the tool exports, or save weights"
+    why = r"holds Python objects, which are never run \(\w+.mkdir\); use the file that the tool exports, or save only"
     if how == "whole":
         content = Payload(ran)
     elif how == "namespace":

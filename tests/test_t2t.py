@@ -45,7 +45,7 @@ def test_random_features_are_orthogonal_saved_and_never_trained():
     torch.testing.assert_close(w @ w.T, 8 * torch.eye(8))  # rows of length sqrt(m)
     names = {n for n, _ in model.named_buffers()}
     assert names == {"patch_embed.performer1.w", "patch_embed.performer2.w", "pos_embed"}
-    assert names <= set(load(other, model.state_dict()).kept) and torch.equal(other.patch_embed.performer1.w, w)
+    assert names <= set(load(other, model.state_dict()).loaded) and torch.equal(other.patch_embed.performer1.w, w)
 
 
 def saved(folder, state, size, name="t2t_vit_7", kwargs=TestContract.kwargs):

@@ -11,7 +11,7 @@ from idmm.files import filling
 from idmm.inference.export_card import card
 from idmm.inference.export_graph import Check, check, quiet
 from idmm.inference.export_source import Sample, Source
-from idmm.models.hub import OURS
+from idmm.models.hub import OUR_KEYS
 
 # of timm's description of the model, and of how its images are prepared
 _KEPT = ("fixed_input_size", "first_conv", "classifier")
@@ -31,7 +31,7 @@ def config(source: Source) -> dict:
         "model_args": {name: value for name, value in saved.kwargs.items() if name != "num_classes"},
     }
     given = source.preprocessing
-    found |= {name: given[name] for name in OURS if name in given}
+    found |= {name: given[name] for name in OUR_KEYS if name in given}
     return found | ({"label_names": classes} if classes else {})
 
 

@@ -1,4 +1,4 @@
-"""Backbones: built by timm, with T2T-ViT, CvT and hog registered there, loaded and saved with their names and sizes."""
+"""Backbones: timm's with T2T-ViT, CvT and hog registered, and their checkpoints."""
 
 from idmm.models.build import create_backbone, feature_width
 from idmm.models.cvt import CvT

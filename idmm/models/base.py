@@ -1,4 +1,4 @@
-"""What T2T-ViT and CvT share: timm's interface for a class token and patch tokens of one grid."""
+"""Base of T2T-ViT and CvT: timm's interface for a class token and the patch tokens of one grid."""
 
 import re
 from collections.abc import Sequence
@@ -11,21 +11,18 @@ from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 
 Grid = tuple[int, int]
 WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each step from pixels to tokens
-SMALLEST = 16  # pixels of a token's side
+MIN_SIZE = 16  # pixels of a token's side
 
 
 class TokenModel(nn.Module):
-    """Pooling and classifier over [B, 1 + h w, D], the class token first.
-
-    ``forward_features`` gives those tokens, normalised.
-    """
+    """Pooling and classifier over the normalised tokens of ``forward_features``, [B, 1 + h w, D], class token first."""
 
     num_prefix_tokens = 1
-    pools = ("token", "avg")  # what global_pool may be
-    release_names: Sequence[tuple[str, str]] = ()  # patterns for names in the public release, and ours
+    pools = ("token", "avg")  # values of global_pool
+    release_names: Sequence[tuple[str, str]] = ()  # patterns of names in the public release, and our names
 
     def add_head(self, dim: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module) -> None:
-        """Adds the last norm and the classifier, and initialises all linear layers and norms."""
+        """Add the last norm and the classifier, and initialise all linear layers."""
         self.num_features = self.head_hidden_size = self.embed_dim = dim
         self.norm = norm
         self.head_drop = nn.Dropout(drop_rate)
@@ -33,37 +30,37 @@ class TokenModel(nn.Module):
         self.reset_classifier(num_classes, global_pool)
 
     def get_classifier(self) -> nn.Module:
-        """Returns the classifier; an ``Identity`` where there is none."""
+        """Return the classifier, an ``Identity`` if there is none."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Gives the model a fresh classifier (0 classes: none); None leaves the pooling as it is."""
+        """Replace the classifier (0 classes: none) and, unless None, the pooling."""
         if global_pool is not None:
             if global_pool not in self.pools:
-                raise ValueError(f"global_pool is {global_pool!r}; wanted is one of {', '.join(map(repr, self.pools))}")
+                raise ValueError(f"global_pool is {global_pool!r}; expected one of {', '.join(map(repr, self.pools))}")
             self.global_pool = global_pool
         self.num_classes = num_classes
         self.head = nn.Identity()
         if num_classes > 0:
-            like = next(self.parameters())  # tells the device and the precision
+            parameter = next(self.parameters())  # has the device and the dtype
             layer = nn.Linear(self.num_features, num_classes).apply(_initialise)
-            self.head = layer.to(like.device, like.dtype).train(self.training)
+            self.head = layer.to(parameter.device, parameter.dtype).train(self.training)
 
     def pool(self, x: Tensor) -> Tensor:
-        """[B, 1 + N, D] -> [B, D]: the class token, or the mean of the others."""
+        """Return the class token or the mean of the others, [B, 1 + N, D] -> [B, D]."""
         return global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """[B, 1 + N, D] -> [B, num_classes], or the pooled features [B, D]."""
+        """Return logits, [B, 1 + N, D] -> [B, num_classes], or the pooled features [B, D]."""
         x = self.head_drop(self.pool(x))
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, num_classes]; [B, D] without a classifier."""
+        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or [B, D] without a classifier."""
         return self.forward_head(self.forward_features(x))
 
     def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Renames the weights of the public release; our own names stay."""
+        """Return weights with the public release's names replaced by ours."""
         out = {}
         for key, value in state_dict.items():
             for old, new in self.release_names:
@@ -73,12 +70,12 @@ class TokenModel(nn.Module):
 
 
 def as_map(x: Tensor, grid: Grid) -> Tensor:
-    """[B, h w, D] -> [B, D, h, w], without a copy."""
+    """Return tokens [B, h w, D] as a map [B, D, h, w], without a copy."""
     return x.transpose(1, 2).unflatten(2, grid)
 
 
 def window_grids(size: Grid) -> list[Grid]:
-    """The grid of windows after each step, of an image of (height, width)."""
+    """Return the grid of windows after each step, for an image of (height, width)."""
     grids = []
     for kernel, stride, padding in WINDOWS:
         size = tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
@@ -87,27 +84,27 @@ def window_grids(size: Grid) -> list[Grid]:
 
 
 def drop_path_rates(rate: float, depth: int) -> list[float]:
-    """Stochastic depth of each block: from 0 up to ``rate``."""
+    """Return the stochastic depth of each block, from 0 to ``rate``."""
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 
 def checked_size(img_size: int | Sequence[int]) -> Grid:
-    """Returns a size as (height, width); ValueError if it is smaller than one token (pixels)."""
+    """Return a size as (height, width). ValueError if it is smaller than one token (pixels)."""
     height, width = to_2tuple(img_size)
-    if min(height, width) < SMALLEST:
-        raise ValueError(f"img_size is {img_size!r}; expected at least {SMALLEST} pixels")
+    if min(height, width) < MIN_SIZE:
+        raise ValueError(f"img_size is {img_size!r}; expected at least {MIN_SIZE} pixels")
     return height, width
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """Position embedding of Vaswani et al. (2017, section 3.5): sines in even columns, [1, positions, dim]."""
+    """Return the sinusoids of Vaswani et al. (2017, section 3.5), [1, positions, dim], sines in even columns."""
     column = torch.arange(dim)
     angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
     return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
 
 
 def timm_cfg(**kwargs) -> dict:
-    """timm's description of a model whose weights it cannot download; ``kwargs`` are what differs."""
+    """Return timm's configuration of a model without public weights. ``kwargs`` replace defaults."""
     return {
         "url": "",
         "num_classes": 1000,
@@ -121,7 +118,7 @@ def timm_cfg(**kwargs) -> dict:
 
 
 def _initialise(module: nn.Module) -> None:
-    """Linear layers: a normal of 0.02, biases 0, as the releases have it. Convolutions and norms keep torch's."""
+    """Draw linear weights with std 0.02 and zero the biases, as in the releases. Other layers keep torch's."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

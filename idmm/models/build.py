@@ -1,4 +1,4 @@
-"""Backbones over timm: any model that timm names, at any image size that the model can take."""
+"""Build backbones with timm: any of its models, at any image size that the model accepts."""
 
 import contextlib
 import copy
@@ -15,140 +15,136 @@ from idmm.errors import SizeError, UserError, nearest
 
 Size = int | tuple[int, int] | list[int]
 
-# keys that model.kwargs must not hold, and what to do instead
+# keys that model.kwargs must not have, and what to do instead
 _RESERVED = {
-    "pretrained": "weights come through --init",
-    "checkpoint_path": "weights come through --init",
+    "pretrained": "weights come from --init",
+    "checkpoint_path": "weights come from --init",
     "features_only": "idmm needs the whole model",
     "out_indices": "idmm needs the whole model",
     "num_classes": "the number of classes comes from the data",
     "img_size": "the image size comes from views.size, train.size or stages",
-    "in_chans": "give data.in_chans",
-    "drop_path_rate": "give model.drop_path",
-    "drop_path": "give model.drop_path",
-    "name": "give model.name",
+    "in_chans": "use data.in_chans",
+    "drop_path_rate": "use model.drop_path",
+    "drop_path": "use model.drop_path",
+    "name": "use model.name",
 }
-# what lets models that are built for one size take others: ViTs, then Swin
-_DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}
-_TRIED = {"img_size": 224, "drop_path_rate": 0.1, **_DYNAMIC}
-# what constructors and forward passes of models raise for arguments and sizes that they cannot take
+_DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}  # for several sizes: of ViTs, and of Swin
+_PROBES = {"img_size": 224, "drop_path_rate": 0.1, **_DYNAMIC}
+# what models raise for arguments and sizes that they do not accept
 _MODEL_ERRORS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
 
 
 def create_backbone(
-    name: str,
-    img_size: Size | None = None,
-    *,
-    drop_path: float | None = None,
-    dynamic_size: bool = False,
-    **kwargs,
+    name: str, img_size: Size | None = None, *, drop_path: float | None = None, dynamic_size: bool = False, **kwargs
 ) -> nn.Module:
-    """Builds a timm model with fresh weights (seed the global generators around it), without a classifier.
+    """Build a timm model with fresh weights from the global generators, without a classifier.
 
     Args:
         name: Any model name of timm, or one of ours.
-        img_size: Image side, or (height, width), in pixels; passed on only where the model is built for one size
+        img_size: Image side, or (height, width), in pixels. It is passed on only to models that are built for one size
             (ViT, Swin, ...), and tried with one black image. None: the model's own.
-        drop_path: Stochastic depth rate in [0, 1), ignored where the model has none. None: the model's own.
-        dynamic_size: Whether it is to take images of other sizes than ``img_size`` as well, with position embeddings
-            resampled in every forward pass, where timm has that (:func:`try_size` tells). Its weights are the same.
-        **kwargs: For the model's constructor; ``num_classes`` is 0 unless given.
+        drop_path: Stochastic depth rate in [0, 1), ignored by models without it. None: the model's own.
+        dynamic_size: Accept images of other sizes than ``img_size``, too, if timm supports it. Position embeddings are
+            then resampled in every forward pass. The weights are the same.
+        **kwargs: For the model's constructor. ``num_classes`` is 0 by default.
 
     Returns:
-        The model, in training mode; [B, in_chans, H, W] -> [B, d], d from :func:`feature_width`.
+        The model in training mode, [B, in_chans, H, W] -> [B, d], with d from :func:`feature_width`.
 
     Raises:
         UserError: An unknown name, an argument that the model refuses, a model without pooled features, or (SizeError)
-            a size that it cannot take.
+            a size that it does not accept.
     """
     check_name(name)
-    given = {"num_classes": 0, **kwargs}
+    kwargs = {"num_classes": 0, **kwargs}
     optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
     optional |= _DYNAMIC if dynamic_size else {}
-    optional = {k: v for k, v in optional.items() if v is not None and k not in given and accepts(name, k)}
+    optional = {k: v for k, v in optional.items() if v is not None and k not in kwargs and accepts(name, k)}
     try:
-        model = timm.create_model(name, **given, **optional)
+        model = timm.create_model(name, **kwargs, **optional)
     except _MODEL_ERRORS as error:
-        raise _build_error(name, given, optional, error) from error
+        raise _build_error(name, kwargs, optional, error) from error
     if img_size is not None:
-        _try_image(model, name, img_size, given)
+        output = try_size(model, name, img_size, kwargs.get("in_chans", 3))
+        if len(shape := list(getattr(output, "shape", []))) != 2:
+            model_kwargs = {key: value for key, value in kwargs.items() if key not in _RESERVED}
+            source = f"model.kwargs: {name} with {model_kwargs!r}" if model_kwargs else f"model.name: {name!r}"
+            raise UserError(f"{source} returns {shape or type(output)} for an image; expected pooled features, [1, d]")
+        if kwargs["num_classes"] == 0:
+            model.feature_width = shape[1]
     return model
 
 
 def feature_width(model: nn.Module) -> int:
-    """Returns the width d of a model's features [B, d] without a classifier, which heads are sized by.
+    """Return the width d of a model's features [B, d] without a classifier.
 
-    It is that of the forward pass in :func:`create_backbone`; else timm's ``head_hidden_size``, which is not
-    ``num_features`` where layers stand between pooling and classifier (MobileNetV3, VGG, ...).
+    It comes from the forward pass in :func:`create_backbone`, else from timm's ``head_hidden_size``. ``num_features``
+    differs if there are layers between pooling and classifier (MobileNetV3, VGG, ...).
     """
     return getattr(model, "feature_width", None) or getattr(model, "head_hidden_size", None) or model.num_features
 
 
 def check_name(name: str) -> None:
-    """Raises UserError, with the nearest name, unless timm (with ours registered) knows ``name``."""
+    """Raise UserError, with the nearest name, unless timm or idmm has a model ``name``."""
     if not (isinstance(name, str) and name and timm.is_model(name)):
         hint = nearest(str(name), timm.list_models()) or "; timm.list_models() lists the names"
         raise UserError(f"model.name: {name!r} is unknown{hint}")
 
 
 def check_kwargs(kwargs: dict[str, Any]) -> None:
-    """Raises UserError if ``model.kwargs`` holds what has a field of its own, such as ``img_size``."""
-    if faults := [
-        f"model.kwargs: {key} is {kwargs[key]!r}; {reason}, leave it out"
-        for key, reason in _RESERVED.items()
-        if key in kwargs
-    ]:
-        raise UserError(*faults)
+    """Raise UserError if ``model.kwargs`` has keys with a config field of their own, such as ``img_size``."""
+    if used := [key for key in _RESERVED if key in kwargs]:
+        raise UserError(*(f"model.kwargs: {key} is {kwargs[key]!r}; {_RESERVED[key]}, leave it out" for key in used))
 
 
 def export_kwargs(
     name: str, kwargs: dict[str, Any], img_size: Size | None, num_classes: int = 0, in_chans: int = 3
 ) -> dict[str, Any]:
-    """Returns the arguments with which ``timm.create_model(name, **kwargs)`` alone rebuilds the model.
+    """Return arguments so that ``timm.create_model(name, **kwargs)`` rebuilds the model.
 
-    They are the user's ``model.kwargs`` with what else the model was built with: the image size (pixels) where it takes
-    one, and channels other than 3.
+    They are the user's ``model.kwargs`` with the image size (pixels), if the model has this argument, and channels
+    other than 3.
     """
-    out = {k: v for k, v in kwargs.items() if k not in _RESERVED}
-    out["num_classes"] = num_classes
+    exported = {k: v for k, v in kwargs.items() if k not in _RESERVED} | {"num_classes": num_classes}
     if in_chans != 3:
-        out["in_chans"] = in_chans
+        exported["in_chans"] = in_chans
     if img_size is not None and accepts(name, "img_size"):
-        out["img_size"] = list(img_size) if isinstance(img_size, (tuple, list)) else img_size
-    return out
+        exported["img_size"] = list(img_size) if isinstance(img_size, (tuple, list)) else img_size
+    return exported
 
 
 def classifiers(model: nn.Module) -> list[nn.Module]:
-    """Returns the model's classifiers: one, or as many as it averages the logits of (distilled DeiT has two)."""
-    found = model.get_classifier()
-    return list(found) if isinstance(found, (tuple, list, nn.ModuleList)) else [found]
+    """Return the model's classifiers: one, or all whose logits it averages (distilled DeiT has two)."""
+    classifier = model.get_classifier()
+    return list(classifier) if isinstance(classifier, (tuple, list, nn.ModuleList)) else [classifier]
 
 
 def linear_classifiers(model: nn.Module) -> list[nn.Linear | nn.Conv2d]:
-    """Returns the same where each is linear in the features [B, d] of ``forward_head(..., pre_logits=True)``, else [].
+    """Return the classifiers if all are linear in the features [B, d] of ``forward_head(..., pre_logits=True)``.
 
-    It may be a 1x1 convolution on [B, d, 1, 1]. What sees features of another width (CrossViT), or has layers of its
-    own before it (LeViT's norm) or beside it (VOLO's tokens), is not.
+    A 1x1 convolution on [B, d, 1, 1] is linear, too. The result is [] if a classifier has inputs of another width
+    (CrossViT), or layers before it (LeViT's norm) or in parallel (VOLO's tokens).
     """
-    found, width = classifiers(model), feature_width(model)
-    for part in found:
-        linear = isinstance(part, nn.Linear) or (isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1))
-        if not linear or part.bias is None or part.weight.shape[1] != width:
+    layers, width = classifiers(model), feature_width(model)
+    for layer in layers:
+        linear = isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1))
+        if not linear or layer.bias is None or layer.weight.shape[1] != width:
             return []
-    own, backbone = {id(p) for part in found for p in part.parameters()}, backbone_keys(model)
-    return found if all(id(p) in own or name in backbone for name, p in model.named_parameters()) else []
+    linear_weights, backbone = {id(p) for layer in layers for p in layer.parameters()}, backbone_keys(model)
+    covered = all(id(p) in linear_weights or name in backbone for name, p in model.named_parameters())
+    return layers if covered else []
 
 
 def has_linear_classifier(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether a model has :func:`linear_classifiers`; one that cannot be built so says why when it is."""
+    """Whether a model has :func:`linear_classifiers`. True if it cannot be built: the build explains why."""
     try:
-        return bool(linear_classifiers(build_on_meta(name, {**kwargs, "num_classes": 2})))
+        return bool(linear_classifiers(_build_on_meta(name, {**kwargs, "num_classes": 2})))
     except _MODEL_ERRORS:
         return True
 
 
 def classifier_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Returns how the names of the classifier's weights begin, e.g. ``('head.', 'head_dist.')``."""
+    """Return the prefixes of the classifier's weights, e.g. ``('head.', 'head_dist.')``."""
     names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
     if not names:
         heads = classifiers(model)
@@ -157,7 +153,7 @@ def classifier_prefixes(model: nn.Module) -> tuple[str, ...]:
 
 
 def backbone_keys(model: nn.Module) -> set[str]:
-    """Returns the keys of the model's state dict that the same model with ``num_classes=0`` has."""
+    """Return the keys of the model's state dict that remain with ``num_classes=0``."""
     tensors = [*model.parameters(), *model.buffers()]
     bare = copy.deepcopy(model, {id(t): t.detach().to("meta") for t in tensors})  # the structure, not the weights
     bare.reset_classifier(0)
@@ -165,45 +161,45 @@ def backbone_keys(model: nn.Module) -> set[str]:
 
 
 def backbone_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the state dict without the classifier: what a ``num_classes=0`` model loads strictly."""
+    """Return the state dict without the classifier, for strict loading with ``num_classes=0``."""
     keys = backbone_keys(model)
     return {k: v for k, v in model.state_dict().items() if k in keys}
 
 
 def model_name(model: nn.Module) -> str:
-    """Returns the name by which timm built the model, for messages."""
+    """Return timm's name of the model, for messages."""
     return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
-    """Whether a model trains faster with the channels of a pixel side by side: one that pools or batch-normalises maps.
+    """Whether a model trains faster in channels-last format: it has max pooling or batch norm.
 
-    Measured on one x86 core (benchmarks/backbone_speed.py); models of attention alone are the same either way.
+    Measured on one x86 core (benchmarks/backbone_speed.py). Models of attention only have the same speed in both.
     """
     return any(isinstance(module, (nn.MaxPool2d, nn.BatchNorm2d)) for module in model.modules())
 
 
 @contextlib.contextmanager
 def one_image_norms(model: nn.Module, images: torch.Tensor | Sequence[torch.Tensor]) -> Iterator[None]:
-    """Lets one image alone through a model in training, as a run's last batch may be: ``images`` [1, C, H, W].
+    """Let a batch of one image pass through batch norms in training, as a run's last batch may have one.
 
-    A batch norm that would see one value a channel, which torch refuses (a map of 1x1, which most ConvNets make of 32
-    pixels), uses its running statistics and leaves them alone. Those with larger maps work as ever.
+    torch refuses a batch norm with one value per channel (a 1x1 map, as in most ConvNets at 32 pixels). Such a norm
+    uses its running statistics unchanged. Norms with larger maps work as usual.
 
     Args:
-        model: Whose batch norms.
-        images: What it is given inside the block, [B, C, H, W] or several such.
+        model: Its batch norms are used.
+        images: The inputs inside the block, [B, C, H, W] or several of them.
     """
-    if all(len(part) > 1 for part in ([images] if isinstance(images, torch.Tensor) else images)):
+    if all(len(batch) > 1 for batch in ([images] if isinstance(images, torch.Tensor) else images)):
         yield
         return
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    norms = [m for m in norms if not isinstance(m, nn.SyncBatchNorm)]  # they see the images of other processes
+    norms = [m for m in norms if not isinstance(m, nn.SyncBatchNorm)]  # those have images of other processes
 
-    def spare(norm, args):
+    def train_if_several_values(norm, args):
         norm.train(args[0].numel() > args[0].shape[1])
 
-    hooks = [norm.register_forward_pre_hook(spare) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(train_if_several_values) for norm in norms]
     try:
         yield
     finally:
@@ -214,87 +210,74 @@ def one_image_norms(model: nn.Module, images: torch.Tensor | Sequence[torch.Tens
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """Returns a size as (height, width)."""
+    """Return a size as (height, width)."""
     height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)
 
 
 @functools.cache
 def accepts(name: str, key: str) -> bool:
-    """Whether the model's constructor has an argument: ``img_size`` (ViT, Swin; ResNet takes any as it is),
-    ``drop_path_rate``, or one of those that let it take several sizes.
+    """Whether the model's constructor has an argument ``key`` of :data:`_PROBES`, e.g. ``img_size`` (ViT, Swin).
 
-    timm's entry points hide its signature, so it is tried.
+    timm's entry points hide the signature, so a build is tried.
     """
     try:
-        build_on_meta(name, {"num_classes": 0, key: _TRIED[key]})
+        _build_on_meta(name, {"num_classes": 0, key: _PROBES[key]})
     except _MODEL_ERRORS as error:
-        return not isinstance(error, TypeError)  # others: it has the argument, and does not like the value
+        return not isinstance(error, TypeError)  # other errors are about the value
     return True
 
 
-def build_on_meta(name, kwargs):
+def _build_on_meta(name: str, kwargs: dict[str, Any]) -> nn.Module:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return timm.create_model(name, **kwargs)
 
 
-def _build_error(name, given, optional, error):
-    """Returns what to raise for a failed build, by what is wrong: the size, the arguments or the model itself."""
+def _build_error(name: str, kwargs: dict[str, Any], optional: dict[str, Any], error: Exception) -> UserError:
+    """Return the error of a failed build: about the size, the arguments or the model itself."""
     if "img_size" in optional:
         try:
-            build_on_meta(name, {**given, **optional, "img_size": None})  # timm leaves None out
+            _build_on_meta(name, {**kwargs, **optional, "img_size": None})  # timm ignores None
         except _MODEL_ERRORS as other:
             error = other
         else:
-            return _size_error(name, optional["img_size"], error)
-    if own := {key: value for key, value in given.items() if key not in _RESERVED}:
-        return UserError(f"model.kwargs: {name} refuses {own!r}: {_one_line(error)}")
+            return _size_error(name, optional["img_size"], _one_line(error))
+    if model_kwargs := {key: value for key, value in kwargs.items() if key not in _RESERVED}:
+        return UserError(f"model.kwargs: {name} refuses {model_kwargs!r}: {_one_line(error)}")
     return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
 
 
 def black_image(model: nn.Module, in_chans: int, size: Size) -> torch.Tensor:
-    """Returns zeros [1, in_chans, H, W] of a size (pixels), where the model's weights are, to try it on."""
+    """Return zeros [1, in_chans, H, W] of a size (pixels) on the model's device."""
     tensor = next(itertools.chain(model.parameters(), model.buffers()))
     return torch.zeros(1, in_chans, *pair(size), device=tensor.device)
 
 
 def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> torch.Tensor:
-    """Sends a black image through a model in training mode, named ``name``; returns what comes out.
+    """Return a model's output for a black image. The model ends in training mode.
 
     Raises:
-        SizeError: The model cannot take images of that size (pixels).
+        SizeError: The model, called ``name``, does not accept images of that size (pixels).
     """
     height, width = pair(img_size)
     embed = getattr(model, "patch_embed", None)
     if isinstance(embed, timm.layers.PatchEmbed) and not embed.dynamic_img_pad and accepts(name, "img_size"):
         patch = pair(embed.patch_size)
-        if height % patch[0] or width % patch[1]:  # timm would cut the border off silently
-            raise _size_error(name, img_size, f"wanted are multiples of its patch, {patch[0]}x{patch[1]} pixels")
+        if height % patch[0] or width % patch[1]:  # timm would crop the border silently
+            raise _size_error(name, img_size, f"expected a multiple of its patch, {patch[0]}x{patch[1]} pixels")
     try:
         with torch.no_grad():
             output = model.eval()(black_image(model, in_chans, img_size))
     except _MODEL_ERRORS as error:
-        raise _size_error(name, img_size, error) from error
+        raise _size_error(name, img_size, _one_line(error)) from error
     model.train()
     return output
 
 
-def _try_image(model, name, img_size, given):
-    """Tries a size and keeps the features' width; UserError unless all of it comes out as [1, d]."""
-    output = try_size(model, name, img_size, given.get("in_chans", 3))
-    if len(shape := list(getattr(output, "shape", []))) != 2:
-        own = {key: value for key, value in given.items() if key not in _RESERVED}
-        source = f"model.kwargs: {name} with {own!r}" if own else f"model.name: {name!r}"
-        raise UserError(f"{source} gives {shape or type(output)} for an image; wanted are pooled features, [1, d]")
-    if given["num_classes"] == 0:
-        model.feature_width = shape[1]
-
-
-def _size_error(name, img_size, why):
+def _size_error(name: str, img_size: Size, why: str) -> SizeError:
     height, width = pair(img_size)
-    why = _one_line(why) if isinstance(why, Exception) else why
-    return SizeError(f"image size {height}x{width}: {name} cannot take it: {why}")
+    return SizeError(f"image size {height}x{width}: {name} does not accept it: {why}")
 
 
-def _one_line(error):
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

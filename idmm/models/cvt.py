@@ -26,7 +26,7 @@ from idmm.models.base import (
 
 
 class ConvEmbed(nn.Module):
-    """Convolutional token embedding (paper: section 3.1), [B, C, H, W] -> [B, dim, h, w], normalised over channels."""
+    """Convolutional token embedding (paper: section 3.1), [B, C, H, W] -> [B, dim, h, w], with a layer norm."""
 
     def __init__(self, in_chans: int, dim: int, kernel: int, stride: int, padding: int):
         super().__init__()
@@ -38,9 +38,9 @@ class ConvEmbed(nn.Module):
 
 
 class ConvProjection(nn.Module):
-    """The convolutional part of a projection (paper: section 3.2): each channel on its own, 3x3, then batch norm.
+    """The convolutional part of a projection (paper: section 3.2): 3x3 depthwise, then batch norm.
 
-    [B, D, h, w] -> [B, h' w', D], where h' is h over the stride, rounded up.
+    [B, D, h, w] -> [B, h' w', D], with h' = ceil(h / stride).
     """
 
     def __init__(self, dim: int, stride: int):
@@ -53,16 +53,16 @@ class ConvProjection(nn.Module):
 
 
 class ConvAttention(nn.Module):
-    """Attention of convolutional projections: [B, prefix + h w, D] -> the same.
+    """Attention of convolutional projections, [B, prefix + h w, D] -> the same.
 
-    Class tokens pass the convolutions by. Keys and values are a quarter as many. Attention is scaled by the width of
-    all heads together, not of one, as in the release.
+    Class tokens skip the convolutions. There are a quarter as many keys and values. Attention is scaled by the total
+    width of all heads, as in the release.
     """
 
     def __init__(self, dim: int, num_heads: int, prefix: int):
         super().__init__()
         if dim % num_heads:
-            raise ValueError(f"num_heads is {num_heads}, by which the width {dim} is not divisible")
+            raise ValueError(f"num_heads is {num_heads}, which does not divide the width {dim}")
         self.num_heads, self.prefix = num_heads, prefix
         self.scale = dim**-0.5
         self.conv_q = ConvProjection(dim, 1)
@@ -74,11 +74,11 @@ class ConvAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        first, places = x[:, : self.prefix], as_map(x[:, self.prefix :], grid)  # [B, D, h, w]
+        prefix, features = x[:, : self.prefix], as_map(x[:, self.prefix :], grid)  # [B, D, h, w]
 
         def heads(conv, linear):
-            tokens = conv(places)
-            tokens = torch.cat([first.to(tokens.dtype), tokens], dim=1) if self.prefix else tokens
+            tokens = conv(features)
+            tokens = torch.cat([prefix.to(tokens.dtype), tokens], dim=1) if self.prefix else tokens
             return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, heads, N, D / heads]
 
         q, k, v = heads(self.conv_q, self.q), heads(self.conv_k, self.k), heads(self.conv_v, self.v)
@@ -136,22 +136,21 @@ class ConvStage(nn.Module):
 class CvT(TokenModel):
     """CvT: three stages, each with a grid of half the side, and a class token in the last (paper: section 3, Table 2).
 
-    There are no position embeddings: any image is taken, and ``img_size`` only says which ``grid_size`` is meant. An
-    image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
-    divides n. ``forward_features`` gives the last stage's [B, 1 + h w, D], the class token first.
-
-    The release leaves the classifier's bias as torch draws it; here it starts at 0.
+    There are no position embeddings, so images of any size are accepted. ``img_size`` only sets ``grid_size``. A side
+    of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 if 16 divides n.
+    ``forward_features`` returns the last stage's [B, 1 + h w, D], the class token first. The classifier's bias starts
+    at 0, unlike in the release.
 
     Args:
-        img_size: Image side, or (height, width), in pixels; at least 16.
+        img_size: Image side, or (height, width), in pixels, at least 16.
         global_pool: 'token' (the class token) or 'avg' (the mean of the others).
-        embed_dims: Width of each stage's tokens; the last is D.
-        drop_path_rate: Stochastic depth of the last block; rises linearly from 0 over the last stage, as released.
-        in_chans, num_classes, depths, num_heads, mlp_ratio, drop_rate: As in timm's vision transformers; depths and
-            heads of each stage.
+        embed_dims: Width of each stage's tokens. The last is D.
+        drop_path_rate: Stochastic depth of the last block. It rises linearly from 0 over the last stage, as released.
+        in_chans, num_classes, depths, num_heads, mlp_ratio, drop_rate: As in timm's vision transformers, with depths
+            and heads per stage.
 
     Raises:
-        ValueError: A size, a pooling or widths that it does not take.
+        ValueError: A size, a pooling or widths that it does not accept.
     """
 
     pos_embed = None
@@ -177,7 +176,7 @@ class CvT(TokenModel):
         super().__init__()
         for name, values in dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads).items():
             if len(values) != len(WINDOWS):
-                raise ValueError(f"{name} is {values!r}; wanted are {len(WINDOWS)}, one a stage")
+                raise ValueError(f"{name} is {values!r}; expected {len(WINDOWS)} values, one per stage")
         self.img_size = checked_size(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
         stages, last = [], len(WINDOWS) - 1
@@ -189,16 +188,16 @@ class CvT(TokenModel):
         self.add_head(embed_dims[-1], num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dims[-1]))
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that weight decay should spare."""
+        """Return names of parameters without weight decay."""
         return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
 
     def group_matcher(self, coarse: bool = False) -> dict:
-        """Patterns that sort parameters into layers, for layer-wise learning rates."""
+        """Return patterns of parameters per layer, for layer-wise learning rates."""
         blocks = [(r"^stages\.(\d+)\.(?:patch_embed|cls_token)", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
         return dict(stem=r"^stages\.0\.patch_embed", blocks=[*blocks, (r"^norm", (99999,))])
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
+        """Return normalised tokens, [B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
         for stage in self.stages[:-1]:
             x = as_map(*stage(x))
         return self.norm(self.stages[-1](x)[0])
@@ -206,9 +205,9 @@ class CvT(TokenModel):
     def forward_intermediates(
         self, x: Tensor, indices: int | list[int] | None = None, intermediates_only: bool = False
     ):  # fmt: skip
-        """Returns what ``forward_features`` does, and what stages put out, [B, D, h, w].
+        """Return the result of ``forward_features`` and outputs of stages, [B, D, h, w], as timm's models do.
 
-        The arguments are timm's. ``indices``: of stages; a number means the last so many, None all.
+        ``indices`` are numbers of stages. A single number means the last so many, None all.
         """
         take, _ = feature_take_indices(len(self.stages), indices)
         taken = []

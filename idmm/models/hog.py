@@ -16,25 +16,25 @@ from torch import Tensor, nn
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.models.base import timm_cfg
 
-SIDE, CELL = 64, 8  # sides of the image that features are taken of, and of a cell (pixels)
+SIDE, CELL = 64, 8  # sides of the resized image and of a cell (pixels)
 ORIENTATIONS = 9  # of gradients, over half a turn
-FLAT = 1e-6  # differences of grey levels that are not larger are rounding errors, which would have an orientation
+FLAT = 1e-6  # smaller differences of grey levels are rounding errors and become 0
 CLIP = 0.2  # largest value that L2-Hys leaves in a block (paper: section 6.4)
 LUMA = (0.2125, 0.7154, 0.0721)  # weights of red, green and blue in a grey level (scikit-image's rgb2gray)
-HSV_BINS = (8, 4, 4)  # of hue, saturation and value
-CHANNEL_BINS = 32  # of each channel if the image is not RGB
-NUDGE = 1e-4  # bins; a value on the edge of two bins counts for the upper one, however it was rounded
-SMALL = 1e-6  # divisor at least
+HSV_BINS = (8, 4, 4)  # hue, saturation and value
+CHANNEL_BINS = 32  # per channel if the image is not RGB
+NUDGE = 1e-4  # bins. A value on the edge of two bins counts for the upper one despite rounding
+SMALL = 1e-6  # smallest divisor
 
 
 def oriented_cells(grey: Tensor) -> Tensor:
-    """Returns the mean magnitude of the gradients of each orientation in each cell of 8x8 pixels.
+    """Return the mean magnitude of gradients per orientation in each cell of 8x8 pixels.
 
     Args:
-        grey: Images [B, H, W]; H and W are multiples of 8.
+        grey: Images [B, H, W] with multiples of 8 for H and W.
 
     Returns:
-        [B, 9, H/8, W/8]. Orientation k is from 20 k to 20 (k + 1) degrees.
+        [B, 9, H/8, W/8]. Orientation k spans 20 k to 20 (k + 1) degrees.
     """
     down = F.hardshrink(F.pad(grey[:, 2:] - grey[:, :-2], (0, 0, 1, 1)), FLAT)  # [B, H, W], 0 at the border
     right = F.hardshrink(F.pad(grey[:, :, 2:] - grey[:, :, :-2], (1, 1)), FLAT)
@@ -49,7 +49,7 @@ def oriented_cells(grey: Tensor) -> Tensor:
 
 
 def normalised_blocks(cells: Tensor) -> Tensor:
-    """Returns blocks of 2x2 cells normalised by L2-Hys: [B, 9, h, w] -> [B, h - 1, w - 1, 2, 2, 9]."""
+    """Return blocks of 2x2 cells normalised by L2-Hys: [B, 9, h, w] -> [B, h - 1, w - 1, 2, 2, 9]."""
     blocks = cells.unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 4, 5, 1)
 
     def unit(x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def normalised_blocks(cells: Tensor) -> Tensor:
 
 
 def hsv_histogram(rgb: Tensor) -> Tensor:
-    """Returns the share of pixels in each bin of hue, saturation and value: [B, 3, H, W] in [0, 1] -> [B, 128]."""
+    """Return the share of pixels per bin of hue, saturation and value, [B, 3, H, W] in [0, 1] -> [B, 128]."""
     red, green, blue = rgb.unbind(1)
     value, spread = rgb.amax(1), rgb.amax(1) - rgb.amin(1)  # [B, H, W]
     wide = spread.clamp(min=SMALL)
@@ -73,7 +73,7 @@ def hsv_histogram(rgb: Tensor) -> Tensor:
 
 
 def channel_histograms(images: Tensor) -> Tensor:
-    """Returns the share of pixels in each bin of each channel: [B, C, H, W] in [0, 1] -> [B, 32 C]."""
+    """Return the share of pixels per bin of each channel, [B, C, H, W] in [0, 1] -> [B, 32 C]."""
     return torch.cat([_shares(_bin(channel, CHANNEL_BINS), CHANNEL_BINS) for channel in images.unbind(1)], dim=1)
 
 
@@ -82,7 +82,7 @@ def _bin(x: Tensor, bins: int) -> Tensor:
 
 
 def _shares(bins: Tensor, count: int) -> Tensor:
-    """[B, H, W] numbers of bins -> [B, count]."""
+    """Return the share of pixels per bin, [B, H, W] bin numbers -> [B, count]."""
     bins = bins.flatten(1)
     ones = torch.ones_like(bins, dtype=torch.float32) / bins.shape[1]
     return ones.new_zeros(bins.shape[0], count).scatter_add(1, bins, ones)
@@ -91,10 +91,10 @@ def _shares(bins: Tensor, count: int) -> Tensor:
 class Hog(nn.Module):
     """Oriented gradients and a histogram of colours, with timm's interface.
 
-    It undoes the normalisation of images by its buffers ``mean`` and ``std``, which travel with its weights, and
-    resizes to 64x64 pixels, bilinear with antialiasing. Features of RGB images are 1,764 of the gradients of the grey
-    level and 128 of the joint histogram of hue, saturation and value. Of other images they are 1,764 of the gradients
-    of the channels' mean and 32 for each channel. The classifier is the only part that learns.
+    It undoes the normalisation of images by its buffers ``mean`` and ``std``, which are saved with the weights, and
+    resizes to 64x64 pixels, bilinear with antialiasing. RGB images have 1,764 features of the grey level's gradients
+    and 128 of the joint histogram of hue, saturation and value. Other images have 1,764 of the channel mean's
+    gradients and 32 per channel. Only the classifier learns.
     """
 
     def __init__(self, in_chans: int = 3, num_classes: int = 1000):
@@ -109,16 +109,16 @@ class Hog(nn.Module):
         self.reset_classifier(num_classes)
 
     def set_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Sets the mean and std by which images are normalised, a number per channel, on pixel values in [0, 1]."""
+        """Set the mean and std of the images' normalisation, a number per channel, on pixel values in [0, 1]."""
         self.mean.copy_(torch.tensor(mean))
         self.std.copy_(torch.tensor(std))
 
     def get_classifier(self) -> nn.Module:
-        """Returns the classifier; an ``Identity`` if there is none."""
+        """Return the classifier, an ``Identity`` if there is none."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Gives the model a fresh classifier (0 classes: none)."""
+        """Replace the classifier (0 classes: none)."""
         self.num_classes, self.head = num_classes, nn.Identity()
         if num_classes > 0:
             layer = nn.Linear(self.num_features, num_classes)
@@ -127,26 +127,26 @@ class Hog(nn.Module):
             self.head = layer.to(self.mean.device).train(self.training)
 
     def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Leaves out mean and std of images with other channels."""
+        """Return weights without mean and std of images with other channels."""
         return {k: v for k, v in state_dict.items() if k not in ("mean", "std") or v.shape == self.mean.shape}
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, D]."""
+        """Return the features, [B, in_chans, H, W] -> [B, D]."""
         images = x.float() * self.std[:, None, None] + self.mean[:, None, None]
         if images.shape[2:] != (SIDE, SIDE):
             images = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True)
-        images = (images * 65535 + 0.3).floor() / 65535  # libraries resize to different last digits; 0.3: no ties
+        images = (images * 65535 + 0.3).floor() / 65535  # libraries differ in the last digits. 0.3 avoids ties
         grey = sum(weight * channel for weight, channel in zip(self.grey_weights, images.unbind(1), strict=True))
         gradients = normalised_blocks(oriented_cells(grey)).flatten(1)
         colours = hsv_histogram(images) if len(self.mean) == 3 else channel_histograms(images)
         return torch.cat([gradients, colours], dim=1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """[B, D] -> [B, num_classes], or the features as they are."""
+        """Return logits, [B, D] -> [B, num_classes], or the unchanged features."""
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, num_classes]; [B, D] without a classifier."""
+        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or [B, D] without a classifier."""
         return self.forward_head(self.forward_features(x))
 
 

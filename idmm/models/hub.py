@@ -1,14 +1,12 @@
-"""Public weights, ``timm:NAME`` and ``hf-hub:ORG/NAME``: on the Hugging Face hub, kept in its cache, read by timm.
+"""Public weights, ``timm:NAME`` and ``hf-hub:ORG/NAME``: from the Hugging Face hub or its cache, read by timm.
 
-huggingface_hub fetches (environment variables HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN) and lets no two processes
-fetch one file at a time; timm turns whatever format weights are published in into its own.
+huggingface_hub downloads (environment variables HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN) and locks each file.
+timm converts every published format to its own.
 """
 
 import functools
 import json
-import logging
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,60 +29,54 @@ from idmm.errors import UserError, in_short, nearest
 from idmm.files import is_public, weights_label
 from idmm.models.build import accepts
 
-log = logging.getLogger("idmm")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-OURS = ("grey_range", "range", "bands", "file_channels")  # what idmm's own exports add to config.json
+OUR_KEYS = ("grey_range", "range", "bands", "file_channels")  # that idmm's exports add to config.json
 _REASONS = {  # a subclass before its parent
     GatedRepoError: "accept its terms there, then run 'hf auth login' or set HF_TOKEN",
     RepositoryNotFoundError: "no such repository, or a private one ('hf auth login', or set HF_TOKEN)",
     RevisionNotFoundError: "no such branch, tag or commit",
     LocalEntryNotFoundError: "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set",
     EntryNotFoundError: f"it has no {' and no '.join(WEIGHTS)} with a config.json, timm's format",
+    PermissionError: f"cannot write to {constants.HF_HUB_CACHE}; set HF_HOME",
 }
 
 
 @dataclass(frozen=True)
 class PublicWeights:
-    """Public weights as they lie in the cache.
+    """Public weights in the cache."""
 
-    Attributes:
-        text: Their name with the commit of the repository, which names the same weights for ever.
-        file: The weights.
-        builds: What ``timm.create_model`` takes: a name with its tag, or the folder with ``config.json``.
-        about: What ``config.json`` says; empty for timm's names.
-    """
-
-    text: str
+    text: str  # the name with the commit of the repository, which never changes its meaning
     file: Path
-    builds: str
-    about: dict[str, Any]
+    model_name: str  # for ``timm.create_model``: a name with its tag, or the folder with ``config.json``
+    info: dict[str, Any]  # content of ``config.json``, {} for timm's names
 
     def read(self, state: dict[str, Tensor], label: str) -> dict[str, Any]:
-        """Returns the fields of a :class:`idmm.models.weights.Checkpoint`, from what ``file`` holds; messages begin
-        with ``label``.
+        """Return the fields of a :class:`idmm.models.weights.Checkpoint` from the content of ``file``.
 
         Raises:
-            UserError: The weights are not those of the model that they are said to be of.
+            UserError: The weights do not fit the model in ``config.json``. ``label`` begins the message.
         """
-        overlay = {"state_dict": state, "source": None}  # in place of what it would look for
+        overlay = {"state_dict": state, "source": None}  # instead of a download
         try:
             with torch.random.fork_rng(devices=[]):
-                model = timm.create_model(self.builds, pretrained=True, pretrained_cfg_overlay=overlay)
+                model = timm.create_model(self.model_name, pretrained=True, pretrained_cfg_overlay=overlay)
         except Exception as error:  # constructors raise any kind
-            raise UserError(f"{label} does not fit the model that it is said to be of: {in_short(error)}") from error
-        looks = model.pretrained_cfg
-        name, (chans, *size) = looks["architecture"], looks["input_size"]
-        kwargs = {**(self.about.get("model_args") or {}), **({} if chans == 3 else {"in_chans": chans})}
+            raise UserError(f"{label} does not fit the model in its config.json: {in_short(error)}") from error
+        cfg = model.pretrained_cfg
+        name, (chans, *size) = cfg["architecture"], cfg["input_size"]
+        kwargs = {**(self.info.get("model_args") or {}), **({} if chans == 3 else {"in_chans": chans})}
         if accepts(name, "img_size"):
             kwargs["img_size"] = size
-        extra = {key.removeprefix("grey_"): self.about[key] for key in OURS if key in self.about}
-        found = {"state": model.state_dict(), "source": self.text, "name": name, "kwargs": kwargs, "size": size}
-        found |= {key: looks[key] for key in ("crop_pct", "interpolation")}
-        return found | {"mean": tuple(looks["mean"]), "std": tuple(looks["std"]), "extra": extra}
+        return {
+            "state": model.state_dict(), "source": self.text, "name": name, "kwargs": kwargs, "size": size,
+            "mean": tuple(cfg["mean"]), "std": tuple(cfg["std"]),
+            "crop_pct": cfg["crop_pct"], "interpolation": cfg["interpolation"],
+            "extra": {key.removeprefix("grey_"): self.info[key] for key in OUR_KEYS if key in self.info},
+        }  # fmt: skip
 
 
 def pinned(init: str | None, field: str = "init") -> str | None:
-    """Returns weights to start from as they are given; public ones with the commit that their name means now.
+    """Return ``init``. Public weights get the commit that their name means now.
 
     Raises:
         UserError: See :func:`public_weights`.
@@ -94,13 +86,13 @@ def pinned(init: str | None, field: str = "init") -> str | None:
 
 @functools.cache
 def public_weights(text: str, field: str = "") -> PublicWeights:
-    """Finds public weights in the cache, or fetches them; within a process a name always means the same commit.
+    """Find public weights in the cache, or download them. A process keeps the commit of its first call.
 
-    The first process of a run shows how far the download is. If the hub is out of reach, what the cache has serves.
+    The first process of a run draws the progress. If the hub is out of reach, the cache is used.
 
     Args:
-        text: ``timm:NAME`` or ``hf-hub:ORG/NAME``, maybe with ``@REVISION``.
-        field: Config field that names it, with which messages then begin.
+        text: ``timm:NAME`` or ``hf-hub:ORG/NAME``, with an optional ``@REVISION``.
+        field: Config field for messages.
 
     Raises:
         UserError: No such name or repository, not in timm's format, or out of reach and not in the cache.
@@ -111,19 +103,17 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
     name, repository, files = _registered(name, label) if kind == "timm" else (name, name, WEIGHTS)
     if os.environ.get("RANK", "0") != "0":
         disable_progress_bars()
-    cache = _cache(repository)
-    file = _fetched(cache, repository, files, revision or constants.DEFAULT_REVISION, label)
-    commit = file.relative_to(cache).parts[2]  # models--ORG--NAME/snapshots/COMMIT/FILE
+    file = _downloaded(repository, files, revision or constants.DEFAULT_REVISION, label)
+    commit = file.relative_to(Path(constants.HF_HUB_CACHE)).parts[2]  # models--ORG--NAME/snapshots/COMMIT/FILE
     text = f"{kind}:{name}@{commit}"
     if kind == "timm":
         return PublicWeights(text, file, name, {})
-    about = _described(_fetched(cache, repository, ("config.json",), commit, label), repository, label)
-    return PublicWeights(text, file, f"local-dir:{file.parent}", about)
+    info = _read_config(_downloaded(repository, ("config.json",), commit, label), repository, label)
+    return PublicWeights(text, file, f"local-dir:{file.parent}", info)
 
 
 def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
-    """Weights that timm knows by name: their name with its tag, the repository, and the files that may hold them, the
-    best one first."""
+    """Return timm's name of weights with its tag, their repository, and possible files by preference."""
     names = timm.list_models(pretrained=True)
     cfg = get_pretrained_cfg(name) if name in names or ("." not in name and timm.is_model(name)) else None
     if cfg is None or not cfg.hf_hub_id:
@@ -132,40 +122,25 @@ def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
     return f"{name.partition('.')[0]}.{cfg.tag}" if cfg.tag else name, cfg.hf_hub_id, files
 
 
-def _cache(repository: str) -> Path:
-    """Returns huggingface_hub's cache, or a temporary folder where that has no place or cannot take the repository."""
-    usual = Path(constants.HF_HUB_CACHE)
-    place = next(folder for folder in (usual.absolute(), *usual.absolute().parents) if os.path.lexists(folder))
-    known = os.path.isdir(usual / f"models--{repository.replace('/', '--')}")
-    if usual.parts[0][0] != "~" and (known or place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        return usual
-    folder = Path(tempfile.gettempdir(), f"idmm-{os.getuid()}", "hub")
-    if not os.access(constants.HF_TOKEN_PATH, os.R_OK):  # in another user's home, which is an error there
-        constants.HF_TOKEN_PATH = str(folder / "token")
-    log.warning("cannot write to '%s': public weights are kept in '%s'; set HF_HOME", usual, folder)
-    return folder
-
-
-def _fetched(cache: Path, repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:
-    """Returns the first of the files that a repository has, from the cache if the hub is out of reach."""
+def _downloaded(repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:
+    """Return the first of the files that the repository has, from the cache if the hub is out of reach."""
     for file in files:
         try:
-            return Path(hf_hub_download(repository, file, revision=revision, cache_dir=cache))
-        except Exception as error:  # by version of huggingface_hub: requests', httpx's and its own kinds
+            return Path(hf_hub_download(repository, file, revision=revision, cache_dir=constants.HF_HUB_CACHE))
+        except Exception as error:  # of requests, httpx or huggingface_hub
             if not isinstance(error, EntryNotFoundError) or file == files[-1]:
-                where = f"'{repository}' on {constants.ENDPOINT}"
                 why = next((why for kind, why in _REASONS.items() if isinstance(error, kind)), in_short(error))
-                raise UserError(f"{label} cannot be fetched from {where}: {why}") from error
+                source = f"'{repository}' on {constants.ENDPOINT}"
+                raise UserError(f"{label} cannot be fetched from {source}: {why}") from error
     raise AssertionError(files)
 
 
-def _described(file: Path, repository: str, label: str) -> dict[str, Any]:
-    """Reads what ``config.json`` says of a model."""
+def _read_config(file: Path, repository: str, label: str) -> dict[str, Any]:
+    """Return the content of ``config.json``."""
     try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-        known = timm.is_model(about["architecture"])
+        info = json.loads(file.read_text(encoding="utf-8"))
+        if timm.is_model(info["architecture"]):
+            return info
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        known = False
-    if not known:
-        raise UserError(f"{label} is not in timm's format: config.json of '{repository}' names no model of timm")
-    return about
+        pass
+    raise UserError(f"{label} is not in timm's format: config.json of '{repository}' names no model of timm")

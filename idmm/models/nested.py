@@ -1,7 +1,7 @@
-"""Files of weights, of this and of other tools: in which entry and under which prefix the weights of a model lie.
+"""Files of weights, of idmm and of other tools: which entry and prefix hold the weights of a model.
 
-Nothing in a file is executed: torch builds tensors and plain containers, and of all classes ``argparse.Namespace``, in
-which DINO and MAE keep their arguments.
+Nothing in a file is executed. torch builds only tensors, plain containers and ``argparse.Namespace``, in which DINO and
+MAE store their arguments.
 """
 
 import argparse
@@ -18,34 +18,34 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idmm.errors import UserError, listed
-from idmm.files import WEIGHTS_WANTED, weights_label
+from idmm.files import WEIGHTS_EXPECTED, weights_label
 
-_DEPTH = 8  # words of a prefix at most; lightly-train has 4
-# words of prefixes: if networks of a file fit alike, the first come before the others, the last after them
-_FIRST, _LAST = {"teacher", "ema"}, {"student", "momentum", "key", "k"}
-_OBJECTS = "Python objects, which are never run"
-_ALONE = "give what the tool exports, or save weights alone: torch.save(model.state_dict(), path)"
+MAX_DEPTH = 8  # words in a prefix. lightly-train has 4
+# words in prefixes: of equally similar networks, the first kind is preferred and the last kind avoided
+PREFERRED, AVOIDED = {"teacher", "ema"}, {"student", "momentum", "key", "k"}
+OBJECTS = "Python objects, which are never run"
+REMEDY = "use the file that the tool exports, or save only the weights: torch.save(model.state_dict(), path)"
 
 
 def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[str]]:
-    """Reads the weights in all entries of a file, at any depth.
+    """Read the weights in all entries of a file, at any depth.
 
     Args:
-        path: Of a file of torch's or safetensors'.
-        field: Config field that names it, with which messages begin.
+        path: A file of torch or safetensors.
+        field: Config field for messages.
 
     Returns:
-        The weights by name, which begins with the entries that hold them, a dot after each. Then what all these names
-        begin with and has been taken off: a common entry, ``module.`` and ``_orig_mod.``. Then the entries without any.
+        The weights by name. A name begins with the entries that hold the weight, joined by dots. Then the common prefix
+        that was removed from all names: a common entry, ``module.`` and ``_orig_mod.``. Then the entries without
+        weights.
 
     Raises:
-        UserError: The file is damaged, holds no weights, or holds Python objects.
+        UserError: The file is damaged, has no weights, or has Python objects.
     """
     state, others, places = {}, [], set()
     try:
-        # torch warns of files that it then refuses
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # torch warns of files that it then refuses
             if path.suffix.lower() == ".safetensors":
                 content = load_file(path)
             else:
@@ -54,19 +54,19 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[s
             _collect(content, "", state, places, set())
             others = [name for name in map(_printable, content) if name not in state]
             others = [name for name in others if not any(weight.startswith(f"{name}.") for weight in state)]
-    except Exception as error:  # a damaged file fails in any way it likes
+    except Exception as error:  # a damaged file can raise anything
         raise UserError(f"{weights_label(path, field)} {_refusal(str(error), type(error).__name__)}") from error
     if not state:
         entries = f" (its entries: {listed(others, 8)})" if others else ""
-        raise UserError(f"{weights_label(path, field)} holds no weights{entries}; {WEIGHTS_WANTED}")
+        raise UserError(f"{weights_label(path, field)} holds no weights{entries}; {WEIGHTS_EXPECTED}")
     nest = places.pop() if len(places) == 1 else ""
     nest += re.match(r"((module|_orig_mod)\.)*", commonprefix([name[len(nest) :] for name in state])).group()
     return {name[len(nest) :]: value for name, value in state.items()}, nest, others
 
 
 def _collect(entries: dict, place: str, state: dict[str, Tensor], places: set[str], seen: set[int]) -> None:
-    """Adds the weights among the entries of a dict to ``state``, and where they lie to ``places``."""
-    seen.add(id(entries))  # a dict may hold itself
+    """Add the weights in a dict to ``state`` and their prefixes to ``places``."""
+    seen.add(id(entries))  # a dict may contain itself
     for key, value in entries.items():
         if isinstance(key, str) and isinstance(value, Tensor):
             state[place + _printable(key)] = value
@@ -76,79 +76,75 @@ def _collect(entries: dict, place: str, state: dict[str, Tensor], places: set[st
 
 
 def _printable(key: object) -> str:
-    """Returns the name of an entry for messages of one line."""
     return name if (name := f"{key}").isprintable() else ascii(name)
 
 
 def _refusal(text: str, kind: str) -> str:
-    """Returns why torch refused a file."""
-    if found := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text):
-        return f"holds {_OBJECTS} ({found[1].rstrip('.')}); {_ALONE}"
+    """Return why torch refused a file."""
+    if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text):
+        return f"holds {OBJECTS} ({match[1].rstrip('.')}); {REMEDY}"
     if "TorchScript" in text:
-        return f"holds {_OBJECTS} (a TorchScript archive); {_ALONE}"
+        return f"holds {OBJECTS} (a TorchScript archive); {REMEDY}"
     if "nsupported operand" in text:
-        return f"cannot be read as a checkpoint: it is damaged or holds {_OBJECTS}; {_ALONE}"
-    return f"cannot be read as a checkpoint ({kind}); {WEIGHTS_WANTED}"
+        return f"cannot be read as a checkpoint: it is damaged or holds {OBJECTS}; {REMEDY}"
+    return f"cannot be read as a checkpoint ({kind}); {WEIGHTS_EXPECTED}"
 
 
-def best_part(
-    model: nn.Module, state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], nest: str
+def best_network(
+    model: nn.Module, state: Mapping[str, Tensor], targets: Mapping[str, Tensor], nest: str
 ) -> tuple[str, dict[str, Tensor]]:
-    """Finds the network in a file that is most like a model.
+    """Find the network in a file that is most similar to a model.
 
     Args:
-        model: Its layers are also found by their numbers, as in lightly's ``nn.Sequential(*model.children())``, and
-            where it has a method ``checkpoint_filter_fn(state)``, by the names that this converts.
-        state: The weights of the file by their whole names.
-        wanted: The weights of the model that are to be loaded.
-        nest: The prefix to return if less than half of these are found anywhere.
+        model: Its layers are also found by number, as in lightly's ``nn.Sequential(*model.children())``. A method
+            ``checkpoint_filter_fn(state)`` converts other names.
+        state: All weights of the file by full name.
+        targets: The weights of the model to load.
+        nest: Prefix to return if no prefix has half of these.
 
     Returns:
-        The prefix under which the most names and shapes fit, and the weights under it by the model's names. If networks
-        fit alike, averages and teachers come first, students, momentum and key encoders last, then the file's order.
+        The prefix with the most matching names and shapes, and its weights by the model's names. Among equals the order
+        is averages and teachers, others, students and momentum or key encoders, then the file's order.
     """
-    parts: dict[str, dict[str, Tensor]] = {nest: {}}
-    numbered = {str(number): name for number, (name, _) in enumerate(model.named_children())}
-    for name, value in state.items():
-        for prefix in _prefixes(name):
-            first, dot, rest = name[len(prefix) :].partition(".")
-            own = f"{numbered.get(first, first)}{dot}{rest}"
-            parts.setdefault(prefix, {})[own if own in wanted else name[len(prefix) :]] = value
+    networks: dict[str, dict[str, Tensor]] = {nest: {}}
+    layers = {str(number): name for number, (name, _) in enumerate(model.named_children())}
+    for full_name, value in state.items():
+        for prefix in _prefixes(full_name):
+            name = full_name[len(prefix) :]
+            first, dot, rest = name.partition(".")
+            layer_name = f"{layers.get(first, first)}{dot}{rest}"
+            networks.setdefault(prefix, {})[layer_name if layer_name in targets else name] = value
     if convert := getattr(model, "checkpoint_filter_fn", None):
-        parts = {prefix: convert(part) for prefix, part in parts.items()}
+        networks = {prefix: convert(network) for prefix, network in networks.items()}
 
-    def likeness(prefix):
-        shapes = [value.shape == wanted[name].shape for name, value in parts[prefix].items() if name in wanted]
-        return len(shapes) + sum(shapes), -_rank(prefix)
+    def similarity(prefix: str) -> tuple[int, int]:
+        shapes = [value.shape == targets[name].shape for name, value in networks[prefix].items() if name in targets]
+        words = set(re.split(r"[._]", prefix))
+        return len(shapes) + sum(shapes), 2 if words & PREFERRED else 0 if words & AVOIDED else 1
 
-    best = max(parts, key=likeness)
-    prefix = best if 2 * len(parts[best].keys() & wanted.keys()) >= len(wanted) else nest
-    return prefix, parts[prefix]
+    best = max(networks, key=similarity)
+    prefix = best if 2 * len(networks[best].keys() & targets.keys()) >= len(targets) else nest
+    return prefix, networks[prefix]
 
 
 def _prefixes(name: str) -> list[str]:
     ends = (dot.end() for dot in re.finditer(r"\.", name))
-    return ["", *(name[:end] for end in itertools.islice(ends, _DEPTH))]
+    return ["", *(name[:end] for end in itertools.islice(ends, MAX_DEPTH))]
 
 
-def _rank(prefix: str) -> int:
-    words = set(re.split(r"[._]", prefix))
-    return 0 if words & _FIRST else 2 if words & _LAST else 1
-
-
-def beside(names: Iterable[str], prefix: str) -> Counter[str]:
-    """Counts the weights that do not begin with a prefix, by the shortest beginning that shows it."""
+def count_others(names: Iterable[str], prefix: str) -> Counter[str]:
+    """Count the names without a prefix, by the shortest beginning that differs from it."""
     counts: Counter[str] = Counter()
     for name in names:
         if not name.startswith(prefix):
-            common = commonprefix([name, prefix]).rpartition(".")
-            begin = common[0] + common[1]
+            shared = commonprefix([name, prefix]).rpartition(".")
+            begin = shared[0] + shared[1]
             counts[begin + name[len(begin) :].partition(".")[0]] += 1
     return counts
 
 
 def contents(names: Iterable[str], others: Iterable[str]) -> str:
-    """Returns for a message which entries a file has, and how a third or more of its weights are named."""
+    """Describe a file for a message: its entries, and the prefix of a third or more of its weights."""
     names = list(names)
     entries = dict.fromkeys([*(name.partition(".")[0] for name in names), *others])
     counts = Counter(prefix for name in names for prefix in _prefixes(name))

@@ -1,4 +1,4 @@
-"""What is known of a run's backbone before it is built: from the config and the checkpoint that it starts from."""
+"""Resolve a run's backbone before it is built, from the config and the checkpoint in ``init``."""
 
 from dataclasses import dataclass
 
@@ -15,21 +15,20 @@ DEFAULT_MODEL = "deit_tiny_patch16_224"
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What is known of the backbone before it is built; ``mean`` and ``std`` have a number a channel, or are None until
-    they are measured from the training images."""
+    """Everything about the backbone that is known before it is built."""
 
     name: str  # timm's
     kwargs: dict  # for its constructor
     in_chans: int
-    mean: list[float] | None
+    mean: list[float] | None  # one number per channel. None: measured from the training images later
     std: list[float] | None
     drop_path: float  # stochastic depth rate
     init: Checkpoint | None  # weights to start from
-    range: str | list = "auto"  # of images of more than 8 bits, see config.Data
-    bands: list[int] | None = None  # which channels of the files are used, see config.Data
+    range: str | list = "auto"  # value range of images with more than 8 bits, see config.Data
+    bands: list[int] | None = None  # channels of the files to use, see config.Data
 
     def build(self, size: int, seed: int, num_classes: int = 0, dynamic: bool = False) -> torch.nn.Module:
-        """Builds the backbone at an image size, its fresh weights from the seed; ``dynamic``: for others as well."""
+        """Build the backbone for an image size (pixels) with fresh weights. ``dynamic``: for other sizes, too."""
         chans = {} if self.in_chans == 3 else {"in_chans": self.in_chans}
         kwargs = {**self.kwargs, **chans, "num_classes": num_classes}
         with seeded(derive(seed, "model")):
@@ -38,86 +37,84 @@ class ModelSpec:
         return model
 
     def load(self, model: torch.nn.Module) -> Report | None:
-        """Loads the weights to start from into all but the classifier, the first layer adapted to other channels;
-        returns what became of them, to be logged."""
+        """Load the weights to start from, except the classifier. The first layer is adapted to other channels.
+
+        Returns:
+            A report for the log, or None without ``init``.
+        """
         report = None if self.init is None else self.init.load_into(model, in_chans=self.in_chans)
         self.set_statistics(model)
         return report
 
     def set_statistics(self, model: torch.nn.Module) -> None:
-        """Gives mean and std to a model that undoes the normalisation of its images (hog), if they are known."""
+        """Pass known mean and std to a model that undoes the normalisation of its images (hog)."""
         if self.mean is not None and hasattr(model, "set_statistics"):
             model.set_statistics(self.mean, self.std)
 
 
 def model_spec(config, field: str = "init") -> ModelSpec:
-    """Decides the model by the run's ``model``, ``data`` and checkpoint ``init``, which messages call ``field``.
+    """Resolve the model from a run's ``model``, ``data`` and checkpoint ``init``, called ``field`` in messages.
 
     Raises:
-        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint, all in one; or values are not
-            as many as channels.
+        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint (all faults together), or the number of
+            values differs from the number of channels.
     """
     init = None if config.init is None else read_checkpoint(config.init, field)
     model, data = config.model, config.data
     if init is None or init.name is None:
         if init is not None and model.name is None:
-            raise UserError(f"model.name: '{init.source}' does not say which model it is; wanted is its timm name")
+            raise UserError(f"model.name: '{init.source}' does not name its model; give its timm name")
         name, kwargs = model.name or DEFAULT_MODEL, model.kwargs
     else:
-        skip = ("num_classes", "img_size", "in_chans")
-        kwargs = {key: value for key, value in init.kwargs.items() if key not in skip}
-        faults = _contradictions(config, init, kwargs)
-        if faults:
+        reserved = ("num_classes", "img_size", "in_chans")
+        name, kwargs = init.name, {key: value for key, value in init.kwargs.items() if key not in reserved}
+        if faults := _contradictions(model, init, kwargs):
             raise UserError(*faults)
-        name = init.name
     check_name(name)
     check_kwargs(model.kwargs)
-    before = 3 if init is None else init.in_chans
-    chans = before if data.channels is None else data.channels
-    same = init is not None and chans == before  # what the checkpoint knows of its channels holds
+    init_chans = 3 if init is None else init.in_chans
+    chans = init_chans if data.channels is None else data.channels
+    same = init is not None and chans == init_chans  # the checkpoint's values are valid for these channels
     bands = init.extra.get("bands") if same and data.bands is None else data.bands
-    mean, std = _statistics(data, init, chans, bands is None, same)
-    scale = init.range if same and data.range == "auto" else data.range
-    _check_range(scale, chans, bands is None and chans in (1, 3))
-    return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, scale, bands)
+    mean, std = (_statistics(statistic, data, init, chans, bands is None, same) for statistic in ("mean", "std"))
+    value_range = init.range if same and data.range == "auto" else data.range
+    _check_range(value_range, chans, bands is None and chans in (1, 3))
+    return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, value_range, bands)
 
 
-def _check_range(scale: str | list, chans: int, pictures: bool) -> None:
-    """Raises UserError where there is a range for each channel, but of other channels than there are."""
-    if isinstance(scale, str) or not isinstance(scale[0], (list, tuple)) or (len(scale) == chans and not pictures):
+def _check_range(value_range: str | list, chans: int, pictures: bool) -> None:
+    """Raise UserError if the number of ranges is neither one nor that of the channels."""
+    if isinstance(value_range, str) or not isinstance(value_range[0], (list, tuple)):
         return
-    wanted = "pictures have one, [low, high]" if pictures else f"wanted one for each of {chans} channels"
-    raise UserError(f"data.range: {len(scale)} ranges; {wanted}")
+    if len(value_range) != chans or pictures:
+        expected = "pictures have one, [low, high]" if pictures else f"expected one per channel, {chans}"
+        raise UserError(f"data.range: {len(value_range)} ranges; {expected}")
 
 
-def _contradictions(config, init: Checkpoint, kwargs: dict) -> list[str]:
-    model, faults = config.model, []
+def _contradictions(model, init: Checkpoint, kwargs: dict) -> list[str]:
+    faults = []
     if model.name not in (None, init.name):
         faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}; leave it out or make it agree")
     for key, value in model.kwargs.items():
         if kwargs.get(key) != value:
-            has = f"'{init.source}' has {kwargs.get(key)!r}"
-            faults.append(f"model.kwargs: {key} is {value!r}, but {has}; leave it out or make it agree")
+            conflict = f"{key} is {value!r}, but '{init.source}' has {kwargs.get(key)!r}"
+            faults.append(f"model.kwargs: {conflict}; leave it out or make it agree")
     return faults
 
 
 def _statistics(
-    data: config.Data, init: Checkpoint | None, chans: int, pictures: bool, same: bool
-) -> tuple[list[float] | None, list[float] | None]:
-    """Mean and std: the config's, else the checkpoint's where its channels are the ``same``, without one ImageNet's for
-    RGB; None where they are to be measured."""
-    found = []
-    for name in ("mean", "std"):
-        values = getattr(data, name)
-        if values is None and init is not None:
-            values = list(getattr(init, name))
-            if pictures and chans == 1 and len(values) == 3 and "bands" not in init.extra:
-                values = [round(sum(values) / 3, 6)]  # of grey images under weights that learned from RGB
-            elif not same or len(values) != chans:
-                values = None
-        elif values is None and pictures and chans == 3:
-            values = list(getattr(config, f"IMAGENET_{name.upper()}"))
-        if values is not None and len(values) != chans:
-            raise UserError(f"data.{name}: {len(values)} values for a model of {chans} channels, wanted one a channel")
-        found.append(values)
-    return found[0], found[1]
+    name: str, data: config.Data, init: Checkpoint | None, chans: int, pictures: bool, same: bool
+) -> list[float] | None:
+    """Return mean or std by ``name``: the config's, else the checkpoint's, else ImageNet's. None: to be measured."""
+    values = getattr(data, name)
+    if values is None and init is not None:
+        values = list(getattr(init, name))
+        if pictures and chans == 1 and len(values) == 3 and "bands" not in init.extra:
+            values = [round(sum(values) / 3, 6)]  # of grey images with weights from RGB
+        elif not same or len(values) != chans:
+            values = None
+    elif values is None and pictures and chans == 3:
+        values = list(getattr(config, f"IMAGENET_{name.upper()}"))
+    if values is not None and len(values) != chans:
+        raise UserError(f"data.{name}: {len(values)} values for {chans} channels; expected one per channel")
+    return values

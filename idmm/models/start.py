@@ -1,5 +1,7 @@
-"""Fresh weights of a vision transformer that begin where training leads: attention that looks at like patches,
-positions that have a place, and a patch embedding that whitens."""
+"""Structured fresh weights of a vision transformer.
+
+Patches attend to similar patches, position embeddings are sinusoids, and the patch embedding whitens.
+"""
 
 import math
 from collections.abc import Iterable
@@ -12,79 +14,85 @@ from torch import Tensor, nn
 
 from idmm.seeding import derive
 
-EACH, PATCHES = 128, 40_000  # patches of an image, and of all, whose covariance is taken, at most
-AT_ONCE = 32  # images whose patches are in memory together
-NOISE = 0.01  # of the mean variance, added to each: directions without variance are not blown up
+PER_IMAGE, PATCHES = 128, 40_000  # patches per image and in all for the covariance, at most
+CHUNK = 32  # images whose patches are in memory together
+NOISE = 0.01  # share of the mean variance that is added to each, so that none is 0
 
 
 def takes_structure(model: nn.Module) -> bool:
-    """Whether :func:`structured_start` knows the model: timm's vision transformers with learned positions."""
+    """Whether :func:`structured_start` supports the model: timm's vision transformers with learned positions."""
     return (
         isinstance(model, VisionTransformer)
         and model.pos_embed is not None
         and model.embed_dim % 4 == 0
         and isinstance(getattr(model.patch_embed, "proj", None), nn.Conv2d)
-        and not hasattr(model.patch_embed, "backbone")  # it embeds the maps of another network
+        and not hasattr(model.patch_embed, "backbone")  # then it embeds maps of another network
         and all(isinstance(getattr(getattr(block, "attn", None), "qkv", None), nn.Linear) for block in model.blocks)
     )
 
 
 @torch.no_grad()
 def structured_start(model: VisionTransformer, batches: Iterable[dict], seed: int) -> None:
-    """Sets attention, positions and the patch embedding of fresh weights; the rest stays as timm drew it.
+    """Set attention, positions and the patch embedding of fresh weights in place.
 
     Args:
-        model: Where :func:`takes_structure`, on the CPU.
-        batches: With ``images`` of the size that the model is built for, normalised, float [B, C, H, W].
-        seed: Of what is drawn.
+        model: On the CPU. :func:`takes_structure` must be true.
+        batches: With normalised ``images``, float [B, C, H, W], of the size that the model is built for.
+        seed: Of the random matrices and the sample of patches.
     """
-    draw = torch.Generator().manual_seed(derive(seed, "start"))
+    generator = torch.Generator().manual_seed(derive(seed, "start"))
     count = math.prod(model.patch_embed.grid_size)
-    places = build_sincos2d_pos_embed(model.patch_embed.grid_size, model.embed_dim)  # [places, d]
-    model.pos_embed[:, -count:] = places.to(model.pos_embed)  # after those of the class token
+    positions = build_sincos2d_pos_embed(model.patch_embed.grid_size, model.embed_dim)  # [count, d]
+    model.pos_embed[:, -count:] = positions.to(model.pos_embed)  # after that of the class token
     for block in model.blocks:
-        _mimetic(block.attn, draw)
-    _whitening(model.patch_embed.proj, _patches(batches, model.patch_embed.patch_size, draw))
+        _init_attention(block.attn, generator)
+    _init_whitening(model.patch_embed.proj, _patches(batches, model.patch_embed.patch_size, generator))
 
 
-def _mimetic(attention: nn.Module, draw: torch.Generator) -> None:
-    """Draws the weights of an attention layer, d wide with H heads, so that a patch looks at patches like it, and what
-    it finds is taken off: each head's W_q' W_k near 0.7 I, W_proj W_v near -0.4 I, as in trained ones (Trockman and
-    Kolter, Mimetic Initialization of Self-Attention Layers, ICML 2023, section 4, with alpha = beta for each)."""
+def _init_attention(attention: nn.Module, generator: torch.Generator) -> None:
+    """Draw the weights of an attention layer so that patches attend to similar patches and subtract the result.
+
+    Each head's W_q' W_k is near 0.7 I and W_proj W_v near -0.4 I, as in trained layers (Trockman and Kolter, Mimetic
+    Initialization of Self-Attention Layers, ICML 2023, section 4, with alpha = beta for each).
+    """
     query, key, value = attention.qkv.weight.chunk(3)  # [d, d] each
     width, heads = query.shape[1], attention.num_heads
     rank = len(query) // heads
     for rows in range(0, len(query), rank):
-        left, right = _factors(0.7, 0.7, width, rank, draw)
+        left, right = _factors(0.7, 0.7, width, rank, generator)
         query[rows : rows + rank], key[rows : rows + rank] = left.T, right
-    left, right = _factors(0.4, -0.4, width, len(value), draw)
+    left, right = _factors(0.4, -0.4, width, len(value), generator)
     value.copy_(right)
     attention.proj.weight.copy_(left)
 
 
-def _factors(noise: float, eye: float, width: int, rank: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns the factors [width, rank] and [rank, width] of the best approximation of that rank to
-    noise * Z + eye * I, with Z normal, of variance 1 / width."""
-    noisy = noise * torch.randn(width, width, generator=draw) / math.sqrt(width) + eye * torch.eye(width)
+def _factors(noise: float, identity: float, width: int, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return factors [width, rank], [rank, width] of the best such approximation to noise Z + identity I.
+
+    Z is normal with variance 1 / width.
+    """
+    noisy = noise * torch.randn(width, width, generator=generator) / math.sqrt(width) + identity * torch.eye(width)
     left, scale, right = torch.linalg.svd(noisy)
     root = scale[:rank].sqrt()
     return left[:, :rank] * root, right[:rank] * root[:, None]
 
 
-def _patches(batches: Iterable[dict], size: tuple[int, int], draw: torch.Generator) -> Tensor:
-    """Returns patches of images, at half a patch's distance from each other, [P, C * h * w]."""
-    stride, found = tuple(max(1, side // 2) for side in size), []
-    for images in (part for batch in batches for part in batch["images"].split(AT_ONCE)):
-        patches = F.unfold(images.float(), size, stride=stride).transpose(1, 2)  # [B, places, C * h * w]
-        some = torch.randperm(patches.shape[1], generator=draw)[:EACH]
-        found.append(patches[:, some].flatten(0, 1))
-    found = torch.cat(found)
-    return found[torch.randperm(len(found), generator=draw)[:PATCHES]]
+def _patches(batches: Iterable[dict], size: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Return a sample of patches, [P, C * h * w], from positions half a patch apart."""
+    stride, samples = tuple(max(1, side // 2) for side in size), []
+    for images in (chunk for batch in batches for chunk in batch["images"].split(CHUNK)):
+        patches = F.unfold(images.float(), size, stride=stride).transpose(1, 2)  # [B, positions, C * h * w]
+        chosen = torch.randperm(patches.shape[1], generator=generator)[:PER_IMAGE]
+        samples.append(patches[:, chosen].flatten(0, 1))
+    patches = torch.cat(samples)
+    return patches[torch.randperm(len(patches), generator=generator)[:PATCHES]]
 
 
-def _whitening(layer: nn.Conv2d, patches: Tensor) -> None:
-    """Makes the first outputs of a patch embedding the principal components of patches [P, C * h * w], their mean off,
-    each scaled by its standard deviation, and all together to a mean variance of 1; outputs beyond these stay."""
+def _init_whitening(layer: nn.Conv2d, patches: Tensor) -> None:
+    """Make the first outputs of a patch embedding the whitened principal components of patches [P, C * h * w].
+
+    Together they have a mean variance of 1. Outputs beyond the number of components keep their weights.
+    """
     mean = patches.mean(0)
     centred = patches - mean
     variance, components = torch.linalg.eigh(centred.T @ centred / len(centred))  # ascending

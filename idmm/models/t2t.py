@@ -33,9 +33,9 @@ from idmm.models.channels import repeated
 class TokenPerformer(nn.Module):
     """A transformer layer of one head and linear cost: [B, N, dim_in] -> [B, N, dim].
 
-    Softmax attention becomes q' (k'^T v) / (q' sum k'), where x' = exp(w x - |x|^2 / 2) / sqrt(m) are positive random
-    features (Performers, section 2.3), m = dim / 2 of them. The rows of ``w`` are orthogonal, fixed when the layer is
-    built, saved, and never trained. The values, not the inputs, are what attention is added to, as the widths differ.
+    Softmax attention becomes q' (k'^T v) / (q' sum k') with x' = exp(w x - |x|^2 / 2) / sqrt(m), m = dim / 2 positive
+    random features (Performers, section 2.3). The rows of ``w`` are orthogonal, drawn once, saved and never trained.
+    The residual is added to the values, not to the inputs, because the widths differ.
 
     Args:
         dim_in: Width of the windows.
@@ -55,11 +55,11 @@ class TokenPerformer(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def features(self, x: Tensor) -> Tensor:
-        """The random features x', [B, N, dim] -> [B, N, m]; in fp32, as they span many orders of magnitude."""
+        """Return the random features x', [B, N, dim] -> [B, N, m]. They span many orders of magnitude and need fp32."""
         return torch.exp(x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(self.w))
 
     def attend(self, k: Tensor, q: Tensor, v: Tensor) -> Tensor:
-        """Attention, each [B, N, dim] -> [B, N, dim]; in fp32 whatever the autocast, double stays double."""
+        """Return attention, each [B, N, dim] -> [B, N, dim], in fp32 despite autocast. Double stays double."""
         dtype = torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(v.device.type, enabled=False):
             k, q = self.features(k.to(dtype)), self.features(q.to(dtype))  # [B, N, m]
@@ -75,8 +75,8 @@ class TokenPerformer(nn.Module):
 class TokensToToken(nn.Module):
     """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h w, dim], about a 16th of each side.
 
-    Every split makes tokens of overlapping windows, and every layer between two splits mixes them (paper: section
-    3.1, Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
+    A split makes tokens from overlapping windows, and a layer between two splits mixes them (paper: section 3.1,
+    Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class TokensToToken(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         size = tuple(x.shape[-2:])
         if size != self.img_size and not self.dynamic_img_size:
-            given, built = ("x".join(map(str, sides)) for sides in (size, self.img_size))
-            raise ValueError(f"the images are {given} pixels, but the model was built with img_size {built}")
+            actual, built = ("x".join(map(str, sides)) for sides in (size, self.img_size))
+            raise ValueError(f"the images are {actual} pixels, but the model was built with img_size {built}")
         for performer, split, grid in zip(
             (self.performer1, self.performer2), WINDOWS, window_grids(size), strict=False
         ):
@@ -115,27 +115,25 @@ class TokensToToken(nn.Module):
 class T2TViT(TokenModel):
     """T2T-ViT: :class:`TokensToToken`, then a class token, fixed positions and ViT's blocks (paper: section 3.2).
 
-    An image side of n pixels gives ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 where 16
-    divides n. ``forward_features`` gives [B, 1 + h w, D], the class token first; ``patch_embed.grid_size`` is (h, w),
-    row by row.
+    A side of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 if 16 divides n.
+    ``forward_features`` returns [B, 1 + h w, D], the class token first. ``patch_embed.grid_size`` is (h, w).
 
-    ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row, is never trained, and is saved with
-    the weights: at another size it is interpolated on its grid, as in the release, so that a place keeps its code.
-    Sinusoids of the new size would give it the code of another place.
+    ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row. It is saved and never trained. At
+    another size it is interpolated on its grid, as in the release. Sinusoids of the new size would move the positions.
 
     Args:
-        img_size: Image side, or (height, width), in pixels; at least 16.
-        dynamic_img_size: Take images of other sizes too, with the positions interpolated; else they are refused.
+        img_size: Image side, or (height, width), in pixels, at least 16.
+        dynamic_img_size: Accept images of other sizes, too, with interpolated positions.
         global_pool: 'token' (the class token) or 'avg' (the mean of the others).
         embed_dim: Width D of the tokens.
-        num_heads: Heads of each block; attention is scaled by the head's width, as in the release.
+        num_heads: Heads per block. Attention is scaled by the head's width, as in the release.
         token_dim: Width of the tokens between the soft splits.
-        token_drop_rate: Dropout in the performers; 0.1 in the release, whatever else is set.
-        drop_path_rate: Stochastic depth of the last block; rises linearly from 0 in the first.
+        token_drop_rate: Dropout in the performers, always 0.1 in the release.
+        drop_path_rate: Stochastic depth of the last block. It rises linearly from 0 in the first.
         in_chans, num_classes, depth, mlp_ratio, drop_rate: As in timm's vision transformers.
 
     Raises:
-        ValueError: A size or a pooling that it does not take.
+        ValueError: A size or a pooling that it does not accept.
     """
 
     antialias_positions = False  # as in the release, also for weights of another size
@@ -173,15 +171,15 @@ class T2TViT(TokenModel):
         self.add_head(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that weight decay should spare."""
+        """Return names of parameters without weight decay."""
         return {"cls_token"}
 
     def group_matcher(self, coarse: bool = False) -> dict:
-        """Patterns that sort parameters into layers, for layer-wise learning rates."""
+        """Return patterns of parameters per layer, for layer-wise learning rates."""
         return dict(stem=r"^cls_token|patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """[B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, with positions; and the grid (h, w)."""
+        """Return tokens with positions, [B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, and the grid."""
         tokens, grid = self.patch_embed(x), window_grids(tuple(x.shape[-2:]))[-1]
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
         old = list(self.patch_embed.grid_size)
@@ -189,15 +187,15 @@ class T2TViT(TokenModel):
         return tokens + positions, grid
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """[B, in_chans, H, W] -> [B, 1 + h w, D]."""
+        """Return normalised tokens, [B, in_chans, H, W] -> [B, 1 + h w, D]."""
         return self.norm(self.blocks(self.embed(x)[0]))
 
     def forward_intermediates(
         self, x: Tensor, indices: int | list[int] | None = None, intermediates_only: bool = False
     ):  # fmt: skip
-        """Returns what ``forward_features`` does, and what blocks put out, [B, D, h, w].
+        """Return the result of ``forward_features`` and outputs of blocks, [B, D, h, w], as timm's models do.
 
-        The arguments are timm's. ``indices``: of blocks; a number means the last so many, None all.
+        ``indices`` are numbers of blocks. A single number means the last so many, None all.
         """
         take, _ = feature_take_indices(len(self.blocks), indices)
         (x, grid), taken = self.embed(x), []
@@ -208,10 +206,10 @@ class T2TViT(TokenModel):
         return taken if intermediates_only else (self.norm(x), taken)
 
     def adapt_input(self, state: dict[str, Tensor], in_chans: int) -> tuple[dict[str, Tensor], int] | None:
-        """Returns weights for images of ``in_chans`` channels, and how many they were for; None: the same.
+        """Return weights for ``in_chans`` channels and the number of channels before, or None for no change.
 
-        The first layer is linear in a layer norm over all pixels of a window, channel by channel. What the norm learned
-        goes into the linear layer, w (x s + b) = (w s) x + w b, whose channels are then repeated as a convolution's.
+        The first layer is linear in a layer norm over a window's pixels. The norm's scale and shift are moved into the
+        linear layer, w (x s + b) = (w s) x + w b, whose channels are then repeated as for a convolution.
         """
         names = ("norm1.weight", "norm1.bias", "kqv.weight", "kqv.bias")
         norm, shift, weight, bias = names = [f"patch_embed.performer1.{name}" for name in names]
@@ -230,7 +228,7 @@ class T2TViT(TokenModel):
 
 
 def _soft_split(x: Tensor, window: tuple[int, int, int]) -> Tensor:
-    """Overlapping windows as tokens (paper: section 3.1), [B, C, H, W] -> [B, h w, C kernel^2]."""
+    """Return overlapping windows as tokens (paper: section 3.1), [B, C, H, W] -> [B, h w, C kernel^2]."""
     kernel, stride, padding = window
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
