@@ -93,7 +93,7 @@ FAULTS = {
         ["--data.root", 300 * "a", "--out", "/nowhere/run"],
         f"data.root: '{300 * 'a'}' does not exist; wanted a folder of images",
     ),
-    "missing file": (["--config"], "--config: wants a FILE"),
+    "missing file": (["--config"], "--config: expected a FILE"),
     "not a number": (["--train.lr", "fast"], "train.lr: got 'fast', expected a number"),
     "not finite": (["--train.lr", "nan"], "train.lr: got 'nan', expected a finite number"),
     "not whole": (["--train.batch_size", "1.5"], "train.batch_size: got 1.5, expected an integer"),
@@ -133,7 +133,7 @@ FILES = {
         "--config: '{path}' is not YAML: 'lr' is given twice, line 4",
     ),
     "a number for a section": ("drloc: 0.5", "drloc: got 0.5, expected a mapping, such as '{weight: 0.5}' (in {path})"),
-    "a list": ("- 1", "--config: '{path}' holds list; wanted a mapping of keys"),
+    "a list": ("- 1", "--config: '{path}' holds a list; expected a mapping of keys"),
 }
 
 
@@ -145,13 +145,13 @@ def test_one_fault_in_a_file(text, line, tmp_path, capsys):
 
 def test_unreadable_file(tmp_path, capsys):
     path = tmp_path / "none.yaml"
-    line = f"--config: cannot read '{path}' (No such file or directory); wanted a YAML file"
+    line = f"--config: cannot read '{path}' (No such file or directory); expected a YAML file"
     assert refused(capsys, ["pretrain", "--config", path]) == [line]
-    line = f"--config: cannot read '{tmp_path}' (Is a directory); wanted a YAML file"
+    line = f"--config: cannot read '{tmp_path}' (Is a directory); expected a YAML file"
     assert refused(capsys, ["pretrain", "--config", tmp_path]) == [line]
     path.write_bytes(b"name: \xff\xfe")
     assert refused(capsys, ["pretrain", "--config", path]) == [
-        f"--config: cannot read '{path}' (not UTF-8 text); wanted a YAML file"
+        f"--config: cannot read '{path}' (not UTF-8 text); expected a YAML file"
     ]
 
 
@@ -162,7 +162,7 @@ def test_all_faults_at_once(tmp_path, capsys):
     argv = ["pretrain", "--out", out, "--config", path, "--config", "none.yaml", "--sed", "3"]
     argv += ["--train.batch_size", "0", "--method.classifier", "cosin", "--train.warmup_epochs"]
     wanted = {
-        "--config: cannot read 'none.yaml' (No such file or directory); wanted a YAML file",
+        "--config: cannot read 'none.yaml' (No such file or directory); expected a YAML file",
         "--sed: unknown flag; did you mean '--seed'?",
         "--train.warmup_epochs: expected a value (FLOAT)",
         "train.batch_size: got 0, expected greater than or equal to 1",

@@ -19,7 +19,7 @@ CONFIGS = ROOT / "configs"
 BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None)
 NO_OUT = "out: missing; name a folder for all that the run writes (--out runs/a)"
 OF_IDMM = "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "
-OF_IDMM += "method.classifier_init: left out of 'idmm_fast', where they are for idmm; this is"
+OF_IDMM += "method.classifier_init: ignored from 'idmm_fast', as they belong to idmm and this run uses"
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +57,9 @@ def test_a_file_of_that_name_comes_first(tmp_path):
 
 
 def test_no_such_recipe_is_a_line(capsys):
-    line = "is no file and no recipe's name; did you mean 'idmm_fast'?; 'idmm configs' lists them"
+    line = "is neither a file nor a recipe; did you mean 'idmm_fast'?; 'idmm configs' lists the recipes"
     assert refused(capsys, ["pretrain", "--config", "idm_fast"]) == [f"--config: 'idm_fast' {line}"]
-    line = "is a recipe of idmm pretrain, not of this command; 'idmm configs' lists those of each"
+    line = "is a recipe of idmm pretrain, not of this command; 'idmm configs' lists the recipes of each"
     for command in ("finetune", "train"):
         assert refused(capsys, [command, "--config", "idmm_fast"])[:1] == [f"--config: 'idmm_fast' {line}"]
 
@@ -84,7 +84,10 @@ def test_a_list_of_all(capsys):
     assert len(lines) == len(recipes()) == len(list(CONFIGS.glob("*/*.yaml"))) and all(len(line) == 2 for line in lines)
     shown = dict(lines)
     assert shown["paper"] == "Fine-tuning of the paper's Table 2: 200 epochs at 224 px"
-    assert shown["drloc/resnet50"] == "ResNet-50 with drloc"
+    assert (
+        shown["drloc/resnet50"]
+        == "ResNet-50 with the weight of drloc of T2T-ViT and CvT, as the paper does not give one"
+    )
 
 
 # ------------------------------------------------------------------ the method section of a recipe
@@ -144,4 +147,4 @@ def test_what_is_logged_before_the_folder_is_there_stands_in_its_log_once(tmp_pa
     for text in (capsys.readouterr().err, (tmp_path / "run" / "log.txt").read_text()):
         assert text.count(f"{OF_IDMM} supervised") == 1
     assert inside("pretrain", tmp_path / "other", **given) == 0
-    assert "left out of" not in (tmp_path / "other" / "log.txt").read_text()
+    assert "ignored from" not in (tmp_path / "other" / "log.txt").read_text()

@@ -263,7 +263,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "backbones 'resnet18': kwargs: got [1], wanted a mapping",
         "weights 'IN': path is '/none', wanted a run folder or a file of weights that is there",
         "weights 'IN': backbone is None, wanted one of tiny, resnet18, resnet18",
-        f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory); wanted a YAML file",
+        f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory); expected a YAML file",
         "finetune: train.lr: got -1, expected greater than 0",
         "finetune: train.epoch: unknown key; did you mean 'train.epochs'?",
     ]
