@@ -1,11 +1,11 @@
-# make demo: idmm train on digits with few labels, against training from scratch, with pictures
-# make test: the whole suite; make test-fast: without whole runs and clusters
-# make bench: what the speed is here, in tables; make bench-quick: whether all benchmarks run
-# make docs: the pages of docs/ as a site, docs/_build/index.html; needs no network once it is installed
-# All make .venv and install what they need the first time (about 6 GB, mostly PyTorch).
+# make demo: trains on digits with few labels, compares idmm train with training from scratch and the baseline
+# make test: the whole test suite; make test-fast: without whole runs and clusters
+# make bench: measures the speed of this machine; make bench-quick: checks that all benchmarks run
+# make docs: builds docs/ as a site, docs/_build/index.html. It needs no network after the installation
+# Each target creates .venv and installs what it needs (about 6 GB, mostly PyTorch).
 PYTHON ?= python3
 BIN := .venv/bin
-SAY := @echo 'installing into .venv; the first time about 6 GB are fetched, which takes some minutes (pip stays quiet)'
+SAY := @echo 'installing into .venv. The first time this downloads about 6 GB and takes some minutes. pip prints nothing meanwhile'
 
 .PHONY: demo test test-fast bench bench-quick docs lint format clean
 

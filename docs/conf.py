@@ -1,4 +1,4 @@
-"""The site of docs/: 'make docs' builds it, without a network."""
+"""Settings of the site that 'make docs' builds from docs/. It needs no network."""
 
 import sys
 from importlib.metadata import version as installed
@@ -12,12 +12,12 @@ version = release = installed("idmm")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_parts"]
 exclude_patterns = ["_build"]
-smartquotes = False  # quotes in a text may be typed
-highlight_language = "text"  # of blocks that do not say theirs: commands
+smartquotes = False  # keep quotes as they are typed
+highlight_language = "text"  # for blocks without a language: commands
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
-html_math_renderer = "mathml"  # drawn by the browser itself: no script, no network
+html_math_renderer = "mathml"  # the browser draws it, without a script or network
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

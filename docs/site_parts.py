@@ -1,4 +1,4 @@
-"""What the site has beside its pages: equations as MathML, and the flags of all commands, from what '--help' reads."""
+"""Extensions of the site: equations as MathML, and tables of all flags from the classes that '--help' reads."""
 
 import re
 
@@ -33,10 +33,10 @@ def _block(writer, node: nodes.math_block) -> None:
 
 # ------------------------------------------------------------------ commands and their flags
 class Commands(Directive):
-    """All commands, each with a table of its flags: ``{commands}``."""
+    """The directive ``{commands}``: all commands, each with a table of its flags."""
 
     def run(self) -> list[nodes.Node]:
-        """Returns a section for each command."""
+        """Return a section for each command."""
         return [_section(words, command) for words, command in _flat("", COMMANDS)]
 
 
@@ -57,8 +57,8 @@ def _section(words: str, command: Command) -> nodes.section:
         groups.setdefault(leaf.owner, []).append(leaf)
     for owner, leaves in groups.items():
         if owner is not command.config:
-            section += nodes.paragraph("", "", nodes.strong("", f"{leaves[0].key.rpartition('.')[0]}: "),
-                                       nodes.Text(" ".join((owner.__doc__ or "").split())))  # fmt: skip
+            name = nodes.strong("", f"{leaves[0].key.rpartition('.')[0]}: ")
+            section += nodes.paragraph("", "", name, nodes.Text(" ".join((owner.__doc__ or "").split())))
         section += _table(leaves)
     return section
 
@@ -83,12 +83,12 @@ def _row(*cells: nodes.Node) -> nodes.row:
 
 
 def _files_outside(app: Sphinx, page: str, source: list[str]) -> None:
-    """Makes a link to a Markdown file outside of docs a link to the file itself, as it is no page of the site."""
+    """Turn links to Markdown files outside of docs into links to the files, because they are no pages of the site."""
     source[0] = re.sub(r"\]\((\.\./[^)#]+\.md)(#[^)]*)?\)", r"](path:\1)", source[0])
 
 
 def setup(app: Sphinx) -> dict:
-    """Registers them."""
+    """Register the extensions."""
     app.connect("source-read", _files_outside)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.add_directive("commands", Commands)
