@@ -1,4 +1,4 @@
-"""Images as pixels: pictures as RGB, other images as the channels that they have; 8 bits, or 16 of deeper ones."""
+"""Images as pixels, 8 or 16 bits: pictures as RGB, other images as the channels that they have."""
 
 import hashlib
 import math
@@ -9,30 +9,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import PICTURE_CHANNELS, BadImage, Opened, RangeUnknown, opened, upright
+from idmm.data.formats import PICTURE_CHANNELS, BadImage, ImageFile, open_image, reporting, upright
 from idmm.data.split import counted
-from idmm.data.values import AUTO, WHITE, MinMax, ValueRange, min_max, rescale
+from idmm.data.values import AUTO, WHITE, MinMax, RangeUnknown, ValueRange, min_max, rescale
 from idmm.errors import reason
 
 _SHOWN = (1, 99)  # percentiles of a channel that are black and full colour in pictures for people
 
 
 class Bands(NamedTuple):
-    """Of images whose channels are used as they are."""
+    """Channels that are used as they are."""
 
     count: int | None = None
-    """Channels that a file must have; None: any that has those chosen."""
+    """Channels that a file must have; None: any number that includes those chosen."""
     chosen: tuple[int, ...] | None = None
-    """Those that are used, in that order, from 0; None: all."""
+    """Channels that are used, in that order, from 0; None: all."""
 
     @property
     def used(self) -> int:
-        """Channels that are used."""
+        """Number of channels that are used."""
         return len(self.chosen) if self.chosen else self.count
 
 
 def bands_of(in_chans: int | None, bands: Sequence[int] | None, count: int | None = None) -> Bands | None:
-    """Returns what ``data.in_chans`` and ``data.bands`` ask for, of files of ``count`` channels; None: pictures."""
+    """Return the bands of ``data.in_chans`` and ``data.bands`` for files of ``count`` channels; None: pictures."""
     if bands is not None:
         return Bands(count, tuple(bands))
     return None if in_chans in (None, *PICTURE_CHANNELS) else Bands(in_chans)
@@ -42,29 +42,29 @@ class Decoded(NamedTuple):
     """An image."""
 
     pixels: np.ndarray
-    """uint8 or, of an image of more than 8 bits, uint16 [H, W, C], contiguous; 0 and the largest value are 0 and 1."""
+    """uint8, or uint16 if it has more than 8 bits, [H, W, C], contiguous. The type's largest value stands for 1."""
     min_max: tuple[MinMax, ...]
-    """Smallest and largest value of an image of more than 8 bits, of bands each channel's; else empty."""
+    """Smallest and largest value of an image of more than 8 bits, of bands one pair per channel; else empty."""
     digest: bytes
-    """Of its file, or of the pixels if it has none."""
+    """BLAKE2b of its file, or of the pixels if it has none."""
     transparent: bool
-    """Whether the opacity is 0 everywhere, so that the colours are shown as if there were none."""
+    """Whether the opacity is 0 everywhere. The colours are then shown as if there were none."""
 
 
 def read(path: str | os.PathLike) -> bytes:
-    """Returns a file's bytes; BadImage if it is gone, may not be read, or is empty."""
+    """Return a file's bytes; BadImage if it is gone, may not be read, or is empty."""
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            content = file.read()
     except OSError as error:
         raise BadImage(reason(error)) from error
-    if not data:
+    if not content:
         raise BadImage("empty file")
-    return data
+    return content
 
 
 def digest(content: bytes) -> bytes:
-    """Returns the BLAKE2b of a file's bytes or an image's pixels, 16 bytes."""
+    """Return the BLAKE2b of a file's bytes or an image's pixels, 16 bytes."""
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
@@ -75,102 +75,105 @@ def read_image(
     bands: Bands | None = None,
     measure: bool = True,
 ) -> Decoded:
-    """Decodes an image, its first frame if it is animated.
+    """Decode an image, upright by EXIF's orientation. Of an animation the first frame counts.
 
-    A picture has three channels: transparent pixels are white (unless all are), EXIF orientation is applied, those of
-    grey are equal.
-    Bands are the channels of the file, upright too; those of a palette are its colours'.
+    A picture has three channels, which are equal if it is grey. Its transparent pixels are white, unless all are. Bands
+    are the channels of the file; those of a palette are its colours'.
 
     Args:
-        item: A file's content, its path, numbers as files have them, [H, W] or [H, W, C], or an open image of Pillow's,
+        item: A file's path or content, numbers as files have them ([H, W] or [H, W, C]), or an open image of Pillow's,
             which has 8 bits of colours only.
-        max_pixels: Images with more pixels than this are refused, by their header (pixels).
-        value_range: Of images deeper than 8 bits. Values outside of ranges are clipped.
-        bands: Which channels are used; None: a picture.
-        measure: Whether ``min_max`` is wanted, which takes longer than the pixels; else it is empty.
+        max_pixels: Images with more pixels are refused by their header.
+        value_range: Of images of more than 8 bits. Values outside are clipped.
+        bands: Channels that are used; None: a picture.
+        measure: Measure ``min_max``, which takes longer than the pixels.
 
     Raises:
         BadImage: No such file, empty, not an image, truncated, too large, other channels than expected, as a picture
             several pages, values that are not finite or without a range.
-        RangeUnknown: It is deeper than 8 bits, and ``value_range`` is AUTO.
+        RangeUnknown: It has more than 8 bits, and ``value_range`` is AUTO.
     """
     content = read(item) if isinstance(item, (str, os.PathLike)) else item
-    with opened(content, max_pixels, _expected(bands)) as image:
-        pixels, ends, transparent = _pixels(image, value_range, bands, measure)
-    return Decoded(pixels, ends, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
+    alpha, pairs, transparent = None, (), False
+    with reporting(max_pixels):
+        image = open_image(content, max_pixels, _expected(bands))
+        if value_range == AUTO and image.high_bit:
+            raise RangeUnknown
+        if bands is None:
+            values, alpha, transparent = _picture(image)
+        else:
+            chosen = _chosen(image, bands)
+            values = upright(image.values(), image.orientation())[:, :, chosen]
+        if image.high_bit:
+            if not np.isfinite(values).all():
+                raise BadImage("has values that are not finite (NaN or infinite)")
+            value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
+            if value_range is None:
+                raise BadImage(f"has values of type {values.dtype}, which need a range; expected 8 or 16 bits")
+            pairs = min_max(values, bands is not None) if measure else ()
+            values = rescale(values, value_range)
+        if alpha is not None:
+            values = _on_white(values, alpha)
+        if bands is None and values.shape[2] == 1:
+            values = np.repeat(values, 3, axis=2)
+        pixels = np.ascontiguousarray(values)
+    return Decoded(pixels, pairs, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
 
 
-def header(item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, bands: Bands | None = None) -> Opened:
-    """Returns what is known of an item of a split before its pixels are read; BadImage as :func:`read_image`."""
-    content = read(item) if isinstance(item, (str, os.PathLike)) else item
-    with opened(content, max_pixels, _expected(bands)) as image:
-        return image
+def header(item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, bands: Bands | None = None) -> ImageFile:
+    """Return an image with its header read, its pixels not; BadImage as :func:`read_image`."""
+    with reporting(max_pixels):
+        content = read(item) if isinstance(item, (str, os.PathLike)) else item
+        return open_image(content, max_pixels, _expected(bands))
 
 
 def _expected(bands: Bands | None) -> Sequence[int]:
-    """Numbers of channels that arrays have."""
+    """Return the numbers of channels that arrays may have."""
     return PICTURE_CHANNELS if bands is None else [] if bands.count is None else [bands.count]
 
 
 # ---------------------------------------------------------------------- channels
-def _pixels(
-    image: Opened, value_range: ValueRange, bands: Bands | None, measure: bool
-) -> tuple[np.ndarray, tuple[MinMax, ...], bool]:
-    """Reads an image, uint8 or uint16 [H, W, C], its ends, and whether it is transparent."""
-    if value_range == AUTO and image.high_bit:
-        raise RangeUnknown
-    if bands is None and image.fault:
+def _picture(image: ImageFile) -> tuple[np.ndarray, np.ndarray | None, bool]:
+    """Read a picture: grey or RGB [H, W, 1 or 3], its opacity [H, W, 1] if that matters, and if it is 0 everywhere."""
+    if image.fault:
         raise BadImage(image.fault)
-    chosen = None if bands is None else _chosen(image, bands)
-    picture = image.picture if bands is None else None
-    values = picture() if picture else upright(image.values(), image.orientation())
-    alpha, ends, transparent = None, (), False
-    if bands is not None:
-        values = values[:, :, chosen]
-    elif values.shape[2] in (2, 4):
-        values, alpha = values[:, :, :-1], values[:, :, -1:]
-        transparent = image.opacity and not (alpha > 0).any()
-        if not image.opacity or transparent or (alpha >= _top(alpha.dtype)).all():
-            alpha = None
-        elif image.premultiplied:
-            values = _straight(values, alpha)
-    if image.high_bit:
-        if not np.isfinite(values).all():
-            raise BadImage("has values that are not finite (NaN or infinite)")
-        value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
-        if value_range is None:
-            raise BadImage(f"has values of type {values.dtype}, which need a range; expected 8 or 16 bits")
-        ends = min_max(values, bands is not None) if measure else ()
-        values = rescale(values, value_range)
-    if alpha is not None:
-        values = _on_white(values, alpha)
-    if bands is None and values.shape[2] == 1:
-        values = np.repeat(values, 3, axis=2)
-    return np.ascontiguousarray(values), ends, transparent
+    values = image.picture()
+    if values is None:
+        values = image.values()
+        values = upright(values, image.orientation())
+    if values.shape[2] not in (2, 4):
+        return values, None, False
+    values, alpha = values[:, :, :-1], values[:, :, -1:]
+    if not image.has_alpha:
+        return values, None, False
+    transparent = not (alpha > 0).any()
+    if transparent or (alpha >= _opaque(alpha.dtype)).all():
+        return values, None, transparent
+    return _divided(values, alpha) if image.premultiplied else values, alpha, False
 
 
-def _top(dtype: np.dtype) -> float:
-    """Returns the opacity of opaque pixels."""
+def _opaque(dtype: np.dtype) -> float:
+    """Return the opacity of opaque pixels."""
     return 1.0 if dtype.kind == "f" else np.iinfo(dtype).max
 
 
-def _straight(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Divides colours by the opacity that they were multiplied by."""
-    top = _top(alpha.dtype)
+def _divided(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Divide colours by the opacity that they were multiplied by."""
+    top = _opaque(alpha.dtype)
     colours = np.divide(values * float(top), alpha, out=np.zeros(values.shape), where=alpha > 0)
     return (colours if values.dtype.kind == "f" else np.clip(np.rint(colours), 0, top)).astype(values.dtype)
 
 
 def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Blends colours, uint8 or uint16 [H, W, C], with white by an opacity of any type, [H, W, 1]; rounded."""
+    """Blend colours, uint8 or uint16 [H, W, C], with white by an opacity of any type, [H, W, 1], rounded."""
     if alpha.dtype == np.uint8:
         return ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)  # 65152: 255 * 255 + 127
-    opacity = np.clip(alpha / _top(alpha.dtype), 0, 1)
+    opacity = np.clip(alpha / _opaque(alpha.dtype), 0, 1)
     return np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
 
 
-def _chosen(image: Opened, bands: Bands) -> list[int]:
-    """Returns the numbers of the channels that are used; BadImage if the file has others than expected."""
+def _chosen(image: ImageFile, bands: Bands) -> list[int]:
+    """Return the numbers of the channels that are used; BadImage if the file has others than expected."""
     if bands.count not in (None, image.channels):
         raise BadImage(f"has {counted(image.channels, 'channel')}; expected {bands.count}")
     chosen = list(bands.chosen or range(image.channels))
@@ -183,9 +186,10 @@ def _chosen(image: Opened, bands: Bands) -> list[int]:
 def resized(
     pixels: np.ndarray, height: int, width: int, how: Image.Resampling = Image.Resampling.BICUBIC, box: Any = None
 ) -> np.ndarray:
-    """Resizes an image with antialiasing, uint8 or uint16 [H, W, C] -> [height, width, C]; 16 bits as floats, rounded.
+    """Resize an image with antialiasing, uint8 or uint16 [H, W, C] -> [height, width, C]. 16 bits go through floats.
 
-    ``box``: left, top, right, bottom of the part that is taken (pixels); None: all.
+    Args:
+        box: Left, top, right, bottom of the part that is taken (pixels); None: all.
     """
     if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
         return np.array(Image.fromarray(pixels).resize((width, height), how, box))
@@ -196,7 +200,7 @@ def resized(
 
 
 class CentreCrop(NamedTuple):
-    """How an image is evaluated: its short side is resized to size / crop_pct, then the centre is cut out."""
+    """The image for evaluation: its short side is resized to size / crop_pct, then the centre is cut out."""
 
     size: int
     """Side of the result (pixels)."""
@@ -204,17 +208,19 @@ class CentreCrop(NamedTuple):
     """Share of the resized short side that the result covers, in (0, 1]."""
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
-        """Returns the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].
+        """Return the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].
 
-        Of a picture of 8 bits it is, to the last bit, what timm's ``create_transform(size, crop_pct=crop_pct,
-        interpolation="bicubic")`` makes a tensor of.
+        For a picture of 8 bits it equals timm's ``create_transform(size, crop_pct=crop_pct, interpolation="bicubic")``
+        to the last bit, before the tensor is made.
         """
         (h, w), (rows, columns) = self.place(*array.shape[:2])
         return np.ascontiguousarray(resized(array, h, w)[rows, columns])
 
     def place(self, h: int, w: int) -> tuple[tuple[int, int], tuple[slice, slice]]:
-        """Returns the sides (pixels) that an image of ``h`` x ``w`` is resized to, and the rows and columns of these
-        that are kept, as timm has them: sides are rounded down, and margins of half a pixel to the even number."""
+        """Return the sides (pixels) that an image of ``h`` x ``w`` is resized to, and the rows and columns of the crop.
+
+        As in timm, sides are rounded down, and margins of half a pixel to the even number.
+        """
         size, short = self.size, math.floor(self.size / self.crop_pct)
         h, w = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)
         top, left = round((h - size) / 2), round((w - size) / 2)
@@ -226,10 +232,10 @@ StoredSize = int | CentreCrop | None
 
 
 def fitted(array: np.ndarray, stored_size: StoredSize) -> np.ndarray:
-    """Returns what is kept of an image, uint8 or uint16 [H, W, C]; it is never enlarged.
+    """Return an image, uint8 or uint16 [H, W, C], at its stored size. It is never enlarged.
 
-    A longer short side is shrunk to it, bicubic with antialiasing, the aspect kept to the nearest pixel; an
-    image of fewer pixels than its centre crop stays as it is.
+    A longer short side is shrunk, bicubic with antialiasing, the aspect kept to the nearest pixel. An image of fewer
+    pixels than its centre crop stays as it is.
     """
     size = fitted_size(*array.shape[:2], stored_size)
     if isinstance(stored_size, CentreCrop):
@@ -238,7 +244,7 @@ def fitted(array: np.ndarray, stored_size: StoredSize) -> np.ndarray:
 
 
 def fitted_size(h: int, w: int, stored_size: StoredSize) -> tuple[int, int]:
-    """Returns what :func:`fitted` makes of an image's height and width (pixels)."""
+    """Return height and width (pixels) that :func:`fitted` gives to an image."""
     if isinstance(stored_size, CentreCrop):
         return (stored_size.size, stored_size.size) if h * w >= stored_size.size**2 else (h, w)
     if stored_size is None or min(h, w) <= stored_size:

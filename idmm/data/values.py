@@ -19,6 +19,10 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
 _TRIMMED = 1e-4  # share of an image's pixels at either end that its smallest and largest value leave out
 
 
+class RangeUnknown(Exception):
+    """An image has more than 8 bits, and their value range is not known yet."""
+
+
 def as_range(value: ValueRange | list) -> ValueRange:
     """Return a value range, or one per channel, as tuples with whole numbers as int. AUTO and None stay."""
     if value is None or isinstance(value, str):
