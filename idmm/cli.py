@@ -54,9 +54,9 @@ _WORDS = {  # what may stand without its flag, as the help calls it
 }  # fmt: skip
 STAGED = PretrainConfig | FinetuneConfig | DenseConfig
 DATA = {
-    "list": Command(keys.DataListConfig, "data.catalogue:table", "all datasets with their sizes"),
+    "list": Command(keys.DataListConfig, "data.registry:table", "all datasets with their sizes"),
     "info": Command(
-        keys.DataInfoConfig, "data.catalogue:info", "figures, licence, citation and files of one", words=("name",),
+        keys.DataInfoConfig, "data.registry:info", "figures, licence, citation and files of one", words=("name",),
     ),
     "check": Command(
         keys.DataCheckConfig, "stages.check:checkup",
@@ -133,7 +133,7 @@ COMMANDS = {
 
 'idmm data COMMAND --help' explains every flag.""",
     ),
-    "configs": Command(keys.ConfigsConfig, "data.catalogue:recipe_list", "the recipes that --config takes by name"),
+    "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list", "the recipes that --config takes by name"),
     "demo": Command(
         keys.DemoConfig, "stages.demo:demo",
         "idmm train on scikit-learn's digits, few of them labelled, against scratch, with pictures", logged=False,

@@ -20,7 +20,7 @@ from idmm.errors import Interrupted, RunError, UserError, reason
 log = logging.getLogger("idmm")
 LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal to draw a bar on
 EPOCH_LINES = 10  # a stage logs, and one wherever it measured an accuracy
-READERS = "image_store", "listing", "user_lists", "readers.folder", "readers.labels"  # of idmm.data
+READERS = "image_store", "listing", "user_lists", "folder"  # of idmm.data
 SCORES = ("top1", "top5", "knn", "ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")
 BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # the rest of a record is measured
 

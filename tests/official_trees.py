@@ -59,7 +59,7 @@ BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
 CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Acura TL Sedan 2012"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 TENCH, TABBY = "n01440764", "n02123045"
-CMC = sorted((files("idmm.data.readers") / "imagenet100.txt").read_text().split())
+CMC = sorted((files("idmm.data") / "imagenet100.txt").read_text().split())
 FRUIT, DIGITS = ["apple", "aquarium_fish", "baby", "bear"], [str(digit) for digit in range(10)]
 DOMAINS = [name.removeprefix("domainnet-") for name in DATASETS if name.startswith("domainnet-")]
 

@@ -91,7 +91,7 @@ FAULTS = {
     ),
     "a long name": (
         ["--data.root", 300 * "a", "--out", "/nowhere/run"],
-        f"data.root: '{300 * 'a'}' does not exist; wanted a folder of images",
+        f"data.root: '{300 * 'a'}' does not exist; expected a folder of images",
     ),
     "missing file": (["--config"], "--config: expected a FILE"),
     "not a number": (["--train.lr", "fast"], "train.lr: got 'fast', expected a number"),

@@ -157,7 +157,7 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
     (root / "unlabelled/notes.txt").write_text("")
     with caplog.at_level("INFO"):
         splits = list_images(section(root), labelled=False)
-    assert f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining alone" in caplog.messages
+    assert f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining only" in caplog.messages
     assert len(splits.train) == 11 and splits.train.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3
     assert splits.train.classes == ["a", "b"] and len(splits.test) == 2 and splits.unlabelled is None
     assert len(list_images(section(root), labelled=True).train) == 8, "fine-tuning and probes"
@@ -221,7 +221,7 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     assert torch.equal(shared["model/head.weight"], state(out)["ema"]["head.weight"])
     log = (out / "log.txt").read_text()
     assert "method.label_weight: 8 of 20 training images are used with their labels" in log
-    assert "has 16 images, and 4 more without labels, for pretraining alone" in log
+    assert "has 16 images, and 4 more without labels, for pretraining only" in log
 
 
 def test_the_log_holds_both_parts(ran):

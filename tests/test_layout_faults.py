@@ -21,9 +21,9 @@ def refused(name, root):
 # ------------------------------------------------------------------ roots and names
 @pytest.mark.parametrize("name", ["flowers", "cars"])
 def test_roots_that_are_none(name, tmp_path):
-    wanted = f"data.name '{name}' wants its folder ('idmm data info {name}' shows it)"
-    assert refused(name, None) == [f"data.root: not given; {wanted}", advice(name, "DIR")]
-    line = f"data.root: '{tmp_path / 'x'}' does not exist; wanted the folder that holds {name}"
+    wanted = f"data.name '{name}' expects its folder ('idmm data info {name}' shows it)"
+    assert refused(name, None) == [f"data.root: missing; {wanted}", advice(name, "DIR")]
+    line = f"data.root: '{tmp_path / 'x'}' does not exist; expected the folder that holds {name}"
     assert refused(name, tmp_path / "x") == [line, advice(name, tmp_path / "x")]
 
 
@@ -33,7 +33,7 @@ def test_roots_that_are_none(name, tmp_path):
 def test_what_a_folder_lacks_is_named(name, file, tmp_path):
     base = BUILD[name](tmp_path)
     shutil.rmtree(base / file) if (base / file).is_dir() else (base / file).unlink()
-    line = f"data.root: '{base}' lacks {file}; 'idmm data info {name}' shows what {name} looks like"
+    line = f"data.root: '{base}' lacks {file}; 'idmm data info {name}' shows the expected files"
     assert refused(name, tmp_path) == [line, advice(name, tmp_path)]
 
 

@@ -63,7 +63,7 @@ def test_a_root_alone_in_a_check_and_a_grid(pictures, capsys):
         (["finetune", "--config", "paper"], NO_OUT),
         (["pretrain", "--data.name", "digits", "--data.root", "d"], "data.root: 'd', but data.name 'digits'"),
         (["pretrain", "--method.name", "simclr", "--method.queue", "3", "--out", "o"], "method.queue: got 3"),
-        (["train", "nowhere", "--out", "o"], "data.root: 'nowhere' does not exist; wanted a folder of images"),
+        (["train", "nowhere", "--out", "o"], "data.root: 'nowhere' does not exist; expected a folder of images"),
         (["pretrain", "--data.name", "flower", "--out", "o"], "data.name: 'flower' is not known"),
         (["finetune", "--init", "runs/a", "--out", "o"], "init: 'runs/a' does not exist; give a run folder, or a "),
         (["probe", "--init", "a", "--data.name", "flower"], "data.name: 'flower' is not known"),

@@ -167,7 +167,7 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     assert call([*given, tmp_path / "in"]) == 0
     said = capsys.readouterr()
     assert [row["path"] for row in predicted(said.out)] == [str(tmp_path / "in/deep/down/good.png")]
-    assert "passed over 1 file of other kinds" in said.err
+    assert "skipped 1 file of other kinds" in said.err
     lines = said.err[said.err.index("paths: left out") :].splitlines()
     assert lines[0] == "paths: left out 3 of 4 images that cannot be read:"
     assert lines[1].startswith(f"  {tmp_path}/in/bro\\nken.jpg: ")
@@ -197,8 +197,8 @@ def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
         f"init: '{runs}/pretrain' is a run without a classifier; fine-tune it on labelled images first: "
         f"idmm finetune --config fast --init {runs}/pretrain --data.root DIR --out NEW",
         "out: 'p.txt' is of no kind that is known; wanted a file that ends in .csv",
-        f"paths: '{tmp_path}/none' has no images; wanted at least one",
-        f"paths: '{tmp_path}/nowhere' does not exist; wanted images, or folders of images",
+        f"paths: '{tmp_path}/none' has no images; expected at least one",
+        f"paths: '{tmp_path}/nowhere' does not exist; expected images, or folders of images",
     ]
 
 

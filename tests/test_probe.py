@@ -220,7 +220,7 @@ def test_images_without_labels_are_a_line(run, tmp_path, capsys):
     for i in range(3):
         paint(tmp_path / "d" / f"{i}.png", i)
     (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "d"])
-    assert line.startswith(f"data.root: '{tmp_path}/d' has no 'train' folder; wanted {tmp_path}/d/train/CLASS/*")
+    assert line.startswith(f"data.root: '{tmp_path}/d' has no 'train' folder; expected {tmp_path}/d/train/CLASS/*")
     tree(tmp_path / "e", train={"a": 2, "b": 2})
     (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "e"])
     assert "has no 'val' or 'test' images to evaluate on" in line and "--data.val_fraction" in line

@@ -141,14 +141,14 @@ def test_lines_that_name_no_image(tmp_path):
         f"data.exclude: {mine}:{line}: '{name}' is no image under '{root}'" for line, name in enumerate(names, start=4)
     ]
     gone = str(tmp_path / "gone.txt")
-    wanted = "wanted a file with the name of an image a line"
+    wanted = "expected a file with the name of one image per line"
     line = f"data.exclude: cannot read '{gone}' (no such file or directory); {wanted}"
     assert faults(list_images, section(root, exclude=gone), True) == [line]
     everything = written(tmp_path / "all.txt", "val/cat/0.png\nval/dog/0.png\n")
-    line = f"data.exclude: '{everything}' leaves no image of test; wanted one at least"
+    line = f"data.exclude: '{everything}' leaves no image of test; expected at least one"
     assert faults(list_images, section(root, exclude=everything), True) == [line]
     everything = written(tmp_path / "all.txt", "".join(f"train/cat/{i}.png\n" for i in range(3)))
-    line = f"data.exclude: '{everything}' leaves no training image of cat; wanted some"
+    line = f"data.exclude: '{everything}' leaves no training image of cat; expected at least one per class"
     assert faults(list_images, section(root, exclude=everything), True) == [line]
     many = written(tmp_path / "many.txt", "".join(f"{i}\n" for i in range(50)))
     found = faults(list_images, section(root, exclude=many), True)
@@ -203,7 +203,7 @@ def test_without_a_column_split_the_folders_decide(tmp_path):
     plain = list_images(data, labelled=False).train
     assert sorted(plain.names) == sorted(train.names) and plain.labels is None
     file = written(tmp_path / "labels.csv", text + "unlabelled/0.png,a\n")
-    line = f"{file}:7: 'unlabelled/0.png' lies outside of train, val and test; wanted a column split"
+    line = f"{file}:7: 'unlabelled/0.png' is outside of train, val and test; expected a column split"
     assert faults(list_images, section(root, labels=file), True) == [f"data.labels: {line}"]
 
 
@@ -246,12 +246,12 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     text += "scans/p1_0.png,,train\n"
     labels = written(tmp_path / "labels.csv", text)
     argv = ["finetune", "--data.name", "folder", "--data.root", flat, "--data.labels", labels, "--out", tmp_path / "r"]
-    assert refused(capsys, argv)[-1] == f"data.labels: {labels}:5: has no class; wanted path,class,split"
+    assert refused(capsys, argv)[-1] == f"data.labels: {labels}:5: has no class; expected path,class,split"
     written(tmp_path / "labels.csv", text.replace("p1_0.png,,train", "p1_0.png,ill,trian"))
     assert refused(capsys, argv)[-3:] == [
         f"data.labels: {labels}:3: 'scans/p9_0.png' is no image under '{flat}'",
-        f"data.labels: {labels}:4: 'scans/p0_0.png' is in line 2, too; wanted one row an image",
-        f"data.labels: {labels}:5: the split is 'trian'; wanted train, val or test",
+        f"data.labels: {labels}:4: 'scans/p0_0.png' is in line 2, too; expected one row per image",
+        f"data.labels: {labels}:5: the split is 'trian'; expected train, val or test",
     ]
 
 
@@ -265,13 +265,13 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
             "the header of 'FILE' lacks path, class, expected path,class; its first line is 'path;class'",
         ),
         ("path,class\n", "'FILE' has no rows under the header path,class"),
-        ("path,class\nscans/p0_0.png,a\n", "'FILE' has one class to train on ('a'); wanted two or more"),
-        ("path,class,split\nnew/0.png,a,test\n", "'FILE' has no image to train on; wanted rows of the split train"),
+        ("path,class\nscans/p0_0.png,a\n", "'FILE' has one class to train on ('a'); expected two or more"),
+        ("path,class,split\nnew/0.png,a,test\n", "'FILE' has no image to train on; expected rows of the split train"),
         (
             "path,class,split\nscans/p0_0.png,a,train\nscans/p1_0.png,b,train\nscans/p2_0.png,c,test\n",
             "'FILE' has classes in test that train lacks: c",
         ),
-        ('path,class\nscans/p0_0.png,"a\n', "FILE:2: is not CSV (unexpected end of data); wanted path,class"),
+        ('path,class\nscans/p0_0.png,"a\n', "FILE:2: is not CSV (unexpected end of data); expected path,class"),
     ],
 )
 def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
@@ -322,7 +322,7 @@ def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     assert "data.val_fraction: held out are 2 groups of 6 groups, 4 of 12 images" in caplog.text
 
 
-WANTED = r"wanted a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\d+)_'"
+WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\d+)_'"
 
 
 @pytest.mark.parametrize(
@@ -331,10 +331,10 @@ WANTED = r"wanted a CSV file of path,group, or a pattern with one bracket, e.g. 
         ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0); {WANTED}"),
         ("(p)(q)", f"'(p)(q)' has 2 brackets that count; {WANTED}"),
         ("p[0-9]_", f"'p[0-9]_' has 0 brackets that count; {WANTED}"),
-        ("(p0)", "'(p0)' says of 10 images no group: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more;"
-                 " wanted one for each image"),
-        ("gone.csv", "cannot read 'gone.csv' (no such file or directory); wanted a CSV file of path,group"),
-        ("twice.csv", "twice.csv:3: 'scans/p0_0.png' is of 'a' already; wanted one group an image"),
+        ("(p0)", "'(p0)' gives no group to 10 images: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more;"
+                 " expected one for each image"),
+        ("gone.csv", "cannot read 'gone.csv' (no such file or directory); expected a CSV file of path,group"),
+        ("twice.csv", "twice.csv:3: 'scans/p0_0.png' is of 'a' already; expected one group per image"),
         ("(scans)", "0.3 holds out no image, as all images are of one group ('scans')"),
     ],
 )  # fmt: skip

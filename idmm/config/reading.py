@@ -124,3 +124,14 @@ def about(path: Path) -> str:
     header = path.read_text(encoding="utf-8").partition("\n#\n")[0]
     text = " ".join(line.removeprefix("#").strip() for line in header.splitlines() if line.startswith("#"))
     return text.partition(". ")[0].rstrip(".:")
+
+
+def recipe_list(_: Any) -> str:
+    """Return the recipes, one line each; those of a stage by the names that its command takes."""
+    groups = {stage: [f"idmm {stage} --config NAME:"] for stage in STAGES}
+    others = ["--config FOLDER/NAME, most of them after one of the above:"]
+    for key, path in recipes().items():
+        folder, _, name = key.partition("/")
+        lines, label = (groups[folder], name) if folder in groups else (others, key)
+        lines.append(f"  {label:<37}{about(path)}")
+    return "\n".join(line for lines in (*groups.values(), others) for line in lines)

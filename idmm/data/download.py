@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from idmm import config
-from idmm.data.readers.layout import FilesMissing
+from idmm.data.folder import FilesMissing
 from idmm.data.registry import Archive, Spec
 from idmm.errors import RunError, UserError, in_short, reason
 from idmm.files import Lock, home

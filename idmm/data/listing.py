@@ -1,7 +1,6 @@
-"""Which images a config means: a dataset's splits, checked against its protocol, less those excluded, held out, and
-drawn from.
+"""The images that a config means: a dataset's splits, less those excluded, held out, and drawn from.
 
-Nothing is decoded here. The datasets themselves are rows of :data:`idmm.data.registry.DATASETS`.
+Nothing is decoded here. :data:`idmm.data.registry.DATASETS` has the datasets themselves.
 """
 
 import logging
@@ -11,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from idmm import config
-from idmm.data.readers.folder import read_unlabelled
-from idmm.data.readers.layout import FilesMissing, root_folder
+from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
 from idmm.data.registry import Spec, resolve_name, spec_of
-from idmm.data.split import LabelsMissing, Listing, Split, counted, together
+from idmm.data.split import LabelsMissing, Listing, Split, counted, with_unlabelled
 from idmm.data.user_lists import groups_of, leave_out, shared_groups, with_groups
 from idmm.errors import UserError, listed
 from idmm.seeding import derive, numpy_rng
@@ -25,31 +23,32 @@ _DRAWS = 200  # random draws of groups, of which the one with the best shares of
 
 
 def list_images(data: config.Data, labelled: bool, evaluated: bool = True, unlabelled: bool | None = None) -> Listing:
-    """Returns what :func:`read_splits` does, images without labels among those to train on.
+    """Return the result of :func:`read_splits`, with images without labels among those to train on.
 
     Args:
         data: The ``data`` section of a config.
-        labelled: See :func:`read_splits`.
-        evaluated: Likewise.
-        unlabelled: Whether images without labels come along, too; None: where labels are not needed.
+        labelled, evaluated: See :func:`read_splits`.
+        unlabelled: Whether images without labels are listed, too; None: if labels are not needed.
     """
     unlabelled = not labelled if unlabelled is None else unlabelled
-    return together(read_splits(data, labelled, evaluated, unlabelled))
+    return with_unlabelled(read_splits(data, labelled, evaluated, unlabelled))
 
 
 def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: bool) -> Listing:
-    """Lists a dataset's images, less those of ``data.exclude``; holds out ``data.fold`` and ``data.val_fraction`` and
-    draws ``data.subset`` from the training images and, from what that leaves, ``data.labelled``, whose labels are kept.
+    """List a dataset's images.
+
+    In this order: the images of ``data.exclude`` are left out, ``data.fold`` and ``data.val_fraction`` held out,
+    ``data.subset`` is drawn from the remaining training images, and ``data.labelled`` from these: the others lose their
+    labels.
 
     Args:
         data: The ``data`` section of a config.
         labelled: True: every split has labels. False (pretraining): any images will do; labels, val and test come
-            along where the dataset happens to have them.
+            along if the dataset has them.
         evaluated: Whether labelled images to evaluate on are needed, too. Then ``data.folds`` makes one fold ``test``
-            (the first where ``data.fold`` is None), in the place of what the dataset has.
-        unlabelled: Whether images for pretraining alone are listed, too: those of the folder ``unlabelled`` beside
-            ``train``, and where ``labelled`` those without a row in ``data.labels``. Nothing is held out or drawn of
-            them.
+            (the first if ``data.fold`` is None), which replaces the dataset's own.
+        unlabelled: Whether images for pretraining only are listed, too: those of ROOT/unlabelled, and if ``labelled``
+            those without a row in ``data.labels``. Nothing is held out or drawn of them.
 
     Returns:
         ``train``, ``val`` and ``test`` or None, and ``unlabelled`` or None. A single evaluation split is ``test``.
@@ -63,18 +62,19 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
     spec = spec_of(data.name)
     splits = _read(spec, data, labelled)
     _check_sizes(spec, splits)
-    splits = narrowed(_with_unlabelled(splits, data, unlabelled), data, labelled)
+    splits = narrowed(_read_unlabelled(splits, data, unlabelled), data, labelled)
     if data.exclude is not None and labelled and splits.train.labels is not None:
         if empty := _empty_classes(splits.train):
-            raise UserError(f"data.exclude: '{data.exclude}' leaves no training image of {listed(empty)}; wanted some")
+            what = f"'{data.exclude}' leaves no training image of {listed(empty)}"
+            raise UserError(f"data.exclude: {what}; expected at least one per class")
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
     splits = hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
         raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
-        where = f"'{data.root}'" if data.labels is None else f"'{data.root}' with data.labels '{data.labels}'"
-        what = f"{where} has no 'val' or 'test' images to evaluate on; add some, hold out a share of train"
+        root = f"'{data.root}'" if data.labels is None else f"'{data.root}' with data.labels '{data.labels}'"
+        what = f"{root} has no 'val' or 'test' images to evaluate on; add some, hold out a share of train"
         raise LabelsMissing(f"data.root: {what} with --data.val_fraction, e.g. 0.2, or give --data.folds 5")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
@@ -86,45 +86,7 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
     return splits
 
 
-def _with_unlabelled(splits: Listing, data: config.Data, wanted: bool) -> Listing:
-    """Lists the images without labels that are for pretraining alone, where they are wanted."""
-    if not wanted or data.name != "folder":
-        return replace(splits, unlabelled=None)
-    if data.labels is None:  # whose reader lists them with the others
-        splits = replace(splits, unlabelled=read_unlabelled(str(root_folder(data))))
-    if splits.unlabelled is not None:
-        images = f"{len(splits.train)} images, and {len(splits.unlabelled)} more without labels"
-        log.info("data.root: '%s' has %s, for pretraining alone", data.root, images)
-    return splits
-
-
-def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
-    """Returns training images with the labels of those alone that a draw names; the others' are -1."""
-    numbers = drawn_from(train, drawn, "data.labelled")
-    if len(found := np.unique(train.labels[numbers])) < 2:
-        only = f"the images that are drawn are all of class '{train.classes[found[0]]}'"
-        raise UserError(f"data.labelled: {only}; a classifier wants two or more")
-    labels = np.full(len(train), -1)
-    labels[numbers] = train.labels[numbers]
-    return replace(train, labels=labels)
-
-
-def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
-    """Returns the splits without the images of ``data.exclude``, each with its group where ``data.groups`` says it.
-
-    Raises:
-        BadList: One of them is bad.
-    """
-    if data.exclude is not None:
-        splits = leave_out(splits, data.exclude, data.root)
-    if data.groups is not None and (labelled or data.val_fraction):
-        splits = with_groups(splits, data.groups, data.root)
-    if splits.train.groups is not None and (shared := shared_groups(splits)):
-        what = f"{counted(len(shared), 'group')} with images both in train and in val or test"
-        log.warning("data.groups: %s, so accuracies come out too high: %s", what, listed(shared))
-    return splits
-
-
+# ---------------------------------------------------------------------- the dataset
 def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
     if data.labels is not None and spec.name != "folder":
         raise UserError(f"data.labels: '{data.labels}' is for data.name folder; {spec.name} has classes of its own")
@@ -140,81 +102,121 @@ def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
 
 
 def _check_sizes(spec: Spec, splits: Listing) -> None:
-    """Raises UserError if the sizes are not those of the dataset's protocol."""
-    figures = {
-        "train": [len(splits.train), spec.train_size],
-        "test": [len(splits.test or ()), spec.test_size],
-        "classes": [len(splits.train.classes or ()), spec.num_classes],
-    }
-    lines = []
-    for key, (found, wanted) in figures.items():
-        if wanted not in (None, found):
-            what = f"has {found} classes" if key == "classes" else f"the split '{key}' has {found} images"
-            lines.append(f"data.root: {spec.name}: {what}, its protocol {wanted}")
+    """Raise UserError if the sizes are not those of the dataset's protocol."""
+    train, test, classes = len(splits.train), len(splits.test or ()), len(splits.train.classes or ())
+    lines = [
+        f"data.root: {spec.name}: {what}, its protocol {expected}"
+        for what, count, expected in (
+            (f"the split 'train' has {train} images", train, spec.train_size),
+            (f"the split 'test' has {test} images", test, spec.test_size),
+            (f"has {classes} classes", classes, spec.num_classes),
+        )
+        if expected not in (None, count)
+    ]
     if lines:
         raise UserError(*lines)
 
 
+def _read_unlabelled(splits: Listing, data: config.Data, needed: bool) -> Listing:
+    """Add the images without labels that are for pretraining only, if they are needed."""
+    if not needed or data.name != "folder":
+        return replace(splits, unlabelled=None)
+    if data.labels is None:  # else its reader has listed them with the others
+        splits = replace(splits, unlabelled=read_unlabelled(str(root_folder(data))))
+    if splits.unlabelled is not None:
+        images = f"{len(splits.train)} images, and {len(splits.unlabelled)} more without labels"
+        log.info("data.root: '%s' has %s, for pretraining only", data.root, images)
+    return splits
+
+
+def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
+    """Return the splits without the images of ``data.exclude``, each image with its group of ``data.groups``.
+
+    Raises:
+        BadList: One of them is bad.
+    """
+    if data.exclude is not None:
+        splits = leave_out(splits, data.exclude, data.root)
+    if data.groups is not None and (labelled or data.val_fraction):
+        splits = with_groups(splits, data.groups, data.root)
+    if splits.train.groups is not None and (shared := shared_groups(splits)):
+        what = f"{counted(len(shared), 'group')} with images both in train and in val or test"
+        log.warning("data.groups: %s, so accuracies come out too high: %s", what, listed(shared))
+    return splits
+
+
+# ---------------------------------------------------------------------- parts of the training images
 def draw_subset(split: Split, subset: config.Subset) -> Split:
-    """Draws a part of a split, in its original order; with one seed, a smaller subset is part of a larger one.
+    """Draw a part of a split, in its original order. With one seed, a smaller subset is part of a larger one.
 
     Raises:
         UserError: More than there is, or per_class without labels.
     """
-    drawn = split.take(drawn_from(split, subset, "data.subset"))
+    drawn = split.take(_drawn_from(split, subset, "data.subset"))
     return replace(drawn, drawn=f"{split.drawn} {subset!r}")
 
 
-def drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
-    """Returns the numbers of the images that a subset is of, in order; errors as of :func:`draw_subset`, with ``field``
-    for the config's key."""
+def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
+    """Return training images with the labels of those only that a draw names; the others' are -1."""
+    numbers = _drawn_from(train, drawn, "data.labelled")
+    if len(classes := np.unique(train.labels[numbers])) < 2:
+        only = f"the images that are drawn are all of class '{train.classes[classes[0]]}'"
+        raise UserError(f"data.labelled: {only}; a classifier needs two or more")
+    labels = np.full(len(train), -1)
+    labels[numbers] = train.labels[numbers]
+    return replace(train, labels=labels)
+
+
+def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
+    """Return the numbers of a subset's images in order; errors as of :func:`draw_subset`, with the key ``field``."""
     if subset.per_class is not None and split.labels is None:
-        raise UserError(f"{field}.per_class: these images have no labels; wanted total or fraction")
+        raise UserError(f"{field}.per_class: these images have no labels; expected total or fraction")
     if subset.total is not None and subset.total > len(split):
         raise UserError(f"{field}.total: {subset.total} is more than the {len(split)} training images")
-    whole = subset.total is not None or split.labels is None
-    groups = [np.arange(len(split))] if whole else _by_class(split)
+    by_class = subset.total is None and split.labels is not None
+    groups = _by_class(split) if by_class else [np.arange(len(split))]
     if subset.per_class is not None:
         few = [(len(of), name) for of, name in zip(groups, split.classes, strict=True) if len(of) < subset.per_class]
         if few:
             (least, name), others = min(few), f" and of {len(few) - 1} more" if len(few) > 1 else ""
             what = f"{subset.per_class} is more than the {least} training images of class '{name}'{others}"
-            raise UserError(f"{field}.per_class: {what}; wanted up to {least}")
+            raise UserError(f"{field}.per_class: {what}; expected up to {least}")
     counts = [subset.total or subset.per_class or max(1, _share(subset.fraction, len(g))) for g in groups]
     return _draw(groups, counts, numpy_rng(subset.seed, "subset"))
 
 
 def _empty_classes(split: Split) -> list[str]:
-    there = set(split.labels.tolist())
-    return [name for label, name in enumerate(split.classes) if label not in there]
+    counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
+    return [name for name, count in zip(split.classes, counts, strict=True) if not count]
 
 
 def hold_out(splits: Listing, fraction: float) -> Listing:
-    """Moves a share of each class from train to the evaluation split that is missing."""
+    """Move a share of each class from train to the missing evaluation split."""
     if not fraction:
         return splits
-    if splits.val is not None or splits.train.labels is None:
+    train = splits.train
+    if splits.val is not None or train.labels is None:
         own = "the dataset has a 'val' split of its own"
         why = "the images have no labels to evaluate with" if splits.val is None else own
         log.warning("data.val_fraction: %g is not used, as %s", fraction, why)
         return splits
-    held = (_whole_groups if splits.train.groups is not None else _of_each_class)(splits.train, fraction)
-    train, held = _parted(splits.train, held, repr(fraction))
+    numbers = _of_each_class(train, fraction) if train.groups is None else _whole_groups(train, fraction)
+    remaining, held = _divided(train, numbers, repr(fraction))
     if train.groups is not None:
-        share = f"{groups_of(held)} of {groups_of(splits.train)}, {len(held)} of {len(splits.train)} images"
+        share = f"{groups_of(held)} of {groups_of(train)}, {len(held)} of {len(train)} images"
         log.info("data.val_fraction: held out are %s", share)
-    return replace(splits, train=train, **{"test" if splits.test is None else "val": held})
+    return replace(splits, train=remaining, **{"test" if splits.test is None else "val": held})
 
 
-def _parted(train: Split, held: np.ndarray, how: str) -> tuple[Split, Split]:
-    """Takes the images ``held`` (numbers) out of a split; returns what is left, and them."""
-    kept = np.setdiff1d(np.arange(len(train)), held)
-    left = replace(train.take(kept), drawn=f"{train.drawn} but {how}".strip())
-    return left, replace(train.take(held), drawn=f"{train.drawn} {how} of train".strip())
+def _divided(train: Split, held: np.ndarray, how: str) -> tuple[Split, Split]:
+    """Return the images of a split that are not ``held`` (numbers), and those that are."""
+    remaining = np.setdiff1d(np.arange(len(train)), held)
+    remaining = replace(train.take(remaining), drawn=f"{train.drawn} but {how}".strip())
+    return remaining, replace(train.take(held), drawn=f"{train.drawn} {how} of train".strip())
 
 
 def _of_each_class(train: Split, fraction: float) -> np.ndarray:
-    """Draws a share of each class, which keeps one image at least."""
+    """Draw a share of each class, which keeps at least one image."""
     classes = _by_class(train)
     # a class keeps one image for training; one with a single image gives none
     counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in classes]
@@ -225,7 +227,7 @@ def _of_each_class(train: Split, fraction: float) -> np.ndarray:
 
 
 def _whole_groups(train: Split, fraction: float) -> np.ndarray:
-    """Draws groups, of many draws the one with the share of each class nearest to what is wanted."""
+    """Draw groups many times, and return the draw whose share of each class is nearest to ``fraction``."""
     from sklearn.model_selection import GroupShuffleSplit
 
     number, counts = len(np.unique(train.groups)), np.bincount(train.labels, minlength=len(train.classes))
@@ -234,19 +236,21 @@ def _whole_groups(train: Split, fraction: float) -> np.ndarray:
         raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as {only}")
 
     def distance(held: np.ndarray) -> tuple:
-        found = np.bincount(train.labels[held], minlength=len(counts))
+        drawn = np.bincount(train.labels[held], minlength=len(counts))
         there = counts > 0
-        return (found[there] == counts[there]).sum(), (found[there] == 0).sum(), np.abs(found - fraction * counts).sum()
+        return (drawn[there] == counts[there]).sum(), (drawn[there] == 0).sum(), np.abs(drawn - fraction * counts).sum()
 
     size, seed = min(max(1, _share(fraction, number)), number - 1), derive(0, "val_fraction") % 2**32
     draws = GroupShuffleSplit(_DRAWS, test_size=size, random_state=seed).split(train.labels, groups=train.groups)
     return np.sort(min((held for _, held in draws), key=distance))
 
 
-def _hold_out_fold(splits: Listing, folds: int, fold: int, wanted: bool) -> Listing:
-    """Makes a fold of the training images ``test``; a test split that the dataset has stays aside."""
+def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> Listing:
+    """Make a fold of the training images ``test``. A test split of the dataset is not used then."""
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
     train = splits.train
-    if train.labels is None or not wanted:
+    if train.labels is None or not evaluated:
         log.warning("data.folds: %d is not used, as pretraining takes all training images and is not tested", folds)
         return splits
     unit = "images" if train.groups is None else "groups"
@@ -254,23 +258,16 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, wanted: bool) -> List
     few = sorted((count, name) for count, name in zip(counts, train.classes, strict=True) if count < folds)
     if few:
         what = listed(f"'{name}' has {count}" for count, name in few)
-        raise UserError(f"data.folds: {folds} folds want {folds} training {unit} of each class; {what}")
-    held = _folds(train, folds)[fold - 1]
-    left, held = _parted(train, held, f"fold {fold} of {folds}")
+        raise UserError(f"data.folds: {folds} folds need {folds} training {unit} of each class; {what}")
+    kind = StratifiedKFold if train.groups is None else StratifiedGroupKFold
+    divided = kind(folds, shuffle=True, random_state=derive(0, "folds") % 2**32)
+    numbers = [held for _, held in divided.split(train.labels, train.labels, train.groups)][fold - 1]
+    remaining, held = _divided(train, numbers, f"fold {fold} of {folds}")
     groups = "" if train.groups is None else f" ({groups_of(held)} of {groups_of(train)})"
-    aside = "" if splits.test is None else f"; the {len(splits.test)} test images of the dataset stay aside"
+    aside = "" if splits.test is None else f"; the {len(splits.test)} test images of the dataset are not used"
     what = f"tested on {len(held)} of {len(train)} training images{groups}{aside}"
     log.info("data.folds: fold %d of %d is %s", fold, folds, what)
-    return replace(splits, train=left, test=held)
-
-
-def _folds(train: Split, folds: int) -> list[np.ndarray]:
-    """Returns the numbers of each fold's images: equal shares of each class, whole groups where there are some."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-
-    kind = StratifiedKFold if train.groups is None else StratifiedGroupKFold
-    dealt = kind(folds, shuffle=True, random_state=derive(0, "folds") % 2**32)
-    return [held for _, held in dealt.split(train.labels, train.labels, train.groups)]
+    return replace(splits, train=remaining, test=held)
 
 
 def _share(fraction: float, n: int) -> int:

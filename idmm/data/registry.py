@@ -1,19 +1,21 @@
-"""The datasets by name: the rows of ``datasets.yaml``, each with the function that reads its files."""
+"""The datasets by name: the rows of ``datasets.yaml``, each with the function that lists its images."""
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.resources import files
-from pathlib import Path
 
 import yaml
 
 from idmm import config
-from idmm.data.readers import folder, labels, libraries, lists
-from idmm.data.readers.layout import root_folder
+from idmm.config.commands import DataInfoConfig, DataListConfig
+from idmm.data import official
+from idmm.data.folder import read_any, read_labelled, root_folder
 from idmm.data.split import Listing
+from idmm.data.user_lists import read_with_labels
 from idmm.errors import UserError, nearest
 from idmm.files import begun
+from idmm.progress import aligned
 
 
 @dataclass(frozen=True)
@@ -32,23 +34,23 @@ class Archive:
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of a dataset before its files are read; figures are None where they come from the data."""
+    """Facts about a dataset before its files are read. Figures that come from the data are None."""
 
     name: str
     read: Callable[[config.Data, bool], Listing]
-    """Given the config's ``data`` section and whether labels are wanted, returns all that the dataset has, before
+    """Called with the config's ``data`` section and whether labels are needed. Returns the whole dataset, before
     ``val_fraction`` and ``subset``. Raises UserError."""
     title: str
     num_classes: int | None = None
     train_size: int | None = None
     test_size: int | None = None
-    metric: str = "top1"  # what the literature reports: top1, or mean_per_class (then reported beside top-1)
+    metric: str = "top1"  # the literature's: top1, or mean_per_class (reported in addition)
     citation: str = ""
-    licence: str = ""  # what its publishers allow, in a few words; no legal advice
+    licence: str = ""  # in a few words, no legal advice
     source: str = ""
-    layout: tuple[str, ...] = ()  # files and folders that it needs under data.root, as published
+    layout: tuple[str, ...] = ()  # files and folders under data.root, as published
     archives: tuple[Archive, ...] = ()
-    manual: str = ""  # how to get it where it cannot be downloaded without a login or at all
+    manual: str = ""  # how to get it if it cannot be downloaded without a login or at all
 
     @property
     def embedded(self) -> bool:
@@ -57,14 +59,14 @@ class Spec:
 
 
 def spec_of(name: str) -> Spec:
-    """Returns the dataset of ``data.name``; UserError where it is unknown."""
+    """Return the dataset of ``data.name``; UserError if it is unknown."""
     if name in DATASETS:
         return DATASETS[name]
-    raise UserError(f"data.name: '{name}' is not known; wanted one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")
+    raise UserError(f"data.name: '{name}' is not known; expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")
 
 
 def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
-    """Fills in ``data.name``: ``folder`` where there is a root, else ``digits``.
+    """Fill in ``data.name``: ``folder`` if there is a root, else ``digits``.
 
     Returns:
         The section, and lines for the log.
@@ -83,43 +85,72 @@ def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
 
 
 def check_folder(data: config.Data, out: str | None) -> None:
-    """Raises UserError where ``data.root`` names a user's folder that is not there, unless ``out`` holds a run already:
-    of a finished one the images are not needed any more."""
+    """Raise UserError if a user's folder ``data.root`` is missing, unless ``out`` holds a run.
+
+    A finished run needs its images no longer.
+    """
     data, _ = resolve_name(data)
     if data.name == "folder" and not (out and begun(out)):
         root_folder(data)
 
 
-def _at_root(read: Callable[[Path], Listing]) -> Callable[[config.Data, bool], Listing]:
-    return lambda data, labelled: read(root_folder(data))
-
-
 def _read_folder(data: config.Data, labelled: bool) -> Listing:
     root = str(root_folder(data))
     if data.labels is not None:
-        return labels.read_with_labels(root, data.labels, labelled)
-    return (folder.read_labelled if labelled else folder.read_any)(root)
+        return read_with_labels(root, data.labels, labelled)
+    return (read_labelled if labelled else read_any)(root)
 
 
-_OTHERS = {"digits": libraries.read_digits, "folder": _read_folder}
+def _reader(name: str) -> Callable[[config.Data, bool], Listing]:
+    """Return the function that lists a dataset's images, see :class:`Spec`."""
+    if name == "folder":
+        return _read_folder
+    if name == "digits":
+        return lambda data, labelled: official.read_digits()
+    if name.startswith("domainnet-"):
+        domain = name.removeprefix("domainnet-")
+        return lambda data, labelled: official.read_domainnet(root_folder(data), domain)
+    return lambda data, labelled: getattr(official, f"read_{name}")(root_folder(data))
 
 
-def _registered() -> dict[str, Spec]:
+def _specs() -> dict[str, Spec]:
     text = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
     specs = {}
     for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
         row["layout"] = tuple(row.get("layout", ()))
         into = row.pop("into", "")
         row["archives"] = tuple(Archive(url, md5, into) for url, md5 in row.get("archives", {}).items())
-        _, is_domain, domain = name.partition("domainnet-")
-        if is_domain:
-            read = _at_root(partial(lists.read_domainnet, domain=domain))
-        else:
-            read = _OTHERS.get(name) or _at_root(
-                getattr(lists, f"read_{name}", None) or getattr(libraries, f"read_{name}")
-            )
-        specs[name] = Spec(name, read, **row)
+        specs[name] = Spec(name, _reader(name), **row)
     return specs
 
 
-DATASETS: dict[str, Spec] = _registered()
+DATASETS: dict[str, Spec] = _specs()
+
+
+# ---------------------------------------------------------------------- idmm data list, idmm data info
+def table(_: DataListConfig) -> str:
+    """Return the datasets, one line each."""
+    rows = [("name", "classes", "train", "test", "download", "what it is")]
+    for spec in DATASETS.values():
+        figures = ["" if n is None else f"{n:,}" for n in (spec.num_classes, spec.train_size, spec.test_size)]
+        how = "yes" if spec.archives else "no" if spec.manual else "not needed"
+        rows.append((spec.name, *figures, how, spec.title))
+    return "\n".join(aligned(rows, right=(1, 2, 3)))
+
+
+def info(given: DataInfoConfig) -> str:
+    """Return what is known about a dataset before it is opened."""
+    spec = spec_of(given.name)
+    figures = [("classes", spec.num_classes), ("training images", spec.train_size), ("test images", spec.test_size)]
+    metric = "top-1" if spec.metric == "top1" else "top-1, and the mean over classes (mean_per_class)"
+    facts = [(name, f"{n:,}") for name, n in figures if n is not None]
+    facts += [("reported", metric), ("cite", spec.citation), ("licence", spec.licence), ("source", spec.source)]
+    lines = [f"{spec.name}: {spec.title}", *(f"  {name + ':':<18}{text}" for name, text in facts if text)]
+    if spec.layout:
+        lines += ["  files under data.root:", *(f"    {path}" for path in spec.layout)]
+    if spec.archives:
+        lines += [f"  'idmm data download {spec.name} --root DIR' fetches:", *(f"    {a.url}" for a in spec.archives)]
+    elif spec.manual:
+        text = f"cannot be downloaded: {spec.manual}"
+        lines += textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)

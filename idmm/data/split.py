@@ -1,5 +1,6 @@
-"""A list of images with their names and labels."""
+"""Lists of images with their names and labels."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,17 @@ from idmm.errors import UserError
 
 
 class LabelsMissing(UserError):
-    """The images suffice for pretraining, but fine-tuning needs labels, or labelled images to evaluate on."""
+    """The images are enough for pretraining, but fine-tuning needs labels, or labelled images to evaluate on."""
+
+
+def counted(n: int, what: str) -> str:
+    """Return ``1 image`` or ``2 images``."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def composed(name: str) -> str:
+    """Return a name with composed letters: macOS may write the same name in another form."""
+    return unicodedata.normalize("NFC", name)
 
 
 @dataclass(frozen=True)
@@ -17,35 +28,30 @@ class Split:
     """Some images of a dataset."""
 
     items: list[str] | np.ndarray  # paths, or the images themselves: uint8 [N, H, W, 3]
-    names: list[str]  # of the images, the same wherever the dataset lies, with '/' for separator
-    labels: np.ndarray | None  # int64 [N]; in training images of stage 1, -1 where there is none
+    names: list[str]  # of the images, independent of the dataset's place, with '/' for separator
+    labels: np.ndarray | None  # int64 [N]; in training images of stage 1, -1 for none
     classes: list[str] | None  # name of each label
     drawn: str = ""  # how it was drawn from a whole split; empty: it is whole
-    groups: np.ndarray | None = None  # name of each image's group, [N]: groups are held out whole
+    groups: np.ndarray | None = None  # name of each image's group, [N]. A group is never divided between splits
 
     def __len__(self) -> int:
         return len(self.names)
 
     def place(self, i: int) -> str:
-        """Returns where image ``i`` is, for people."""
+        """Return the path of image ``i`` for messages."""
         return self.items[i] if isinstance(self.items, list) else self.names[i]
 
     def take(self, indices: Sequence[int] | np.ndarray) -> "Split":
-        """Returns the images at ``indices``, in that order, with all classes kept."""
+        """Return the images at ``indices``, in that order, with all classes."""
         indices = np.asarray(indices, dtype=np.int64)
         items = [self.items[i] for i in indices] if isinstance(self.items, list) else self.items[indices]
-        labels, groups = (None if of is None else of[indices] for of in (self.labels, self.groups))
+        labels, groups = (None if values is None else values[indices] for values in (self.labels, self.groups))
         return replace(self, items=items, names=[self.names[i] for i in indices], labels=labels, groups=groups)
-
-
-def counted(n: int, what: str) -> str:
-    """Returns ``1 image`` or ``2 images``."""
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a dataset: ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``."""
+    """The images of a dataset. ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``."""
 
     train: Split
     val: Split | None
@@ -55,7 +61,7 @@ class Listing:
 
     @property
     def remarks(self) -> dict:
-        """What ``result.json`` says of the data beyond its sizes."""
+        """Entries of ``result.json`` about the data."""
         return {"excluded": self.excluded} if self.excluded else {}
 
     @property
@@ -66,18 +72,22 @@ class Listing:
 
 
 def arranged(splits: dict[str, Split | None]) -> Listing:
-    """Returns ``train``, ``val`` and ``test`` by these names; a single one to evaluate on is ``test``."""
+    """Return ``train``, ``val`` and ``test`` by these names; a single one to evaluate on is ``test``."""
     val, test = splits.get("val"), splits.get("test")
     return Listing(splits["train"], None, val) if test is None else Listing(splits["train"], val, test)
 
 
-def together(splits: Listing) -> Listing:
-    """Returns the splits with the images without labels among those to train on, behind them and with the label -1."""
-    more, train = splits.unlabelled, splits.train
+def with_unlabelled(listing: Listing) -> Listing:
+    """Return the splits with the images without labels appended to those to train on, with the label -1."""
+    more, train = listing.unlabelled, listing.train
     if more is None:
-        return splits
-    labels = None if train.labels is None else np.append(train.labels, np.full(len(more), -1))
-    groups = None if train.groups is None else np.append(train.groups, [""] * len(more))
-    both = {"items": [*train.items, *more.items], "names": train.names + more.names, "labels": labels, "groups": groups}
-    drawn = f"{train.drawn} and unlabelled {more.drawn}".strip()
-    return replace(splits, train=replace(train, **both, drawn=drawn), unlabelled=None)
+        return listing
+    joined = Split(
+        items=[*train.items, *more.items],
+        names=train.names + more.names,
+        labels=None if train.labels is None else np.append(train.labels, np.full(len(more), -1)),
+        classes=train.classes,
+        drawn=f"{train.drawn} and unlabelled {more.drawn}".strip(),
+        groups=None if train.groups is None else np.append(train.groups, [""] * len(more)),
+    )
+    return replace(listing, train=joined, unlabelled=None)

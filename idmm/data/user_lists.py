@@ -1,6 +1,6 @@
 """Lists that people keep of their own images: classes, groups, images to leave out. Each bad line is a fault.
 
-An image is named by its path under ``data.root`` with '/' between (as in ``check.json``), or by its absolute path.
+A line names an image by its path under ``data.root`` with '/' between (as in ``check.json``), or by its absolute path.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ import logging
 import os
 import posixpath
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from idmm.data.split import Listing, Split, counted
+from idmm.data.folder import PARTS, UNLABELLED, images_under
+from idmm.data.split import Listing, Split, arranged, composed, counted
 from idmm.errors import UserError, capped, listed, reason
 from idmm.files import home
 
@@ -29,71 +29,71 @@ class BadList(UserError):
 
 
 class UserList:
-    """A file whose lines name images; what is wrong with lines is collected, to be refused together.
+    """A file whose lines name images. Faults of lines are collected and raised together.
 
     Args:
         field: Of the config, that names the file.
         file: Its path.
         images: Names of the dataset's images.
-        root: Where they lie, if it is a dataset of files.
+        root: Their folder, if it is a dataset of files.
     """
 
     def __init__(self, field: str, file: str, images: Iterable[str], root: str | None):
         self.field, self.file = field, file
         self.root = None if root is None else os.path.abspath(os.path.expanduser(root))
-        self._known = {composed(name): name for name in images}
+        self._names = {composed(name): name for name in images}
         self._faults = []
 
-    def text(self, wanted: str) -> str:
-        """Returns the whole file; bytes of names that are not UTF-8 become surrogates. BadList: it cannot be read."""
+    def text(self, expected: str) -> str:
+        """Return the whole file; bytes of names that are not UTF-8 become surrogates. BadList: it cannot be read."""
         try:
             return home(self.file).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
-            raise BadList(f"{self.field}: cannot read '{self.file}' ({reason(error)}); wanted {wanted}") from None
+            raise BadList(f"{self.field}: cannot read '{self.file}' ({reason(error)}); expected {expected}") from None
 
-    def table(self, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
-        """Reads a CSV whose header names the columns ``wanted``, and may name ``optional`` ones.
+    def table(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
+        """Read a CSV whose header names the columns ``required``, and may name ``optional`` ones.
 
         Returns:
-            Each row's number of the line and its cells by column.
+            Each row's line number and its cells by column.
 
         Raises:
             BadList: It cannot be read, has no rows or no such header, or has rows with cells missing or empty.
         """
-        form, rows = ",".join(wanted), []
+        form, rows = ",".join(required), []
         reader = csv.DictReader(io.StringIO(self.text(f"a CSV file of {form}"), newline=""), strict=True)
         try:
             header = [name.strip() for name in reader.fieldnames or ()]
-            if missing := [name for name in wanted if name not in header]:
+            if missing := [name for name in required if name not in header]:
                 what = f"lacks {listed(missing)}" if header else "is empty"
-                shown = f"; its first line is '{','.join(header)}'" if header else ""
-                raise BadList(f"{self.field}: the header of '{self.file}' {what}, expected {form}{shown}")
+                first_line = f"; its first line is '{','.join(header)}'" if header else ""
+                raise BadList(f"{self.field}: the header of '{self.file}' {what}, expected {form}{first_line}")
             reader.fieldnames = header
-            columns = [name for name in (*wanted, *optional) if name in header]
+            columns = [name for name in (*required, *optional) if name in header]
             for row in reader:
                 rows.append((reader.line_num, {name: (row[name] or "").strip() for name in columns}))
         except csv.Error as error:
-            self.fault(reader.reader.line_num, f"is not CSV ({error}); wanted {form}")
+            self.fault(reader.reader.line_num, f"is not CSV ({error}); expected {form}")
             self.refuse()
         if not rows:
             raise BadList(f"{self.field}: '{self.file}' has no rows under the header {form}")
         for line, cells in rows:
             if lacking := [name for name, cell in cells.items() if not cell]:
-                self.fault(line, f"has no {' and no '.join(lacking)}; wanted {','.join(columns)}")
+                self.fault(line, f"has no {' and no '.join(lacking)}; expected {','.join(columns)}")
         self.refuse()
         return rows
 
     def find(self, line: int, text: str, elsewhere: bool = False) -> str | None:
-        """Returns the name of the image that a line means; None, and that is a fault, where there is none.
+        """Return the name of the image that a line means. None: there is none, which is a fault.
 
-        It is no fault where ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
+        It is no fault if ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
         name = text
         if self.root is not None and os.path.isabs(name):
             name = os.path.relpath(name, self.root)
         name = composed(posixpath.normpath(name))
-        if name in self._known:
-            return self._known[name]
+        if name in self._names:
+            return self._names[name]
         inside = self.root is not None and not name.startswith("..")
         if not (elsewhere and inside and os.path.isfile(os.path.join(self.root, name))):
             where = f" under '{self.root}'" if self.root else " of the dataset"
@@ -101,27 +101,104 @@ class UserList:
         return None
 
     def fault(self, line: int, what: str) -> None:
-        """Notes what is wrong with a line."""
+        """Note a fault of a line."""
         self._faults.append(f"{self.field}: {self.file}:{line}: {what}")
 
     def refuse(self) -> None:
-        """Raises BadList with a line a fault, of which the first are named; nothing without faults."""
+        """Raise BadList with one line per fault, if there are faults."""
         if self._faults:
             raise BadList(*capped(self._faults, begin=f"{self.field}: "))
 
 
-def composed(name: str) -> str:
-    """Returns a name with composed letters: macOS may write the same name in another form."""
-    return unicodedata.normalize("NFC", name)
+# ---------------------------------------------------------------------- classes
+def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
+    """Read the images under ROOT with the classes of a CSV file of path,class.
+
+    Its column ``split`` (train, val or test) gives each image's split. Without one the folders of these names do if
+    ROOT has a ``train`` folder, else all images are to train on. Images without a row (never those of the folders val
+    and test) are ``unlabelled``, or in train without labels if labels are not needed. Those of ROOT/unlabelled are
+    always ``unlabelled``.
+
+    Raises:
+        BadList: The file has bad lines, or no class, or no image to train on; or classes to evaluate on that are not
+            trained on.
+    """
+    images = images_under(root)
+    inside = "train/" if os.path.isdir(os.path.join(root, "train")) else ""
+    rows = _label_rows(root, file, images, folders=bool(inside))
+    names = {part: [name for name in images if name in rows and rows[name]["split"] == part] for part in PARTS}
+    faults = _label_faults(file, {part: {rows[name]["class"] for name in names[part]} for part in PARTS})
+    unnamed = [name for name in images if name not in rows]
+    more = [name for name in unnamed if inside and name.startswith(f"{UNLABELLED}/")]
+    without_label = {name for name in unnamed if name.startswith(inside)}
+    trained = without_label.union(names["train"])
+    train = [name for name in images if name in trained]
+    drawn = "data.labels" if len(train) < len(images) else ""
+    if not labelled and train and (faults or without_label):
+        unlabelled = _files(root, more, "data.labels") if more else None
+        return Listing(_files(root, train, drawn), None, None, unlabelled=unlabelled)
+    if faults:
+        raise BadList(*faults)
+    if unnamed:
+        what = f"{len(unnamed)} of {counted(len(images), 'image')}"
+        log.info("data.labels: '%s' has no row for %s, which are left out if labels are needed", file, what)
+    classes = sorted({rows[name]["class"] for name in names["train"]})
+    splits = {}
+    for part in filter(names.get, PARTS):
+        split = _files(root, names[part], "data.labels" if len(names[part]) < len(images) else "")
+        labels = np.searchsorted(classes, [rows[name]["class"] for name in split.names])
+        groups = [rows[name]["group"] for name in split.names if "group" in rows[name]]
+        splits[part] = replace(split, labels=labels, classes=classes, groups=np.array(groups) if groups else None)
+    more = sorted([*without_label, *more])
+    return replace(arranged(splits), unlabelled=_files(root, more, "data.labels") if more else None)
 
 
-# ---------------------------------------------------------------------- a list of classes, to be written
+def _files(root: str, names: list[str], drawn: str) -> Split:
+    return Split([os.path.join(root, *name.split("/")) for name in names], names, None, None, drawn)
+
+
+def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[str, dict[str, str]]:
+    """Return class, split and, if there is that column, group of images by name.
+
+    ``folders``: Without a column split, the folders train, val and test are the splits.
+    """
+    table, rows, line_of = UserList("data.labels", file, images, root), {}, {}
+    for line, cells in table.table(("path", "class"), ("split", "group")):
+        name = table.find(line, cells["path"])
+        if name in rows:
+            table.fault(line, f"'{name}' is in line {line_of[name]}, too; expected one row per image")
+        elif name is not None:
+            part = cells.get("split", name.partition("/")[0] if folders else "train").lower()
+            if part not in PARTS and "split" in cells:
+                table.fault(line, f"the split is '{cells['split']}'; expected train, val or test")
+            elif part not in PARTS:
+                table.fault(line, f"'{name}' is outside of train, val and test; expected a column split")
+            rows[name], line_of[name] = {**cells, "class": composed(cells["class"]), "split": part}, line
+    table.refuse()
+    return rows
+
+
+def _label_faults(file: str, classes: dict[str, set[str]]) -> list[str]:
+    train = classes["train"]
+    if not train:
+        return [f"data.labels: '{file}' has no image to train on; expected rows of the split train"]
+    faults = []
+    if len(train) == 1:
+        faults.append(f"data.labels: '{file}' has one class to train on ('{min(train)}'); expected two or more")
+    for part in ("val", "test"):
+        if extra := sorted(classes[part] - train):
+            faults.append(f"data.labels: '{file}' has classes in {part} that train lacks: {listed(extra)}")
+    return faults
+
+
 def class_rows(
     parts: dict[str, Split], columns: Sequence[str] = (), more: Callable[[str, int], tuple] = lambda part, i: ()
 ) -> Iterator[tuple]:
-    """Yields the header of a list for ``data.labels`` and a row for each image with a label: its path, class and split,
-    what ``more`` says of image ``i`` of a part (``columns``), and its group where there are some: an image without one
-    is its own."""
+    """Yield the header of a list for ``data.labels`` and a row per image with a label.
+
+    A row has path, class, split, the cells of ``more`` for image ``i`` of a part (``columns``), and the group if there
+    are groups. An image without a group is its own.
+    """
     grouped = any(split.groups is not None for split in parts.values())
     yield ("path", "class", "split", *columns, *(["group"] if grouped else []))
     for part, split in parts.items():
@@ -133,9 +210,9 @@ def class_rows(
 
 # ---------------------------------------------------------------------- images to leave out
 def quoted(name: str) -> str:
-    """Returns an image's name as a line of a file for ``data.exclude``."""
-    plain = name.isprintable() and name == name.strip() and name[:1] not in ("#", '"')
-    return name if plain else json.dumps(name)
+    """Return an image's name as a line of a file for ``data.exclude``."""
+    unchanged = name.isprintable() and name == name.strip() and name[:1] not in ("#", '"')
+    return name if unchanged else json.dumps(name)
 
 
 def _unquoted(line: str) -> str:
@@ -146,32 +223,32 @@ def _unquoted(line: str) -> str:
 
 
 def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
-    """Returns the splits without the images that a file names, one a line; ``excluded`` counts them.
+    """Return the splits without the images that a file names, one per line. ``excluded`` counts them.
 
     Empty lines and those that begin with '#' are skipped. A line in double quotes is a JSON string, for names that have
     line ends or begin with '#' or a quote. A file in ``root`` that is in no split may be named, too: the list serves
     pretraining, which reads fewer of them.
 
     Raises:
-        BadList: It cannot be read, names what is not there, or leaves a split without images.
+        BadList: It cannot be read, names a missing image, or leaves a split without images.
     """
-    given = UserList("data.exclude", file, _names(splits), root)
-    text = given.text("a file with the name of an image a line")
+    names = UserList("data.exclude", file, _names(splits), root)
+    text = names.text("a file with the name of one image per line")
     lines = [(i, line.strip()) for i, line in enumerate(text.split("\n"), start=1)]
-    found = {given.find(i, _unquoted(line), elsewhere=True) for i, line in lines if line and line[0] != "#"}
-    given.refuse()
-    kept, counts = {}, {}
+    excluded = {names.find(i, _unquoted(line), elsewhere=True) for i, line in lines if line and line[0] != "#"}
+    names.refuse()
+    parts, counts = {}, {}
     for key, part in splits.parts.items():
-        left = [i for i, name in enumerate(part.names) if name not in found]
-        if not left and key != "unlabelled":
-            raise BadList(f"data.exclude: '{file}' leaves no image of {key}; wanted one at least")
-        out = sorted(found.intersection(part.names))
+        remaining = [i for i, name in enumerate(part.names) if name not in excluded]
+        if not remaining and key != "unlabelled":
+            raise BadList(f"data.exclude: '{file}' leaves no image of {key}; expected at least one")
+        out = sorted(excluded.intersection(part.names))
         drawn = f"{part.drawn} without {out!r}" if out else part.drawn
-        kept[key], counts[key] = replace(part.take(left), drawn=drawn) if left else None, len(out)
+        parts[key], counts[key] = replace(part.take(remaining), drawn=drawn) if remaining else None, len(out)
     total = sum(counts.values())
-    where = ", ".join(f"{n} {key}" for key, n in counts.items())
-    log.info("data.exclude: '%s' leaves out %s (%s)", file, counted(total, "image"), where)
-    return replace(splits, **kept, excluded=total)
+    per_part = ", ".join(f"{n} {key}" for key, n in counts.items())
+    log.info("data.exclude: '%s' leaves out %s (%s)", file, counted(total, "image"), per_part)
+    return replace(splits, **parts, excluded=total)
 
 
 def _names(splits: Listing) -> list[str]:
@@ -179,52 +256,52 @@ def _names(splits: Listing) -> list[str]:
 
 
 # ---------------------------------------------------------------------- groups
-def with_groups(splits: Listing, how: str, root: str | None) -> Listing:
-    """Returns the splits with each image's group: of a CSV (path,group), or a pattern's bracket.
+def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
+    """Return the splits with each image's group, from a CSV (path,group) or a pattern's bracket.
 
     Raises:
         BadList: The file or the pattern is bad, or images are in no group.
     """
     splits, unlabelled = replace(splits, unlabelled=None), splits.unlabelled  # these are never held out
     names = _names(splits)
-    if not os.path.exists(how) and set(how) & set("()[]\\+*?^$|"):
-        group = _by_pattern(how, names)
+    if not os.path.exists(groups) and set(groups) & set("()[]\\+*?^$|"):
+        group = _groups_by_pattern(groups, names)
     else:
-        group = _by_table(UserList("data.groups", how, names, root))
+        group = _groups_by_table(UserList("data.groups", groups, names, root))
     if missing := [name for name in names if not group.get(name)]:
-        what = f"'{how}' says of {counted(len(missing), 'image')} no group: {listed(missing, 3)}"
-        raise BadList(f"data.groups: {what}; wanted one for each image")
+        what = f"'{groups}' gives no group to {counted(len(missing), 'image')}: {listed(missing, 3)}"
+        raise BadList(f"data.groups: {what}; expected one for each image")
     parts = {key: replace(part, groups=np.array([group[n] for n in part.names])) for key, part in splits.parts.items()}
     return replace(splits, **parts, unlabelled=unlabelled)
 
 
-def _by_pattern(how: str, names: list[str]) -> dict[str, str]:
-    wanted = "wanted a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
+def _groups_by_pattern(pattern: str, names: list[str]) -> dict[str, str]:
+    expected = "expected a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
     try:
-        pattern = re.compile(how)
+        compiled = re.compile(pattern)
     except re.error as error:
-        raise BadList(f"data.groups: '{how}' is no file and no pattern ({error}); {wanted}") from None
-    if pattern.groups != 1:
-        raise BadList(f"data.groups: '{how}' has {pattern.groups} brackets that count; {wanted}")
-    return {name: match[1] for name in names if (match := pattern.search(name))}
+        raise BadList(f"data.groups: '{pattern}' is no file and no pattern ({error}); {expected}") from None
+    if compiled.groups != 1:
+        raise BadList(f"data.groups: '{pattern}' has {compiled.groups} brackets that count; {expected}")
+    return {name: match[1] for name in names if (match := compiled.search(name))}
 
 
-def _by_table(given: UserList) -> dict[str, str]:
+def _groups_by_table(table: UserList) -> dict[str, str]:
     group = {}
-    for line, cells in given.table(("path", "group")):
-        name = given.find(line, cells["path"], elsewhere=True)
+    for line, cells in table.table(("path", "group")):
+        name = table.find(line, cells["path"], elsewhere=True)
         if name is not None and group.setdefault(name, cells["group"]) != cells["group"]:
-            given.fault(line, f"'{name}' is of '{group[name]}' already; wanted one group an image")
-    given.refuse()
+            table.fault(line, f"'{name}' is of '{group[name]}' already; expected one group per image")
+    table.refuse()
     return group
 
 
 def shared_groups(splits: Listing) -> list[str]:
-    """Returns the groups that have images both in train and in val or test."""
+    """Return the groups that have images both in train and in val or test."""
     held = [set(part.groups) for part in (splits.val, splits.test) if part is not None and part.groups is not None]
     return sorted(map(str, set(splits.train.groups) & set().union(*held))) if held else []
 
 
 def groups_of(split: Split) -> str:
-    """Returns ``12 groups``, or nothing where there are none."""
+    """Return ``12 groups``, or nothing if there are none."""
     return "" if split.groups is None else counted(len(np.unique(split.groups)), "group")

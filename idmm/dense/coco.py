@@ -15,9 +15,9 @@ import numpy as np
 
 from idmm import config
 from idmm.config.dense import DENSE_LIBRARIES
+from idmm.data.folder import PARTS
 from idmm.data.formats import BadImage
-from idmm.data.readers.folder import PARTS
-from idmm.data.readers.layout import absent
+from idmm.data.official import absent
 from idmm.data.split import Split, counted
 from idmm.dense.checks import as_text, image_size, read_each, report_unusable, split_of
 from idmm.dense.targets import BoxTarget, rasterised

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from idmm import config
+from idmm.data.folder import PARTS, images_under
 from idmm.data.formats import BadImage
 from idmm.data.images import read
-from idmm.data.readers.folder import PARTS, images_under
-from idmm.data.readers.layout import absent, lines
+from idmm.data.official import absent, lines
 from idmm.data.split import Split, counted
 from idmm.dense.checks import as_text, image_size, read_each, report_unusable, split_of
 from idmm.dense.targets import IGNORED, MaskTarget, mask_values, short_digest

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from idmm import config
+from idmm.data.folder import root_folder
 from idmm.data.listing import draw_subset, hold_out, narrowed
-from idmm.data.readers.layout import root_folder
 from idmm.data.split import LabelsMissing, Split, arranged
 from idmm.dense.coco import read_coco
 from idmm.dense.masks import read_masks

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config.usage import UseConfig
-from idmm.data.readers.folder import FoundImage, images_at
+from idmm.data.folder import FoundImage, images_at
 from idmm.data.split import counted
 from idmm.errors import UserError, capped, checked
 from idmm.files import free_folder, out_file, weights_file

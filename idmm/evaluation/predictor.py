@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from idmm.config.usage import UseConfig
+from idmm.data.folder import images_at
 from idmm.data.images import Bands, composite, fitted
-from idmm.data.readers.folder import images_at
 from idmm.errors import UserError, capped
 from idmm.evaluation.network import Forward, Network, pooled
 from idmm.files import weights_label

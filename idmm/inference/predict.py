@@ -3,7 +3,7 @@
 import numpy as np
 
 from idmm.config.usage import PredictConfig
-from idmm.data.readers.folder import FoundImage
+from idmm.data.folder import FoundImage
 from idmm.data.split import counted
 from idmm.errors import UserError
 from idmm.evaluation.inputs import inputs, network_options, print_bytes, say_unreadable

@@ -17,11 +17,11 @@ import torch
 from idmm import distributed
 from idmm.config import FinetuneConfig, global_groups, without_rgb
 from idmm.data.augment import TrainTransform
+from idmm.data.folder import root_folder
 from idmm.data.image_store import ImageStore
 from idmm.data.images import CentreCrop, StoredSize
 from idmm.data.listing import list_images
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
-from idmm.data.readers.layout import root_folder
 from idmm.data.split import Listing, counted
 from idmm.data.store import PARTS, Stores, image_differences, store_images
 from idmm.data.values import AUTO

@@ -1,0 +1,238 @@
+"""A user's folder of images: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test). Without labels, any tree."""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from idmm import config
+from idmm.data.formats import SUFFIXES
+from idmm.data.split import LabelsMissing, Listing, Split, arranged, composed, counted
+from idmm.errors import UserError, listed, reason
+from idmm.files import home
+
+log = logging.getLogger(__name__)
+
+PARTS = ("train", "val", "test")
+UNLABELLED = "unlabelled"  # the folder of more images for pretraining, next to train
+
+
+class FilesMissing(UserError):
+    """Files of a dataset are missing or damaged: a download may help."""
+
+
+def root_folder(data: config.Data) -> Path:
+    """Return ``data.root``; FilesMissing if it is not given, missing, or no folder."""
+    is_folder = data.name == "folder"
+    if not data.root:
+        expected = "a folder of images" if is_folder else f"its folder ('idmm data info {data.name}' shows it)"
+        raise FilesMissing(f"data.root: missing; data.name '{data.name}' expects {expected}")
+    root = home(data.root)
+    if not os.path.isdir(root):
+        fault = "is not a folder" if os.path.exists(root) else "does not exist"
+        expected = "a folder of images" if is_folder else f"the folder that holds {data.name}"
+        raise FilesMissing(f"data.root: '{data.root}' {fault}; expected {expected}")
+    return root
+
+
+@dataclass
+class _Tree:
+    """The images under a folder as tuples of path parts, the number of other files, and the folders at its top."""
+
+    path: str
+    key: str = "data.root"  # of the config; messages begin with it
+    images: list[tuple[str, ...]] = field(default_factory=list)
+    others: int = 0
+    folders: list[str] = field(default_factory=list)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the folders at its top."""
+        return sorted({composed(name) for name in self.folders})
+
+    @property
+    def no_images(self) -> str:
+        others = f", but {counted(self.others, 'file')} of other kinds" if self.others else ""
+        return f"{self.key}: '{self.path}' has no images{others}"
+
+
+# ---------------------------------------------------------------------- datasets
+def read_labelled(root: str) -> Listing:
+    """Read ROOT/train/CLASS/**, and val and test likewise if they exist; without these folders, ROOT/CLASS/**.
+
+    Raises:
+        LabelsMissing: No train folder, or one with a single class or none, and nothing else is wrong.
+        UserError: Images outside of class folders, empty or differing classes, or one class only.
+    """
+    trees = _trees(root) or _class_folders(root)
+    train = trees["train"]
+    faults = [fault for tree in trees.values() for fault in _class_faults(tree)]
+    for tree in trees.values():
+        if tree.images and train.images:  # else that is the fault
+            faults += _disagreements(train, tree)
+    if len(train.classes) == 1:
+        faults.append(f"data.root: '{train.path}' has one class only ('{train.classes[0]}'); expected two or more")
+    if faults:
+        enough_to_pretrain = len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2
+        raise (LabelsMissing if enough_to_pretrain else UserError)(*faults)
+    return arranged({name: _split(root, tree, train.classes) for name, tree in trees.items()})
+
+
+def read_any(root: str) -> Listing:
+    """Read the images of ROOT/train if it exists, else all under ROOT, with labels if the tree has classes.
+
+    val and test come along only if their classes are those of a labelled train folder. UserError: no image at all.
+    """
+    trees = _trees(root) or {"train": _walk(root)}
+    train = _not_empty(trees["train"])
+    filled = {parts[0] for parts in train.images}
+    if len(filled) < 2 or filled != set(train.folders) or any(len(parts) != 2 for parts in train.images):
+        return Listing(_split(root, train, []), None, None)
+    agree = {name: tree for name, tree in trees.items() if not _class_faults(tree) + _disagreements(train, tree)}
+    return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
+
+
+def read_unlabelled(root: str) -> Split | None:
+    """Read the images of ROOT/unlabelled/**, if it has any and ROOT/train exists."""
+    top = os.path.join(root, UNLABELLED)
+    if not (os.path.isdir(top) and os.path.isdir(os.path.join(root, "train"))):
+        return None
+    tree = _walk(top)
+    return _split(root, tree, []) if tree.images else None
+
+
+def images_under(root: str) -> list[str]:
+    """Return the names of all images under ROOT, '/' between; UserError if there is none."""
+    return ["/".join(parts) for parts in _not_empty(_walk(root)).images]
+
+
+def _trees(root: str) -> dict[str, _Tree]:
+    """Return the folders of splits that there are; nothing without ``train``."""
+    paths = {name: os.path.join(root, name) for name in PARTS}
+    if not os.path.isdir(paths["train"]):
+        return {}
+    return {name: _walk(path) for name, path in paths.items() if os.path.isdir(path)}
+
+
+def _class_folders(root: str) -> dict[str, _Tree]:
+    """Return ROOT itself as the training images if its folders can be classes; LabelsMissing or UserError if not."""
+    tree = _walk(root)
+    nested = all(len(parts) > 1 for parts in tree.images) and len({parts[0] for parts in tree.images}) > 1
+    if nested and not {name.lower() for name in tree.folders} & set(PARTS):
+        what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
+        log.info("data.root: '%s' has no 'train' folder: %s", root, what)
+        return {"train": tree}
+    expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
+    raise LabelsMissing(f"data.root: '{root}' has no 'train' folder; expected {expected}")
+
+
+def _not_empty(tree: _Tree) -> _Tree:
+    if not tree.images:
+        raise UserError(f"{tree.no_images}; expected at least one")
+    return tree
+
+
+def _walk(top: str, key: str = "data.root") -> _Tree:
+    """List a tree in a fixed order, without hidden files. Links are followed, and each folder is read once."""
+    tree, errors, visited = _Tree(top, key), [], set()
+    for path, folders, names in os.walk(top, onerror=errors.append, followlinks=True):
+        real = os.path.realpath(path)
+        folders[:] = [] if real in visited else sorted(name for name in folders if not name.startswith("."))
+        if real in visited:
+            continue
+        visited.add(real)
+        tree.folders = tree.folders if path != top else list(folders)
+        parts = () if path == top else tuple(os.path.relpath(path, top).split(os.sep))
+        visible = [name for name in names if not name.startswith(".")]
+        images = [name for name in visible if os.path.splitext(name)[1].lower() in SUFFIXES]
+        tree.images += [(*parts, name) for name in images]
+        tree.others += len(visible) - len(images)
+    if errors:
+        raise UserError(*sorted(f"{key}: '{error.filename}' cannot be read ({reason(error)})" for error in errors))
+    if tree.others and tree.images:
+        log.warning(f"{key}: '%s': skipped %s of other kinds", top, counted(tree.others, "file"))
+    tree.images.sort()
+    return tree
+
+
+def _class_faults(tree: _Tree) -> list[str]:
+    if not tree.images:
+        return [f"{tree.no_images}; expected {tree.path}/CLASS/*"]
+    filled, faults = {parts[0] for parts in tree.images if len(parts) > 1}, []
+    if loose := [parts[0] for parts in tree.images if len(parts) == 1]:
+        what = f"{counted(len(loose), 'image')} outside of class folders ({listed(loose)})"
+        faults.append(f"data.root: '{tree.path}' has {what}; expected {tree.path}/CLASS/*")
+    if empty := [name for name in tree.folders if name not in filled]:
+        faults.append(f"data.root: '{tree.path}' has classes without images: {listed(empty)}; fill or remove them")
+    return faults
+
+
+def _disagreements(train: _Tree, held: _Tree) -> list[str]:
+    faults = []
+    if missing := sorted({*train.classes} - {*held.classes}):
+        faults.append(f"data.root: '{held.path}' lacks classes of '{train.path}': {listed(missing)}")
+    if extra := sorted({*held.classes} - {*train.classes}):
+        faults.append(f"data.root: '{held.path}' has classes that '{train.path}' lacks: {listed(extra)}")
+    return faults
+
+
+def _split(root: str, tree: _Tree, classes: list[str]) -> Split:
+    """Return the images of a tree, without labels if there are no classes."""
+    items = [os.path.join(tree.path, *parts) for parts in tree.images]
+    below = [part for part in os.path.relpath(tree.path, root).split(os.sep) if part != os.curdir]
+    names = ["/".join((*below, *parts)) for parts in tree.images]
+    if not classes:
+        return Split(items, names, None, None)
+    index = {name: i for i, name in enumerate(classes)}
+    labels = [index[composed(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
+    return Split(items, names, np.array(labels, dtype=np.int64), classes)
+
+
+# ---------------------------------------------------------------------- files that a command names
+@dataclass(frozen=True)
+class FoundImage:
+    """A named file, or an image in a named folder."""
+
+    path: str
+    folders: tuple[str, ...]
+    """Names of folders that may be its class: those below the named folder, outermost first, then the named folder. Of
+    a named file its own folder."""
+
+
+def images_at(paths: Sequence[str], key: str = "paths") -> list[FoundImage]:
+    """Return named files, whatever their suffix, and the images in named folders, at any depth and sorted, each once.
+
+    Args:
+        paths: Files and folders, in order.
+        key: Of the config; messages begin with it.
+
+    Raises:
+        UserError: A line for each path that does not exist, and each folder without images or that cannot be read.
+    """
+    found, faults = {}, []
+    for path in map(os.path.expanduser, paths):
+        full = os.path.abspath(path)
+        images = [(path, (composed(os.path.basename(os.path.dirname(full))),))]
+        if os.path.isdir(path):
+            try:
+                tree = _not_empty(_walk(path, key))
+            except UserError as error:
+                faults += error.faults
+                continue
+            named = composed(os.path.basename(full))
+            images = [(os.path.join(path, *parts), (*map(composed, parts[:-1]), named)) for parts in tree.images]
+        elif not os.path.lexists(path):
+            faults.append(f"{key}: '{path}' does not exist; expected images, or folders of images")
+        for image, folders in images:
+            found.setdefault(same_place(image), FoundImage(image, folders))
+    if faults:
+        raise UserError(*faults)
+    return list(found.values())
+
+
+def same_place(path: str) -> str:
+    """Return one name for all ways to write a file's path. Links to the file keep their own."""
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))

@@ -1,0 +1,281 @@
+"""Official datasets as their publishers lay them out: from a root to paths (or pixels), names and labels.
+
+torchvision reads lists, arrays and checksums, and decodes no image here. It names classes and parts in its own way, so
+names come from the files.
+"""
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from idmm.data.folder import FilesMissing
+from idmm.data.formats import SUFFIXES
+from idmm.data.split import Listing, Split
+from idmm.errors import in_short, listed, reason
+
+Listed = Sequence[tuple[str, int]]  # images: path below the dataset's folder, '/' between, and label
+_NUMBERED = r"(\S+)\s+(.+)"  # a word, and the rest of the line
+
+
+# ---------------------------------------------------------------------- helpers
+def folder_of(name: str, root: Path, folder: str, *needed: str) -> Path:
+    """Return ROOT/FOLDER; FilesMissing if it lacks some of ``needed``."""
+    base = root / folder
+    if missing := [item for item in needed if not (base / item).exists()]:
+        what = f"'{base}' lacks {listed(missing)}"
+        raise FilesMissing(f"data.root: {what}; 'idmm data info {name}' shows the expected files")
+    return base
+
+
+def lines(path: Path) -> list[str]:
+    """Return the stripped lines of a list that are not blank; FilesMissing if there are none."""
+    return [line for (line,) in rows(path, "(.*)", "")]
+
+
+def rows(path: Path, pattern: str, form: str) -> list[tuple[str, ...]]:
+    """Return the groups of a regular expression for each line of a list that is not blank.
+
+    Raises:
+        FilesMissing: The list is empty or cannot be read, or a line is not of the ``form``.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files are bytes
+    except OSError as error:
+        raise FilesMissing(f"data.root: '{path}' cannot be read ({reason(error)})") from None
+    found = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        match = re.fullmatch(pattern, line)
+        if line and match is None:
+            raise FilesMissing(f"data.root: '{path}' has '{line}' in line {number}, expected '{form}'")
+        found += [match.groups()] if line else []
+    if not found:
+        raise FilesMissing(f"data.root: '{path}' is empty")
+    return found
+
+
+def names_by_number(pairs: Iterable[tuple[int, str]]) -> list[str]:
+    """Return the names of classes in the order of their numbers. A number without images is its own name."""
+    names = dict(pairs)
+    return [names.get(number, f"class {number}") for number in range(max(names, default=-1) + 1)]
+
+
+def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Listing:
+    """Return the splits of listed images; FilesMissing if none is listed or some are not there."""
+    return Listing(_listed_split(base, classes, train), None, _listed_split(base, classes, test))
+
+
+def _listed_split(base: Path, classes: list[str], images: Listed) -> Split:
+    names = [name for name, _ in images]
+    if not names:
+        raise FilesMissing(f"data.root: the lists in '{base}' name no image of a split")
+    if missing := absent(base, names):
+        raise FilesMissing(f"data.root: '{base}' lacks {len(missing)} listed images: {listed(missing, 3)}")
+    items = [os.path.join(base, *name.split("/")) for name in names]
+    return Split(items, names, np.array([label for _, label in images], dtype=np.int64), classes)
+
+
+def absent(base: Path, paths: Sequence[str]) -> list[str]:
+    """Return the paths under a folder that do not exist. Each folder is listed once."""
+
+    @functools.cache
+    def names_in(folder: str) -> set[str]:
+        with contextlib.suppress(OSError):
+            return set(os.listdir(base / folder))
+        return set()
+
+    return [path for path in paths if os.path.basename(path) not in names_in(os.path.dirname(path))]
+
+
+def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:
+    """Return a split of pixels, uint8 [N, 32, 32, 3]."""
+    names = [f"{part}/{i:06d}" for i in range(len(pixels))]
+    return Split(np.ascontiguousarray(pixels), names, np.array(labels, dtype=np.int64), classes)
+
+
+# ---------------------------------------------------------------------- libraries' readers
+def read_digits() -> Listing:
+    """scikit-learn's 8 x 8 digits, with one fixed, stratified split."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # [1797, 8, 8], from 0..16
+    pixels = np.repeat(grey[..., None], 3, axis=3)  # [1797, 8, 8, 3]
+    names = [f"digits/{i:05d}" for i in range(len(grey))]
+    everything = Split(pixels, names, digits.target.astype(np.int64), [str(name) for name in digits.target_names])
+    train, test = train_test_split(np.arange(len(grey)), test_size=360, stratify=digits.target, random_state=0)
+    return Listing(everything.take(np.sort(train)), None, everything.take(np.sort(test)))
+
+
+def _torchvision(kind: str, base: Path, root: Path | None = None, **options):
+    """Return torchvision's dataset in ``base``, looked for in ``root``; FilesMissing if it refuses the files."""
+    from torchvision import datasets
+
+    try:
+        return getattr(datasets, kind)(root or base.parent, **options)
+    except Exception as error:  # a dozen types for damaged files
+        why = "a checksum differs" if isinstance(error, RuntimeError) else in_short(error)
+        raise FilesMissing(f"data.root: files in '{base}' are damaged ({why}); fetch them again") from None
+
+
+def _images_of(base: Path, *datasets, key: str = "_image_files") -> Listed:
+    """Return names and labels of the images of torchvision's datasets."""
+    return [
+        (Path(file).relative_to(base).as_posix(), label)
+        for dataset in datasets
+        for file, label in zip(getattr(dataset, key), dataset._labels, strict=True)
+    ]
+
+
+def read_flowers(root: Path) -> Listing:
+    """Oxford Flowers-102; train is its train and val, 2,040 images."""
+    base = folder_of("flowers", root, "flowers-102", "jpg", "imagelabels.mat", "setid.mat")
+    train, val, test = (_torchvision("Flowers102", base, split=part) for part in ("train", "val", "test"))
+    classes = lines(files("idmm.data") / "flowers102.txt")
+    return listed_splits(base, classes, _images_of(base, train, val), _images_of(base, test))
+
+
+def read_pets(root: Path) -> Listing:
+    """Oxford-IIIT Pet; train is trainval."""
+    base = folder_of("pets", root, "oxford-iiit-pet", "images", "annotations/trainval.txt", "annotations/test.txt")
+    parts = [
+        _images_of(base, _torchvision("OxfordIIITPet", base, split=part), key="_images")
+        for part in ("trainval", "test")
+    ]
+    classes = names_by_number((label, Path(name).stem.rpartition("_")[0]) for part in parts for name, label in part)
+    return listed_splits(base, classes, *parts)
+
+
+def read_dtd(root: Path) -> Listing:
+    """Describable Textures; train is train and val of split 1, 3,760 images."""
+    base = folder_of("dtd", root, "dtd/dtd", "images", *(f"labels/{part}1.txt" for part in ("train", "val", "test")))
+    train, val, test = (_torchvision("DTD", base.parent, split=part) for part in ("train", "val", "test"))
+    names = [[name for name, _ in _images_of(base, *some)] for some in ((train, val), (test,))]
+    classes = sorted({name.split("/")[1] for part in names for name in part})
+    return listed_splits(base, classes, *([(n, classes.index(n.split("/")[1])) for n in part] for part in names))
+
+
+def read_aircraft(root: Path) -> Listing:
+    """FGVC-Aircraft, its variants; train is trainval."""
+    lists = ("variants.txt", "images_variant_trainval.txt", "images_variant_test.txt")
+    base = folder_of("aircraft", root, "fgvc-aircraft-2013b/data", "images", *lists)
+    train, test = (_torchvision("FGVCAircraft", base.parent, split=part) for part in ("trainval", "test"))
+    return listed_splits(base, train.classes, _images_of(base, train), _images_of(base, test))
+
+
+def read_cars(root: Path) -> Listing:
+    """Stanford Cars by the lists of its devkit and the list of test images with labels."""
+    lists = ("devkit/cars_meta.mat", "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat")
+    base = folder_of("cars", root, "stanford_cars", "cars_train", "cars_test", *lists)
+    train, test = (_torchvision("StanfordCars", base, split=part) for part in ("train", "test"))
+    parts = [[(Path(file).relative_to(base).as_posix(), n) for file, n in part._samples] for part in (train, test)]
+    return listed_splits(base, [str(name) for name in train.classes], *parts)
+
+
+def read_cifar10(root: Path, name: str = "cifar10") -> Listing:
+    """CIFAR-10's Python version."""
+    from torchvision import datasets
+
+    kind = name.upper()
+    files_of = getattr(datasets, kind)
+    needed = [file for file, _ in files_of.train_list + files_of.test_list]
+    base = folder_of(name, root, files_of.base_folder, *needed, files_of.meta["filename"])
+    train, test = (_torchvision(kind, base, train=is_train) for is_train in (True, False))
+    classes = [str(name) for name in train.classes]
+    parts = (_array_split(part, of.data, of.targets, classes) for part, of in (("train", train), ("test", test)))
+    return Listing(next(parts), None, next(parts))
+
+
+read_cifar100 = functools.partial(read_cifar10, name="cifar100")  # its 100 fine classes
+
+
+def read_svhn(root: Path) -> Listing:
+    """Street View House Numbers, cropped."""
+    base = folder_of("svhn", root, "", "train_32x32.mat", "test_32x32.mat")
+    train, test = (_torchvision("SVHN", base, base, split=part) for part in ("train", "test"))  # [N, 3, 32, 32], [N]
+    classes = [str(digit) for digit in range(10)]
+    return Listing(
+        _array_split("train_32x32.mat", train.data.transpose(0, 2, 3, 1), train.labels, classes),
+        None,
+        _array_split("test_32x32.mat", test.data.transpose(0, 2, 3, 1), test.labels, classes),
+    )
+
+
+# ---------------------------------------------------------------------- lists read here
+def read_indoor67(root: Path) -> Listing:
+    """MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt."""
+    lists = ("TrainImages.txt", "TestImages.txt")
+    base = folder_of("indoor67", root, "indoorCVPR_09", "Images", *lists)
+    parts = [rows(base / name, "(([^/]+)/[^/]+)", "CLASS/FILE") for name in lists]
+    classes = sorted({name for part in parts for _, name in part})
+    return listed_splits(base, classes, *([(f"Images/{path}", classes.index(n)) for path, n in part] for part in parts))
+
+
+def read_cub200(root: Path) -> Listing:
+    """Caltech-UCSD Birds 200-2011: images/ and lists of 'IMAGE_NUMBER VALUE'."""
+    lists = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
+    base = folder_of("cub200", root, "CUB_200_2011", "images", *lists, "classes.txt")
+    classes = [name for _, name in rows(base / "classes.txt", _NUMBERED, "CLASS_NUMBER NAME")]
+    path_of, label_of, is_train = (dict(rows(base / name, _NUMBERED, "IMAGE_NUMBER VALUE")) for name in lists)
+    parts: dict[str, Listed] = {"1": [], "0": []}
+    try:
+        for number, path in path_of.items():
+            parts[is_train[number]].append((f"images/{path}", range(len(classes)).index(int(label_of[number]) - 1)))
+    except (KeyError, ValueError):
+        raise FilesMissing(f"data.root: the lists in '{base}' do not agree on image {number}") from None
+    return listed_splits(base, classes, parts["1"], parts["0"])
+
+
+def read_domainnet(root: Path, domain: str) -> Listing:
+    """A domain of DomainNet: DOMAIN/CLASS/ and DOMAIN_{train,test}.txt, whose lines are 'PATH LABEL'.
+
+    The lists number the classes. In painting, one class has no training and another no test images.
+    """
+    lists = [f"{domain}_{part}.txt" for part in ("train", "test")]
+    base = folder_of(f"domainnet-{domain}", root, "domainnet", domain, *lists)
+    # a path may hold spaces: the label is the last word
+    parts = [rows(base / name, r"(.+/([^/]+)/[^/]*\S) +(\d+)", f"{domain}/CLASS/FILE LABEL") for name in lists]
+    classes = names_by_number((int(label), name) for part in parts for _, name, label in part)
+    return listed_splits(base, classes, *([(path, int(label)) for path, _, label in part] for part in parts))
+
+
+def read_imagenet(root: Path) -> Listing:
+    """train/WNID/*.JPEG and val/WNID/*.JPEG."""
+    base = folder_of("imagenet", root, "", "train", "val")
+    return _imagenet(base, [name for name in _children(base / "train") if (base / "train" / name).is_dir()])
+
+
+def read_imagenet100(root: Path) -> Listing:
+    """The 100 classes of Tian et al. (CMC)."""
+    wnids = sorted(lines(files("idmm.data") / "imagenet100.txt"))
+    return _imagenet(folder_of("imagenet100", root, "", "train", "val"), wnids)
+
+
+def _imagenet(base: Path, wnids: list[str]) -> Listing:
+    parts = []
+    for part in ("train", "val"):
+        if missing := [wnid for wnid in wnids if not (base / part / wnid).is_dir()]:
+            raise FilesMissing(f"data.root: '{base / part}' lacks class folders: {listed(missing)}")
+        parts.append(
+            [
+                (f"{part}/{wnid}/{name}", label)
+                for label, wnid in enumerate(wnids)
+                for name in _children(base / part / wnid)
+                if os.path.splitext(name)[1].lower() in SUFFIXES
+            ]
+        )
+    return listed_splits(base, wnids, *parts)
+
+
+def _children(path: Path) -> list[str]:
+    """Return the sorted names in a folder that are not hidden."""
+    try:
+        return sorted(name for name in os.listdir(path) if not name.startswith("."))
+    except OSError as error:
+        raise FilesMissing(f"data.root: '{path}' cannot be read ({reason(error)})") from None

@@ -1,1 +1,0 @@
-"""One function a layout on disk: from a root to paths (or pixels), names and labels. Nothing is decoded here."""
