@@ -3,15 +3,15 @@
     python benchmarks/small_sets.py ... --out sets                         the images, see there
     python benchmarks/accuracy_over_time.py --sets sets --out runs/over_time
 
-Every run is ``idmm train`` on one core for a budget of wall time in which everything is counted: imports, reading the
-images, features, evaluation; two run side by side. Budgets of 1 and 3 minutes on four sets and of 10 on three, with 5
-labels a class and with all, three seeds; one of 'simclr', two stages with SimCLR's loss and views. With 5 labels a
-class the seed draws the labelled images, too; all others count as images without labels, which 'pretrain' and 'joint'
-give pseudo-labels; the others do not. Results are kept in ``results.json`` as runs end: run it again to go on, or to
-print the table. ``--plan`` lists what is left and how long it takes.
+Every run is ``idmm train`` on one core. Its budget of wall time includes imports, reading the images, features and
+evaluation. Two runs share the machine. Budgets are 1 and 3 minutes on four sets and 10 minutes on three, with 5 labels
+per class and with all, for three seeds. 'simclr' has one seed, and two stages with SimCLR's loss and views. With 5
+labels per class the seed also draws the labelled images. All other images count as unlabelled: 'pretrain' and 'joint'
+give them pseudo-labels. Finished runs are in ``results.json``. Repeat the command to resume, or to print the table.
+``--plan`` lists the remaining runs and their time.
 
-``--runs 'fashion-5-10-*' ...`` makes some, in the patterns' order (SET-LABELS-MINUTES-WAY-SEED), and by name these,
-too: speech, ten minutes on stamps, and 'self-training' (pseudo-labels from scratch, with few labels).
+``--runs 'fashion-5-10-*' ...`` selects runs by patterns of SET-LABELS-MINUTES-WAY-SEED, in that order. Only there:
+speech, ten minutes on stamps, and 'self-training' (pseudo-labels from scratch, with few labels).
 """
 
 import argparse
@@ -47,7 +47,7 @@ JITTER = {"speech": 0.0}  # a louder one may be another, too
 
 
 def jobs() -> list[dict]:
-    """All runs, the shortest first, so that what is there when it is stopped can be compared."""
+    """Return all runs, the shortest first, so that an interrupted plan can be compared."""
     found = []
     for minutes, seed, name in itertools.product(BUDGETS, range(max(SEEDS.values())), SETS):
         for labels in LABELS.values():
@@ -74,8 +74,8 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
     if job["way"] != "simclr":
         labelled = ["--data.labelled", few] if few else []
         way = OPTIONS.get(job["way"], ["--way", job["way"]])
-        given = [*common, *labelled, *way, "--minutes", job["minutes"], "--flip", flip]
-        return [["train", *given, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
+        flags = [*common, *labelled, *way, "--minutes", job["minutes"], "--flip", flip]
+        return [["train", *flags, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
     first, share = out / "stage1", FIRST * job["minutes"]
     model = ["--model.name", BACKBONE["name"], "--model.kwargs", json.dumps(BACKBONE["kwargs"])]
     size = 64 if job["set"] in ("stamps", "speech") else 32
@@ -89,11 +89,11 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
 
 
 def make(args: argparse.Namespace, jobs: dict[str, dict]) -> list[dict] | None:
-    """Makes the runs that are left of ``jobs`` (by name; each has ``minutes``) in the order of the patterns.
+    """Make the remaining runs of ``jobs`` (by name, each with its ``minutes``) in the order of the patterns.
 
     Returns:
-        All that ended, each its job with ``top1`` and the like in percent and ``seconds`` of wall time, or with
-        ``top1`` None and the line that says why there was not time enough; None where only the plan was asked for.
+        One record per finished run: its job, ``top1`` and the like in percent, ``seconds`` of wall time. If the time
+        was too short, ``top1`` is None and ``refused`` has the error. None with --plan.
     """
     args.out.mkdir(parents=True, exist_ok=True)
     kept = args.out / "results.json"
@@ -132,7 +132,7 @@ def make(args: argparse.Namespace, jobs: dict[str, dict]) -> list[dict] | None:
 
 
 def _run(commands: list[list], place: Path, core: int) -> dict:
-    """Makes a run on one core; RuntimeError: it ended in another way than well or for want of time."""
+    """Make a run on one core. RuntimeError: it failed, and not for lack of time."""
     began = time.monotonic()
     for command in commands:
         command = ["taskset", "-c", str(core), IDMM, *map(str, command)]
@@ -151,9 +151,9 @@ def _run(commands: list[list], place: Path, core: int) -> dict:
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 
-# ---------------------------------------------------------------------- what came of it
+# ---------------------------------------------------------------------- tables and pictures
 def table(records: list[dict]) -> str:
-    """Returns mean and spread over seeds as Markdown: a row for a set, labels and minutes, a column for each way."""
+    """Return mean and spread over seeds as Markdown: a row for a set, labels and minutes, a column for each way."""
     lines = [head("set", "labels", "minutes", "no network", *SEEDS)]
     cells: dict[tuple, dict[str, list[dict]]] = {}
     for record in sorted(records, key=lambda one: (one["set"], one["labels"] or 999, one["minutes"], one["seed"])):
@@ -170,12 +170,12 @@ def table(records: list[dict]) -> str:
 
 
 def _floor(record: dict) -> float | None:
-    """Accuracy without a network: the baseline's; in results of earlier versions that of kNN on raw pixels."""
+    """Return the baseline's accuracy, or kNN on raw pixels in results of earlier versions."""
     return record.get("baseline_top1", record.get("pixel_knn"))
 
 
 def draw(records: list[dict], name: str, path: Path) -> None:
-    """Draws a set's accuracy over seconds, few labels beside all; bands reach from the worst seed to the best."""
+    """Draw a set's accuracy over seconds, few labels and all. Bands reach from the worst seed to the best."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -210,15 +210,15 @@ def draw(records: list[dict], name: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Makes the runs that are left, then writes table.md, results.json and a picture for each set."""
+    """Make the remaining runs, then write table.md, results.json and a picture for each set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=Path, required=True, help="folder that small_sets.py wrote")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run that would end later")
-    parser.add_argument("--plan", action="store_true", help="list what is left")
+    parser.add_argument("--plan", action="store_true", help="list the remaining runs")
     named = {folder(job): job for job in jobs()}
     usual = [name for name, job in named.items() if standard(job)]
-    parser.add_argument("--runs", nargs="+", default=usual, help="patterns of runs' names, for these alone")
+    parser.add_argument("--runs", nargs="+", default=usual, help="patterns of the names of the runs to make")
     args = parser.parse_args()
     records = make(args, named)
     if records is None:

@@ -3,14 +3,14 @@
     python benchmarks/small_sets.py ... --out sets                                        the images, see there
     python benchmarks/adaptation.py --sets sets --out runs/adaptation                     the table, on test images
 
-A small ViT learns the labels of a source (20 epochs on all its training images), as public weights did. On a target,
-500 of whose training images are taken without their labels, it is adapted by IDMM (configs/pretrain/adapt.yaml's, and
-at lr 2e-3 for 10 epochs) and fine-tuned on 10 labels a class (recipe fast); beside that the weights are fine-tuned as
-they are, those of IDMM from scratch for as long, and none at all (recipe fast_scratch, three times the epochs).
+A small ViT learns the labels of a source (20 epochs on all its training images), as public weights did. IDMM adapts it
+to 500 unlabelled training images of a target (configs/pretrain/adapt.yaml, and lr 2e-3 for 10 epochs). Then it is
+fine-tuned on 10 labels per class (recipe fast). Compared with: the weights as they are, IDMM from scratch for the same
+time, and no pretraining (recipe fast_scratch, three times the epochs).
 
-The table has three seeds, which draw the labelled images, too. The settings were chosen on held-out training images
-(benchmarks/results/fine_tuning.md). Every run is a command line of idmm's, given to its ``main``. Finished runs are in
-OUT/results.json: run it again to go on, or to print the table; ``--minutes`` ends it in time.
+The table has three seeds, which also draw the labelled images. The settings were chosen on held-out training images
+(benchmarks/results/fine_tuning.md). Every run is an idmm command. Finished runs are in OUT/results.json: repeat the
+command to resume, or to print the table. ``--minutes`` limits the time.
 """
 
 import argparse
@@ -39,7 +39,7 @@ IDMM += ["--train.monitor_every", 1000, "--method.cutmix_alpha", 0, "--method.cl
 IDMM += ["--method.classifier_lr_scale", 10, "--method.classifier_init", "features", "--model.drop_path", 0]
 BASE = {"epochs": 10, "lr": 5e-4}
 AS_IS, SCRATCH, NOTHING = "source's weights as they are", "IDMM from scratch", "no pretraining"
-ROWS = {  # of the table; the first is the recipe
+ROWS = {  # rows of the table, the recipe first
     "adapted: lr 5e-4, 30 epochs": {"epochs": 30},
     "adapted, lr 2e-3": {"lr": 2e-3},
     "adapted, lr 2e-3, layer_decay 0.7": {"lr": 2e-3, "layer_decay": 0.7},
@@ -48,14 +48,14 @@ SCRATCH_LR = 2e-3  # that of digits/pretrain, of the same model
 
 
 class Runs:
-    """The runs of the benchmark, each in a folder of ``out``; ``until`` is when no further one begins."""
+    """The runs of the benchmark, each in a folder of ``out``. None starts after ``until``."""
 
     def __init__(self, sets: Path, out: Path, until: float):
         self.sets, self.out, self.until, self.file = sets, out, until, out / "results.json"
         self.results = json.loads(self.file.read_text()) if self.file.exists() else {}
 
     def run(self, name: str, argv: list) -> dict:
-        """Runs a command line, or returns what it came to before: its result."""
+        """Run a command line and return its result, or that of an earlier run."""
         from idmm.cli import main
 
         if name not in self.results:
@@ -70,7 +70,7 @@ class Runs:
         return self.results[name]
 
     def source(self, name: str) -> Path:
-        """Learns a source's labels; returns the run's folder."""
+        """Learn a source's labels and return the run's folder."""
         argv = ["finetune", "--config", "fast_scratch", *MODEL, *self.images(name, 0), "--train.size", SIDE]
         self.run(run := _slug("source", name), [*argv, "--train.epochs", 20, "--train.eval_every", 20])
         return self.out / run
@@ -88,7 +88,7 @@ class Runs:
         return ["--data.root", root, "--seed", seed]
 
     def adapted(self, source: str | None, target: str, label: str, seed: int, **settings) -> dict:
-        """Pretrains on a target, from a source's weights or from scratch."""
+        """Pretrain on a target, from a source's weights or from scratch."""
         argv = ["pretrain", *self.images(target, seed), *VIEWS, "--views.flip", FLIPPED.get(target, 0.5), *IDMM]
         argv += ["--data.subset", json.dumps({"total": FEWER.get(target, (IMAGES,))[0]})]
         argv += ["--init", self.source(source)] if source else MODEL
@@ -97,7 +97,7 @@ class Runs:
         return self.run(_name(source, target, label, seed), argv)
 
     def tuned(self, init: Path | None, target: str, label: str, source: str | None, seed: int) -> dict:
-        """Fine-tunes on a target's few labels, from weights or from scratch."""
+        """Fine-tune on a target's few labels, from weights or from scratch."""
         argv = ["finetune", "--config", "fast" if init else "fast_scratch", *self.images(target, seed)]
         argv += ["--init", init] if init else MODEL
         few = {"per_class": FEWER.get(target, (0, LABELS))[1], "seed": seed}
@@ -106,13 +106,13 @@ class Runs:
         return self.run(f"{_name(source, target, label, seed)}-tuned", argv)
 
     def both(self, source: str | None, target: str, label: str, seed: int, **settings) -> tuple:
-        """Adapts and fine-tunes; returns both results."""
+        """Adapt, fine-tune and return both results."""
         first = self.adapted(source, target, label, seed, **settings)
         return first, self.tuned(self.out / _name(source, target, label, seed), target, label, source, seed)
 
 
 def table(runs: Runs) -> str:
-    """Returns the table of test accuracies, as far as there are runs."""
+    """Return the table of test accuracies, for the finished runs."""
     found: dict[tuple, list[float]] = {}
     for source, target in PAIRS:
         for seed in range(SEEDS):
@@ -131,7 +131,7 @@ def table(runs: Runs) -> str:
 
 
 def one(runs: Runs, source: str, target: str, seed: int) -> dict[str, tuple]:
-    """Returns kNN and fine-tuned accuracy (percent, test images) of each row for a seed."""
+    """Return kNN and fine-tuned accuracy (percent, test images) of each row for a seed."""
     found = {}
     for label, settings in ROWS.items():
         first, second = runs.both(source, target, label, seed, **settings)
@@ -157,7 +157,7 @@ def _mean(values: list) -> str:
 
 
 def main() -> None:
-    """Runs what is missing and prints a table."""
+    """Run the missing runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=Path, required=True, help="folder of the image sets")
     parser.add_argument("--out", type=Path, default=Path("runs/adaptation"), help="folder for the runs")
@@ -168,7 +168,7 @@ def main() -> None:
     try:
         print(table(runs))
     except TimeoutError:
-        sys.exit("not finished; run it again to go on")
+        sys.exit("not finished: repeat the command to resume")
 
 
 if __name__ == "__main__":

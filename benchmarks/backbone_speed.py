@@ -85,7 +85,7 @@ def measure(size: int, args: argparse.Namespace) -> list[dict]:
 
 
 def main() -> None:
-    """Prints a table for each size, and writes the JSON."""
+    """Print a table for each size and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64], help="sides of the images (pixels)")
     parser.add_argument("--batch", type=int, default=32, help="images per step")

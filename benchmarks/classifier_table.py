@@ -3,8 +3,8 @@
     python benchmarks/classifier_table.py --out runs/classifier_table --seeds 3
 
 Each cell pretrains a small ViT on scikit-learn's digits for 40 epochs and measures its frozen features on the test
-split: kNN (k = 20, all training images as the bank) and a linear probe with 10 labels a class (mean over 5 draws).
-Finished cells are kept: run it again to go on.
+split: kNN (k = 20, all training images as the bank) and a linear probe with 10 labels per class (mean over 5 draws).
+Finished cells are skipped: repeat the command to resume.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROWS = {
 }
 KWARGS = {"patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 4, "global_pool": "avg", "class_token": False}
 SIZE = 32
-# Digits are 8x8: of the paper's views (crops of 5 % of the area, blur, flips) nothing is learned in 40 epochs.
+# Digits are 8x8: the paper's views (crops of 5 % of the area, blur, flips) teach nothing in 40 epochs.
 VIEWS = {
     "size": SIZE,
     "crops": [{"count": 2, "scale": [0.3, 1.0]}],
@@ -40,7 +40,7 @@ VIEWS = {
 
 
 def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
-    """Trains one cell and measures its features."""
+    """Train one cell and measures its features."""
     import idmm
 
     model = {"name": "vit_tiny_patch16_224", "kwargs": KWARGS, "drop_path": 0.0}

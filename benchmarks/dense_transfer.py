@@ -3,26 +3,25 @@
     python benchmarks/dense_transfer.py --out runs/dense_transfer            four starts, three seeds, both tasks
     python benchmarks/dense_transfer.py --out runs/quick --quick             one seed, few epochs: does it run?
 
-The images are composed here: the strokes of scikit-learn's digits (8 x 8 pixels, those above 4 of 16), enlarged 3 or 4
-times, 2 to 4 of them without overlap on a canvas of 96 x 96 pixels, each of one random light colour, on blocks of dark
-random colours with some noise; boxes and masks are exact to the pixel. Canvases to train on show digits of the first
-80 % of the set alone, those to test on of the rest. All that pretraining sees is cut from the training canvases: a
-square around each object, of 1.5 times its longer side, in a folder by its class (IDMM does not look at it).
+The images are composed here. A canvas of 96 x 96 pixels shows 2 to 4 of scikit-learn's digits (8 x 8 pixels, values
+above 4 of 16), enlarged 3 or 4 times, without overlap. Each has a random light colour, on noisy blocks of dark colours.
+Boxes and masks are exact to the pixel. Training canvases show the first 80 % of the digits, test canvases the rest.
+Pretraining sees squares around the objects of training canvases, 1.5 times their longer side, by class.
 
-Each start is pretrained with each seed on the same crops for as many epochs, and its run is what detection (Mask R-CNN)
-and segmentation (UPerNet) start from; the table has mean and standard deviation over the seeds on the test canvases.
-Every run is a command line of idmm's, given to its ``main``; what has ended is kept: run it again to go on.
+Each start is pretrained with each seed on the same crops for the same epochs. Detection (Mask R-CNN) and segmentation
+(UPerNet) start from it. The table has mean and standard deviation over the seeds on the test canvases. Every run is an
+idmm command, and finished runs are skipped.
 """
 
 import argparse
 import json
 import platform
-import statistics
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from side_by_side import head, mean_and_spread, row
 
 SIDE, CROP = 96, 48  # of canvases and of crops (pixels)
 VIT = {
@@ -51,7 +50,7 @@ NAMES = {"ap": "AP", "ap50": "AP50", "mask_ap": "AP of masks", "miou": "mIoU"}
 
 # ---------------------------------------------------------------------- images
 def canvas(rng: np.random.Generator, digits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, list[tuple]]:
-    """Returns an image, uint8 [S, S, 3], and of each object its class and mask, bool [S, S]."""
+    """Return an image, uint8 [S, S, 3], and of each object its class and mask, bool [S, S]."""
     noise = rng.uniform(0, 1, (SIDE // 16, SIDE // 16, 3)).repeat(16, 0).repeat(16, 1)
     image = 90 * (noise + np.roll(noise, 8, 0) + np.roll(noise, 8, 1)) / 3 + rng.uniform(0, 30, (SIDE, SIDE, 3))
     objects, taken = [], np.zeros((SIDE, SIDE), dtype=bool)
@@ -72,20 +71,20 @@ def canvas(rng: np.random.Generator, digits: np.ndarray, labels: np.ndarray) -> 
 
 
 def box(mask: np.ndarray) -> tuple[int, int, int, int]:
-    """Returns x1, y1, x2, y2 of a mask (pixels)."""
+    """Return x1, y1, x2, y2 of a mask (pixels)."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
 def run_lengths(mask: np.ndarray) -> dict:
-    """Returns a mask as COCO's uncompressed RLE: runs down the columns, background first."""
+    """Return a mask as COCO's uncompressed RLE: runs down the columns, background first."""
     flat = mask.T.ravel().astype(int)
     edges = np.flatnonzero(np.diff(flat, prepend=0))
     return {"size": list(mask.shape), "counts": np.diff([0, *edges, len(flat)]).tolist()}
 
 
 def make_images(out: Path, train: int, test: int) -> Path:
-    """Writes ``coco``, ``masks`` and ``crops`` under a folder, once; returns it."""
+    """Write ``coco``, ``masks`` and ``crops`` under a folder, once, and return it."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -127,7 +126,7 @@ def make_images(out: Path, train: int, test: int) -> Path:
 
 # ---------------------------------------------------------------------- runs
 def run(out: Path, argv: list) -> dict:
-    """Runs a command line, unless that was done before; returns its result."""
+    """Run a command line unless it has finished, and return its result."""
     from idmm.cli import main
 
     if not (out / "result.json").exists():
@@ -138,7 +137,7 @@ def run(out: Path, argv: list) -> dict:
 
 
 def measure(args: argparse.Namespace, root: Path, start: str, seed: int) -> dict[str, float]:
-    """Pretrains by a start and trains both tasks from it; returns the scores by their names."""
+    """Pretrain a start, train both tasks from it and return the scores by name."""
     folder = args.out / f"{start.replace(' + ', '-').replace(' ', '-')}-{seed}"
     init = MODEL
     if STARTS[start] is not None:
@@ -156,21 +155,16 @@ def measure(args: argparse.Namespace, root: Path, start: str, seed: int) -> dict
 
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:
-    """Returns mean and standard deviation over the seeds as a Markdown table."""
+    """Return mean and standard deviation over the seeds as a Markdown table."""
     columns = [name for names in TASKS.values() for name in names]
-    lines = [["start", *(NAMES[name] for name in columns)], ["---"] * (1 + len(columns))]
+    lines = [head("start", *(NAMES[name] for name in columns))]
     for start, seeds in found.items():
-        cells = []
-        for name in columns:
-            values = [scores[name] for scores in seeds]
-            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.1f}{spread}")
-        lines.append([start, *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        lines.append(row(start, *(mean_and_spread([scores[name] for scores in seeds]) for name in columns)))
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Runs what is missing and prints the table."""
+    """Run the missing runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/dense_transfer"), help="folder for images and runs")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each start")

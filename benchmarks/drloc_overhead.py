@@ -1,11 +1,11 @@
-"""What drloc adds to a training step (benchmarks/results/speed.md): with and without, side by side.
+"""The cost of drloc in a training step, with and without it (benchmarks/results/speed.md).
 
     python benchmarks/drloc_overhead.py --rounds 30
 
 Each round times one optimizer step (forward, backward, AdamW) of each model without drloc, with it, and without again,
-in an order that turns; the ratio is that of the same round, its interval a bootstrap's of the median (95 %). Images are
-random: their content costs no time. The paper (supplement, Table 14, batches of 1,024 on unnamed GPUs) has +2.43 %
-(CvT-13), +2.36 % (Swin-T) and +1.77 % (T2T-ViT-14).
+in rotating order. The ratio is of the same round, with a bootstrap interval of the median (95 %). Images are random.
+The paper (supplement, Table 14, batches of 1,024 on unnamed GPUs) has +2.43 % (CvT-13), +2.36 % (Swin-T) and
++1.77 % (T2T-ViT-14).
 """
 
 import argparse
@@ -55,15 +55,15 @@ class Trainer:
         return time.perf_counter() - start
 
 
-def measure(name: str, weight: float, given) -> dict[str, list[float]]:
+def measure(name: str, weight: float, args) -> dict[str, list[float]]:
     """Seconds of each round's steps: ``plain``, ``drloc``, and ``again``, which is plain once more."""
-    sizes = (given.batch, given.size, given.classes, given.device)
+    sizes = (args.batch, args.size, args.classes, args.device)
     plain, drloc = Trainer(name, 0.0, *sizes), Trainer(name, weight, *sizes)
     jobs = {"plain": plain, "drloc": drloc, "again": plain}
-    for trainer in (plain, drloc) * given.warmup:
+    for trainer in (plain, drloc) * args.warmup:
         trainer.step()
     seconds = {job: [] for job in jobs}
-    for _, job in turns(list(jobs), given.rounds):
+    for _, job in turns(list(jobs), args.rounds):
         seconds[job].append(jobs[job].step())
     return seconds
 
@@ -77,7 +77,7 @@ def overhead(slow: list[float], fast: list[float]) -> tuple[float, float, float]
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=2)
@@ -86,12 +86,12 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    given = parser.parse_args()
+    args = parser.parse_args()
     threads = torch.get_num_threads()
-    print(f"batch {given.batch}, {given.size} px, {given.rounds} rounds, {where(given.device, threads)}\n")
+    print(f"batch {args.batch}, {args.size} px, {args.rounds} rounds, {where(args.device, threads)}\n")
     print(head("model", "s a step", "with drloc", "overhead (95 %)", "plain against itself"))
-    for label in given.models:
-        seconds = measure(*MODELS[label], given)
+    for label in args.models:
+        seconds = measure(*MODELS[label], args)
         with_it = [
             2 * d / (p + a) for d, p, a in zip(seconds["drloc"], seconds["plain"], seconds["again"], strict=True)
         ]

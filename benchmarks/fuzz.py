@@ -1,11 +1,11 @@
-"""Damaged images, configs, CSV lists and checkpoints: each is read, or refused in a sentence that names it.
+"""Damaged images, configs, CSV lists and checkpoints: each is read, or the error names it in a sentence.
 
     python benchmarks/fuzz.py                        # 10,000 cases, under ten minutes on two cores
     python benchmarks/fuzz.py --first 4711 --cases 1 --folder case   # one case again; its file stays in the folder
 
 Case n is drawn from the seed and n. A fault is an exception other than UserError, a sentence that does not name the
-file, more than 20 seconds, the death of a process, or code of a checkpoint that ran. Prints the faults and exits with
-1 if there are any.
+file, more than 20 seconds, the death of a process, or code of a checkpoint that ran. Faults are printed, and the exit
+code is then 1.
 """
 
 import argparse
@@ -36,14 +36,14 @@ state: dict = {}  # of a process: the whole files, and its folder
 
 
 class Payload:
-    """Makes a file when it is unpickled."""
+    """A value that makes a folder when it is unpickled."""
 
     def __reduce__(self):
         return os.mkdir, (MARKER,)
 
 
 def image_files() -> dict[str, bytes]:
-    """Returns small valid images by a name with their suffix."""
+    """Return small valid images by a name with their suffix."""
     import imagecodecs
     import tifffile
     from PIL import Image
@@ -73,7 +73,7 @@ def image_files() -> dict[str, bytes]:
 
 
 def checkpoint_files() -> dict[str, bytes]:
-    """Returns checkpoints of a tiny model, some with code in them."""
+    """Return checkpoints of a tiny model, some with code in them."""
     import safetensors.torch
     import torch
 
@@ -92,7 +92,7 @@ def checkpoint_files() -> dict[str, bytes]:
 
 
 def seeds(kind: str) -> dict[str, bytes]:
-    """Returns the whole files that those of a kind are made from."""
+    """Return the whole files that those of a kind are made from."""
     if kind == "config":
         return {f"{path.stem}.yaml": path.read_bytes() for path in sorted(CONFIGS.rglob("*train/*.yaml"))}
     if kind == "list":
@@ -106,7 +106,7 @@ def seeds(kind: str) -> dict[str, bytes]:
 
 
 def damaged(content: bytes, other: bytes, rng: np.random.Generator) -> bytes:
-    """Returns a file's bytes after one or more accidents."""
+    """Return a file's bytes after one or more accidents."""
     data = bytearray(content)
     for _ in range(rng.geometric(0.6)):
         place, length = int(rng.integers(len(data) + 1)), int(rng.integers(1, 17))
@@ -161,7 +161,7 @@ def use(kind: str, path: Path, root: Path) -> None:
 
 
 def case(number: int, seed: int) -> tuple[str, str, str]:
-    """Returns kind and file of a case, and its outcome: read, refused, or what is wrong."""
+    """Return kind and file of a case, and its outcome: read, refused, or what is wrong."""
     from idmm.errors import UserError
 
     files, folder = state["files"], state["folder"]
@@ -205,12 +205,12 @@ def _stop(*_) -> None:
 
 
 def main() -> int:
-    """Tries all cases; returns the exit code."""
+    """Try all cases and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where the files are written; by default a temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder for the files, by default a temporary one")
     args = parser.parse_args()
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     numbers, counts, started = range(args.first, args.first + args.cases), Counter(), time.monotonic()

@@ -10,7 +10,7 @@ batch sizes, hence as many steps. Fine-tuning is ``paper``, unchanged. Each meth
 quarter as wide. Blur is off: 2 px at 112 px are half a pixel here. Grey images get no colour jitter.
 
 Every run is one ``idmm`` command. Its JSON file in --results holds the command, the commit, the figures and which test
-images were right. Runs that have a file are skipped, and stopped runs resume: repeat the command to go on. ``--plan``
+images were right. Runs that have a file are skipped, and stopped runs resume: repeat the command. ``--plan``
 prints the runs that remain with their core-hours, ``--table`` the tables of docs/reproduce.md.
 
 ``--photographs`` makes other runs, for a GPU: Table 2's IDMM and scratch with DeiT-Tiny at 112 and 224 px on 2,040
@@ -105,7 +105,7 @@ def pretraining(method: str, epochs: int = EPOCHS, seed: int = 0, suffix: str = 
 
 
 def tuning(init: Run | None, seed: int = 0, epochs: int = TUNE_EPOCHS) -> Run:
-    """Return the fine-tuning of Table 2 from a run's weights; None: from scratch."""
+    """Return the fine-tuning of Table 2 from a run's weights, or from scratch."""
     flags = {"config": ["paper"], "seed": seed, "train.size": LARGE, "train.epochs": epochs, "train.eval_every": 20}
     flags |= fixed(*VIT)
     if init is None:
@@ -171,7 +171,7 @@ def photographs(minutes: float) -> Iterator[Run]:
 
 
 def load(results: Path, name: str) -> dict | None:
-    """Return what a finished run's JSON file holds."""
+    """Return the content of a finished run's JSON file."""
     path = results / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -185,7 +185,7 @@ def best_rival(results: Path) -> str:
 
 
 def make(run: Run, sets: Path, out: Path, results: Path) -> None:
-    """Run a command to its end and write its JSON file; SystemExit: it was stopped or failed."""
+    """Run a command to its end and write its JSON file. SystemExit: it was stopped or failed."""
     import idmm
     from idmm.cli import main as command
 
@@ -293,7 +293,7 @@ def tables(results: Path) -> str:
 
 
 def main() -> None:
-    """Run what remains, or print the plan or the tables."""
+    """Make the remaining runs, or print the plan or the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=Path, default=Path("sets"), help="folder that small_sets.py wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/miniature"), help="folder for the runs")

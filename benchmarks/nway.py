@@ -1,14 +1,13 @@
-"""The N-way layer beside the bare matrix products, from two thousand images to ImageNet's: time and memory.
+"""Time and memory of the N-way layer against the bare matrix products, from 2,000 images to ImageNet's.
 
     python benchmarks/nway.py --out nway.json
     python benchmarks/nway.py --device cuda --out nway.json
     python benchmarks/nway.py --quick
 
-A forward and a backward pass of two groups of views (a third and two thirds of them, as IDMM's crops), in fp32, takes
-turns with the three products that it cannot do without (z W^T, its gradient times W, and its transpose times z); what
-counts is the median of the rounds' ratios, by the process's own time where it has one thread and by the clock else.
-Memory is what two steps with AdamW need, beyond what there is before the layer is made, over that of W, its gradient
-and AdamW's two moments: 1.00 is none but those. On a CPU each measurement is a process of its own.
+A forward and a backward pass of two groups of views (a third and two thirds of them, as IDMM's crops) in fp32 takes
+turns with its three matrix products: z W^T, its gradient times W, its transpose times z. The table has the median of
+the rounds' ratios, in processor time with one thread and in wall time otherwise. Memory is the increase over two steps
+with AdamW, divided by W, its gradient and AdamW's two moments. On a CPU each measurement is a process of its own.
 """
 
 import argparse
@@ -39,7 +38,7 @@ def _held():
 
 
 def layer(instances: int, width: int, way: str, device: str):
-    """Returns the N-way layer, as a run has it."""
+    """Return the N-way layer, as a run has it."""
     import torch
 
     from idmm import config
@@ -54,7 +53,7 @@ def layer(instances: int, width: int, way: str, device: str):
 
 
 def views(instances: int, width: int, count: int, device: str) -> list[tuple]:
-    """Returns two groups of features with their instances, those mixed into them and the share."""
+    """Return two groups of features with their instances, those mixed into them and the share."""
     import torch
 
     generator, groups = torch.Generator().manual_seed(1), []
@@ -66,7 +65,7 @@ def views(instances: int, width: int, count: int, device: str) -> list[tuple]:
 
 
 def measured_time(instances: int, width: int, count: int, way: str, device: str, rounds: int) -> dict:
-    """Returns the seconds of the bare products, and how many times that the layer takes."""
+    """Return the seconds of the bare products, and the layer's as a multiple."""
     import torch
 
     module, groups = layer(instances, width, way, device), views(instances, width, count, device)
@@ -92,7 +91,7 @@ def measured_time(instances: int, width: int, count: int, way: str, device: str,
 
 
 def measured_memory(instances: int, width: int, count: int, way: str, device: str) -> dict:
-    """Returns the bytes that two steps need, and how many times W, its gradient and its moments that is."""
+    """Return the bytes that two steps need, also as a multiple of W, its gradient and its moments."""
     import torch
 
     def two_steps(instances: int, count: int) -> None:
@@ -105,8 +104,8 @@ def measured_memory(instances: int, width: int, count: int, way: str, device: st
 
     if device != "cpu":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()  # of the rows before
-    two_steps(8, 8)  # what is loaded once
+        torch.cuda.reset_peak_memory_stats()  # without earlier rows
+    two_steps(8, 8)  # loads libraries
     before = _peak(device)
     two_steps(instances, count)
     needed = _peak(device) - before
@@ -114,7 +113,7 @@ def measured_memory(instances: int, width: int, count: int, way: str, device: st
 
 
 def _peak(device: str) -> int:
-    """Returns the most memory that this process ever had (bytes)."""
+    """Return the most memory that this process ever had (bytes)."""
     if device != "cpu":
         import torch
 
@@ -126,12 +125,12 @@ def _peak(device: str) -> int:
 
 
 def measured(kind: str, *arguments) -> dict | str:
-    """Measures in this process."""
+    """Measure in this process."""
     return {"time": measured_time, "memory": measured_memory, "here": here}[kind](*arguments)
 
 
 def child(*arguments) -> dict | str:
-    """Measures in a process of its own; returns what it prints."""
+    """Measure in another process and return the figures."""
     command = [sys.executable, __file__, "--child", json.dumps(arguments)]
     environment = {"GOMP_SPINCOUNT": "1000", **os.environ}  # as the command line does
     found = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -141,7 +140,7 @@ def child(*arguments) -> dict | str:
 
 
 def main() -> None:
-    """Prints the table as Markdown."""
+    """Print the table as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, nargs="+", default=[192, 384])
@@ -149,14 +148,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small layer and one round, to see that it runs")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(measured(*json.loads(given.child))))
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(measured(*json.loads(args.child))))
         return
-    sizes, rounds = (QUICK, 1) if given.quick else (ROWS, given.rounds)
-    widths, ways = (given.width[:1], WAYS[:2]) if given.quick else (given.width, WAYS)
-    measure = child if given.device == "cpu" else measured  # a GPU counts its memory anew
-    at = measure("here", given.device)
+    sizes, rounds = (QUICK, 1) if args.quick else (ROWS, args.rounds)
+    widths, ways = (args.width[:1], WAYS[:2]) if args.quick else (args.width, WAYS)
+    measure = child if args.device == "cpu" else measured  # a GPU resets its count of memory
+    at = measure("here", args.device)
     found = {"where": at, "rounds": rounds, "rows": []}
     print(f"{at}, median of {rounds} rounds\n")
     print(head("images", "width", "views", "way", "bare products, s", "ratio", "MiB", "of W, gradient and moments"))
@@ -166,20 +165,20 @@ def main() -> None:
                 if way == "all at once" and instances * count > ALL_AT_ONCE:
                     continue
                 one = {"images": instances, "width": width, "views": count, "way": way}
-                one |= measure("time", instances, width, count, way, given.device, rounds)
-                one |= measure("memory", instances, width, count, way, given.device)
-                show(one, found, given.out)
+                one |= measure("time", instances, width, count, way, args.device, rounds)
+                one |= measure("memory", instances, width, count, way, args.device)
+                show(one, found, args.out)
 
 
 def here(device: str) -> str:
-    """Returns what it runs on."""
+    """Return device, threads and versions."""
     import torch
 
     return where(device, torch.get_num_threads(), ["torch"])
 
 
 def show(of: dict, found: dict, out: Path | None) -> None:
-    """Prints a row of the table, and writes all so far: also of a run that is stopped."""
+    """Print a row of the table and write all rows so far."""
     found["rows"].append(of)
     write(out, **found)
     values = [f"{of['bare']:.4g}", f"{of['ratio']:.2f}", f"{of['bytes'] / 2**20:.0f}", f"{of['over']:.2f}"]

@@ -1,4 +1,4 @@
-"""Images a second of stage 1, end to end and its parts alone, side by side with the obvious way to write it.
+"""Images per second of stage 1, end to end and in parts, against the obvious implementation.
 
     python benchmarks/reference.py --out reference.json
     python benchmarks/reference.py --device cuda --batch 256 --images 2048 --out reference.json
@@ -7,17 +7,17 @@
 DeiT-Tiny at 112 px, 2 + 4 crops, IDMM's colours, CutMix and label smoothing, on JPEG files of 300 x 340 pixels.
 
     obvious PRECISION   a Dataset that opens each image with Pillow and makes its views with torchvision, one after the
-                        other, on as many workers as there are cores (on a CPU one less); a forward pass for each group
-                        of crops; dense [B, N] targets. Its workers run on from epoch to epoch, which favours it
+                        other, on one worker per core (on a CPU one less). One forward pass per group of crops, dense
+                        [B, N] targets. Its workers run on from epoch to epoch, which favours it
     idmm PRECISION      this project, from its own files to its own optimizer step
-    step PRECISION      the same on one batch that is on the device already: the bound that arithmetic sets
-    loader N            this project's batches alone, sent to the device, by N workers
+    step PRECISION      the same on one batch that is on the device already: the arithmetic bound
+    loader N            only this project's batches, sent to the device, by N workers
 
-PRECISION is fp32, bf16 or fp16 (autocast). --flags are given to this project's rows as they stand. With --processes 2
-each row is measured on one process and on two, of as many threads each, which share the same batches.
+PRECISION is fp32, bf16 or fp16 (autocast). --flags go to this project's rows. With --processes 2 each row is measured
+on one process and on two with the same number of threads each, which share the same batches.
 
-Each measurement is a process of its own, so that none has the other's threads or memory; each round measures all rows
-one after the other, in an order that turns. What counts is the median over rounds of the ratio to the first row.
+Each measurement is a process of its own, without the other's threads or memory. Each round measures all rows in
+rotating order. The table has the median over rounds of the ratio to the first row.
 """
 
 import argparse
@@ -45,7 +45,7 @@ QUICK += ["--size", "32", "--batch", "8", "--images", "64", "--rounds", "1", "--
 
 
 def default_rows(device: str) -> list[str]:
-    """Returns the rows that are measured where none are named; a line on those that make no sense here."""
+    """Return the default rows. A line on standard error explains omitted ones."""
     cores = len(os.sched_getaffinity(0))
     precisions = ["fp32", "bf16"] + ["fp16"] * (device == "cuda")
     if device == "cpu" and "bf16" not in _cpu_flags():
@@ -59,11 +59,11 @@ def default_rows(device: str) -> list[str]:
 def _cpu_flags() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/cpuinfo").read_text()
-    return "bf16"  # not told
+    return "bf16"  # unknown
 
 
 def make_images(root: Path, count: int) -> None:
-    """Writes JPEG files."""
+    """Write JPEG files."""
     import cv2
     from views_speed import smooth_noise
 
@@ -73,8 +73,8 @@ def make_images(root: Path, count: int) -> None:
 
 
 # ---------------------------------------------------------------------- the obvious way
-def obvious(given, precision: str, workers: int) -> Iterator[int]:
-    """Trains without end; yields the images of each step."""
+def obvious(args, precision: str, workers: int) -> Iterator[int]:
+    """Train without end and yield the images of each step."""
     import torch
     from PIL import Image
     from views_speed import by_torchvision
@@ -82,10 +82,10 @@ def obvious(given, precision: str, workers: int) -> Iterator[int]:
     from idmm.config import METHODS, Views
     from idmm.models import create_backbone
 
-    device, size = given.device, given.size
+    device, size = args.device, args.size
     config = Views(crops=list(METHODS["idmm"].CROPS), size=size)
     counts = [group.count for group in config.crops]
-    files, groups = sorted(given.root.iterdir()), list(zip(counts, by_torchvision(config), strict=True))
+    files, groups = sorted(args.root.iterdir()), list(zip(counts, by_torchvision(config), strict=True))
 
     class Crops(torch.utils.data.Dataset):
         def __len__(self):
@@ -95,12 +95,12 @@ def obvious(given, precision: str, workers: int) -> Iterator[int]:
             image = Image.open(files[i]).convert("RGB")
             return i, [torch.stack([make(image) for _ in range(n)]) for n, make in groups]
 
-    model = create_backbone(given.model, size, num_classes=len(files), drop_path=0.1, **given.kwargs).to(device)
+    model = create_backbone(args.model, size, num_classes=len(files), drop_path=0.1, **args.kwargs).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=1e-3)
     epochs = (torch.randperm(len(files)).tolist() for _ in itertools.count())
-    order = itertools.chain.from_iterable(epochs)  # its workers need not start anew each epoch
+    order = itertools.chain.from_iterable(epochs)  # its workers run on from epoch to epoch
     loader = torch.utils.data.DataLoader(
-        Crops(), given.batch, sampler=order, num_workers=workers, pin_memory=device == "cuda"
+        Crops(), args.batch, sampler=order, num_workers=workers, pin_memory=device == "cuda"
     )
     beta = torch.distributions.Beta(0.5, 0.5)
     for index, views in loader:
@@ -128,18 +128,18 @@ _DTYPE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 # ---------------------------------------------------------------------- this project
 @contextlib.contextmanager
-def our_loop(given, flags: dict[str, object]):
-    """Gives the loop of a run by configs/pretrain/idmm.yaml, with further flags."""
+def our_loop(args, flags: dict[str, object]):
+    """Give the loop of a run of configs/pretrain/idmm.yaml, with further flags."""
     from idmm.config import PretrainConfig
     from idmm.config.parsing import parse
     from idmm.stages.assemble import load_splits, resolve, session
     from idmm.training.engine import Loop
 
-    wanted = {"data.root": given.root, "out": given.into}
-    wanted |= {"train.device": given.device, "train.batch_size": given.batch, "views.size": given.size}
-    wanted |= {"model.name": given.model, "model.kwargs": json.dumps(given.kwargs), **flags}
+    wanted = {"data.root": args.root, "out": args.into}
+    wanted |= {"train.device": args.device, "train.batch_size": args.batch, "views.size": args.size}
+    wanted |= {"model.name": args.model, "model.kwargs": json.dumps(args.kwargs), **flags}
     argv = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in wanted.items())
-    config = parse(PretrainConfig, ["--config", "idmm", *argv, *shlex.split(given.flags)], "reference")
+    config = parse(PretrainConfig, ["--config", "idmm", *argv, *shlex.split(args.flags)], "reference")
     parts, notes = resolve(config)
     (phase,) = parts.phases
     with session(parts, notes) as run:
@@ -148,11 +148,11 @@ def our_loop(given, flags: dict[str, object]):
         yield Loop(run, method, parts.plan(phase, train, []))
 
 
-def ours(given, kind: str, flags: dict[str, object]) -> Iterator[int]:
-    """Trains without end; yields the images of each step. ``step``: on one batch, ``loader``: without training."""
+def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:
+    """Train without end and yield the images of each step. ``step``: on one batch, ``loader``: without training."""
     from idmm.data.loaders import on_device, training_batches
 
-    with our_loop(given, flags) as loop:
+    with our_loop(args, flags) as loop:
         plan, device = loop.plan, loop.accelerator.device
         endless = replace(plan.batches, epochs=10**9)
         batches = training_batches(plan.transform, endless, loop.workers)
@@ -171,52 +171,52 @@ def ours(given, kind: str, flags: dict[str, object]) -> Iterator[int]:
 
 
 # ---------------------------------------------------------------------- measurements
-def measure(label: str, given) -> float:
-    """Returns the images a second of a row, over ``given.seconds`` after the first steps."""
+def measure(label: str, args) -> float:
+    """Return the images per second of a row, over ``args.seconds`` after the first steps."""
     kind, what = label.split()
     cores = len(os.sched_getaffinity(0))
     if kind == "obvious":
-        workers = cores if given.device == "cuda" else max(1, cores - 1)
-        steps = obvious(given, what, workers)
+        workers = cores if args.device == "cuda" else max(1, cores - 1)
+        steps = obvious(args, what, workers)
     else:
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does
         workers = int(what) if kind == "loader" else min(8, cores)
         flags = {"data.workers": what} if kind == "loader" else {"train.precision": what}
-        steps = ours(given, kind, flags)
+        steps = ours(args, kind, flags)
     began = time.monotonic()
-    for number in range(2 * workers + 2):  # what workers made while the first step warmed up
+    for number in range(2 * workers + 2):  # batches made while the first step warmed up
         next(steps)
-        if _agreed(number and time.monotonic() - began > given.seconds):
+        if _agreed(number and time.monotonic() - began > args.seconds):
             break
-    side_by_side.wait(given.device)
+    side_by_side.wait(args.device)
     began, images = time.monotonic(), 0
-    while not _agreed(time.monotonic() - began >= given.seconds):
+    while not _agreed(time.monotonic() - began >= args.seconds):
         images += next(steps)
-    side_by_side.wait(given.device)
+    side_by_side.wait(args.device)
     return images / (time.monotonic() - began)
 
 
 def _agreed(done: bool) -> bool:
-    """Whether any process is done: all of them must make as many steps."""
+    """Return whether any process is done: all must make the same number of steps."""
     from idmm import distributed
 
     return distributed.any_process(bool(done))[0]
 
 
-def run(label: str, processes: int, given, folder: Path) -> float:
-    """Measures a row in a process of its own, or in several; returns its images a second."""
+def run(label: str, processes: int, args, folder: Path) -> float:
+    """Measure a row in one or several other processes and return its images per second."""
     command = [sys.executable]
     threads = {}
-    if given.processes > 1:
-        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // given.processes))}
+    if args.processes > 1:
+        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // args.processes))}
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    argv = [*sys.argv[1:], "--images", given.images, "--root", folder / "images", "--measure", label]
+    argv = [*sys.argv[1:], "--images", args.images, "--root", folder / "images", "--measure", label]
     argv += ["--into", folder / f"{time.monotonic()}"]
     environment = {**os.environ, "IDMM_CACHE": str(folder / "cache"), **threads}
     ran = subprocess.run(
-        [*command, __file__, *map(str, argv)], capture_output=True, text=True, env=environment, timeout=given.limit
+        [*command, __file__, *map(str, argv)], capture_output=True, text=True, env=environment, timeout=args.limit
     )
     if ran.returncode or not (found := re.findall(r"(?m)^images/s ([\d.]+)$", ran.stdout)):
         raise RuntimeError(f"{label}, exit code {ran.returncode}:\n{ran.stderr[-4000:]}")
@@ -224,33 +224,33 @@ def run(label: str, processes: int, given, folder: Path) -> float:
 
 
 def parsed(argv: list[str] | None = None) -> argparse.Namespace:
-    """Returns what was asked for; --quick stands before what else is given."""
+    """Return the parsed flags. Other flags override --quick."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--model", default="deit_tiny_patch16_224", help="a name of timm's or ours")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="of its constructor, as JSON")
     parser.add_argument("--size", type=int, default=112, help="side of the crops (pixels)")
-    parser.add_argument("--batch", type=int, default=32, help="images a step")
+    parser.add_argument("--batch", type=int, default=32, help="images per step")
     parser.add_argument("--images", type=int, default=512, help="images in all, rounded down to whole batches")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds after which a measurement is stopped")
-    parser.add_argument("--rows", nargs="*", help="what to measure, the first is what the others are compared with")
+    parser.add_argument("--rows", nargs="*", help="rows to measure; the others are compared with the first")
     parser.add_argument("--processes", type=int, default=1, help="compare one process with so many")
     parser.add_argument("--flags", default="", help="further flags of this project's rows, as one text")
     parser.add_argument("--quick", action="store_true", help="a tiny model for a moment, to see that it runs")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)  # one row alone, on --root
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # one row, on --root
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # folder of this project's row
     parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
     argv = sys.argv[1:] if argv is None else argv
-    given = parser.parse_args([*QUICK, *argv] if "--quick" in argv else argv)
-    given.images = max(2, given.images // given.batch) * given.batch
-    return given
+    args = parser.parse_args([*QUICK, *argv] if "--quick" in argv else argv)
+    args.images = max(2, args.images // args.batch) * args.batch
+    return args
 
 
 def table(rates: dict[str, list[float]], processes: int) -> list[str]:
-    """Returns the lines of the table."""
+    """Return the lines of the table."""
     first, lines = next(iter(rates)), [side_by_side.head("", "images/s", "ratio to the first row")]
     if processes > 1:
         lines = [side_by_side.head("", "images/s", "share of as many times one process")]
@@ -262,30 +262,30 @@ def table(rates: dict[str, list[float]], processes: int) -> list[str]:
 
 
 def main() -> None:
-    """Prints the table, and writes the JSON."""
-    given = parsed()
-    if given.measure:
-        rate = measure(given.measure, given)
+    """Print the table and write the JSON."""
+    args = parsed()
+    if args.measure:
+        rate = measure(args.measure, args)
         if os.environ.get("RANK", "0") == "0":
             print(f"images/s {rate}", flush=True)
         os._exit(0)  # loader workers and generators need not be waited for
-    labels = given.rows or (default_rows(given.device) if given.processes == 1 else ["idmm fp32"])
-    if given.quick and not given.rows:  # one of each kind
+    labels = args.rows or (default_rows(args.device) if args.processes == 1 else ["idmm fp32"])
+    if args.quick and not args.rows:  # one of each kind
         labels = list({label.split()[0]: label for label in reversed(labels)}.values())[::-1]
     rows = {label: (label, 1) for label in labels}
-    if given.processes > 1:
-        rows = {f"{label} on {n}": (label, n) for label in labels for n in (1, given.processes)}
+    if args.processes > 1:
+        rows = {f"{label} on {n}": (label, n) for label in labels for n in (1, args.processes)}
     rates: dict[str, list[float]] = {name: [] for name in rows}
-    where = side_by_side.where(given.device, packages=("torch", "torchvision", "timm"))
+    where = side_by_side.where(args.device, packages=("torch", "torchvision", "timm"))
     with tempfile.TemporaryDirectory() as folder:
-        make_images(Path(folder) / "images", given.images)
-        for number, name in side_by_side.turns(list(rows), given.rounds):
-            rates[name].append(run(*rows[name], given, Path(folder)))
+        make_images(Path(folder) / "images", args.images)
+        for number, name in side_by_side.turns(list(rows), args.rounds):
+            rates[name].append(run(*rows[name], args, Path(folder)))
             print(f"round {number + 1}: {name:<12} {rates[name][-1]:8.2f} images/s", file=sys.stderr, flush=True)
-            side_by_side.write(given.out, where=where, **vars(given), rates=rates)  # also of a run that is stopped
-    what = f"{given.model} at {given.size} px, batch {given.batch} of {given.images} images"
-    print(f"{what}, {given.rounds} rounds of {given.seconds:g} s; {where}\n")
-    print("\n".join(table(rates, given.processes)))
+            side_by_side.write(args.out, where=where, **vars(args), rates=rates)  # also of a run that is stopped
+    what = f"{args.model} at {args.size} px, batch {args.batch} of {args.images} images"
+    print(f"{what}, {args.rounds} rounds of {args.seconds:g} s; {where}\n")
+    print("\n".join(table(rates, args.processes)))
 
 
 if __name__ == "__main__":

