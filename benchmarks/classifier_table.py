@@ -56,9 +56,9 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
     if method is None:
         from idmm.config import PretrainConfig
         from idmm.config.parsing import build
-        from idmm.stages.assemble import resolve
+        from idmm.stages.resolve import resolve
 
-        backbone = resolve(build(PretrainConfig, config))[0].spec.build(SIZE, seed).eval()
+        backbone = resolve(build(PretrainConfig, config)).spec.build(SIZE, seed).eval()
     else:
         idmm.pretrain(config)
         backbone = idmm.load_backbone(out)

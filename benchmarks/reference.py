@@ -132,20 +132,22 @@ def our_loop(args, flags: dict[str, object]):
     """Give the loop of a run of configs/pretrain/idmm.yaml, with further flags."""
     from idmm.config import PretrainConfig
     from idmm.config.parsing import parse
-    from idmm.stages.assemble import load_splits, resolve, session
-    from idmm.training.engine import Loop
+    from idmm.stages.images import store_run_images
+    from idmm.stages.pretrain import build_loop, build_method, build_model
+    from idmm.stages.resolve import resolve
+    from idmm.stages.setup import open_run, with_statistics
 
     wanted = {"data.root": args.root, "out": args.into}
     wanted |= {"train.device": args.device, "train.batch_size": args.batch, "views.size": args.size}
     wanted |= {"model.name": args.model, "model.kwargs": json.dumps(args.kwargs), **flags}
     argv = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in wanted.items())
     config = parse(PretrainConfig, ["--config", "idmm", *argv, *shlex.split(args.flags)], "reference")
-    parts, notes = resolve(config)
-    (phase,) = parts.phases
-    with session(parts, notes) as run:
-        train = load_splits(parts, run.folder).train
-        method = parts.method(phase, parts.backbone(phase), len(train), None)
-        yield Loop(run, method, parts.plan(phase, train, []))
+    setup = resolve(config)
+    with open_run(setup) as run:
+        images = store_run_images(setup, setup.stage.list_images(), run.folder)
+        setup = with_statistics(setup, images.mean, images.std)
+        method = build_method(run, setup, images, build_model(run, setup, images))
+        yield build_loop(run, setup, images, method)
 
 
 def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:

@@ -11,11 +11,10 @@ import threading
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
 
 import psutil
 
-from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, usage
+from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, usage
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
@@ -27,32 +26,32 @@ from idmm.transfer.config import GridConfig
 
 @dataclass(frozen=True)
 class Command:
-    """What people may type after ``idmm``, or after ``idmm data``."""
+    """A command after ``idmm`` or ``idmm data``."""
 
     config: type
     run: str
-    """Module and function, imported when it is called: torch takes seconds, ``--help`` must not. It is given the
-    config; a text that it returns is printed, a number is the exit code."""
+    """Module and function, imported when the command runs, so that ``--help`` needs no torch. The function takes the
+    config. A text that it returns is printed, a number is the exit code."""
     help: str
-    logged: bool = True  # whether the log is shown from here; training shows its own, once its folder is there
+    logged: bool = True  # whether the log is shown at once; a training run shows it when its folder is open
+    timed: bool = False  # whether the function takes the time when the command began
     words: tuple[str, ...] = ()  # keys of _WORDS that may stand without their flags, in this order
 
 
 @dataclass(frozen=True)
 class Group:
-    """Commands, and what is shown of them."""
+    """Commands, and the text that lists them."""
 
     help: str
     commands: "dict[str, Command | Group]"
-    usage: str  # with a place for a line on each command
+    usage: str  # {commands} stands for a line per command
 
 
-IMPORTS = 60.0  # seconds that they take at most
-_WORDS = {  # what may stand without its flag, as the help calls it
+IMPORT_SECONDS = 60.0  # imports take less
+_WORDS = {  # values that may stand without their flags, as the help names them
     "name": "NAME", "data.root": "DIR", "run": "RUN", "runs": "RUN [RUN ...]", "query": "QUERY",
     "paths": "PATH [PATH ...]",
 }  # fmt: skip
-STAGED = PretrainConfig | FinetuneConfig | DenseConfig
 DATA = {
     "list": Command(keys.DataListConfig, "data.registry:table", "all datasets with their sizes"),
     "info": Command(
@@ -72,26 +71,26 @@ COMMANDS = {
     "train": Command(
         keys.TrainCommand, "stages.train:train",
         "from a folder of images to a classifier in a given time, pretraining where that pays",
-        logged=False, words=("data.root",),
+        logged=False, timed=True, words=("data.root",),
     ),
     "pretrain": Command(
-        PretrainConfig, "stages.pretrain:pretrain", "stage 1: learn a backbone from images alone", logged=False,
+        PretrainConfig, "stages.run:run_stage", "stage 1: learn a backbone from images alone", logged=False, timed=True,
     ),
     "finetune": Command(
-        FinetuneConfig, "stages.finetune:finetune",
-        "stage 2: train a classifier on labels, from a backbone or from scratch", logged=False,
+        FinetuneConfig, "stages.run:run_stage",
+        "stage 2: train a classifier on labels, from a backbone or from scratch", logged=False, timed=True,
     ),
     "detect": Command(
-        DetectConfig, "dense.detect:detect",
-        "stage 2 for boxes: train a detector (COCO format), of masks too where there are any", logged=False,
+        DetectConfig, "stages.run:run_stage",
+        "stage 2 for boxes: train a detector (COCO format), of masks too where there are any", logged=False, timed=True,
     ),
     "segment": Command(
-        SegmentConfig, "dense.segment:segment",
-        "stage 2 for masks: train a semantic segmentation (images and PNG masks, ADE20K)", logged=False,
+        SegmentConfig, "stages.run:run_stage",
+        "stage 2 for masks: train a semantic segmentation (images and PNG masks, ADE20K)", logged=False, timed=True,
     ),
     "transfer": Command(
         GridConfig, "transfer.command:grid",
-        "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' tells where it stands",
+        "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' shows how far it is",
         logged=False,
     ),
     "probe": Command(
@@ -147,28 +146,28 @@ IDMM = Group(
 commands:
 {commands}
 
-'idmm COMMAND --help' explains every flag; 'idmm --version' tells the version.""",
+'idmm COMMAND --help' explains every flag; 'idmm --version' prints the version.""",
 )
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
-    """Runs a subcommand; returns the exit code: 0, 1 (a run failed), 2 (a user's mistake) or 130 (interrupted).
+    """Run a command; return the exit code: 0, 1 (a run failed), 2 (a user's mistake) or 130 (interrupted).
 
     Args:
-        argv: Subcommand and flags; None takes the process's.
-        prog: What the user typed, for the help of the scripts.
+        argv: Command and flags; None: the process's.
+        prog: The script that the user started, for its help.
     """
-    own = argv is None or prog is not None  # else this process did other things before
-    began = clock.now() - (_age() if own else 0.0)
+    is_process = argv is None or prog is not None  # else the caller did other things before
+    started_at = clock.now() - (_process_age() if is_process else 0.0)
     argv = sys.argv[1:] if argv is None else argv
-    if own:
+    if is_process:
         os.environ.pop("MPLBACKEND", None)  # a notebook's may not be installed here, and all pictures are files
-    if own and "OMP_WAIT_POLICY" not in os.environ:  # torch's idle threads would keep cores that others want
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    if own and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, before a run listens itself, too
+        if "OMP_WAIT_POLICY" not in os.environ:  # idle threads of torch would keep cores busy
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run handles it
     try:
-        return _run(IDMM, "", argv, began, prog)
+        return _dispatch(IDMM, "", argv, started_at, prog)
     except (UserError, RunError, Interrupted) as error:
         if first_process() or not getattr(error, "shared", True):
             print(error, file=sys.stderr)
@@ -180,27 +179,31 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         sys.stdout = open(os.devnull, "w")
         return 0
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print(RunError(f"{error.filename or 'a file'}: cannot be written ({reason(error)})"), file=sys.stderr)
-            return RunError.exit_code
-        if "temporary directory" in str(error):  # of Python's tempfile and of matplotlib
-            line = "environment: no temporary folder can be written; set TMPDIR to one that can"
-            print(UserError(f"{line} ({reason(error)})"), file=sys.stderr)
-            return UserError.exit_code
-        if error.errno not in (errno.EACCES, errno.ENAMETOOLONG, errno.EROFS) or error.filename is None:
-            raise
-        print(UserError(f"'{error.filename}': {reason(error)}; wanted a path that can be used"), file=sys.stderr)
-        return UserError.exit_code
+        fault = _fault_of(error)
+        print(fault, file=sys.stderr)
+        return fault.exit_code
 
 
-def _age() -> float:
-    """Returns the seconds since this process began, in which it waited for files of imports, too."""
+def _fault_of(error: OSError) -> RunError | UserError:
+    """Return the message for an error of the file system, or raise one that is no user's mistake again."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunError(f"{error.filename or 'a file'}: cannot be written ({reason(error)})")
+    if "temporary directory" in str(error):  # of Python's tempfile and of matplotlib
+        line = "environment: no temporary folder can be written; set TMPDIR to one that can"
+        return UserError(f"{line} ({reason(error)})")
+    if error.errno not in (errno.EACCES, errno.ENAMETOOLONG, errno.EROFS) or error.filename is None:
+        raise error
+    return UserError(f"'{error.filename}': {reason(error)}; expected a path that can be used")
+
+
+def _process_age() -> float:
+    """Return the seconds since this process began, with the time that its imports took."""
     age = time.time() - psutil.Process().create_time()
-    return age if 0 <= age < IMPORTS else time.process_time()  # sandboxes may not tell
+    return age if 0 <= age < IMPORT_SECONDS else time.process_time()  # a sandbox may hide the start
 
 
-def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | None = None) -> int:
-    """Runs a command of a group, called at ``began`` (``clock.now()``); ``typed``: the words before it."""
+def _dispatch(group: Group, words: str, argv: list[str], started_at: float, prog: str | None = None) -> int:
+    """Run a command of a group; ``words`` are those typed before it."""
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
         lines = [f"  {name:<10} {command.help}" for name, command in group.commands.items()]
@@ -210,63 +213,51 @@ def _run(group: Group, typed: str, argv: list[str], began: float, prog: str | No
         print(f"idmm {version('idmm')}")
         return 0
     if name not in group.commands:
-        known = ", ".join(group.commands)
-        raise UserError(f"{typed}{name}: unknown command; wanted one of {known}{nearest(name, group.commands)}")
+        names = ", ".join(group.commands)
+        raise UserError(f"{words}{name}: unknown command; expected one of {names}{nearest(name, group.commands)}")
     command = group.commands[name]
     if isinstance(command, Group):
-        return _run(command, f"{name} ", rest, began)
+        return _dispatch(command, f"{name} ", rest, started_at)
     once = contextlib.nullcontext() if command.config is GridConfig else said_once()  # each cell has its own log
     with once, logging_by(logging.StreamHandler(sys.stderr) if command.logged else KeptLog()):
-        return _call(command, f"{typed}{name}", rest, began, prog)
+        return _run(command, f"{words}{name}", rest, started_at, prog)
 
 
-def _call(command: Command, typed: str, rest: list[str], began: float, prog: str | None) -> int:
+def _run(command: Command, words: str, rest: list[str], started_at: float, prog: str | None) -> int:
     if command.config is GridConfig and rest and not rest[0].startswith("-"):
         from idmm.transfer.command import status
 
         print(status(rest))
         return 0
-    words = [prog or f"idmm {typed}", *(_WORDS[word] for word in command.words)]
-    given = parse(command.config, rest, " ".join(words), command.words, _configs())
-    module, function = command.run.split(":")
-    _check(given)
-    with emptied_if_refused(getattr(given, "out", None)), _counted_from(began, given):
-        found = getattr(importlib.import_module(f"idmm.{module}"), function)(given)
-    if isinstance(found, str):
-        print(found)
-    return found if isinstance(found, int) else 0
+    usage = [prog or f"idmm {words}", *(_WORDS[word] for word in command.words)]
+    config = parse(command.config, rest, " ".join(usage), command.words, _configs())
+    if isinstance(config, keys.FeatureConfig | keys.TrainCommand):
+        _check_names(config)
+    with emptied_if_refused(getattr(config, "out", None)):
+        module, function = command.run.split(":")
+        run = getattr(importlib.import_module(f"idmm.{module}"), function)
+        result = run(config, started_at) if command.timed else run(config)
+    if isinstance(result, str):
+        print(result)
+    return result if isinstance(result, int) else 0
 
 
 def _configs() -> dict[str, type]:
-    """Returns the config class of each command, to name the one that a flag belongs to."""
+    """Return the config class of each command, to name the command that a flag belongs to."""
     groups = {"idmm": COMMANDS, "idmm data": DATA}
     return {
-        f"{typed} {name}": command.config
-        for typed, commands in groups.items()
+        f"{words} {name}": command.config
+        for words, commands in groups.items()
         for name, command in commands.items()
         if isinstance(command, Command)
     }
 
 
-def _counted_from(began: float, given: Any) -> contextlib.AbstractContextManager:
-    """Has the time of a run, where the command is one, counted from the command's beginning."""
-    if not isinstance(given, STAGED | keys.TrainCommand):
-        return contextlib.nullcontext()
-    from idmm.stages import counted_from
+def _check_names(config: keys.FeatureConfig | keys.TrainCommand) -> None:
+    """Check folders and files of weights before torch is imported. The stages do so themselves."""
+    from idmm.data.registry import check_folder
 
-    return counted_from(began)
-
-
-def _check(given: Any) -> None:
-    """Finds the mistakes that can be found before torch is imported."""
-    if isinstance(given, STAGED):
-        from idmm.stages import prepare
-
-        prepare(given)
-    elif isinstance(given, keys.FeatureConfig | keys.TrainCommand):
-        from idmm.data.registry import check_folder
-
-        check_folder(given.data, given.out)
-    if isinstance(given, keys.FeatureConfig):
-        for init in [given.init] if isinstance(given.init, str) else given.init or ():
+    check_folder(config.data, config.out)
+    if isinstance(config, keys.FeatureConfig):
+        for init in [config.init] if isinstance(config.init, str) else config.init or ():
             weights_file(init, "init")

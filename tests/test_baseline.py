@@ -33,7 +33,7 @@ def test_a_run_measures_once_what_a_probe_of_hog_does(tmp_path):
 def test_what_a_start_without_a_checkpoint_remembered_is_forgotten(tmp_path):
     """The next start may be on other images."""
     (tmp_path / "run/last").mkdir(parents=True)
-    (tmp_path / "run/last/baseline.json").write_text('{"baseline_top1": 12.5}')
+    (tmp_path / "run/last/start.json").write_text('{"baseline_top1": 12.5}')
     assert inside("finetune", tmp_path / "run", **RUN) == 0
     assert result(tmp_path / "run")["baseline_top1"] > 80
 

@@ -178,7 +178,7 @@ def test_all_faults_at_once(tmp_path, capsys):
 
 def test_commands(capsys):
     (line,) = refused(capsys, ["pretran"])
-    assert line.startswith("pretran: unknown command; wanted one of train, pretrain, finetune, ")
+    assert line.startswith("pretran: unknown command; expected one of train, pretrain, finetune, ")
     assert line.endswith(", demo; did you mean 'pretrain'?")
     assert call([]) == 0 and capsys.readouterr().out.startswith("usage: idmm COMMAND")
     assert call(["--help"]) == 0 and "finetune" in capsys.readouterr().out
@@ -220,8 +220,8 @@ def test_init_agrees(whole, tmp_path, capsys):
 
 def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch):
     """A size or grid of a later stage that the model cannot take does not cost the stage before it."""
-    monkeypatch.setattr("idmm.stages.pretrain.load_splits", None)  # nor is anything decoded
-    monkeypatch.setattr("idmm.stages.finetune.load_splits", None)
+    monkeypatch.setattr("idmm.stages.pretrain.store_run_images", None)  # nor is anything decoded
+    monkeypatch.setattr("idmm.stages.finetune.store_run_images", None)
     tail = "vit_tiny_patch16_224 does not accept it: expected a multiple of its patch, 8x8 pixels"
     stages = [{"size": 16}, {"size": 20}, {"size": 8}, {"size": 9}]
     assert inside("finetune", tmp_path / "a", stages=stages, drloc__weight=0.1) == 2

@@ -274,7 +274,7 @@ def test_idmm_with_a_projection():
     assert_same_loss(method, batch(2, 1), naive, **SINGLE)
     method = make("idmm", projection=True, dim=6, classifier_init="features")
     features = torch.randn(11, 16, generator=torch.Generator().manual_seed(4))
-    method.prepare(lambda: features)
+    method.prepare(features)
     rows = method.head(features)
     torch.testing.assert_close(method.classifier.weight, F.normalize(rows - rows.mean(0), dim=1))
     with torch.no_grad():

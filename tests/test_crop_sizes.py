@@ -20,7 +20,7 @@ from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone
 from idmm.models.build import try_size
 from idmm.seeding import numpy_rng, seeded
-from idmm.stages.assemble import assemble
+from idmm.stages import PretrainStage
 
 LOCAL = [{"count": 2, "scale": [0.3, 1.0]}, {"count": 3, "scale": [0.1, 0.4], "size": 8}]
 
@@ -52,7 +52,7 @@ def test_a_group_of_another_size_is_drawn_as_if_all_had_that_size():
 
 def test_images_are_kept_as_large_as_the_most_demanding_group_needs():
     def kept(*groups):
-        return assemble(build(PretrainConfig, {"views": {"size": 64, "crops": list(groups)}})).bound(64)
+        return PretrainStage(build(PretrainConfig, {"views": {"size": 64, "crops": list(groups)}})).stored_bound(64)
 
     wide, narrow = {"count": 2, "scale": [0.25, 1.0]}, {"count": 4, "scale": [0.04, 0.25]}
     assert kept(wide, narrow) == short_side_bound(64, 0.04)
@@ -120,7 +120,7 @@ def test_a_run_with_local_crops_exports_what_fine_tuning_and_timm_take(tmp_path)
 
 
 def test_sizes_that_cannot_be_had_are_a_line_each_and_leave_no_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("idmm.stages.pretrain.load_splits", None)  # nothing is decoded
+    monkeypatch.setattr("idmm.stages.pretrain.store_run_images", None)  # nothing is decoded
     out = tmp_path / "a"
     crops = [*LOCAL, {"count": 1, "size": 20}, {"count": 1, "size": 9}]
     assert inside("pretrain", out, views__crops=crops) == 2

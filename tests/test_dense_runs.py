@@ -24,7 +24,7 @@ from idmm.dense.evaluate import classes_on_file, segmented
 from idmm.dense.network import Detector, Segmenter, build_network
 from idmm.errors import Interrupted, UserError
 from idmm.models.weights import read_checkpoint
-from idmm.training.engine import Loop
+from idmm.training.loop import Loop
 
 SIDE = 64
 TINY = {

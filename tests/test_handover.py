@@ -20,7 +20,8 @@ from idmm.models import create_backbone
 from idmm.models.build import has_linear_classifier
 from idmm.models.spec import ModelSpec
 from idmm.seeding import seeded
-from idmm.stages.handover import decide, fit_classifier
+from idmm.stages.classifier_init import fit_classifier
+from idmm.stages.resolve import fill_classifier_init
 
 RUN = dict(model__name=None, model__kwargs=None, stages=[{"size": 16}, {"size": 24, "epochs": 1}])
 KEY = "train.classifier_init"
@@ -101,11 +102,11 @@ def test_classifiers_that_are_more_than_linear(name):
     """A norm, a network, several widths, tokens beside the pooled features: an error if asked for, else a line."""
     spec = ModelSpec(name, {}, 3, [0.5] * 3, [0.5] * 3, 0.0, None)
     given = config.FinetuneConfig(init="a", train=config.FinetuneTrain())
-    found, (note,) = decide(given, spec)
+    found, (note,) = fill_classifier_init(given, spec)
     assert found.train.classifier_init == "random"
     assert note == f"{KEY}: random, as the classifier of {name} is not linear in its features"
     with pytest.raises(UserError, match=f"{KEY}: features, but the classifier of {name} is not linear in them"):
-        decide(replace(given, train=config.FinetuneTrain(classifier_init="features")), spec)
+        fill_classifier_init(replace(given, train=config.FinetuneTrain(classifier_init="features")), spec)
 
 
 # ------------------------------------------------------------------ runs
@@ -132,7 +133,7 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned,
         with monkeypatch.context() as patch:
             stop_at(patch, *place)
             assert inside("finetune", out, **RUN, init=str(init)) == 130
-            patch.setattr("idmm.stages.finetune.fit_classifier", None)
+            patch.setattr("idmm.stages.classifier_init.fit_classifier", None)
             assert inside("finetune", out, **RUN, init=str(init), resume="must") == 0
         assert same(out, tuned)
         assert result(out)["start_top1"] == result(tuned)["start_top1"]
@@ -194,7 +195,7 @@ def test_features_that_are_not_finite_are_a_line(init, tmp_path, capsys):
 # ------------------------------------------------------------------ grids, folds, recipes
 def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, capsys):
     """A collapsed backbone: weights that tell its features apart would be so large that the loss explodes."""
-    monkeypatch.setattr("idmm.stages.finetune.spread", lambda features: 0.001)
+    monkeypatch.setattr("idmm.stages.classifier_init.spread", lambda features: 0.001)
     assert inside("finetune", tmp_path / "x", **RUN, init=str(init), train__classifier_init="features") == 0
     assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in capsys.readouterr().err
     assert "start_top1" not in result(tmp_path / "x")

@@ -11,7 +11,7 @@ from helpers import ENVIRONMENT, ROOT
 
 from idmm.errors import RunError, UserError
 from idmm.files import Lock
-from idmm.training.checkpoint import RunFolder
+from idmm.training.run_folder import RunFolder
 
 HELD = """
 import os, random, sys, time
@@ -75,7 +75,7 @@ def test_a_folder_is_free_after_whatever_went_wrong(tmp_path, monkeypatch):
         raise RunError("config.yaml: cannot be written")
 
     with monkeypatch.context() as patch, pytest.raises(RunError):
-        patch.setattr("idmm.training.checkpoint.write_text", full)
+        patch.setattr("idmm.training.run_folder.write_text", full)
         RunFolder(str(tmp_path / "run"), {}, "auto")
     one = RunFolder(str(tmp_path / "run"), {}, "auto")
     with pytest.raises(UserError, match="is in use by another run"):  # of this process too

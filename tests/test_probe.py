@@ -17,7 +17,7 @@ from idmm.errors import UserError
 from idmm.evaluation import evaluate, network
 from idmm.models import create_backbone, save_model
 from idmm.seeding import seeded
-from idmm.stages import STAGES
+from idmm.stages.probe import probe
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -186,17 +186,17 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     """Its folder holds what was asked for and what came of it; asked for again it does nothing."""
     data = {"name": "folder", "root": str(pictures[0]), "workers": 0}
     config = {"out": str(tmp_path / "o"), "init": str(run), "seed": 3, "data": data}
-    result = STAGES["probe"].run(config)
+    result = probe(config)
     by_hand = probed(run, *pictures[1], "--seed", 3, out=tmp_path / "p")
     assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")} and result["top5"] is None
     assert (result["top1"], result["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"])
     kept = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
     assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, None) and looks == [8, 6, 8, 6]
-    assert STAGES["probe"].run(config) == result == json.loads((tmp_path / "o/result.json").read_text())
+    assert probe(config) == result == json.loads((tmp_path / "o/result.json").read_text())
     with pytest.raises(UserError, match="^seed: the run in .* has 3, this command has 4"):
-        STAGES["probe"].run({**config, "seed": 4})
+        probe({**config, "seed": 4})
     with pytest.raises(UserError, match="^out: missing"):
-        STAGES["probe"].run({"init": str(run)})
+        probe({"init": str(run)})
 
 
 # ------------------------------------------------------------------ mistakes

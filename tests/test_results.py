@@ -25,7 +25,7 @@ from idmm.figures.style import save
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.seeding import numpy_rng
-from idmm.training import engine
+from idmm.training import loop
 
 EPOCHS = 6  # of the second stage
 BEST = dict(
@@ -45,7 +45,7 @@ def outcome(out):
 @pytest.fixture(scope="module")
 def best(tmp_path_factory):
     """A run that keeps its best weights, and the averaged weights after each epoch of its second stage."""
-    out, after, end = tmp_path_factory.mktemp("best") / "run", [], engine.Loop._end_epoch
+    out, after, end = tmp_path_factory.mktemp("best") / "run", [], loop.Loop._end_epoch
 
     def watched(loop, epoch):
         end(loop, epoch)
@@ -53,7 +53,7 @@ def best(tmp_path_factory):
             after.append({name: tensor.clone() for name, tensor in loop.averaged.state_dict().items()})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.Loop, "_end_epoch", watched)
+        patch.setattr(loop.Loop, "_end_epoch", watched)
         assert inside("finetune", out, **BEST) == 0
     return out, after
 
@@ -165,7 +165,7 @@ def test_a_stopped_run_keeps_the_same(place, best, tmp_path, monkeypatch):
     stop_at(monkeypatch, *at)
     assert inside("finetune", tmp_path / "run", **BEST) == 130
     monkeypatch.undo()
-    assert (state(tmp_path / "run")["kept"] is None) == (place == "before the best")
+    assert (state(tmp_path / "run")["best"] is None) == (place == "before the best")
     assert inside("finetune", tmp_path / "run", **BEST) == 0
     assert same(tmp_path / "run", whole) and outcome(tmp_path / "run") == outcome(whole)
 

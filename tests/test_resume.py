@@ -18,12 +18,12 @@ from idmm.errors import Interrupted
 from idmm.files import Lock
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
-from idmm.training import engine, environment
+from idmm.training import environment, loop
 
 METHODS = {"pretrain": IDMM, "finetune": Finetune}
 PLACE = {"pretrain": (1, 1, 2), "finetune": (2, 0, 2)}  # stage, epoch and step at which runs are cut: in mid-epoch
 BOTH = pytest.mark.parametrize("stage", list(STAGES))
-ORIGINAL_SAVE = engine.Loop._save
+ORIGINAL_SAVE = loop.Loop._save
 CPU_MEMORY = "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: 99 bytes."
 
 
@@ -47,7 +47,7 @@ def stop_at(patch, stage, epoch, step):
         if (loop.plan.number, *position) == (stage, epoch, step):
             raise Interrupted("stopped by the test")
 
-    patch.setattr(engine.Loop, "_save", save)
+    patch.setattr(loop.Loop, "_save", save)
 
 
 def where(out):
@@ -461,7 +461,7 @@ def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
 
 def spoiled_forward(monkeypatch, stage, at, act):
     """Lets the method's forward pass number ``at`` (from 1) in the training loop be ``act(its result)``."""
-    original, count, kind = engine.Loop._step, [], METHODS[stage]
+    original, count, kind = loop.Loop._step, [], METHODS[stage]
 
     def step(loop, *args):
         count.append(1)
@@ -470,7 +470,7 @@ def spoiled_forward(monkeypatch, stage, at, act):
             monkeypatch.setattr(kind, "forward", lambda *a, **k: act(forward(*a, **k)))
         return original(loop, *args)
 
-    monkeypatch.setattr(engine.Loop, "_step", step)
+    monkeypatch.setattr(loop.Loop, "_step", step)
 
 
 def not_finite(step, epoch, lr, kept=True):

@@ -105,7 +105,7 @@ def test_what_was_there_before_stays(folds, tmp_path, capsys):
 def test_a_probe_that_is_refused_leaves_no_folder_and_reads_no_images(tmp_path, runs, monkeypatch, capsys):
     from idmm.stages import probe
 
-    monkeypatch.setattr(probe, "load_splits", lambda *_: pytest.fail("images were read"))
+    monkeypatch.setattr(probe, "store_run_images", lambda *_: pytest.fail("images were read"))
     out = tmp_path / "probes" / "a"
     argv = ["probe", "--init", runs / "pretrain", "--data.workers", 0, "--size", 20, "--out", out]
     assert refused(capsys, argv)[-1].startswith("size: ")
@@ -118,7 +118,7 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage, "load_splits", interrupted)
+    monkeypatch.setattr(stage, "store_run_images", interrupted)
     assert inside("pretrain", tmp_path / "run", **SHORT) == Interrupted.exit_code
     assert lines(capsys)[-1] == "interrupted before the end of a step; there is no checkpoint yet"
     assert not state_file(tmp_path / "run").exists()

@@ -7,7 +7,8 @@ import torch
 
 from idmm.config import Train
 from idmm.models import create_backbone
-from idmm.training.optim import clip_gradients, create_optimizer, recipe
+from idmm.stages.resolve import family_rates
+from idmm.training.optim import clip_gradients, create_optimizer
 from idmm.training.schedule import learning_rate, warmup_length, weight_decay_schedule
 
 
@@ -86,8 +87,8 @@ def test_warmup_not_shorter_than_the_run_is_shortened_and_said():
 
 
 def test_recipes_of_the_families():
-    assert recipe("deit_tiny_patch16_224") == (5e-4, 2)
-    assert recipe("pvt_v2_b0") == recipe("t2t_vit_7") == (1e-3, 10)
+    assert family_rates("deit_tiny_patch16_224") == (5e-4, 2)
+    assert family_rates("pvt_v2_b0") == family_rates("t2t_vit_7") == (1e-3, 10)
 
 
 def test_no_weight_decay_on_biases_norms_and_position_embeddings():

@@ -11,7 +11,7 @@ from idmm.errors import Interrupted
 from idmm.models import create_backbone, read_checkpoint, save_model
 from idmm.models.base import sinusoids
 from idmm.models.build import export_kwargs
-from idmm.training import engine
+from idmm.training import loop
 
 
 class TestContract(Contract):
@@ -89,7 +89,7 @@ def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
     few = {"model__name": "t2t_vit_7", "model__kwargs": {**TestContract.kwargs, "depth": 1}, "train__epochs": 1}
     few |= {"data__subset": None, "model__drop_path": 0.0, "train__batch_size": 10, "data__name": "folder"}
     few["data__root"] = str(tree(tmp_path / "images", train={"a": 10, "b": 10}, val={"a": 2, "b": 2}))
-    first, original = tmp_path / "pretrain", engine.Loop._save
+    first, original = tmp_path / "pretrain", loop.Loop._save
     assert inside("pretrain", first, views__size=32, **few) == 0
     tune = {**few, "stages": [{"size": 48}, {"size": 64}], "train__classifier_init": "random"}
     table = interpolated(interpolated(sinusoids(5, 32), 3), 4)
@@ -99,6 +99,6 @@ def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
 
     cut = tmp_path / "cut"
     with monkeypatch.context() as patch:
-        patch.setattr(engine.Loop, "_save", stop)
+        patch.setattr(loop.Loop, "_save", stop)
         assert inside("finetune", cut, init=str(first), **tune) == 130
     assert inside("finetune", cut, init=str(first), **tune) == 0 and same(cut, tmp_path / "whole")

@@ -11,10 +11,9 @@ from helpers import VIT, Together, call, read, refused
 import idmm
 from idmm.config import Data
 from idmm.config.commands import TrainCommand
-from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
 from idmm.progress import logging_to
-from idmm.stages import StageSpec, results, train, train_plan
+from idmm.stages import results, stage_of, train, train_plan
 from idmm.stages.train_plan import Counts, choose
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -145,13 +144,13 @@ def stages_run(monkeypatch, argv):
     """Runs a command whose stages do nothing; returns the images that each would have had, and its config."""
     ran = []
 
-    def run(self, given):
-        config, _ = self.resolve(self.build(given))
-        ran.append((list_images(*self.images(config)), config))
+    def run(config):
+        config, _ = stage_of(config).fill_names()
+        ran.append((stage_of(config).list_images(), config))
         return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
 
     with monkeypatch.context() as patched:
-        patched.setattr(StageSpec, "run", run)
+        patched.setattr(train, "run_stage", run)
         patched.setattr(train, "compared", lambda *_: {"points": 0.0, "p": 1.0})
         assert call(argv) == 0
     return ran

@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 from helpers import VIT, Forked, Process, call
 
+from idmm.config import parsing
 from idmm.report import render
-from idmm.stages import StageSpec
 
 GRID = {
     "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
@@ -90,7 +90,7 @@ class Made:
     def __init__(self, monkeypatch, **told):
         self.asked, self.instead = [], {}
         self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **told}
-        monkeypatch.setattr(StageSpec, "run", lambda stage, config: self(config))
+        monkeypatch.setattr("idmm.transfer.run.run_stage", lambda config: self(parsing.to_dict(config)))
         monkeypatch.setattr(render, "draw", lambda *_: None)
 
     def __call__(self, config):

@@ -1,24 +1,19 @@
 """Stage 2 for boxes: from images with boxes, masks too where there are any, and a backbone or none, to a detector."""
 
 import json
-import logging
 from dataclasses import replace
 
 import numpy as np
 
 from idmm.config import DetectConfig, parsing
-from idmm.dense import read_detection
 from idmm.dense.evaluate import Objects, detect_objects, detection_scores
 from idmm.dense.method import Detection
-from idmm.dense.network import Detector
-from idmm.dense.stage import DenseAssembly, Judge, train
-from idmm.errors import UserError, listed
+from idmm.dense.stage import Judge, train
 from idmm.files import write_csv, write_text
+from idmm.stages.resolve import RunSetup, resolve
 
-log = logging.getLogger("idmm")
 
-
-def detect(config: DetectConfig | dict | str) -> dict:
+def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
     """Trains a detector and writes it, its average precision and its boxes on the test images to ``config.out``.
 
     torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN, see ``model.masks``. Images are put
@@ -38,7 +33,8 @@ def detect(config: DetectConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    return train(parsing.build(DetectConfig, config))
+    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(DetectConfig, config))
+    return train(setup, Detection, _Judge, metric="ap")
 
 
 class _Judge(Judge):
@@ -50,50 +46,22 @@ class _Judge(Judge):
         batches = self.batches(bare, final)
         self.found = detect_objects(network, batches, self.targets, self.run.device, self.run.autocast)
         objects = list(self.found.values())
-        self.latest, self.by_class = detection_scores(objects, self.targets, self.parts.classes)
+        self.latest, self.by_class = detection_scores(objects, self.targets, self.dense.classes)
         return self.latest
 
     def write(self, folder):
-        boxes = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(self.parts.classes))
+        boxes = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(self.dense.classes))
         rows = [("class", "boxes", *self.by_class)]
-        for label, name in enumerate(self.parts.classes):
+        for label, name in enumerate(self.dense.classes):
             values = [each[label] for each in self.by_class.values()]
             rows.append([name, boxes[label], *("" if np.isnan(value) else round(value, 2) for value in values)])
         write_csv(folder / "per_class.csv", rows)
         results = []
         for number, objects in self.found.items():
-            results += objects.results(self.targets[number].image_id, self.parts.categories)
+            results += objects.results(self.targets[number].image_id, self.dense.categories)
         write_text(folder / "predictions.json", json.dumps(results) + "\n")
 
     def pair(self, number):
         target, found = self.targets[number], self.found[number]
         surest = found.boxes, found.labels, found.scores, found.segments  # of these as many as there are true ones
         return target, Objects(*(part if part is None else part[: len(target.boxes)] for part in surest))
-
-
-class Detecting(DenseAssembly):
-    """The parts of a run."""
-
-    learns = "boxes"
-    metric = "ap"
-    learner, judge = Detection, _Judge
-
-    def read(self, data, progress):
-        found = read_detection(data, progress)
-        self.masks = found.outlined if self.config.model.masks is None else self.config.model.masks
-        if self.masks and not found.outlined:
-            line = "model.masks: true, but no box of the training images has an outline; wanted null or false"
-            raise UserError(line)
-        labels = np.concatenate([target.labels[~target.crowd] for target in found.targets["train"]])
-        each = zip(found.classes, np.bincount(labels, minlength=len(found.classes)).tolist(), strict=True)
-        if progress:
-            what, names = "boxes and masks" if self.masks else "boxes", (f"{name} {n}" for name, n in each)
-            log.info("%s: %d to train on (%s)", what, len(labels), listed(names, 12))
-        if not self.masks:  # outlines are not drawn for nothing
-            plain = {part: [replace(t, segments=None) for t in targets] for part, targets in found.targets.items()}
-            found = replace(found, targets=plain)
-        return found
-
-    def network(self, phase, backbone):
-        width = self.config.model.pyramid_width
-        return Detector(backbone, phase.size, len(self.classes), width, self.masks, self.spec.in_chans)

@@ -1,5 +1,6 @@
 """Read the images of the ``data`` section with their boxes or masks: check, hold out, draw a subset."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from idmm.dense.masks import read_masks
 from idmm.dense.targets import DenseSplits, Target
 from idmm.errors import UserError, listed
 
+log = logging.getLogger("idmm")
 Reader = Callable[[Path, config.Data, list[str], bool], tuple[dict[str, tuple[Split, list[Target]]], dict[int, str]]]
 
 
@@ -33,6 +35,33 @@ def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
         BadList: ``data.exclude`` or ``data.groups`` is invalid.
     """
     return _read(read_coco, data, progress)
+
+
+def read_boxes(data: config.Data, masks: bool | None, progress: bool = False) -> DenseSplits:
+    """Return the images and boxes of :func:`read_detection`, with outlines only if masks are learned.
+
+    Args:
+        data: As there.
+        masks: ``model.masks``; None: if there are outlines.
+        progress: As there. The log then has the number of boxes per class, too.
+
+    Raises:
+        UserError: ``masks`` is true and no training image has an outline. See also there.
+    """
+    splits = read_detection(data, progress)
+    if masks and not splits.outlined:
+        line = "model.masks: true, but no box of the training images has an outline; expected null or false"
+        raise UserError(line)
+    masks = splits.outlined if masks is None else masks
+    labels = np.concatenate([target.labels[~target.crowd] for target in splits.targets["train"]])
+    counts = zip(splits.classes, np.bincount(labels, minlength=len(splits.classes)).tolist(), strict=True)
+    if progress:
+        kind, numbers = "boxes and masks" if masks else "boxes", (f"{name} {count}" for name, count in counts)
+        log.info("%s: %d to train on (%s)", kind, len(labels), listed(numbers, 12))
+    if masks:
+        return splits
+    bare = {part: [replace(t, segments=None) for t in targets] for part, targets in splits.targets.items()}
+    return replace(splits, targets=bare)  # outlines that nothing learns from need no drawing
 
 
 def read_segmentation(data: config.Data, progress: bool = False) -> DenseSplits:

@@ -5,20 +5,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 
 from idmm import distributed
 from idmm.config import SegmentConfig, parsing
-from idmm.dense import read_segmentation
 from idmm.dense.evaluate import class_scores, classes_on_file, segmentation_scores, segmented
 from idmm.dense.method import Segmentation
-from idmm.dense.network import Segmenter
-from idmm.dense.stage import DenseAssembly, Judge, train
+from idmm.dense.stage import Judge, train
 from idmm.evaluation.evaluate import evaluating
 from idmm.files import replacing, write_csv
+from idmm.stages.resolve import RunSetup, resolve
 
 
-def segment(config: SegmentConfig | dict | str) -> dict:
+def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
     """Trains a semantic segmentation and writes it, its mIoU and its masks of the test images to ``config.out``.
 
     UPerNet on the backbone's maps. Images are put on a square of ``train.size``; the masks are compared at the size of
@@ -38,7 +36,8 @@ def segment(config: SegmentConfig | dict | str) -> dict:
         RunError: Training could not go on (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    return train(parsing.build(SegmentConfig, config))
+    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(SegmentConfig, config))
+    return train(setup, Segmentation, _Judge, metric="miou")
 
 
 class _Judge(Judge):
@@ -46,8 +45,8 @@ class _Judge(Judge):
 
     @torch.no_grad()
     def scores(self, network, final=False):
-        (phase,), classes = self.parts.phases, len(self.parts.classes)
-        scales, found = self.parts.config.eval_scales if final else [1.0], np.zeros((classes, classes), dtype=np.int64)
+        (phase,), classes = self.setup.phases, len(self.dense.classes)
+        scales, found = self.setup.config.eval_scales if final else [1.0], np.zeros((classes, classes), dtype=np.int64)
         with evaluating(network):
             for batch in self.batches(self.targets, final):
                 with self.run.autocast():
@@ -75,7 +74,7 @@ class _Judge(Judge):
         rows = [("class", "pixels", "iou", "accuracy")]
         iou, accuracy = class_scores(self.confusion)  # NaN where there is no pixel
         pixels = self.confusion.sum(1).tolist()
-        for name, *values in zip(self.parts.classes, pixels, iou.tolist(), accuracy.tolist(), strict=True):
+        for name, *values in zip(self.dense.classes, pixels, iou.tolist(), accuracy.tolist(), strict=True):
             rows.append([name, values[0], *("" if np.isnan(value) else round(value, 2) for value in values[1:])])
         write_csv(folder / "per_class.csv", rows)
 
@@ -83,21 +82,3 @@ class _Judge(Judge):
         target = self.targets[number]
         with Image.open(self._file(number)) as image:
             return target.mask(), np.asarray(image) - np.uint8(target.first)
-
-
-class Segmenting(DenseAssembly):
-    """The parts of a run."""
-
-    learns = "masks"
-    metric = "miou"
-    learner, judge = Segmentation, _Judge
-
-    def read(self, data, progress):
-        return read_segmentation(data, progress)
-
-    def network(self, phase, backbone):
-        width = self.config.model.pyramid_width
-        made = Segmenter(backbone, phase.size, len(self.classes), width, self.spec.in_chans)
-        if distributed.several_gpus():  # a process sees few images of a batch
-            made.decoder = nn.SyncBatchNorm.convert_sync_batchnorm(made.decoder)
-        return made

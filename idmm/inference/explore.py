@@ -18,8 +18,9 @@ from idmm.evaluation import similarity
 from idmm.files import emptied_if_refused, home, made_folder
 from idmm.inference.explore_tables import KINDS, NEIGHBOURS, Explored, Found
 from idmm.progress import Bar, log
-from idmm.stages import artifacts, inside_images
+from idmm.stages import artifacts
 from idmm.stages.probe import frozen_backbone
+from idmm.stages.resolve import images_around
 
 FOLDER, EXCLUDE = "explore", "exclude.txt"
 VOTED_OF = 3 * similarity.VOTERS  # neighbours that are looked at for those with a label
@@ -34,7 +35,7 @@ def explore(given: ExploreConfig) -> str:
         UserError: No finished run, its images are gone, or ``out`` cannot be written, or lies among the images.
     """
     config = artifacts.config_of(given.run)
-    if given.out and (inside := inside_images(replace(config, out=given.out))):
+    if given.out and (inside := images_around(replace(config, out=given.out))):
         raise UserError(f"out: '{given.out}' lies among the images of '{inside}'; name another place")
     place = given.out or str(Path(given.run) / FOLDER)
     with emptied_if_refused(place):

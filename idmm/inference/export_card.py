@@ -87,7 +87,7 @@ def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
     facts = [("dataset", _code(dataset_name(config.data))), ("training images", f"{result['train_size']:,}")]
     facts += [("test images", f"{result['test_size']:,}")] if "test_size" in result else []
     facts += [] if isinstance(config, FinetuneConfig) else [("method", config.method.name)]
-    for phase in stage_of(config).phases(config):
+    for phase in stage_of(config).phases:
         lr = f", learning rate {phase.lr or train.lr:g}" if phase.lr or train.lr else ""
         epochs = "" if "minutes" in result else f"{counted(phase.epochs, 'epoch')}, "
         facts.append((f"{phase.size} px", f"{epochs}batches of {phase.batch_size}{lr}"))

@@ -10,7 +10,6 @@ import torch
 
 from idmm.data.image_store import store_split
 from idmm.data.images import CentreCrop
-from idmm.data.listing import list_images
 from idmm.errors import RunError, UserError
 from idmm.evaluation.network import Network
 from idmm.models.build import feature_width
@@ -93,7 +92,7 @@ class Source:
         data = replace(data, root=root or data.root, on_error="skip", cache="off")
         config = replace(self.config, data=data)
         try:
-            splits = list_images(*stage_of(config).images(config))
+            splits = stage_of(config).list_images()
             part = "train" if splits.test is None else "test"
             images = self._prepared(getattr(splits, part), part, data)
         except (UserError, RunError) as error:

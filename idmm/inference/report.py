@@ -55,7 +55,7 @@ def _facts(folder: Path) -> RunFacts:
     parts = _folds(folder)
     config = artifacts.config_of(parts[0], dense=True)
     return RunFacts(
-        folder, stage_of(config).name, _about(config), parsing.flatten(read_file(folder / "config.yaml")),
+        folder, stage_of(config).NAME, _about(config), parsing.flatten(read_file(folder / "config.yaml")),
         _json(folder / "result.json"), [json_lines(part / "metrics.jsonl") for part in parts],
         artifacts.environment(parts[0]),
         group=json.dumps(_signature(config)), detailed=not isinstance(config, ProbeConfig),

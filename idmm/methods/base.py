@@ -94,8 +94,13 @@ class Method(nn.Module):
             network = backbone if head is None else lambda part: head(backbone.forward_features(part))
             return run_by_size(network, images), 0.0, {}
 
-    def prepare(self, extract: Callable[[], Tensor]) -> None:
-        """Acts before the first step of a new run; ``extract`` gives all images' features [N, d] on the CPU."""
+    @property
+    def starts_from_features(self) -> bool:
+        """Whether a new run calls :meth:`prepare` before its first step."""
+        return False
+
+    def prepare(self, features: Tensor) -> None:
+        """Start from the features [N, d] of all training images, on the CPU."""
 
     def before_step(self, epoch: int) -> None:
         """Acts between the backward pass and the optimizer step (gradients to drop); nothing by default."""

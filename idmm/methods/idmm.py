@@ -1,7 +1,6 @@
 """IDMM: instance discrimination with multi-crop and CutMix (Cao, Yu, Wu, ECCV 2022)."""
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -159,11 +158,15 @@ class IDMM(Method):
             logs["scale"] = self.classifier.scale.detach()
         return loss
 
+    @property
+    def starts_from_features(self) -> bool:
+        """Whether the rows of the N-way layer start from the images' features."""
+        return self.config.classifier_init == "features"
+
     @torch.no_grad()
-    def prepare(self, extract: Callable[[], Tensor]) -> None:
-        """Starts the N-way layer from the untrained network's own features, where it is to."""
-        if self.config.classifier_init == "features":
-            self.classifier.start_from(self.head(extract()))
+    def prepare(self, features: Tensor) -> None:
+        """Start the N-way layer from the features [N, d] of the network before training."""
+        self.classifier.start_from(self.head(features))
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Returns ``instance_accuracy``: how many of the images are told from all others (percent)."""

@@ -1,16 +1,11 @@
-"""Whole runs, read from top to bottom, and the table of them. No torch before one starts, as planners ask here too."""
+"""The stages as classes: what a config alone says about its run. No torch at import, because planners use this too."""
 
-import contextlib
-import importlib
-import os
+import math
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from idmm.config import (
-    Data,
     DenseConfig,
     DetectConfig,
     FinetuneConfig,
@@ -20,250 +15,344 @@ from idmm.config import (
 )
 from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
-from idmm.data.registry import check_folder, resolve_name
+from idmm.data.registry import resolve_name
 from idmm.errors import UserError, needed
-from idmm.files import begun, names_same, weights_file
-from idmm.training import clock
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from idmm.data.images import StoredSize
+    from idmm.data.split import Listing
+    from idmm.dense import DenseSplits
+    from idmm.models.spec import ModelSpec
+
+PRETRAIN_CROP = 0.875  # share of the short side that the centre crops cover on which features are measured
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A run's images at one size: what the loop is called once for."""
+    """The part of a run at one image size. The loop is called once per phase."""
 
     number: int  # from 1
-    field: str  # of the config, that names the size
-    label: str  # for people
+    field: str  # of the config, that holds the size
+    label: str  # for log lines
     size: int  # side of the images (pixels)
     epochs: int
-    batch_size: int  # images of an optimizer step
-    lr: float | None = None  # peak learning rate; None while the recipe's was not looked up
-    others: tuple[tuple[str, int], ...] = ()  # crops of other sizes: the field that names each, and it (pixels)
+    batch_size: int  # images per optimizer step
+    lr: float | None = None  # peak learning rate; None before the config is resolved
+    other_sizes: tuple[tuple[str, int], ...] = ()  # of crops: the field that holds each size, and the size (pixels)
 
     def steps(self, images: int) -> int:
-        """Returns the optimizer steps on so many training images; an epoch's last, smaller batch is one."""
+        """Return the optimizer steps on that many training images. The last, smaller batch of an epoch is one."""
         return self.epochs * -(-images // self.batch_size)
 
 
 @dataclass(frozen=True)
-class StageSpec:
-    """A stage as far as its config tells; functions take that."""
+class Stage:
+    """One stage with its config. Subclasses answer what depends on the stage."""
 
-    name: str  # of the module here, and of the function in it that runs the stage
-    config: type
-    flags: str  # the grid's key that holds its options
-    phases: Callable[[Any], list[Phase]]  # what it goes through; a probe sees training and test images, one at a time
-    labelled: Callable[[Any], bool] = lambda config: True  # whether its training images need labels
-    needs_test: Callable[[Any], bool] = lambda config: True  # whether there must be images to evaluate on
-    unlabelled: Callable[[Any], bool] = lambda config: False  # whether it trains on images without labels, too
-    evaluated: Callable[[Any], bool] = lambda config: True  # whether those are looked at
-    needs_val: Callable[[Any], bool] = lambda config: False
-    """Whether there must be images to choose by, beside those that are reported."""
-    by_method: Callable[[Any], tuple[Any, list[str]]] = lambda config: (config, [])
-    """Fills in what is left to the method, or to there being no init, with lines for the log on it; UserError where
-    that cannot be."""
-    faults: Callable[[Any, int], list[str]] = lambda config, images: []  # what is wrong with so many training images
+    config: Any
 
-    def build(self, given: Any) -> Any:
-        """Returns the stage's config, see :func:`idmm.config.parsing.build`."""
-        return parsing.build(self.config, given)
+    NAME: ClassVar[str]  # of the command
+    CONFIG: ClassVar[type]
+    GRID_KEY: ClassVar[str]  # of a grid's config, that holds the options of this stage
+    LABELS: ClassVar[str] = "classes"  # what is known about each training image
 
-    def resolve(self, config: Any) -> tuple[Any, list[str]]:
-        """Fills in what is left to the dataset's name and the method, with lines for the log on it.
-
-        Raises:
-            UserError: No such dataset, or a method that cannot be had so.
-        """
-        data, notes = resolve_name(config.data)
-        if data.labelled is not None and self.config is not PretrainConfig:
-            raise UserError(f"data.labelled: is for pretraining; data.subset draws the images of a {self.name}")
-        config, more = self.by_method(replace(config, data=data))
-        return config, notes + more
-
-    def images(self, config: Any) -> tuple[Data, bool, bool, bool]:
-        """Returns what :func:`idmm.data.listing.list_images` is asked for."""
-        return config.data, self.labelled(config), self.needs_test(config), self.unlabelled(config)
+    # ------------------------------------------------------------------ what the run goes through
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases in their order."""
+        raise NotImplementedError
 
     @property
-    def module(self) -> str:
-        """The module of the stage's function."""
-        return f"idmm.{'dense' if issubclass(self.config, DenseConfig) else 'stages'}.{self.name}"
+    def crop_pct(self) -> float:
+        """The share of the resized short side that the centre crop of evaluation covers."""
+        raise NotImplementedError
 
-    def run(self, given: Any) -> dict:
-        """Runs the stage; returns what ``result.json`` holds."""
-        return getattr(importlib.import_module(self.module), self.name)(given)
+    @property
+    def device(self) -> str:
+        """The device as the config names it."""
+        return self.config.train.device
+
+    def stored_size(self, size: int) -> "StoredSize":
+        """Return how much of the training images is stored for views of ``size`` pixels."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ which images it needs
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the training images need labels."""
+        return True
+
+    @property
+    def needs_test(self) -> bool:
+        """Whether there must be images to evaluate on."""
+        return True
+
+    @property
+    def needs_val(self) -> bool:
+        """Whether the best epoch is chosen on images that are not reported."""
+        return self.config.train.keep == "best"
+
+    @property
+    def uses_unlabelled(self) -> bool:
+        """Whether it also trains on images without labels."""
+        return False
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it reads the pixels of val and test images."""
+        return True
+
+    def list_images(self, progress: bool = False) -> "Listing":
+        """List the images of the run and decode nothing. With ``progress``, slow checks show how far they are."""
+        from idmm.data.listing import list_images
+
+        return list_images(self.config.data, self.needs_labels, self.needs_test, self.uses_unlabelled)
+
+    def count_faults(self, images: int) -> list[str]:
+        """Return what is wrong with this number of training images, one line per fault."""
+        return []
+
+    # ------------------------------------------------------------------ its config
+    @classmethod
+    def build(cls, values: Any) -> Any:
+        """Return the config of the stage, see :func:`idmm.config.parsing.build`."""
+        return parsing.build(cls.CONFIG, values)
+
+    def fill_names(self) -> tuple[Any, list[str]]:
+        """Fill in what the config leaves to the dataset's name and to the method.
+
+        Returns:
+            The config, and lines for the log.
+
+        Raises:
+            UserError: No such dataset, or a method that does not work with these options.
+        """
+        data, notes = resolve_name(self.config.data)
+        if data.labelled is not None and self.CONFIG is not PretrainConfig:
+            raise UserError(f"data.labelled: is for pretraining; data.subset draws the images of a {self.NAME}")
+        return replace(self.config, data=data), notes
+
+    def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
+        """Raise UserError if the stage cannot use this backbone."""
 
 
-def _sizes(config: FinetuneConfig) -> list[Phase]:
-    given = config.stages is not None
-    return [
-        Phase(
-            number, f"stages[{number - 1}].size" if given else "train.size", f"finetune {stage.size} px",
-            stage.size, stage.epochs, stage.batch_size, stage.lr,
-        )
-        for number, stage in enumerate(config.resolved_stages(), start=1)
-    ]  # fmt: skip
+class PretrainStage(Stage):
+    """Stage 1: from images to a backbone."""
+
+    NAME, CONFIG, GRID_KEY = "pretrain", PretrainConfig, "pretrain"
+    crop_pct = PRETRAIN_CROP
+
+    @property
+    def phases(self) -> list[Phase]:
+        train, views = self.config.train, self.config.views
+        sizes = enumerate(views.group_sizes() if views.crops else [])  # a method's own groups have the size of views
+        others = tuple((f"views.crops[{n}].size", size) for n, size in sizes if size != views.size)
+        return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr, others)]
+
+    def stored_size(self, size: int) -> "StoredSize":
+        from idmm.data.views import short_side_bound
+
+        views = replace(self.config.views, size=size)
+        return max(map(short_side_bound, views.group_sizes(), (group.scale[0] for group in views.crops)))
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.config.needs_labels or self.config.learns_labels
+
+    @property
+    def needs_test(self) -> bool:
+        return self.config.learns_labels
+
+    @property
+    def needs_val(self) -> bool:
+        return False
+
+    @property
+    def uses_unlabelled(self) -> bool:
+        return not self.config.needs_labels
+
+    @property
+    def evaluates(self) -> bool:
+        return self.knn_every > 0 or self.config.learns_labels
+
+    @property
+    def knn_every(self) -> int:
+        """The epochs from one kNN measurement to the next; 0: none.
+
+        A run that starts from weights is measured before the first step and after the last one by default.
+        """
+        return self.config.train.knn_every or (sys.maxsize if self.config.init is not None else 0)
+
+    def count_faults(self, images: int) -> list[str]:
+        return self.config.batch_faults(min(self.config.train.batch_size, images))
+
+    def fill_names(self) -> tuple[PretrainConfig, list[str]]:
+        config, notes = super().fill_names()
+        config, method_notes = config.resolve()
+        return config, notes + method_notes
+
+    def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
+        if not list(backbone.parameters()):
+            raise UserError(f"model.name: {spec.name} has no weights to pretrain; probe or fine-tune it instead")
 
 
-def _without_init(config: FinetuneConfig) -> tuple[FinetuneConfig, list[str]]:
-    if config.init is not None or config.train.classifier_init is not None:
-        return config, []
-    return replace(config, train=replace(config.train, classifier_init="random")), []
+class FinetuneStage(Stage):
+    """Stage 2: from labels, and a backbone or none, to a classifier."""
+
+    NAME, CONFIG, GRID_KEY = "finetune", FinetuneConfig, "finetune"
+
+    @property
+    def phases(self) -> list[Phase]:
+        field = "train.size" if self.config.stages is None else "stages[{}].size"
+        return [
+            Phase(n + 1, field.format(n), f"finetune {part.size} px", part.size, part.epochs, part.batch_size, part.lr)
+            for n, part in enumerate(self.config.resolved_stages())
+        ]
+
+    @property
+    def crop_pct(self) -> float:
+        return self.config.augment.crop_pct
+
+    def stored_size(self, size: int) -> "StoredSize":
+        from idmm.data.views import short_side_bound
+
+        return short_side_bound(size, self.config.augment.scale[0])
+
+    def fill_names(self) -> tuple[FinetuneConfig, list[str]]:
+        config, notes = super().fill_names()
+        if config.init is None and config.train.classifier_init is None:
+            config = replace(config, train=replace(config.train, classifier_init="random"))
+        return config, notes
 
 
-def _one_size(config: PretrainConfig) -> list[Phase]:
-    train, views = config.train, config.views
-    sizes = enumerate(views.group_sizes() if views.crops else [])  # a method's own groups have the size of views
-    others = tuple((f"views.crops[{n}].size", size) for n, size in sizes if size != views.size)
-    return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr, others)]
+class DenseStage(Stage):
+    """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off."""
+
+    crop_pct = 1.0
+    FOLDER: ClassVar[str]  # what data.root has to hold
+
+    def read(self, progress: bool) -> "DenseSplits":
+        """List the images with their boxes or masks, all checked."""
+        raise NotImplementedError
+
+    def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
+        """Put the layers that predict boxes or masks on a backbone, with fresh weights of torch's generators.
+
+        Args:
+            backbone: As ``spec`` describes it.
+            spec: Of the backbone.
+            classes: K.
+            masks: Whether a detector predicts a mask per box.
+        """
+        raise NotImplementedError
+
+    def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
+        self.build_network(backbone, spec, 1, False)
+
+    def list_images(self, progress: bool = False) -> "Listing":
+        return self.read(progress).splits
+
+    def stored_size(self, size: int) -> "StoredSize":
+        return math.ceil(size * max(1.0, *self.config.augment.scale))
+
+    @property
+    def phases(self) -> list[Phase]:
+        train = self.config.train
+        sides = enumerate(tested_sides(train.size, getattr(self.config, "eval_scales", ())))
+        others = tuple((f"eval_scales[{n}]", side) for n, side in sides if side != train.size)
+        label = f"{self.NAME} {train.size} px"
+        return [Phase(1, "train.size", label, train.size, train.epochs, train.batch_size, train.lr, others)]
+
+    def fill_names(self) -> tuple[DenseConfig, list[str]]:
+        config, notes = super().fill_names()
+        faults = []
+        if config.data.root is None:
+            faults.append(f"data.root: missing; {self.NAME} expects a folder of images with their {self.FOLDER}")
+        try:
+            needed(self.NAME, DENSE_LIBRARIES[self.NAME], "dense")
+        except UserError as error:
+            faults += error.faults
+        if faults:
+            raise UserError(*faults)
+        return config, notes
 
 
-def knn_every(config: PretrainConfig) -> int:
-    """Returns after how many epochs each kNN is measured, and before the first step: as asked, else at the end alone
-    where a run starts from weights, to tell what became of them; 0 is never."""
-    return config.train.knn_every or (sys.maxsize if config.init is not None else 0)
+class DetectStage(DenseStage):
+    """Boxes, and their masks if there are any."""
+
+    NAME, CONFIG, GRID_KEY = "detect", DetectConfig, "detect"
+    LABELS, FOLDER = "boxes", "boxes (COCO)"
+
+    def read(self, progress: bool) -> "DenseSplits":
+        from idmm.dense.read import read_boxes
+
+        return read_boxes(self.config.data, self.config.model.masks, progress)
+
+    def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
+        from idmm.dense.network import Detector
+
+        width = self.config.model.pyramid_width
+        return Detector(backbone, self.config.train.size, classes, width, masks, spec.in_chans)
 
 
-def _one_square(config: DenseConfig) -> list[Phase]:
-    train = config.train
-    sides = enumerate(tested_sides(train.size, getattr(config, "eval_scales", ())))
-    others = tuple((f"eval_scales[{n}]", side) for n, side in sides if side != train.size)
-    label = f"{config.STAGE} {train.size} px"
-    return [Phase(1, "train.size", label, train.size, train.epochs, train.batch_size, train.lr, others)]
+class SegmentStage(DenseStage):
+    """A class per pixel."""
+
+    NAME, CONFIG, GRID_KEY = "segment", SegmentConfig, "segment"
+    LABELS, FOLDER = "masks", "masks"
+
+    def read(self, progress: bool) -> "DenseSplits":
+        from idmm.dense.read import read_segmentation
+
+        return read_segmentation(self.config.data, progress)
+
+    def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
+        from torch.nn import SyncBatchNorm
+
+        from idmm import distributed
+        from idmm.dense.network import Segmenter
+
+        width = self.config.model.pyramid_width
+        network = Segmenter(backbone, self.config.train.size, classes, width, spec.in_chans)
+        if distributed.several_gpus():  # each process sees only a few images of a batch
+            network.decoder = SyncBatchNorm.convert_sync_batchnorm(network.decoder)
+        return network
 
 
-def _dense(config: DenseConfig) -> tuple[DenseConfig, list[str]]:
-    """Finds what is missing to learn boxes or masks, as far as names go."""
-    stage, faults = config.STAGE, []
-    if config.data.root is None:
-        kind = "boxes (COCO)" if stage == "detect" else "masks"
-        faults.append(f"data.root: missing; {stage} expects a folder of images with their {kind}")
-    try:
-        needed(stage, DENSE_LIBRARIES[stage], "dense")
-    except UserError as error:
-        faults += error.faults
-    if faults:
-        raise UserError(*faults)
-    return config, []
+class ProbeStage(Stage):
+    """Frozen features, measured. Each image is seen once, in its centre crop."""
+
+    NAME, CONFIG, GRID_KEY = "probe", ProbeConfig, "finetune"
+
+    @property
+    def phases(self) -> list[Phase]:
+        return [Phase(1, "size", "probe", self.config.size, 2, 1)]  # training and test images, one at a time
+
+    @property
+    def crop_pct(self) -> float:
+        return self.config.crop_pct
+
+    @property
+    def device(self) -> str:
+        return self.config.device
+
+    @property
+    def needs_val(self) -> bool:
+        return False
+
+    def stored_size(self, size: int) -> "StoredSize":
+        from idmm.data.images import CentreCrop
+
+        return CentreCrop(size, self.crop_pct)
 
 
-def _stage_of_dense(kind: type) -> StageSpec:
-    return StageSpec(
-        kind.STAGE,
-        kind,
-        flags=kind.STAGE,
-        phases=_one_square,
-        by_method=_dense,
-        needs_val=lambda config: config.train.keep == "best",
-    )
-
-
-STAGES = {
-    "pretrain": StageSpec(
-        "pretrain",
-        PretrainConfig,
-        flags="pretrain",
-        phases=_one_size,
-        labelled=lambda config: config.needs_labels or config.learns_labels,
-        needs_test=lambda config: config.learns_labels,
-        unlabelled=lambda config: not config.needs_labels,
-        evaluated=lambda config: knn_every(config) > 0 or config.learns_labels,
-        by_method=PretrainConfig.resolve,
-        faults=lambda config, images: config.batch_faults(min(config.train.batch_size, images)),
-    ),
-    "finetune": StageSpec(
-        "finetune",
-        FinetuneConfig,
-        flags="finetune",
-        phases=_sizes,
-        by_method=_without_init,
-        needs_val=lambda config: config.train.keep == "best",
-    ),
-    "detect": _stage_of_dense(DetectConfig),
-    "segment": _stage_of_dense(SegmentConfig),
-    "probe": StageSpec(
-        "probe", ProbeConfig, flags="finetune", phases=lambda config: [Phase(1, "size", "probe", config.size, 2, 1)]
-    ),
+STAGES: dict[str, type[Stage]] = {
+    stage.NAME: stage for stage in (PretrainStage, FinetuneStage, DetectStage, SegmentStage, ProbeStage)
 }
 
 
-def stage_of(config: Any) -> StageSpec:
-    """Returns the stage that a config is of."""
-    return next(stage for stage in STAGES.values() if isinstance(config, stage.config))
-
-
-_command: list[float] = []  # when the command began whose first run is still to come
-
-
-@contextlib.contextmanager
-def counted_from(began: float) -> Iterator[None]:
-    """Makes the first run of the block one that began then (``clock.now()``): its time is all of the command's."""
-    _command.append(began)
-    try:
-        yield
-    finally:
-        _command.clear()
-
-
-def beginning() -> float:
-    """Returns when the run that is called now began: with its command, or just now (``clock.now()``)."""
-    return _command.pop() if _command else clock.now()
-
-
-def prepare(config: Any) -> tuple[Any, list[str]]:
-    """Fills in what needs no torch, and finds what is wrong as far as that goes: mistakes are told at once.
-
-    Returns:
-        The config, and lines for the log.
-
-    Raises:
-        UserError: A line a fault.
-    """
-    faults: list[str] = []
-    notes: list[str] = []
-    try:
-        config, notes = stage_of(config).resolve(config)
-        check_folder(config.data, config.out)
-    except UserError as error:
-        faults += error.faults
-    if config.out is None:
-        faults.append("out: missing; name a folder for all that the run writes (--out runs/a)")
-    elif inside := inside_images(config):
-        faults.append(f"out: '{config.out}' lies among the images of '{inside}' and would become one of their classes")
-    if config.init is not None:
-        faults += _init_faults(config)
-    if faults:
-        raise UserError(*faults)
-    if begun(config.out):
-        with contextlib.suppress(UserError):  # the run's folder says what is wrong with it
-            before = stage_of(config).build(Path(config.out) / "config.yaml").init
-            if names_same(config.init, before):  # public weights, by the commit that the run began with
-                config = replace(config, init=before)
-    return config, notes
-
-
-def inside_images(config: Any) -> str | None:
-    """Returns the folder of images that a new ``out`` lies in, if any: a later run would take its pictures for images.
-
-    A run that began there before goes on.
-    """
-    begun = os.path.exists(os.path.join(config.out, "config.yaml"))
-    listed = isinstance(config, DetectConfig)  # a file says which images there are
-    if begun or listed or config.data.root is None or config.data.name not in (None, "folder"):
-        return None
-    root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
-    masked = isinstance(config, SegmentConfig)
-    parts = ("images", "masks", "annotations") if masked else ("train", "unlabelled", "val", "test")
-    images = [os.path.join(root, part) for part in parts] if os.path.isdir(os.path.join(root, parts[0])) else [root]
-    return next((place for place in images if os.path.commonpath([place, out]) == place), None)
-
-
-def _init_faults(config: Any) -> list[str]:
-    """What can be said of ``init`` before it is read: that it is not there, or where the run is to write."""
-    written = [os.path.join(config.out or ".", name) for name in ("", "backbone.safetensors", "model.safetensors")]
-    if config.out and os.path.realpath(config.init) in map(os.path.realpath, written):
-        return [f"out: '{config.out}' is where init is; name a new folder for all that this run writes"]
-    try:
-        weights_file(config.init, "init")
-    except UserError as error:
-        return error.faults
-    return []
+def stage_of(config: Any) -> Stage:
+    """Return the stage that a config belongs to, with the config."""
+    return next(stage for stage in STAGES.values() if isinstance(config, stage.CONFIG))(config)

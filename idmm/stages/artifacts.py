@@ -16,7 +16,7 @@ import numpy as np
 from idmm.config import DenseConfig, PretrainConfig
 from idmm.errors import UserError
 from idmm.files import read_csv
-from idmm.stages import STAGES
+from idmm.stages import STAGES, stage_of
 from idmm.training.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 
 PREDICTIONS = "predictions.csv"
@@ -188,17 +188,16 @@ def exported_weights(run: Path, field: str = ""):
 def _images(run: Path, config: Any):
     """Reads the training split; UserError if image i is no longer image i."""
     from idmm.data.image_store import store_split
-    from idmm.data.listing import list_images
     from idmm.data.store import compare, fingerprint
-    from idmm.stages.assemble import assemble
 
-    parts = assemble(config)
-    split = list_images(*parts.stage.images(config)).train
-    bound = parts.bound(max(phase.size for phase in parts.phases))
-    scale = exported_weights(run).range if config.data.range == "auto" else config.data.range
-    store = store_split(split, stored_size=bound, data=config.data, part="train", progress=True, value_range=scale)
-    kept = run / "last" / "images.json"
-    before = json.loads(kept.read_text()).get("train") if kept.exists() else None
-    if lines := compare(before, fingerprint(store)) if before else []:
+    stage = stage_of(config)
+    split = stage.list_images().train
+    size = stage.stored_size(max(phase.size for phase in stage.phases))
+    value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
+    options = dict(data=config.data, part="train", progress=True, value_range=value_range)
+    store = store_split(split, stored_size=size, **options)
+    file = run / "last" / "images.json"
+    saved = json.loads(file.read_text()).get("train") if file.exists() else None
+    if lines := compare(saved, fingerprint(store)) if saved else []:
         raise UserError(*(f"data.root: the images changed since the run: {line}" for line in lines))
     return store

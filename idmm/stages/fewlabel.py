@@ -22,9 +22,9 @@ from idmm.evaluation.features import FrozenBackbone
 from idmm.figures import charts as pictures
 from idmm.files import made_folder, write_json, write_text
 from idmm.progress import drawing, log
-from idmm.stages import STAGES
 from idmm.stages.folds import several
 from idmm.stages.probe import frozen_backbone, labelled_images
+from idmm.stages.run import run_stage
 
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
@@ -164,7 +164,7 @@ def _tuned(
         run = Path(given.out, "runs", f"{name}-{backbone.weights[:8]}-{draw.per_class}-{draw.seed}")
         init = backbone.init and backbone.label  # as it was given: a run keeps the commit of public weights itself
         config = replace(tuning, out=str(run), init=init, seed=draw.seed, data=data, model=model)
-        result = STAGES["finetune"].run(config)
+        result = run_stage(config)
         yield backbone.label, draw, result["train_size"], {"finetune": result}
 
 
@@ -180,7 +180,7 @@ def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
         named = [name for name in frozen if getattr(given, name) != getattr(usual, name)]
         faults += [f"{name}: is for frozen features; fine-tuning has its own in --finetune FILE" for name in named]
         try:
-            tuning = STAGES["finetune"].build(given.finetune)
+            tuning = parsing.build(FinetuneConfig, given.finetune)
         except UserError as error:
             faults += [f"finetune: {line.removeprefix('--config: ')}" for line in error.faults]
         else:

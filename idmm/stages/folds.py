@@ -1,55 +1,56 @@
-"""k-fold results: a labelled stage run once a fold, each in a folder of its own, and what that comes to."""
+"""k-fold cross-validation: one run per fold, each in its own folder, and the pooled result."""
 
-import functools
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from idmm.data.listing import list_images
-from idmm.data.registry import resolve_name
 from idmm.errors import UserError
-from idmm.files import begun, is_public
+from idmm.files import begun
 from idmm.intervals import too_narrow, wilson
-from idmm.models.hub import pinned
 from idmm.progress import log, logging_to
-from idmm.stages import STAGES, prepare, stage_of
-from idmm.training.checkpoint import RunFolder, check_resume
+from idmm.stages import stage_of
+from idmm.stages.resolve import RunSetup
+from idmm.training import clock
+from idmm.training.run_folder import RunFolder, check_resume
 
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "baseline_top1", "start_top1", "start_knn")
 SAME = ("top5", "num_classes", "seed", "excluded", "precision")  # in the results of all folds
 
 
-def by_folds(stage: Callable[[Any], dict]) -> Callable[[Any], dict]:
-    """Makes a stage that, where its config has ``data.folds`` and no ``data.fold``, runs itself once a fold.
+def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
+    """Run a stage once per fold of ``data.folds`` and pool the results.
 
-    The runs are ordinary ones, in ``out``/fold-1 and so on: what a kill left is taken up again, a finished fold is not
-    repeated. ``out``/result.json then holds what :func:`pooled` returns.
+    The runs are ordinary ones in ``out``/fold-1 and so on: an interrupted fold is resumed, a finished one is not
+    repeated.
+
+    Args:
+        setup: Of all folds. Each fold gets a share of ``train.minutes``.
+        run_one: Runs one fold; returns its result.
+
+    Returns:
+        The return value of :func:`pooled`, which ``out``/result.json holds.
+
+    Raises:
+        UserError: The images cannot be split, or ``out`` holds something else.
     """
-
-    @functools.wraps(stage)
-    def run(config, *args):
-        config = STAGES[stage.__name__].build(config)
-        if config.out is None or not several(config.data) or not stage_of(config).needs_test(config):
-            return stage(config, *args)
-        config = _same_weights(config)
-        folds = list(each_fold(config))
-        _check_folder(config, [one.out for one in folds])
-        results = [stage(one, *args) for one in folds]
-        config = replace(config, data=resolve_name(config.data)[0])
-        with RunFolder(config.out, config, "auto") as folder:
-            if folder.finished:
-                return folder.result()
-            with logging_to(folder.path):
-                result = pooled(results)
-                folder.finish(result)
-                _say(config, result)
-            return result
-
-    return run
+    config, results = setup.config, []
+    configs = list(each_fold(config))
+    _check_folder(config, [one.out for one in configs])
+    for number, one in enumerate(configs):
+        started_at = setup.started_at if number == 0 else clock.now()
+        results.append(run_one(replace(setup, stage=stage_of(one), started_at=started_at)))
+    with RunFolder(config.out, config, "auto") as folder:
+        if folder.finished:
+            return folder.result()
+        with logging_to(folder.path):
+            result = pooled(results)
+            folder.finish(result)
+            _log_result(config, result)
+        return result
 
 
 def several(data) -> bool:
@@ -66,14 +67,6 @@ def each_fold(config) -> Iterator:
     for fold in range(1, config.data.folds + 1):
         out = config.out and str(Path(config.out) / f"fold-{fold}")
         yield replace(config, out=out, data=replace(config.data, fold=fold), **resume)
-
-
-def _same_weights(config):
-    """Names public weights by the commit that the first fold began with, so that all folds start alike."""
-    if not is_public(config.init):
-        return config
-    first, _ = prepare(next(each_fold(config)))
-    return replace(config, init=pinned(first.init))
 
 
 def _check_folder(config, folders: list[str]) -> None:
@@ -122,7 +115,7 @@ def over_folds(scores: list[dict], sizes: list[int]) -> dict:
     return {**found, "top1_interval": [100 * float(low), 100 * float(high)]}
 
 
-def _say(config, result: dict) -> None:
+def _log_result(config, result: dict) -> None:
     low, high = result["top1_interval"]
     images = f"{result['test_size']} images, each tested once in {len(result['folds'])} folds"
     spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"

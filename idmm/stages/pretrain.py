@@ -1,4 +1,4 @@
-"""Stage 1: from images alone to a backbone."""
+"""Stage 1: from images to a backbone."""
 
 import functools
 import logging
@@ -7,20 +7,24 @@ import numpy as np
 import torch
 
 from idmm import distributed
-from idmm.config import PretrainConfig, parsing
+from idmm.config import PretrainConfig, global_groups, parsing
 from idmm.config.train import MONITORED
 from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
+from idmm.data.store import Stores
+from idmm.data.views import MultiCropTransform
 from idmm.errors import RunError, UserError
 from idmm.evaluation import evaluate
-from idmm.evaluation.evaluators import Evaluator, KNNAccuracy
+from idmm.evaluation.evaluators import KNNAccuracy
 from idmm.evaluation.monitor import CollapseMonitor
 from idmm.evaluation.network import extract_features
-from idmm.methods import Method
-from idmm.seeding import permutation
-from idmm.stages import knn_every
-from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches, load_splits, resolve, say_length, session
-from idmm.stages.folds import by_folds
+from idmm.methods import Method, RunInfo, create_method
+from idmm.seeding import derive, permutation, seeded
+from idmm.stages.evaluators import eval_batches
+from idmm.stages.folds import run_folds
+from idmm.stages.fresh_weights import init_structured
+from idmm.stages.images import store_run_images
+from idmm.stages.resolve import RunSetup, resolve
 from idmm.stages.results import (
     classifier_result,
     ending,
@@ -29,158 +33,211 @@ from idmm.stages.results import (
     measure_baseline,
     write_instances,
 )
-from idmm.stages.start import structure
-from idmm.training.engine import Loop
-from idmm.training.session import Session
+from idmm.stages.setup import (
+    build_backbone,
+    build_localization,
+    log_length,
+    open_run,
+    plan_phase,
+    with_statistics,
+)
+from idmm.training.loop import Loop
+from idmm.training.run_context import RunContext
 
 log = logging.getLogger("idmm")
-EVAL_BATCH = 256
+EVAL_BATCH = 256  # images at a time
 
 
-@by_folds
-def pretrain(config: PretrainConfig | dict | str) -> dict:
-    """Pretrains a backbone by ``config.method.name`` and writes it to ``config.out``.
+def pretrain(config: PretrainConfig | RunSetup | dict | str) -> dict:
+    """Pretrain a backbone by ``config.method.name`` and write it to ``config.out``.
 
     Args:
         config: A PretrainConfig, a mapping of its keys ('idmm pretrain --help'), or the name of a YAML file or recipe.
+            The command line passes the setup that it resolved.
 
     Returns:
-        What ``result.json`` holds; ``loss`` of the last epoch, ``start_knn`` and ``knn`` (kNN accuracy in percent
-        before the first step and after the last, where that is measured), ``train_size``, ``epochs``, ``minutes`` where
-        given, ``seed``, ``seconds``, ``precision`` (fp32, bf16 or fp16: what was used). With ``method.label_weight``
-        also what a result of :func:`idmm.finetune` says of accuracy, on the test split, and ``labelled_size``, the
-        training images whose labels were used; of ``data.folds`` then what :func:`idmm.stages.folds.pooled` returns.
+        The content of ``result.json``: ``loss`` of the last epoch, ``start_knn`` and ``knn`` if measured (kNN accuracy
+        in percent before the first step and after the last), ``train_size``, ``epochs``, ``minutes`` if given,
+        ``seed``, ``seconds``, and the ``precision`` that was used (fp32, bf16 or fp16). With ``method.label_weight``
+        also the accuracies of :func:`idmm.finetune` on the test split, and ``labelled_size``, the training images whose
+        labels were used. With ``data.folds`` the return value of :func:`idmm.stages.folds.pooled`.
 
     Raises:
         UserError: A mistake in the config or the data.
-        RunError: Training could not go on (diverged, out of memory, disk full).
-        Interrupted: Ctrl-C or SIGTERM; the state is saved.
+        RunError: Training could not continue (diverged, out of memory, disk full).
+        Interrupted: Ctrl-C or SIGTERM. The state is saved.
     """
-    parts, notes = resolve(parsing.build(PretrainConfig, config))
-    config, spec, (phase,) = parts.config, parts.spec, parts.phases
-    with session(parts, notes) as run:
+    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(PretrainConfig, config))
+    return run_folds(setup, _run) if setup.is_cross_validation else _run(setup)
+
+
+def _run(setup: RunSetup) -> dict:
+    with open_run(setup) as run:
         if run.folder.finished:
             return run.folder.result()
-
-        splits = load_splits(parts, run.folder)
-        _check_count(parts, len(splits.train))
-        classes = None if splits.train.classes is None else len(splits.train.classes)
-        backbone, begun = parts.backbone(phase, classes), run.folder.state is not None
-        if spec.init is not None and not begun:
-            log.info("%s", spec.load(backbone))
-        if not begun:
-            structure(run, parts, phase, backbone, splits.train)
-        labelled = _labelled(splits.train)
-        if config.learns_labels:
-            line = "method.label_weight: %d of %d training images are used with their labels"
-            log.info(line, labelled, len(splits.train))
-            measure_baseline(run, parts, splits)
-
-        @functools.cache
-        def features() -> torch.Tensor:
-            whose = "the untrained network" if spec.init is None else f"the weights of '{config.init}'"
-            return _features(run, parts, backbone, splits.train, label=f"features before training, by {whose}")
-
-        say_length(run, parts, len(splits.train))
-        method = parts.method(phase, backbone, len(splits.train), classes, labelled)
-        if not begun:
-            method.prepare(features)
-
-        knn = _knn(run, parts, splits)
-        evaluators = [*([] if knn is None else [knn]), *_monitor(run, parts, method, splits)]
-        loop = Loop(run, method, parts.plan(phase, splits.train, evaluators, ending(parts, splits)))
-        if knn is not None and not begun:
-            run.folder.remember("start", {"start_knn": knn(loop.averaged)["knn"]})
+        listing = setup.stage.list_images()
+        images = store_run_images(setup, listing, run.folder)
+        setup = with_statistics(setup, images.mean, images.std)
+        _check_count(setup, len(images.train))
+        backbone = build_model(run, setup, images)
+        if setup.config.learns_labels:
+            measure_baseline(run, setup, images)
+        log_length(setup, len(images.train))
+        method = build_method(run, setup, images, backbone)
+        loop = build_loop(run, setup, images, method)
         loop.fit()
-
-        result = _result(run, parts, splits, loop)
+        result = write_outputs(run, setup, images, loop)
         run.folder.finish(result)
         return result
 
 
-def _result(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop) -> dict:
-    """Exports what was learned; returns what ``result.json`` holds."""
-    config, epochs = parts.config, loop.position.epoch
-    tested = _tested(run, parts, splits, loop) if config.learns_labels else {}
-    export(run, loop, parts, splits, splits.train.classes if tested else None)
-    write_instances(run, loop.method, getattr(config.method, "classifier", None), splits.train)
-    last, start = run.folder.last_metrics(), run.folder.remembered("start") or {}
-    after = counted(epochs, "epoch")
-    log.info("%s: loss %.4f after %s; backbone.safetensors written", config.out, last["loss"], after)
-    if start:
-        log.info("kNN accuracy: %.1f before the first step, %.1f at the end", start["start_knn"], last["knn"])
-    return {
-        **tested,
-        "loss": last["loss"],
-        **start,
-        **{name: last[name] for name in ("knn",) if name in last},
-        "train_size": len(splits.train),
-        "epochs": epochs,
-        **length_result(run, parts, splits),
-        "seed": config.seed,
-        "seconds": round(run.seconds, 1),
-        "precision": run.precision,
-        **splits.remarks,
-    }
+# ---------------------------------------------------------------------- building
+def build_model(run: RunContext, setup: RunSetup, images: Stores) -> torch.nn.Module:
+    """Build the backbone of a run. A new run loads the weights of ``init`` or gives it a structured start."""
+    config, spec, (phase,) = setup.config, setup.spec, setup.phases
+    classes = len(images.train.classes) if config.learns_labels else 0
+    backbone = build_backbone(setup, phase, classes)
+    if run.is_new and spec.init is not None:
+        log.info("%s", spec.load(backbone))
+    if run.is_new:
+        init_structured(run, setup, phase, backbone, images.train)
+    if config.learns_labels:
+        line = "method.label_weight: %d of %d training images are used with their labels"
+        log.info(line, _count_labels(images.train), len(images.train))
+    return backbone
 
 
-def _labelled(train: ImageStore) -> int | None:
-    """Returns how many training images have a label; None where there are no labels at all."""
+def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: torch.nn.Module) -> Method:
+    """Build the method on the backbone. In a new run it may start from the features of all training images."""
+    config, (phase,), count = setup.config, setup.phases, len(images.train)
+    info = RunInfo(
+        images=count,
+        batch_size=min(phase.batch_size, count),
+        epochs=phase.epochs,
+        steps=phase.steps(count),
+        classes=None if images.train.classes is None else len(images.train.classes),
+        global_groups=global_groups(config.views.crops, config.views.size),
+        labelled=_count_labels(images.train),
+    )
+    with seeded(derive(config.seed, "method")):
+        method = create_method(backbone, info, config.method)
+    method.localization = build_localization(setup, phase, backbone)
+    if run.is_new and method.starts_from_features:
+        network = "the untrained network" if setup.spec.init is None else f"the weights of '{config.init}'"
+        label = f"features before training, by {network}"
+        method.prepare(_features(run, setup, backbone, images.train, label=label))
+    return method
+
+
+def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method) -> Loop:
+    """Build the training loop, and measure kNN accuracy before the first step of a new run."""
+    config, (phase,) = setup.config, setup.phases
+    evaluators, knn = [], _build_knn(run, setup, images)
+    if knn is not None:
+        evaluators.append(knn)
+    if config.train.monitor_every:
+        evaluators.append(_build_monitor(run, setup, images, method))
+    transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
+    plan = plan_phase(setup, phase, len(images.train), transform, evaluators, ending(setup, images))
+    loop = Loop(run, method, plan)
+    if run.is_new and knn is not None:
+        run.folder.add_start_scores({"start_knn": knn(loop.averaged)["knn"]})
+    return loop
+
+
+def _count_labels(train: ImageStore) -> int | None:
+    """Return how many training images have a label; None if there are no labels."""
     return None if train.labels is None else int((train.labels >= 0).sum())
 
 
-def _tested(run: Session, parts: Assembly, splits: LoadedSplits, loop: Loop) -> dict:
-    """Returns what the result says of the classifier's accuracy on the test split."""
-    held = eval_batches(run, parts, splits.test, parts.phases[0].size, EVAL_BATCH)
-    found = evaluate.predict(loop.averaged, held, run.device, run.autocast)
-    counts = {"num_classes": len(splits.train.classes), "labelled_size": _labelled(splits.train)}
-    return {**classifier_result(run, parts, splits, found), **counts, "test_size": len(splits.test)}
-
-
-def _check_count(parts: Assembly, images: int) -> None:
-    """Raises UserError where there are too few images."""
+def _check_count(setup: RunSetup, images: int) -> None:
+    """Raise UserError if there are too few training images."""
     if images < 2:
         raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
-    if parts.phases[0].batch_size > images and (small := parts.stage.faults(parts.config, images)):
-        raise UserError(*small)
+    if setup.phases[0].batch_size > images and (faults := setup.stage.count_faults(images)):
+        raise UserError(*faults)
 
 
-def _features(run: Session, parts: Assembly, backbone, store, images=None, label: str | None = None) -> torch.Tensor:
-    """Features of a split's images, all or those of the given numbers, [N, d]; with a ``label`` it shows how far."""
-    batches = eval_batches(run, parts, store, parts.phases[0].size, EVAL_BATCH, images=images, label=label)
-    less = "a smaller --views.size, a smaller model or --train.device cpu, in a new --out"
-    with distributed.enough_memory(RunError(f"out of memory with {EVAL_BATCH} images at a time; try {less}")):
+# ---------------------------------------------------------------------- evaluators
+def _features(
+    run: RunContext,
+    setup: RunSetup,
+    backbone: torch.nn.Module,
+    store: ImageStore,
+    images: np.ndarray | None = None,
+    label: str | None = None,
+) -> torch.Tensor:
+    """Return features [N, d] of a split's images, or of those with the given numbers. A ``label`` logs progress."""
+    batches = eval_batches(run, setup, store, setup.phases[0].size, EVAL_BATCH, images=images, label=label)
+    advice = "a smaller --views.size, a smaller model or --train.device cpu, in a new --out"
+    with distributed.enough_memory(RunError(f"out of memory with {EVAL_BATCH} images at a time; try {advice}")):
         features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(
-            f"the images' features are not finite{run.folder.kept}: lower --train.lr, "
+            f"the images' features are not finite{run.folder.checkpoint_note}: lower --train.lr, "
             "set --train.clip_grad 1 or --train.precision fp32, in a new --out",
             shared=True,
         )
     return features
 
 
-def _monitor(run: Session, parts: Assembly, method: Method, splits: LoadedSplits) -> list[Evaluator]:
-    """Looks for collapse, on the same few training images every time; nothing where it is off."""
-    train = parts.config.train
-    if not train.monitor_every:
-        return []
-    count = min(MONITORED, len(splits.train))
-    images = np.sort(permutation(parts.config.seed, "monitor", len(splits.train))[:count])
-    extract = functools.partial(_features, run, parts)
-    return [CollapseMonitor(method, extract, splits.train, images, run.folder.metrics, train.monitor_every)]
+def _build_knn(run: RunContext, setup: RunSetup, images: Stores) -> KNNAccuracy | None:
+    """Return the evaluator of kNN accuracy; None if it is off or there are no labels."""
+    if not setup.stage.knn_every:
+        return None
+    if _count_labels(images.train) and (images.val or images.test) is not None:
+        extract = functools.partial(_features, run, setup)
+        return KNNAccuracy(extract, images.train, images.val or images.test, setup.stage.knn_every)
+    why = "no kNN accuracy, it needs labels and a val or test split"
+    if setup.config.train.knn_every:
+        log.warning("train.knn_every: %s", why)
+    else:
+        log.info("before the first step and after the last: %s", why)
+    return None
 
 
-def _knn(run: Session, parts: Assembly, splits: LoadedSplits) -> KNNAccuracy | None:
-    """What measures the features; None where it is off or there are no labels."""
-    if not knn_every(parts.config):
-        return None
-    if not _labelled(splits.train) or (splits.val or splits.test) is None:
-        why = "no kNN accuracy, it needs labels and a val or test split"
-        if parts.config.train.knn_every:
-            log.warning("train.knn_every: %s", why)
-        else:
-            log.info("before the first step and after the last: %s", why)
-        return None
-    extract = functools.partial(_features, run, parts)
-    return KNNAccuracy(extract, splits.train, splits.val or splits.test, knn_every(parts.config))
+def _build_monitor(run: RunContext, setup: RunSetup, images: Stores, method: Method) -> CollapseMonitor:
+    """Return the monitor of collapse, which measures the same few training images every time."""
+    config, extract = setup.config, functools.partial(_features, run, setup)
+    numbers = np.sort(permutation(config.seed, "monitor", len(images.train))[:MONITORED])
+    return CollapseMonitor(method, extract, images.train, numbers, run.folder.metrics, config.train.monitor_every)
+
+
+# ---------------------------------------------------------------------- the end
+def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) -> dict:
+    """Write the backbone, the classifier if there is one, the rows of W and the pictures; return the result."""
+    config, epochs = setup.config, loop.position.epoch
+    accuracy = _test(run, setup, images, loop) if config.learns_labels else {}
+    export(run, loop, setup, images, images.train.classes if accuracy else None)
+    write_instances(run, loop.method, config.method.classifier, images.train)
+    last = run.folder.last_metrics()
+    log.info("%s: loss %.4f after %s; backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
+    knn = {name: run.folder.start_scores[name] for name in ("start_knn",) if name in run.folder.start_scores}
+    if knn:
+        log.info("kNN accuracy: %.1f before the first step, %.1f at the end", knn["start_knn"], last["knn"])
+    if "knn" in last:
+        knn["knn"] = last["knn"]
+    return {
+        **accuracy,
+        "loss": last["loss"],
+        **knn,
+        "train_size": len(images.train),
+        "epochs": epochs,
+        **length_result(run, setup, images),
+        "seed": config.seed,
+        "seconds": round(run.seconds, 1),
+        "precision": run.precision,
+        **images.remarks,
+    }
+
+
+def _test(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) -> dict:
+    """Evaluate the classifier on the test split; return its part of the result."""
+    batches = eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
+    predictions = evaluate.predict(loop.averaged, batches, run.device, run.autocast)
+    return {
+        **classifier_result(run, setup, images, predictions),
+        "num_classes": len(images.train.classes),
+        "labelled_size": _count_labels(images.train),
+        "test_size": len(images.test),
+    }

@@ -9,7 +9,8 @@ from timm.models import get_pretrained_cfg_value
 
 from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
-from idmm.data.registry import resolve_name, spec_of
+from idmm.data.registry import spec_of
+from idmm.data.store import Stores
 from idmm.errors import UserError
 from idmm.evaluation.evaluate import largest_class, readouts, remarks
 from idmm.evaluation.features import FrozenBackbone
@@ -18,67 +19,74 @@ from idmm.models.build import pair
 from idmm.models.hub import pinned
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.progress import logging_to
-from idmm.stages import prepare
-from idmm.stages.assemble import LoadedSplits, assemble, load_splits
-from idmm.stages.folds import by_folds
-from idmm.training.checkpoint import RunFolder
+from idmm.stages import ProbeStage
+from idmm.stages.folds import run_folds
+from idmm.stages.images import store_run_images
+from idmm.stages.resolve import RunSetup, resolve
+from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
 
 
-@by_folds
-def probe(config: ProbeConfig | dict | str) -> dict:
-    """Measures a frozen backbone and writes ``result.json`` to ``config.out``, a folder like any other run's.
+def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
+    """Measure a frozen backbone and write ``result.json`` to ``config.out``, a folder like any other run's.
 
     Args:
-        config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML file or recipe.
+        config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML file or recipe. A grid
+            passes the setup that it resolved.
 
     Returns:
-        What ``result.json`` holds; ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
-        ``mean_per_class`` (the probe's) where the dataset's literature reports that, ``largest_class``, image counts,
+        The content of ``result.json``: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
+        ``mean_per_class`` (the probe's) if the dataset's literature reports it, ``largest_class``, image counts,
         ``seed``, ``seconds``, and both ``readouts`` with intervals.
 
     Raises:
         UserError: No such run, no labels, or a size that the model cannot take.
         RunError: The features are not finite, or memory ran out.
     """
-    config, _ = prepare(parsing.build(ProbeConfig, config))
-    config = replace(config, init=pinned(config.init))
+    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(ProbeConfig, config))
+    return run_folds(setup, _run) if setup.is_cross_validation else _run(setup)
+
+
+def _run(setup: RunSetup) -> dict:
+    config = setup.config
     with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
         with logging_to(folder.path):
-            found = measure(config, folder)
-        linear, knn = found.pop("probe"), found.pop("knn")
+            for note in setup.notes:
+                log.info("%s", note)
+            measured = measure(frozen_backbone(config, setup.spec), folder)
+        linear, knn = measured.pop("probe"), measured.pop("knn")
         result = {
             "top1": linear["top1"],
             "top5": None,
             "knn": knn["top1"],
             **{name: linear[name] for name in ("mean_per_class", "per_class") if name in linear},
-            **found,
+            **measured,
             "readouts": {"probe": linear, "knn": knn},
         }
         folder.finish(result)
         return result
 
 
-def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
-    """Measures frozen features.
+def measure(backbone: FrozenBackbone, folder: RunFolder | None = None) -> dict:
+    """Measure frozen features.
+
+    Args:
+        backbone: With the config of the probe, see :func:`frozen_backbone`.
+        folder: Of the run, if it is one.
 
     Returns:
-        What ``probe.json`` holds: ``knn`` and ``probe``, each with ``top1`` and ``top1_interval`` (percent) and, where
+        The content of ``probe.json``: ``knn`` and ``probe``, each with ``top1`` and ``top1_interval`` (percent) and, if
         the dataset's literature reports it, ``mean_per_class`` and its interval; ``knn`` has ``k``, ``probe`` the
         ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``largest_class`` (percent: what
         naming the largest class every time would score); ``init``, ``model``, ``size``, ``precision``, ``crop_pct``,
         ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
-    began, (data, notes) = time.monotonic(), resolve_name(config.data)
-    config = replace(config, data=data)
-    backbone = frozen_backbone(config)
-    for note in notes:
-        log.info("%s", note)
+    began, config = time.monotonic(), backbone.config
     built = backbone.spec.init and backbone.spec.init.img_size
     if built is None or pair(built)[0] != backbone.size:  # what may not fit is tried before the images are read
         backbone.build()
@@ -110,25 +118,29 @@ def measure(config: ProbeConfig, folder: RunFolder | None = None) -> dict:
 
 
 # ---------------------------------------------------------------------- images
-def labelled_images(backbone: FrozenBackbone, *args) -> LoadedSplits:
-    """Reads the images of a probe, centre-cropped to the backbone's size; ``args`` as for :func:`load_splits`."""
-    parts = assemble(replace(backbone.config, size=backbone.size))
-    parts.spec = backbone.spec  # the checkpoint is read once
-    splits = load_splits(parts, *args)
-    backbone.know(parts.spec)
-    return splits
+def labelled_images(backbone: FrozenBackbone, *args) -> Stores:
+    """Read the images of a probe in centre crops of the backbone's size; ``args`` as for :func:`store_run_images`."""
+    stage = ProbeStage(replace(backbone.config, size=backbone.size))
+    setup = RunSetup(stage, backbone.spec, tuple(stage.phases))
+    images = store_run_images(setup, stage.list_images(), *args)
+    backbone.know(replace(backbone.spec, mean=images.mean, std=images.std))
+    return images
 
 
 # ---------------------------------------------------------------------- backbones
-def frozen_backbone(config: ProbeConfig) -> FrozenBackbone:
-    """Reads a checkpoint, if there is one, and decides at which size it is measured; nothing is built yet.
+def frozen_backbone(config: ProbeConfig, spec: ModelSpec | None = None) -> FrozenBackbone:
+    """Read a checkpoint, if there is one, and decide the size at which it is measured. Nothing is built yet.
+
+    Args:
+        config: Of the probe.
+        spec: Of the backbone if it is known already.
 
     Raises:
         UserError: No such checkpoint or model, one whose model is not known, or a size that is not one side.
     """
-    spec = model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
-    size, named = config.size or _usual_size(spec), replace(config, init=pinned(config.init))
-    return FrozenBackbone(spec, size, named, label=config.init)
+    spec = spec or model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
+    size, pinned_config = config.size or _usual_size(spec), replace(config, init=pinned(config.init))
+    return FrozenBackbone(spec, size, pinned_config, label=config.init)
 
 
 def _usual_size(spec: ModelSpec) -> int:

@@ -1,9 +1,14 @@
 """``idmm probe``: how good the frozen features of a run are, in minutes instead of a fine-tuning."""
 
+from dataclasses import replace
+
 from idmm.config.commands import ProbeConfig
+from idmm.data.registry import resolve_name
 from idmm.files import made_folder, write_json
+from idmm.models.spec import ModelSpec
+from idmm.progress import log
 from idmm.stages.folds import each_fold, over_folds, several
-from idmm.stages.probe import measure
+from idmm.stages.probe import frozen_backbone, measure
 
 
 def probe(config: ProbeConfig) -> dict:
@@ -18,7 +23,12 @@ def probe(config: ProbeConfig) -> dict:
         RunError: The features are not finite, or memory ran out.
     """
     out = made_folder(config.out)
-    result = _all_folds(config) if several(config.data) else measure(config)
+    data, notes = resolve_name(config.data)
+    config = replace(config, data=data)
+    backbone = frozen_backbone(config)
+    for note in notes:
+        log.info("%s", note)
+    result = _all_folds(config, backbone.spec) if several(data) else measure(backbone)
     print("\n".join(table(result)))
     if out is not None:
         write_json(out / "probe.json", result)
@@ -26,8 +36,8 @@ def probe(config: ProbeConfig) -> dict:
     return result
 
 
-def _all_folds(config: ProbeConfig) -> dict:
-    found = [measure(one) for one in each_fold(config)]
+def _all_folds(config: ProbeConfig, spec: ModelSpec) -> dict:
+    found = [measure(frozen_backbone(one, spec)) for one in each_fold(config)]
     sizes = [one["test_size"] for one in found]
     probe = over_folds([one["probe"] for one in found], sizes)
     return {

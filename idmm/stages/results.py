@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from idmm import distributed
 from idmm.data.image_store import ImageStore
+from idmm.data.store import Stores
 from idmm.errors import Interrupted, RunError
 from idmm.evaluation import baseline, evaluate
 from idmm.files import read_csv, replacing, write_csv
@@ -20,54 +21,56 @@ from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
 from idmm.stages.artifacts import NAMES, PREDICTIONS, ROWS, about_rows
-from idmm.stages.assemble import Assembly, LoadedSplits, eval_batches
-from idmm.training.engine import Loop
-from idmm.training.session import Session
+from idmm.stages.evaluators import eval_batches
+from idmm.stages.resolve import RunSetup
+from idmm.training.loop import Loop
+from idmm.training.run_context import RunContext
 
 BATCH = 64  # images whose hand-made features are taken at a time
 FIGURES = 2.0  # seconds to import what draws, and to draw the curves and the confusion matrix
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
 
-def take_best(loop: Loop, score: str) -> dict[str, int]:
-    """Loads the weights of the epoch with the best ``score`` (its name for the log) on val, where those are wanted;
-    returns it as ``kept_epoch``."""
+def load_best(loop: Loop, score: str) -> dict[str, int]:
+    """Load the weights of the best epoch on val by ``score`` (its name for the log), with ``train.keep`` best.
+
+    Returns:
+        ``kept_epoch``, or nothing if the last epoch is reported.
+    """
     if loop.plan.keep is None:
         return {}
-    epoch, best = loop.kept["epoch"], loop.kept["value"]
-    loop.averaged.load_state_dict(loop.kept["weights"])
+    epoch, best = loop.best["epoch"], loop.best["value"]
+    loop.averaged.load_state_dict(loop.best["weights"])
     log.info("train.keep: the weights of epoch %d of %d, %s %.2f on val", epoch, loop.position.epoch, score, best)
     return {"kept_epoch": epoch}
 
 
-def export(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, classes: list[str] | None = None) -> None:
+def export(run: RunContext, loop: Loop, setup: RunSetup, splits: Stores, classes: list[str] | None = None) -> None:
     """Writes the backbone, where there are ``classes`` the model with its classifier, and the curves of the run."""
     if not run.folder.leader:
         return
     state, ema = loop.averaged.state_dict(), loop.ema is not None
     bare = state if classes is None else backbone_state(loop.averaged)
-    _save(run.folder.path, "backbone", bare, parts, splits, {"ema": ema})
+    _save(run.folder.path, "backbone", bare, setup, splits, {"ema": ema})
     if classes is not None:
-        _save(run.folder.path, "model", state, parts, splits, {"ema": ema, "classes": classes}, len(classes))
-    _draw_curves(run, parts)
+        _save(run.folder.path, "model", state, setup, splits, {"ema": ema, "classes": classes}, len(classes))
+    _draw_curves(run, setup)
 
 
-def export_dense(run: Session, loop: Loop, parts: Assembly, splits: LoadedSplits, about: dict) -> None:
+def export_dense(run: RunContext, loop: Loop, setup: RunSetup, splits: Stores, about: dict) -> None:
     """Writes the plain backbone of a network for boxes or masks, the whole network with what its JSON says ``about`` it
     beyond its backbone, and the curves of the run."""
     if not run.folder.leader:
         return
     whole, ema = loop.averaged, loop.ema is not None
-    _save(run.folder.path, "backbone", whole.backbone.state_dict(), parts, splits, {"ema": ema})
-    _save(run.folder.path, "model", whole.state_dict(), parts, splits, {"ema": ema, **about})
-    _draw_curves(run, parts)
+    _save(run.folder.path, "backbone", whole.backbone.state_dict(), setup, splits, {"ema": ema})
+    _save(run.folder.path, "model", whole.state_dict(), setup, splits, {"ema": ema, **about})
+    _draw_curves(run, setup)
 
 
-def _save(
-    folder: Path, stem: str, state: dict, parts: Assembly, splits: LoadedSplits, more: dict, classes: int = 0
-) -> None:
-    spec, size = parts.spec, parts.phases[-1].size
-    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=parts.crop_pct)
+def _save(folder: Path, stem: str, state: dict, setup: RunSetup, splits: Stores, more: dict, classes: int = 0) -> None:
+    spec, size = setup.spec, setup.phases[-1].size
+    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=setup.stage.crop_pct)
     about["kwargs"] = export_kwargs(spec.name, spec.kwargs, size, classes, spec.in_chans)
     known = {"range": splits.value_range, "bands": spec.bands}
     known["file_channels"] = splits.train.bands.count if spec.bands else None
@@ -75,9 +78,9 @@ def _save(
     save_model(folder, stem, state, extra=extra, **about)
 
 
-def _draw_curves(run: Session, parts: Assembly) -> None:
-    what = getattr(parts.config, "method", None)
-    title = f"{run.folder.path.name}: {parts.stage.name}{f' by {what.name}' if what else ''}, {parts.spec.name}"
+def _draw_curves(run: RunContext, setup: RunSetup) -> None:
+    what = getattr(setup.config, "method", None)
+    title = f"{run.folder.path.name}: {setup.stage.NAME}{f' by {what.name}' if what else ''}, {setup.spec.name}"
     with drawing("curves.png"):
         from idmm.figures.style import curves_figure, save  # matplotlib takes a second
 
@@ -85,7 +88,7 @@ def _draw_curves(run: Session, parts: Assembly) -> None:
 
 
 # ---------------------------------------------------------------------- what others draw and search
-def write_instances(run: Session, method: Method, classifier: str, train: ImageStore) -> None:
+def write_instances(run: RunContext, method: Method, classifier: str, train: ImageStore) -> None:
     """Writes ``instances.safetensors`` and ``.json``, if the method has a row for each training image."""
     if method.instance_rows is None or not run.folder.leader:
         return
@@ -100,7 +103,7 @@ def write_instances(run: Session, method: Method, classifier: str, train: ImageS
 
 
 # ---------------------------------------------------------------------- a classifier's accuracy
-def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found: evaluate.Predictions) -> dict:
+def classifier_result(run: RunContext, setup: RunSetup, splits: Stores, found: evaluate.Predictions) -> dict:
     """Writes ``per_class.csv``, ``predictions.csv`` and ``confusion.png``, logs the accuracy and what it must not
     be read without.
 
@@ -111,7 +114,7 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
         ``top1_interval``, ``largest_class``, ``baseline_top1``, and the count ``test_groups``.
     """
     folder, classes = run.folder, splits.train.classes
-    floor = measure_baseline(run, parts, splits)
+    floor = measure_baseline(run, setup, splits)
     if folder.leader:
         write_per_class(found, classes, folder.path / "per_class.csv")
         write_predictions(found, splits.test, classes, folder.path / PREDICTIONS)
@@ -125,10 +128,10 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
         "largest_class": evaluate.largest_class(found.truth)[1],
         **floor,
     }
-    if parts.config.data.fold is not None:
+    if setup.config.data.fold is not None:
         scores["per_class"] = evaluate.class_counts(found.predicted, found.truth, len(classes))
     top1, top5 = scores["top1"], scores["top5"]
-    log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", parts.config.out, top1, top5, len(splits.test))
+    log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", setup.config.out, top1, top5, len(splits.test))
     beside = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
     beside += "largest class {largest_class:.2f}" + (", the baseline {baseline_top1:.2f}" if floor else "")
     log.info("%s", beside.format(*scores["top1_interval"], **scores))
@@ -141,49 +144,49 @@ def classifier_result(run: Session, parts: Assembly, splits: LoadedSplits, found
 
 
 # ---------------------------------------------------------------------- what needs no network
-def measure_baseline(run: Session, parts: Assembly, splits: LoadedSplits) -> dict[str, float]:
+def measure_baseline(run: RunContext, setup: RunSetup, splits: Stores) -> dict[str, float]:
     """Returns ``baseline_top1`` (percent): the accuracy of :func:`idmm.evaluation.baseline.measured` on centre
     crops of the run's images; nothing if the training images are all of one class. A run measures it once, before its
     first step.
 
     All processes must call together.
     """
-    began, known = time.monotonic(), run.folder.remembered("baseline")
-    if known is not None:
-        return known
-    train, test, size = splits.train, splits.test, parts.phases[-1].size
+    began, name = time.monotonic(), "baseline_top1"
+    if name in run.folder.start_scores:
+        return {name: run.folder.start_scores[name]}
+    train, test, size = splits.train, splits.test, setup.phases[-1].size
     most = baseline.DECODED if train.decodes or test.decodes else baseline.MOST
     numbers = baseline.drawn_to_fit(train.labels, most), baseline.drawn(test.labels, most)
     labels, truth = train.labels[numbers[0]], test.labels[numbers[1]]
     if len(np.unique(labels)) < 2:
         return {}
-    crops = (eval_batches(run, parts, s, size, BATCH, images=n) for s, n in zip((train, test), numbers, strict=True))
-    seen, held = (baseline.features(batches, parts.spec.mean, parts.spec.std) for batches in crops)
+    crops = (eval_batches(run, setup, s, size, BATCH, images=n) for s, n in zip((train, test), numbers, strict=True))
+    seen, held = (baseline.features(batches, setup.spec.mean, setup.spec.std) for batches in crops)
     first = baseline.measured(seen, labels, held, truth, began).top1 if run.folder.leader else None
-    known = {"baseline_top1": distributed.broadcast(first)}
-    run.folder.remember("baseline", known)
-    return known
+    scores = {name: distributed.broadcast(first)}
+    run.folder.add_start_scores(scores)
+    return scores
 
 
-def ending(parts: Assembly, splits: LoadedSplits) -> tuple[int, float]:
+def ending(setup: RunSetup, splits: Stores) -> tuple[int, float]:
     """Returns what comes after a run's last step and the evaluation that follows it: how many images are evaluated, and
     the time of all else (seconds)."""
-    if not parts.stage.needs_test(parts.config):  # there is no classifier
+    if not setup.stage.needs_test:  # there is no classifier
         return 0, FIGURES
     test = len(splits.test)
     if splits.test.labels is None:  # boxes or masks
-        return round(test * sum(scale**2 for scale in getattr(parts.config, "eval_scales", [1.0]))), FIGURES
-    evaluated = parts.stage.name == "finetune" and splits.val is None  # by the evaluation after the last step
+        return round(test * sum(scale**2 for scale in getattr(setup.config, "eval_scales", [1.0]))), FIGURES
+    evaluated = setup.stage.NAME == "finetune" and splits.val is None  # by the evaluation after the last step
     return 0 if evaluated else test, FIGURES
 
 
-def length_result(run: Session, parts: Assembly, splits: LoadedSplits) -> dict:
+def length_result(run: RunContext, setup: RunSetup, splits: Stores) -> dict:
     """Returns what ``result.json`` says of a run with ``train.minutes``: those, the ``epochs`` that it began, and the
     ``whole_epochs`` among them; warns where there is none."""
-    minutes, records, whole, before = parts.config.train.minutes, run.folder.metrics(), 0, 0
+    minutes, records, whole, before = setup.config.train.minutes, run.folder.metrics(), 0, 0
     if minutes is None:
         return {}
-    for phase in parts.phases:
+    for phase in setup.phases:
         last = max(record["step"] for record in records if record["stage"] == phase.number)
         whole += (last - before) // (phase.steps(len(splits.train)) // phase.epochs)
         before = last

@@ -13,7 +13,7 @@ from pathlib import Path
 from accelerate import PartialState
 
 from idmm import distributed
-from idmm.config import PATHS, RESUME_IGNORED, Data, parsing
+from idmm.config import PATHS, RESUME_IGNORED, Data, FinetuneConfig, PretrainConfig, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.reading import recipe
 from idmm.config.schema import merged
@@ -25,8 +25,9 @@ from idmm.data.split import LabelsMissing, Listing
 from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json
 from idmm.progress import KeptLog, duration, log, logging_by
-from idmm.stages import STAGES, beginning
+from idmm.stages import STAGES
 from idmm.stages.results import compared
+from idmm.stages.run import run_stage
 from idmm.stages.train_plan import (
     AROUND,
     BACKBONE,
@@ -42,7 +43,7 @@ from idmm.stages.train_plan import (
 )
 from idmm.stages.train_pseudolabels import ALIKE, pseudolabel
 from idmm.training import clock
-from idmm.training.checkpoint import check_config
+from idmm.training.run_folder import check_config
 
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 ADAPT = "adapt"  # pretraining's recipe where there are weights to start from
@@ -103,10 +104,11 @@ def _logged() -> Iterator[None]:
 
 
 @_logged()
-def train(given: TrainCommand | dict | str) -> dict:
+def train(given: TrainCommand | dict | str, started_at: float | None = None) -> dict:
     """Trains a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
 
     ``given`` is a TrainCommand, a mapping of its keys (those of ``idmm train --help``), or the path of a YAML file.
+    The minutes count from ``started_at`` (``clock.now()``; None: from this call).
 
     Stage 1, where there is one, lies in OUT/stage1, what made pseudo-labels in OUT/teacher, the comparison in
     OUT/scratch. A command that was stopped goes on.
@@ -120,7 +122,7 @@ def train(given: TrainCommand | dict | str) -> dict:
         UserError: No labels, a mistake in the flags, or ``out`` holds something else.
         RunError: Training could not go on.
     """
-    began, given = beginning(), parsing.build(TrainCommand, given)
+    began, given = clock.now() if started_at is None else started_at, parsing.build(TrainCommand, given)
     if given.data.folds:
         raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes a single classifier; wanted null")
     way_of(given)  # before anything is read
@@ -269,7 +271,7 @@ def _stage(given: TrainCommand, state: State, part: str, minutes: float) -> dict
     mixed = any(config.get(section, {}).get("cutmix_alpha") for section in ("augment", "method"))
     goes = f"{folder} goes on" if begun(folder) else folder
     log.info("%s: %s at %d px%s, %s", goes, name, size, ", CutMix" * mixed, duration(60 * minutes))
-    return STAGES["pretrain" if part == "stage1" else "finetune"].run(config)
+    return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
 
 def _begins(plan: Plan, part: str, out: Path) -> tuple[str, str | None]:
@@ -303,8 +305,8 @@ def _config(given: TrainCommand, state: State, part: str, minutes: float) -> tup
     own |= {"train.device": given.device} | ({"init": init} if init else {"model": plan.model})
     if part == "stage1":
         images = state.counts.images
-        shipped = recipe(STAGES["pretrain"].config, name)
-        light = recipe(STAGES["pretrain"].config, RECIPES["pretrain"])["views"]  # for the other recipes, too
+        shipped = recipe(PretrainConfig, name)
+        light = recipe(PretrainConfig, RECIPES["pretrain"])["views"]  # for the other recipes, too
         own |= {f"views.{key}": value for key, value in light.items()} | {"views.size": size, "views.flip": given.flip}
         own |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0], "views.jitter_prob": JITTER_PROB}
         quick = not init and plan.model["name"] == BACKBONE["name"]  # the small ConvNet, from fresh weights
@@ -315,7 +317,7 @@ def _config(given: TrainCommand, state: State, part: str, minutes: float) -> tup
             own["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, size, minutes))
     else:
         images = state.counts.labelled
-        shipped = recipe(STAGES["finetune"].config, name)
+        shipped = recipe(FinetuneConfig, name)
         found = part == "last" and state.trusted  # learns from pseudo-labels
         if found:
             images = state.pseudolabels["given"] + state.pseudolabels["found"]

@@ -7,11 +7,6 @@ from torch import nn
 from idmm.config import Train
 
 
-def recipe(name: str) -> tuple[float, int]:
-    """Returns the papers' peak learning rate and warm-up (epochs) for a backbone's family."""
-    return (1e-3, 10) if name.startswith(("pvt_v2", "t2t")) else (5e-4, 2)
-
-
 def create_optimizer(
     backbone: nn.Module,
     others: dict[str, tuple[nn.Module, float]],

@@ -171,7 +171,7 @@ class GridPlan:
             if not isinstance(recipe, str | None):
                 raise UserError(f"--config: got {recipe!r}, wanted the path of one YAML file")
             if recipe is not None and (stage, recipe) not in self._recipes:
-                self._recipes[stage, recipe] = reading.recipe(STAGES[stage].config, recipe)
+                self._recipes[stage, recipe] = reading.recipe(STAGES[stage].CONFIG, recipe)
             found = self._recipes.get((stage, recipe), {})
             if method := own.get("method"):
                 found, note = reading.of_method(found, method["name"], recipe)
@@ -179,7 +179,7 @@ class GridPlan:
             layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
             data = merged(found, *layers, {**own, "out": None, "resume": "auto"})
             config = STAGES[stage].build(data)
-            return STAGES[stage].resolve(config)[0] if resolve else config, []
+            return STAGES[stage](config).fill_names()[0] if resolve else config, []
         except UserError as error:
             return None, [_short(fault) for fault in error.faults]
 

@@ -11,9 +11,11 @@ from idmm.config import parsing
 from idmm.data.split import Listing
 from idmm.distributed import pick_device
 from idmm.errors import UserError
-from idmm.stages import STAGES
-from idmm.stages.assemble import Assembly, assemble, check_val
-from idmm.stages.handover import decide
+from idmm.models.spec import model_spec
+from idmm.stages import STAGES, Stage, stage_of
+from idmm.stages.images import check_val
+from idmm.stages.resolve import RunSetup, fill_classifier_init
+from idmm.stages.setup import try_model
 from idmm.training.calibrate import choose_device
 from idmm.transfer.config import GridConfig
 from idmm.transfer.entries import SIDES, data_of, stage_of_target
@@ -37,7 +39,7 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
         seen = {getattr(cell, name[:-1]) for cell in plan.cells}
         for entry in [entry for entry in plan.entries[name] if entry["label"] not in seen]:
             stage = STAGES["pretrain" if name == "sources" else stage_of_target(entry, grid)]
-            checks.listed(stage.build({"data": data_of(entry, grid)}), f"{name} '{entry['label']}'")
+            checks.listed(stage(stage.build({"data": data_of(entry, grid)})), f"{name} '{entry['label']}'")
     if checks.faults:
         raise UserError(*dict.fromkeys(checks.faults))
 
@@ -53,39 +55,39 @@ class _Checks:
     def __init__(self, grid: GridConfig, faults: list[str]):
         self.grid, self.faults = grid, faults
         self._found: dict[str, tuple[Any, tuple[str, ...]]] = {}
-        self._runs: dict[str, Assembly] = {}
 
     def look(self, job: Job, side: str, backbone: str) -> None:
         """Checks what a job needs; ``side`` and ``backbone`` name the entries that its data and model come from."""
-        stage = STAGES[job.stage]
-        if job.key not in self._runs:  # lines on a checkpoint begin with the entry of weights
-            self._runs[job.key] = assemble(stage.build(job.config), init_field="")
-        parts = self._runs[job.key]
-        config = parts.config
-        splits = self.listed(config, side)
+        config = STAGES[job.stage].build(job.config)
+        stage = stage_of(config)
+        splits = self.listed(stage, side)
         if splits:
-            self.faults += [f"{side}: {fault}" for fault in stage.faults(config, len(splits.train))]
-            self.once(["val", job.config["data"], stage.needs_val(config)], side, check_val, parts, splits)
+            self.faults += [f"{side}: {fault}" for fault in stage.count_faults(len(splits.train))]
+            self.once(["val", job.config["data"], stage.needs_val], side, check_val, stage, splits)
         if self.grid.engine == "local":
             train = getattr(config, "train", None)  # a probe has none
-            device = (pick_device, parts.device, "train.device") if train is None else (choose_device, train)
+            device = (pick_device, stage.device, "train.device") if train is None else (choose_device, train)
             self.once([job.stage, device[1:]], job.stage, *device)
         drloc = job.config.get("drloc") or {}
         data = config.data
         model = [config.model.name, config.model.kwargs, data.in_chans, data.bands, data.range, config.init]
+        # an empty field: lines on a checkpoint begin with the entry of weights
+        spec = self.once([*model, data.mean, data.std, "spec"], backbone, model_spec, config, "")
+        if spec is None:
+            return
         if job.stage == "finetune":
             asked = [*model, "classifier", config.train.classifier_init]
-            self.once(asked, backbone, lambda: decide(config, parts.spec))
-        model += [job.stage == "pretrain", parts.learns, getattr(config.model, "pyramid_width", None)]
-        for phase in parts.phases:
-            asked = [*model, phase.size, phase.others, drloc if drloc.get("weight") else 0]
-            self.once(asked, backbone, parts.try_model, phase, True)
+            self.once(asked, backbone, fill_classifier_init, config, spec)
+        setup = RunSetup(stage, spec, tuple(stage.phases))
+        model += [job.stage == "pretrain", stage.LABELS, getattr(config.model, "pyramid_width", None)]
+        for phase in setup.phases:
+            asked = [*model, phase.size, phase.other_sizes, drloc if drloc.get("weight") else 0]
+            self.once(asked, backbone, try_model, setup, phase, True)
 
-    def listed(self, config: Any, side: str) -> Listing | None:
-        """Returns what :meth:`Assembly.listed` does of a config's images, None where they are at fault."""
-        parts = assemble(config)
-        asked = ["data", parsing.to_dict(config.data), *parts.stage.images(config)[1:], parts.learns]
-        return self.once(asked, side, parts.listed)
+    def listed(self, stage: Stage, side: str) -> Listing | None:
+        """Returns the images of a stage, None where they are at fault."""
+        needs = [stage.needs_labels, stage.needs_test, stage.uses_unlabelled, stage.LABELS]
+        return self.once(["data", parsing.to_dict(stage.config.data), *needs], side, stage.list_images, True)
 
     def once(self, what: Any, where: str, call: Callable, *args) -> Any:
         """Returns ``call(*args)``, None where that is a user's mistake; ``where`` begins its lines."""

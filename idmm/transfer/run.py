@@ -15,6 +15,7 @@ from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import write_json, write_text
 from idmm.progress import drawing, log
 from idmm.stages import STAGES
+from idmm.stages.run import run_stage
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan, Job
 
@@ -161,7 +162,7 @@ def attempt(grid: Grid, job: Job) -> str | None:
     log.info("%s: %s", job.stage, job.title)
     with grid.under_way(job):
         try:
-            STAGES[job.stage].run({**job.config, **grid.paths(job)})
+            run_stage(STAGES[job.stage].build({**job.config, **grid.paths(job)}))
             return None
         except Interrupted:
             raise
@@ -174,7 +175,7 @@ def attempt(grid: Grid, job: Job) -> str | None:
 def for_grids(text: str, stage: str) -> str:
     """A run's message with the grid's flags; no new folder is needed, as a changed option is another job."""
     text = " ".join(text.split()).removesuffix(", in a new --out")
-    return re.sub(r"--(?=[a-z]+\.)", f"--{STAGES[stage].flags}.", text)
+    return re.sub(r"--(?=[a-z]+\.)", f"--{STAGES[stage].GRID_KEY}.", text)
 
 
 def _add_to_log(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the stages of one run share: its folder, device, processes, arithmetic and time."""
+"""What all phases of one run share: its folder, device, processes, precision, interrupts and time."""
 
 import contextlib
 import logging
@@ -15,40 +15,63 @@ from idmm.models.build import prefers_channels_last
 from idmm.progress import Interrupts
 from idmm.training import clock
 from idmm.training.calibrate import choose_device, choose_precision
-from idmm.training.checkpoint import RunFolder
+from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
 
 
-class Session:
-    """What the stages of one run share: folder, device, processes, precision, interrupts, time spent."""
+class RunContext:
+    """What all phases of one open run share.
 
-    def __init__(self, config, began: float | None = None):
-        self.config, self.train = config, config.train
+    Args:
+        config: The resolved config.
+        started_at: When the run began (``clock.now()``).
+
+    Attributes:
+        folder: The run's folder, locked by this run.
+        is_new: Whether training starts at its first step, not at a saved state.
+        first_phase: Number of the phase that training continues in, from 1.
+        device: Where tensors go.
+        accelerator: None until the first phase starts.
+        interrupts: Ctrl-C and SIGTERM.
+        precision: fp32, bf16 or fp16; None until the first phase of a new run starts.
+        channels_last: Memory format, likewise.
+        precision_was_timed: Whether this process timed steps to choose the precision.
+        progress: Of the phase, from 0 to 1, with ``train.minutes``.
+        earlier_steps: Steps of the phases before this one.
+
+    Raises:
+        UserError: The device is missing, or the folder cannot be used, see :class:`RunFolder`.
+    """
+
+    def __init__(self, config, started_at: float):
+        self.train = config.train
         self.seed: int = config.seed
         self.workers: int | None = config.data.workers
-        AcceleratorState._reset_state(reset_partial_state=True)  # left by an earlier run in this process
+        AcceleratorState._reset_state(reset_partial_state=True)  # from an earlier run in this process
         distributed.forget()
         self.device: str | torch.device = choose_device(self.train)
         with distributed.launched():
             self.processes = PartialState(cpu=self.device == "cpu")
         self.folder = RunFolder(config.out, config, config.resume)
+        self.is_new = self.folder.state is None
         self.accelerator: Accelerator | None = None
         self.interrupts = Interrupts()
         state = self.folder.state or {}
+        self.first_phase: int = state.get("stage", 1)
         self.precision: str | None = state.get("precision")
-        self.timed = False  # whether steps were timed for the precision
-        self.progress = 0.0  # of the stage, with ``train.minutes``: from 0 to 1
+        self.precision_was_timed = False
+        self.progress = 0.0
         self.channels_last: bool | None = state.get("channels_last")
-        self.started = (clock.now() if began is None else began) - state.get("seconds", 0.0)
-        self.steps = 0  # of the stages before this one
+        self.started_at = started_at - state.get("seconds", 0.0)
+        self.earlier_steps = 0
 
     def start(self, method: Method, transform: BatchFn, images: np.ndarray) -> None:
-        """Decides memory format and precision, once in a run's life, and starts accelerate.
+        """Choose memory format and precision, once per run and not again after a resume, and start accelerate.
 
         Args:
-            method: Will be trained.
-            transform: Makes a batch of image numbers.
+            method: To be trained.
+            transform: Makes a batch from image numbers.
             images: Numbers of the images of the first micro-batch.
         """
         if self.channels_last is None:
@@ -57,7 +80,7 @@ class Session:
         if self.accelerator is not None:
             return
         if self.precision is None:
-            self.timed = self.train.precision == "auto" and self.device == "cpu"
+            self.precision_was_timed = self.train.precision == "auto" and self.device == "cpu"
             self.precision = choose_precision(self.train.precision, method, transform, images, self.device)
         mixed = "no" if self.precision == "fp32" else self.precision
         views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients are held twice
@@ -69,9 +92,9 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, over all resumes; what a killed start did after its last checkpoint is lost."""
-        return clock.now() - self.started
+        """Time spent on the run over all resumes, less that after the last checkpoint of a killed process."""
+        return clock.now() - self.started_at
 
     def autocast(self):
-        """The context that a forward pass runs in."""
+        """Return the context for a forward pass."""
         return contextlib.nullcontext() if self.accelerator is None else self.accelerator.autocast()

@@ -1,7 +1,6 @@
-"""A run's folder: its config, metrics, state and results, written so that a kill at any moment leaves them whole."""
+"""A run's folder: its config, metrics, state and result. A kill at any moment leaves every file whole."""
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -32,31 +31,31 @@ from idmm.training import environment
 
 log = logging.getLogger("idmm")
 
-# What a checkpoint holds.
-PARTS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision", "channels_last")
-PARTS += ("method", "optimizer", "ema", "scaler", "kept")
+STATE_KEYS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision", "channels_last")
+STATE_KEYS += ("method", "optimizer", "ema", "scaler", "best")
 
 
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
-    """Raises UserError where ``--resume`` forbids a folder that is used, or one that is not."""
+    """Raise UserError if ``--resume`` forbids a folder that is used, or one that is not."""
     if used and resume == "never":
-        raise UserError(f"out: '{path}' holds a run already; --resume never wants a new folder")
+        raise UserError(f"out: '{path}' holds a run already; --resume never expects a new folder")
     if not used and resume == "must":
-        raise UserError(f"out: '{path}' holds no run to go on with; --resume must wants one")
+        raise UserError(f"out: '{path}' holds no run to resume; --resume must expects one")
 
 
 class RunFolder:
-    """The folder ``--out``: made where it is missing, opened by one run at a time, taken up where the last one stopped.
+    """The folder ``--out``: made if it is missing, locked against a second run, resumed if it holds a state.
 
-    With several processes the first one writes; the others only read, so the folder must be one that all see.
+    With several processes the first one writes and the others only read, so all must see the folder.
 
     Attributes:
-        state: What the last checkpoint holds, or None for a new run.
-        finished: Whether the run ended before; then there is nothing to do.
-        anew: Whether a run was begun here that saved nothing to go on from (told by the first process).
+        state: Content of the last checkpoint; None in a new or finished run.
+        finished: Whether the run has ended and there is nothing to do.
+        restarts: Whether a run was begun here that saved no state (known to the first process only).
+        start_scores: What was measured before the first step, in percent, by its key in ``result.json``.
 
     Raises:
-        UserError: The folder is in use, or holds a run of another config, or --resume forbids it.
+        UserError: The folder is in use, holds a run of another config, or --resume forbids it.
     """
 
     def __init__(self, path: str, config: Any, resume: str):
@@ -64,6 +63,7 @@ class RunFolder:
         self.leader = distributed.rank() == 0
         self._opened, self._device = environment.now(), getattr(getattr(config, "train", config), "device", "auto")
         self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
+        self._images_file, self._scores_file = self.path / "last" / "images.json", self.path / "last" / "start.json"
         self._lock = Lock(self.path / "last" / "run.lock")
         faults, used, self._made = None, False, []
         try:
@@ -79,9 +79,11 @@ class RunFolder:
             if faults:
                 raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
-            self.anew = self.leader and not used and bool(environment.read(self.path))
+            self.restarts = self.leader and not used and bool(environment.read(self.path))
+            self._images = self._read_json(self._images_file)  # None in all processes but the first
+            self.start_scores: dict[str, float] = distributed.broadcast(self._read_json(self._scores_file) or {})
         except BaseException:
-            self.close()  # else the folder stays locked for this process's life
+            self.close()  # else the folder stays locked as long as this process lives
             raise
 
     def _open(self, config: Any, resume: str) -> bool:
@@ -89,19 +91,14 @@ class RunFolder:
         check_resume(self.path, used, resume)
         if used:
             self._compare(config)
-        else:  # what a run left that died before its first checkpoint
-            for path in (self.path / "metrics.jsonl", *(self.path / "last").glob("*.json")):  # all that it remembered
+        else:  # a run that died before its first checkpoint leaves nothing to this one
+            for path in (self.path / "metrics.jsonl", *(self.path / "last").glob("*.json")):
                 path.unlink(missing_ok=True)
-            self.write_config(config)
+            write_text(self.path / "config.yaml", parsing.dump(config))
         for folder in (self.path, self.path / "last"):
             with contextlib.suppress(OSError):  # a finished run may be read-only
                 sweep(folder)
         return used
-
-    def write_config(self, config: Any) -> None:
-        """Writes config.yaml, to which the run is held when it is taken up again."""
-        if self.leader:
-            write_text(self.path / "config.yaml", parsing.dump(config))
 
     def _acquire(self) -> None:
         try:
@@ -109,8 +106,8 @@ class RunFolder:
         except OSError as error:
             if self._result_file.exists():  # finished: there is nothing to write
                 return
-            raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}); wanted a folder") from None
-        if not os.access(self.path, os.W_OK | os.X_OK) and not self._result_file.exists():  # 'last' alone can be
+            raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}); expected a folder") from None
+        if not os.access(self.path, os.W_OK | os.X_OK) and not self._result_file.exists():  # only 'last' is writable
             raise UserError(f"out: cannot write to '{self.path}'; make the folder writable or name another")
         if not free:
             raise UserError(f"out: '{self.path}' is in use by another run; wait for it or name another folder")
@@ -126,7 +123,7 @@ class RunFolder:
     def _load(self) -> dict:
         try:
             state = torch.load(self._state_file, map_location="cpu", weights_only=True)
-            why = ", ".join(f"lacks {name}" for name in PARTS if name not in state)
+            why = ", ".join(f"lacks {name}" for name in STATE_KEYS if name not in state)
         except Exception as error:  # torch raises many kinds; none of them is the user's to read
             why = type(error).__name__
         if why:
@@ -134,10 +131,10 @@ class RunFolder:
         return state
 
     def save_state(self, state: dict[str, Any]) -> None:
-        """Replaces the checkpoint; the previous one stays whole until the new one is (a full disk included).
+        """Replace the checkpoint. The previous one stays until the new one is whole, also on a full disk.
 
         Raises:
-            RunError: It could not be written; the line names the file.
+            RunError: It cannot be written. The line names the file.
         """
         if not self.leader:
             return
@@ -149,70 +146,59 @@ class RunFolder:
             what = hidden.strerror if isinstance(hidden, OSError) else str(error).splitlines()[0]
             raise RunError(f"{self._state_file}: cannot be written ({what}); the previous one is kept") from None
 
-    def check_images(self, fingerprint: Any, compare: Callable[[Any, Any], list[str]]) -> None:
-        """Keeps the images' fingerprint with a new run, and holds a resumed one to it; ``environment.json`` then says
-        that the run has started.
+    def check_images(self, fingerprint: dict, compare: Callable[[dict, dict], list[str]]) -> None:
+        """Save the fingerprint of the images of a new run, or compare that of a resumed one with the saved one.
+
+        Args:
+            fingerprint: JSON values. ``range``, ``mean`` and ``std`` are those of :meth:`image_values`.
+            compare: Returns a line per difference between the old and the new fingerprint.
 
         Raises:
-            UserError: Image i is no longer image i; the lines of ``compare(old, new)`` say how.
+            UserError: Image i is no longer image i.
         """
-        lines = compare(self._images, fingerprint) if self._images else []
-        lines = distributed.broadcast(lines)
+        lines = distributed.broadcast(compare(self._images, fingerprint) if self._images else [])
         if lines:
             what = f"the images changed since the run in '{self.path}' began"
             raise UserError(*lines, f"data.root: {what}; restore them or use a new --out")
-        if not self._images:
-            self.remember("images", fingerprint)
         if self.leader:
+            if not self._images:
+                self._images = fingerprint
+                write_text(self._images_file, json.dumps(fingerprint))
             environment.started(self.path, self._device, self._opened)
 
-    @functools.cached_property
-    def _images(self) -> dict | None:
-        """The fingerprint that the run began with; None where it begins now, and in processes but the first."""
-        return self._remembered("images")
+    def image_values(self) -> dict | None:
+        """Return ``range``, ``mean`` and ``std`` of the images that the run began with; None in a new run.
 
-    def remember(self, name: str, value: Any) -> None:
-        """Keeps a value for when the run is taken up again, in ``last/NAME.json``."""
+        All processes must call together.
+        """
+        values = self._images and {name: self._images[name] for name in ("range", "mean", "std")}
+        return distributed.broadcast(values)
+
+    def add_start_scores(self, scores: dict[str, float]) -> None:
+        """Save scores from before the first step. All processes must pass the same ones."""
+        self.start_scores |= scores
         if self.leader:
-            write_text(self.path / "last" / f"{name}.json", json.dumps(value))
+            write_text(self._scores_file, json.dumps(self.start_scores))
 
-    def remembered(self, name: str) -> Any:
-        """Returns what was kept by that name or None, in every process; all must ask together."""
-        return distributed.broadcast(self._remembered(name))
-
-    def _remembered(self, name: str) -> Any:
-        path = self.path / "last" / f"{name}.json"
+    def _read_json(self, path: Path) -> dict | None:
         return json.loads(path.read_text()) if self.leader and path.exists() else None
 
-    def scale(self, asked: Any) -> Any:
-        """Returns what images deeper than 8 bits are scaled by: what the run began with, or ``asked`` where it begins
-        now.
-
-        It is None if no image was deep; ``asked`` serves then too.
-        """
-        return distributed.broadcast((self._images or {}).get("range") or asked)
-
-    def statistics(self) -> tuple[list[float], list[float]] | None:
-        """Returns the mean and std that the run began with, in every process; None where it begins now."""
-        known = self._images
-        return distributed.broadcast((known["mean"], known["std"]) if known else None)
-
     def take_back(self, stage: int, epoch: int) -> None:
-        """Removes metrics from (stage, epoch) on, and a torn last line: they will be written again."""
+        """Remove metrics from (stage, epoch) on, and a torn last line. The resumed run writes them again."""
         if self.leader:
-            kept = [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
-            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+            records = [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
     def metrics(self) -> list[dict]:
-        """Returns the records so far, an epoch each."""
+        """Return the records so far, one per epoch."""
         return json_lines(self.path / "metrics.jsonl")
 
     def last_metrics(self) -> dict:
-        """Returns the last record, in every process; all must ask together."""
+        """Return the last record in every process. All must call together."""
         return distributed.broadcast(self.metrics()[-1] if self.leader else None)
 
     def add_metrics(self, record: dict) -> None:
-        """Appends an epoch's record."""
+        """Append the record of an epoch."""
         if not self.leader:
             return
         try:
@@ -224,19 +210,19 @@ class RunFolder:
             raise RunError(f"{self.path / 'metrics.jsonl'}: cannot be written ({error.strerror})") from None
 
     def finish(self, result: dict) -> None:
-        """Writes result.json, which marks the run as finished."""
+        """Write result.json, which marks the run as finished."""
         if self.leader:
             environment.finished(self.path)
             write_text(self._result_file, json.dumps(result, indent=2) + "\n")
         self.finished = True
 
     def result(self) -> dict:
-        """Returns the finished run's result."""
+        """Return the result of a finished run."""
         return json.loads(self._result_file.read_text())
 
     @property
-    def kept(self) -> str:
-        """What messages on the end of a run say of its checkpoint; nothing where there is none."""
+    def checkpoint_note(self) -> str:
+        """The end of messages about a run that stops: that its last checkpoint is kept, if there is one."""
         return "; the last checkpoint is kept" if self._state_file.exists() else ""
 
     def __enter__(self) -> "RunFolder":
@@ -248,8 +234,7 @@ class RunFolder:
         self.close()
 
     def _remove(self) -> None:
-        """Removes what this start wrote into a folder that it made, where nothing was trained; what others put there by
-        now stays, and so do folders that are not empty then."""
+        """Remove what this start wrote into a folder that it made, if nothing was trained. Files of others stay."""
         if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
             return
         shutil.rmtree(self.path / "last", ignore_errors=True)
@@ -259,15 +244,18 @@ class RunFolder:
         remove_empty(self._made)
 
     def close(self) -> None:
-        """Lets another run have the folder, as the end of a block does, which removes it after a user's mistake."""
+        """Release the lock. Leaving a ``with`` block does so, too, and removes the folder after a user's mistake."""
         self._lock.release()
 
 
 def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raises UserError with a line for each key that the run in ``path`` has otherwise than a command, by dotted keys;
-    results do not depend on those in ``RESUME_IGNORED`` or on how paths are written."""
+    """Compare the config of the run in ``path`` with a command's, both flat. Keys in ``RESUME_IGNORED`` may differ.
+
+    Raises:
+        UserError: A line per key that differs. Another spelling of the same path is no difference.
+    """
     faults = [
-        f"{key}: the run in '{path}' has {_shown(old.get(key))}, this command has {_shown(new.get(key))}"
+        f"{key}: the run in '{path}' has {_text(old.get(key))}, this command has {_text(new.get(key))}"
         for key in dict.fromkeys([*new, *old])
         if key not in RESUME_IGNORED and not _same(key, old.get(key), new.get(key))
     ]
@@ -276,12 +264,14 @@ def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, An
 
 
 def _same(key: str, old: Any, new: Any) -> bool:
-    """Whether two values of a key mean the same. A file or folder that is gone may have been moved with the run: the
-    images' fingerprint tells whether it is another."""
+    """Return whether two values of a key mean the same.
+
+    A file or folder that is gone may have been moved with the run. The images' fingerprint shows if it is another.
+    """
     if old == new or key not in PATHS or is_public(old) or is_public(new) or None in (old, new):
         return old == new
     return not home(old).exists() or home(old).resolve() == home(new).resolve()
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return "null" if value is None else str(value)

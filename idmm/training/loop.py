@@ -20,8 +20,8 @@ from idmm.training import clock
 from idmm.training.calibrate import choose_workers
 from idmm.training.clock import Timer
 from idmm.training.optim import clip_gradients, create_optimizer
+from idmm.training.run_context import RunContext
 from idmm.training.schedule import learning_rate, warmup_length, weight_decay_schedule
-from idmm.training.session import Session
 
 log = logging.getLogger("idmm")
 SHOWN_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
@@ -60,25 +60,25 @@ class Position:
 class Loop:
     """Trains one method through one stage, from wherever the session's checkpoint left it."""
 
-    def __init__(self, session: Session, method: Method, plan: StagePlan):
-        self.session, self.method, self.plan, self.train = session, method, plan, session.train
+    def __init__(self, run: RunContext, method: Method, plan: StagePlan):
+        self.run, self.method, self.plan, self.train = run, method, plan, run.train
         self.batches: BatchPlan = plan.batches
         self.steps = plan.epochs * self.batches.steps_per_epoch  # of the schedules
         images = plan.batches.micro_batches(plan.batches.step_images(0, 0))[0][0]
         with self._memory():
-            session.start(method, plan.transform, images)
-        self.accelerator = session.accelerator
+            run.start(method, plan.transform, images)
+        self.accelerator = run.accelerator
         with self._memory():
             self._build()
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
-            self.kept: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
+            self.best: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
             self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
             self.saved_timer: dict | None = None
             self._restore()
         self.paced: tuple[float, int, int] | None = None  # seconds, images and steps since the first step
         self.told, self.shown = False, 0.0  # the expected end; progress when the log last had an epoch
-        self.workers = choose_workers(session.workers, plan.transform, images)
+        self.workers = choose_workers(run.workers, plan.transform, images)
 
     def _memory(self) -> contextlib.AbstractContextManager:
         error = distributed.step_too_large(self.batches.batch_size, self.train.accumulate)
@@ -125,24 +125,24 @@ class Loop:
             loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
         total = self.steps if self.train.minutes is None else None
         self.saved = clock.now()
-        shown = {"unit": "step", "mininterval": SHOWN_SECONDS, "disable": not self.session.folder.leader}
+        shown = {"unit": "step", "mininterval": SHOWN_SECONDS, "disable": not self.run.folder.leader}
         self.progress = Bar(desc=plan.label, total=total, initial=at.made, **shown)
         self._start_timer()
         self.shown = self._share(at.epoch)
-        self.session.interrupts.patient = True
+        self.run.interrupts.patient = True
         try:
             with self._memory(), contextlib.closing(loader):
-                if self.session.timed and not at.made:
+                if self.run.precision_was_timed and not at.made:
                     self._save(0, 0)  # the precision is decided once in a run's life
                 while not self._over():
                     epoch = self.position.epoch
                     self._epoch(epoch, loader)
                     self._end_epoch(epoch)
         finally:
-            self.session.interrupts.patient = False
+            self.run.interrupts.patient = False
             self.progress.close()
         self._save(self.position.epoch, 0)
-        self.session.steps += self.position.made
+        self.run.earlier_steps += self.position.made
 
     # ------------------------------------------------------------------ by the clock
     def _start_timer(self) -> None:
@@ -150,7 +150,7 @@ class Loop:
         if self.train.minutes is None:
             return
         each, saved = self.batches.steps_per_epoch, self.saved_timer
-        start = self.session.seconds if saved is None else saved["start"]
+        start = self.run.seconds if saved is None else saved["start"]
         images, rest = self.plan.ending
         self.timer = Timer(
             start,
@@ -168,14 +168,14 @@ class Loop:
         """Sets the progress of ``train.minutes``, which the first process measured."""
         if self.timer is not None:
             self.timer.advance(progress, self.position.made)
-            self.session.progress = self.timer.progress
+            self.run.progress = self.timer.progress
             self.method.scheduled_epoch = self.timer.progress * self.plan.epochs
 
     def _measured(self) -> float:
         """Returns the progress by the first process's clock, 0 in the others and without ``train.minutes``."""
-        if self.timer is None or not self.session.folder.leader:
+        if self.timer is None or not self.run.folder.leader:
             return 0.0
-        return self.timer.measure(self.session.seconds, self.position.made)
+        return self.timer.measure(self.run.seconds, self.position.made)
 
     def _over(self) -> bool:
         """Whether the stage is over; asked between two epochs or where the run was stopped."""
@@ -189,7 +189,7 @@ class Loop:
             return epoch + 1 == self.batches.epochs
         due = sum(item.images for item in self.plan.evaluators if (epoch + 1) % item.every == 0)
         needed = self.timer.evaluating(due) + self.timer.image * self.batches.batch_size
-        last = self.timer.progress >= 1 or self.timer.left(self.session.seconds) < needed
+        last = self.timer.progress >= 1 or self.timer.left(self.run.seconds) < needed
         if last := distributed.broadcast(last):
             self._advance(1.0)
         return last
@@ -205,7 +205,7 @@ class Loop:
             image = each * self.batches.steps_per_epoch / self.batches.count
             takes = (self.steps - self.position.made) * each + clock.FORWARD * image * looked_at
         else:
-            takes = max(0.0, self.timer.left(self.session.seconds))
+            takes = max(0.0, self.timer.left(self.run.seconds))
             steps = f"about {self.position.made + takes / each:.0f} steps by train.minutes {self.train.minutes:g}"
         ends = time.strftime("%H:%M", time.localtime(time.time() + takes))
         line = "%s: %s of about %s s each; training ends at about %s, in %s"
@@ -224,10 +224,10 @@ class Loop:
             due = clock.now() - self.saved >= 60 * self.train.save_minutes
             if self.progress.due():
                 due = due or int(self.bad_step) >= 0  # _save stops all processes together
-                left = "" if self.timer is None else f", {duration(self.timer.left(self.session.seconds))} to go"
+                left = "" if self.timer is None else f", {duration(self.timer.left(self.run.seconds))} to go"
                 self.progress.set_postfix_str(f"loss {loss.item():.4g}, lr {self._lr():.2e}{left}", refresh=False)
             self.progress.update()
-            stop, due, progress = distributed.largest(self.session.interrupts.asked, due, self._measured())
+            stop, due, progress = distributed.largest(self.run.interrupts.asked, due, self._measured())
             self._advance(progress)
             if stop or due:
                 self._save(epoch, at.step)
@@ -263,7 +263,7 @@ class Loop:
             weight = batch["weight"]
             batch = on_device(batch, self.accelerator.device)
             last = micro == self.train.accumulate - 1
-            key = derive(self.session.seed, "step", self.plan.number, number, micro, distributed.rank())
+            key = derive(self.run.seed, "step", self.plan.number, number, micro, distributed.rank())
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model), seeded(key):
                 out = self.model(batch, key, epoch)
                 self.accelerator.backward(out["loss"] * weight)
@@ -294,7 +294,7 @@ class Loop:
         record = {
             "epoch": epoch + 1,
             "stage": self.plan.number,
-            "step": self.session.steps + at.made,
+            "step": self.run.earlier_steps + at.made,
             "loss": values.pop("loss"),
             "lr": self._lr(),
             "seconds": round(at.seconds, 3),
@@ -306,7 +306,7 @@ class Loop:
         before, self.shown = self.shown, self._share(epoch + 1)
         if line := epoch_line(record, None if self.timer else self.batches.epochs, before, self.shown):
             log.info("%s %s", self.plan.label, line)
-        self.session.folder.add_metrics(record)
+        self.run.folder.add_metrics(record)
         self.position = Position(epoch + 1, made=at.made)
         if self.timer is not None:
             self._advance(distributed.largest(self._measured())[0])
@@ -318,9 +318,9 @@ class Loop:
     def _keep(self, record: dict) -> None:
         """Copies the weights of the best epoch so far; they go into the state, as a resumed run needs them."""
         value = record.get(self.plan.keep)
-        if value is not None and (self.kept is None or value > self.kept["value"]):
+        if value is not None and (self.best is None or value > self.best["value"]):
             weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.averaged.state_dict().items()}
-            self.kept = {"epoch": record["epoch"], "value": value, "weights": weights}
+            self.best = {"epoch": record["epoch"], "value": value, "weights": weights}
 
     def _evaluated(self, epoch: int, last: bool) -> dict:
         """What is due to be measured after an epoch."""
@@ -356,10 +356,10 @@ class Loop:
     def _diverged(self, what: str, step: int) -> RunError:
         epoch = step // self.batches.steps_per_epoch
         lr = self.schedule._get_lr(step)[0] if self.timer is None else self._lr()
-        given = {"clip_grad 1": self.train.clip_grad, "precision fp32": self.session.precision == "fp32"}
+        given = {"clip_grad 1": self.train.clip_grad, "precision fp32": self.run.precision == "fp32"}
         others = [f"set --train.{flag}" for flag, already in given.items() if not already]
         mend = " or ".join(["lower --train.lr", *others])
-        where = f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.session.folder.kept}"
+        where = f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.run.folder.checkpoint_note}"
         return RunError(f"{what} {where}: {mend}, in a new --out", shared=True)
 
     def _save(self, epoch: int, step: int) -> None:
@@ -370,50 +370,50 @@ class Loop:
             raise self._diverged("the weights are not finite", self.position.made - 1)
         self.saved = clock.now()
         sums = self._sums()
-        if not self.session.folder.leader:
+        if not self.run.folder.leader:
             return
         scaler = self.accelerator.scaler
-        self.session.folder.save_state(
+        self.run.folder.save_state(
             {
                 "stage": self.plan.number,
                 "epoch": epoch,
                 "step": step,
-                "steps": [self.session.steps, self.position.made],  # of the stages before, of this one
+                "steps": [self.run.earlier_steps, self.position.made],  # of the stages before, of this one
                 "epoch_seconds": self.position.seconds,
-                "seconds": self.session.seconds,
+                "seconds": self.run.seconds,
                 "timer": None if self.timer is None else self.timer.state(),
                 "sums": sums,
-                "precision": self.session.precision,
-                "channels_last": self.session.channels_last,
+                "precision": self.run.precision,
+                "channels_last": self.run.channels_last,
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "ema": None if self.ema is None else self.ema.module.state_dict(),
                 "scaler": None if scaler is None else scaler.state_dict(),
-                "kept": self.kept,
+                "best": self.best,
             }
         )
 
     def _restore(self) -> None:
-        state, self.session.folder.state = self.session.folder.state, None
+        state, self.run.folder.state = self.run.folder.state, None
         if state is None:
             return
         try:
             self.method.load_state_dict(state["method"])
         except RuntimeError:
             why = f"the checkpoint does not fit {type(self.method).__name__} as this version builds it"
-            raise UserError(f"out: '{self.session.folder.path}': {why}; name a new folder") from None
+            raise UserError(f"out: '{self.run.folder.path}': {why}; name a new folder") from None
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.kept = state["kept"]
-        self.session.steps, made = state["steps"]
+        self.best = state["best"]
+        self.run.earlier_steps, made = state["steps"]
         self.saved_timer = state["timer"]
-        share = float(self.session.folder.leader)  # the sums are added up over processes
+        share = float(self.run.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
         self.position = Position(state["epoch"], state["step"], made, state["epoch_seconds"], sums)
-        self.session.folder.take_back(self.plan.number, state["epoch"] + 1)
+        self.run.folder.take_back(self.plan.number, state["epoch"] + 1)
         at = f"goes on from epoch {state['epoch'] + 1}, step {state['step']}"
         anew = "starts anew, as it had saved no step (train.save_minutes)"
         log.info("%s %s", self.plan.label, at if state["epoch"] or state["step"] else anew)

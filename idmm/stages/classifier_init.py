@@ -1,0 +1,134 @@
+"""The start of fine-tuning's classifier: a linear fit on the features of the backbone."""
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from idmm import distributed
+from idmm.config import FinetuneConfig
+from idmm.data.store import Stores
+from idmm.errors import RunError, UserError
+from idmm.evaluation.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
+from idmm.evaluation.monitor import FLOORS, spread
+from idmm.evaluation.network import extract_features
+from idmm.models.build import linear_classifiers, one_image_norms
+from idmm.stages import Phase
+from idmm.stages.evaluators import build_accuracy, eval_batches
+from idmm.stages.fresh_weights import mixed_images
+from idmm.stages.resolve import CLASSIFIER_INIT, RunSetup
+from idmm.training.run_context import RunContext
+
+log = logging.getLogger("idmm")
+
+
+def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, images: Stores) -> None:
+    """Fit the classifier of a new run to the training images' features, and save its accuracy on the test split.
+
+    All processes must call together.
+
+    Raises:
+        UserError: All training images are of one class.
+        RunError: The features are not finite, or memory ran out.
+    """
+    train, config = images.train, setup.config
+    _check_classes(train.labels, train.classes)
+    label = "features for the classifier, of train"
+    batches = eval_batches(run, setup, train, phase.size, phase.batch_size, label=label)
+    advice = "a smaller --train.batch_size, in a new --out"
+    with distributed.enough_memory(RunError(f"out of memory with {phase.batch_size} images at a time; try {advice}")):
+        model.to(run.device)
+        if not config.model.freeze:  # a frozen backbone stays in evaluation mode
+            numbers = mixed_images(len(train), phase.batch_size, config.seed)
+            norm_batches = eval_batches(run, setup, train, phase.size, phase.batch_size, images=numbers)
+            set_batch_norms(model, norm_batches, run.device, run.autocast)
+        features = extract_features(model, batches, run.device, run.autocast)  # [N, d]
+        if not bool(torch.isfinite(features).all()):
+            source = "" if setup.spec.init is None else f"; the run that wrote '{config.init}' has diverged"
+            raise RunError(f"the images' features are not finite{source}", shared=True)
+        if (deviation := spread(features)) < FLOORS["feature_std"] and not config.model.freeze:
+            # a fit to such features has weights so large that the first steps would destroy the backbone
+            line = f"the features of the training images hardly differ (feature_std {deviation:.2g})"
+            log.warning("%s: %s, so the classifier starts from fresh weights", CLASSIFIER_INIT, line)
+            return
+        fit_classifier(model, features.numpy(), train.labels, config)
+        accuracy = build_accuracy(run, setup, phase, images.test)
+        top1 = accuracy.predict(model, "accuracy before the first step, on test").scores()["top1"]
+    run.folder.add_start_scores({"start_top1": top1})
+    log.info("before the first step: top-1 %.2f on %d test images", top1, len(images.test))
+
+
+def _check_classes(labels: np.ndarray, classes: list[str]) -> None:
+    """Raise UserError if all training images are of one class, by their labels [N]."""
+    numbers = np.unique(labels)
+    if len(numbers) < 2:
+        line = f"features, but the training images are all of one class, '{classes[numbers[0]]}'"
+        raise UserError(f"{CLASSIFIER_INIT}: {line}; expected two classes or more, or random")
+
+
+def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast) -> None:
+    """Set the running statistics of batch norms to the mean over batches of images, the same in all processes.
+
+    In training, batch norms take the statistics of each batch. A classifier fitted in evaluation mode then still sees
+    the features that it was fitted to. After a short pretraining the running statistics are close to those of fresh
+    weights. (Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3.1.)
+    """
+    norms = {m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    if not norms:
+        return
+    with evaluating(model), torch.no_grad():
+        for norm in norms:
+            norm.train()
+            norm.momentum = None  # the plain mean, from the first batch on
+            norm.num_batches_tracked.zero_()
+        for batch in batches:
+            with autocast(), one_image_norms(model, images := batch["images"].to(device, non_blocking=True)):
+                model.forward_features(images)
+    for norm, momentum in norms.items():
+        norm.momentum = momentum
+
+
+def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, config: FinetuneConfig) -> None:
+    """Set the model's classifier to a logistic regression on the features of the training images.
+
+    Its strength is chosen on stratified folds. The logits are divided by a fitted temperature: the strength with the
+    best accuracy is often overconfident, and training would spend its first steps on the backbone to undo that. The
+    first process fits. All must call together.
+
+    Args:
+        model: With :func:`idmm.models.build.linear_classifiers`, which are all set to the same weights.
+        features: Of the frozen backbone [N, d].
+        labels: Classes of the images [N].
+        config: Has the class weights and the seed of the folds.
+    """
+    layers, fit = linear_classifiers(model), None
+    if distributed.rank() == 0:
+        balanced = "balanced" if config.train.class_weights == "balanced" else None
+        choice = choose_strength(features, labels, config.seed, class_weight=balanced)
+        loss = dict(seed=config.seed, smoothing=config.augment.label_smoothing, class_weight=balanced)
+        temperature = fit_temperature(features, labels, choice.strength, **loss)
+        weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
+        weight, bias = weight / temperature, bias / temperature
+        fit = weight, _finite_bias(features, weight, bias)
+        line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s; "
+        log.info(line + "temperature %.2g", len(labels), choice.strength, choice.by, temperature)
+    weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fit))  # [K, d], [K]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.copy_(weight.view_as(layer.weight))
+            layer.bias.copy_(bias)
+
+
+def _finite_bias(features: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Return the bias [K] with finite values for classes without a training image.
+
+    On each of the N images [N, d], these classes together get at most 1/N of the softmax.
+    """
+    unseen = np.isneginf(bias)
+    if not unseen.any():
+        return bias
+    largest = (features @ weight[~unseen].T + bias[~unseen]).max(axis=1)  # [N]
+    return np.where(unseen, largest.min() - np.log(len(features) * unseen.sum()), bias)

@@ -1,0 +1,44 @@
+"""The structured start of a run's fresh weights, see :mod:`idmm.models.start`."""
+
+import logging
+
+import numpy as np
+from torch import nn
+
+from idmm import distributed
+from idmm.data.image_store import ImageStore
+from idmm.models.start import structured_start, takes_structure
+from idmm.seeding import numpy_rng
+from idmm.stages import Phase
+from idmm.stages.evaluators import eval_batches
+from idmm.stages.resolve import RunSetup
+from idmm.training.run_context import RunContext
+
+log = logging.getLogger("idmm")
+NORM_IMAGES = 4096  # enough for the statistics of batch norms
+PATCH_IMAGES = 512  # at most, whose patches are whitened
+
+
+def init_structured(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, train: ImageStore) -> None:
+    """Give the fresh weights of a new run the start that ``model.start`` names, from some of the training images.
+
+    All processes must call together, and get the same weights.
+    """
+    config = setup.config
+    if config.model.start == "timm" or setup.spec.init is not None or not takes_structure(model):
+        return
+    batch_size = min(phase.batch_size, PATCH_IMAGES)
+    numbers = mixed_images(len(train), batch_size, config.seed)[: PATCH_IMAGES * distributed.world()]
+    batches = eval_batches(run, setup, train, phase.size, batch_size, images=numbers)
+    structured_start(model, batches, config.seed)
+    log.info("model.start: attention, positions and the patch embedding of %s are structured", setup.spec.name)
+
+
+def mixed_images(count: int, batch_size: int, seed: int) -> np.ndarray:
+    """Return some of ``count`` image numbers in whole batches of mixed classes, as in training.
+
+    Every process gets the same numbers, each once per process, because processes take turns.
+    """
+    order = numpy_rng(seed, "batch norms").permutation(count)[: max(NORM_IMAGES, batch_size)]
+    whole_batches = len(order) // batch_size * batch_size or len(order)
+    return np.repeat(order[:whole_batches], distributed.world())

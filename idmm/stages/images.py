@@ -1,0 +1,97 @@
+"""The images of a run: stored, compared with those that a resumed run began with, and described in the log."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+
+from idmm.data.images import CentreCrop
+from idmm.data.split import Listing, counted
+from idmm.data.store import PARTS, Stores, image_differences, store_images
+from idmm.data.values import AUTO
+from idmm.errors import UserError
+from idmm.stages import Stage
+from idmm.stages.resolve import RunSetup
+from idmm.training.run_folder import RunFolder
+
+log = logging.getLogger("idmm")
+
+
+def store_run_images(
+    setup: RunSetup, listing: Listing, folder: RunFolder | None = None, parts: tuple[str, ...] = PARTS
+) -> Stores:
+    """Store the images of a run, those of val and test in centre crops at the size of each phase.
+
+    Args:
+        setup: Of the run.
+        listing: Its images.
+        folder: Its folder. A resumed run keeps the value range, mean and std that it began with. None: no run.
+        parts: The splits that are needed.
+
+    Returns:
+        The stores, with val and test at the size of the last phase.
+
+    Raises:
+        UserError: Broken images, or a resumed run whose image i is no longer image i.
+    """
+    stage, spec = setup.stage, setup.spec
+    check_val(stage, listing)
+    sizes = dict.fromkeys(phase.size for phase in setup.phases)
+    saved = (folder and folder.image_values()) or {"range": None, "mean": None, "std": None}
+    data = replace(setup.config.data, in_chans=spec.in_chans, bands=spec.bands)
+    stores = store_images(
+        listing,
+        data,
+        stage.stored_size(max(sizes)),
+        {size: CentreCrop(size, stage.crop_pct) for size in sizes},
+        parts=parts if stage.evaluates else ("train",),
+        value_range=saved["range"] or spec.range,
+        mean=spec.mean or saved["mean"],
+        std=spec.std or saved["std"],
+        progress=folder is None or folder.leader,
+    ).at(setup.phases[-1].size)
+    log_values(setup, stores)
+    if folder is not None:
+        folder.check_images(stores.fingerprint(), image_differences)
+        counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
+        how = "decoded at each use" if stores.train.decodes else "decoded once"
+        log.info("images: %s of %s (%s)", counts, data.name, how)
+    return stores
+
+
+def check_val(stage: Stage, listing: Listing) -> None:
+    """Raise UserError if a run would choose its best epoch on the images that it reports."""
+    if stage.needs_val and listing.val is None:
+        how = "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
+        raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
+
+
+def log_values(setup: RunSetup, stores: Stores) -> None:
+    """Log the range, mean and std of the images' values, and warn of images that are too small to learn from."""
+    if tiny := int((stores.train.sizes.prod(axis=1) == 1).sum()):
+        images = f"{tiny:,} of {counted(len(stores.train), 'training image')} have a single pixel"
+        log.warning("data.root: %s: nothing but a colour can be learned from them; check the files", images)
+    randaugment = getattr(getattr(setup.config, "augment", None), "randaugment", None)
+    for part, store in stores.parts.items():
+        if not store.high_bit:
+            continue
+        verb = "has" if store.high_bit == 1 else "have"
+        images = f"{store.high_bit:,} of {counted(len(store), f'{part} image')} {verb} more than 8 bits"
+        ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in np.reshape(store.value_range, (-1, 2)).tolist())
+        origin = f"from the {part} images" if stores.value_range is None else _origin(setup)
+        log.info("images: %s; their values %s become 0 to 1 (%s)", images, ranges, origin)
+        if part == "train" and randaugment:
+            line = "images: augment.randaugment: left out for the %d of more than 8 bits, which it would cut to 8"
+            log.info(line, store.high_bit)
+    if None in (setup.spec.mean, setup.spec.std):
+        mean, std = ([float(f"{value:.4g}") for value in values] for values in (stores.mean, stores.std))
+        log.info("images: mean %s, std %s of the channels, measured from the training images", mean, std)
+
+
+def _origin(setup: RunSetup) -> str:
+    """Return where the value range of images of more than 8 bits comes from."""
+    if setup.config.data.range != AUTO:
+        return "data.range"
+    if setup.spec.range != AUTO:
+        return f"as in '{setup.spec.init.source}'" if setup.spec.init else "as in the checkpoint"
+    return "from the training images"

@@ -1,0 +1,186 @@
+"""The second of a run's calls: from a config to one without gaps. Names are checked before torch is imported."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from idmm.config import DetectConfig, FinetuneConfig, SegmentConfig, without_rgb
+from idmm.config.commands import ProbeConfig
+from idmm.data.registry import check_folder
+from idmm.errors import UserError
+from idmm.files import begun, is_public, names_same, weights_file
+from idmm.stages import Phase, Stage, stage_of
+from idmm.training import clock
+
+if TYPE_CHECKING:
+    from idmm.models.spec import ModelSpec
+
+CLASSIFIER_INIT = "train.classifier_init"
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """All that is decided about a run before its images are read."""
+
+    stage: Stage  # with the resolved config, which is what config.yaml holds
+    spec: "ModelSpec"  # of the backbone, with the weights that it starts from
+    phases: tuple[Phase, ...]
+    notes: tuple[str, ...] = ()  # lines for the log on everything that was filled in
+    started_at: float = 0.0  # when the run began (clock.now()), for its time limit
+
+    @property
+    def config(self) -> Any:
+        """The resolved config."""
+        return self.stage.config
+
+    @property
+    def is_cross_validation(self) -> bool:
+        """Whether this is one run per fold."""
+        data = self.config.data
+        return data.folds is not None and data.fold is None and self.stage.needs_test
+
+
+def resolve(config: Any, started_at: float | None = None) -> RunSetup:
+    """Fill in what the config leaves to the dataset, the method, the checkpoint and the family of the backbone.
+
+    Args:
+        config: Of any stage.
+        started_at: When the command began (``clock.now()``); None: now.
+
+    Raises:
+        UserError: A line per fault. Faults of names come first, without torch.
+    """
+    started_at = clock.now() if started_at is None else started_at
+    config, notes = check_names(config)
+
+    from idmm.models.hub import pinned
+    from idmm.models.spec import model_spec
+
+    if isinstance(config, ProbeConfig):
+        config = replace(config, init=pinned(config.init))
+        spec = model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
+        stage = stage_of(config)
+        return RunSetup(stage, spec, tuple(stage.phases), tuple(notes), started_at)
+    spec = model_spec(config)
+    if isinstance(config, FinetuneConfig):
+        config, more = fill_classifier_init(config, spec)
+        notes += more
+    train, (lr, warmup_epochs) = config.train, family_rates(spec.name)
+    if train.lr is None:
+        train = replace(train, lr=lr)
+        notes.append(f"train.lr: {lr:g}, the recipe's for {spec.name}")
+    if train.warmup_epochs is None:
+        train = replace(train, warmup_epochs=warmup_epochs)
+        notes.append(f"train.warmup_epochs: {warmup_epochs:g}, the recipe's for {spec.name}")
+    model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
+    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
+    if spec.bands is not None:  # images with boxes or masks have none
+        data = replace(data, bands=spec.bands)
+    config = replace(config, init=pinned(config.init), train=train, model=model, data=data)
+    config, more = without_rgb(config)
+    phases = stage_of(config).phases  # they name the keys that the user gave
+    if isinstance(config, FinetuneConfig):
+        config = replace(config, stages=config.resolved_stages())
+    return RunSetup(stage_of(config), spec, tuple(phases), (*notes, *more), started_at)
+
+
+def family_rates(name: str) -> tuple[float, int]:
+    """Return the papers' peak learning rate and warm-up (epochs) for the family of a timm model."""
+    return (1e-3, 10) if name.startswith(("pvt_v2", "t2t")) else (5e-4, 2)
+
+
+def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[FinetuneConfig, list[str]]:
+    """Fill in ``train.classifier_init`` of a run that starts from weights, with lines for the log.
+
+    Raises:
+        UserError: The config asks for features, and the model's classifier is not linear in them.
+    """
+    from idmm.models.build import has_linear_classifier
+
+    requested = config.train.classifier_init
+    if requested == "random":
+        return config, []
+    linear = has_linear_classifier(spec.name, spec.kwargs)
+    if requested == "features":
+        if not linear:
+            line = f"features, but the classifier of {spec.name} is not linear in them; expected random"
+            raise UserError(f"{CLASSIFIER_INIT}: {line}")
+        return config, []
+    if linear:
+        value, why = "features", "the default with an init; --train.classifier_init random starts from fresh weights"
+    else:
+        value, why = "random", f"as the classifier of {spec.name} is not linear in its features"
+    return replace(config, train=replace(config.train, classifier_init=value)), [f"{CLASSIFIER_INIT}: {value}, {why}"]
+
+
+# ---------------------------------------------------------------------- checks that need no torch
+def check_names(config: Any) -> tuple[Any, list[str]]:
+    """Check dataset, method, folders and files by their names, and fill in what follows from the names.
+
+    Returns:
+        The config, and lines for the log.
+
+    Raises:
+        UserError: A line per fault.
+    """
+    faults: list[str] = []
+    notes: list[str] = []
+    try:
+        config, notes = stage_of(config).fill_names()
+        check_folder(config.data, config.out)
+    except UserError as error:
+        faults += error.faults
+    if config.out is None:
+        faults.append("out: missing; name a folder for all that the run writes (--out runs/a)")
+    elif folder := images_around(config):
+        line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
+        faults.append(f"out: {line}")
+    if config.init is not None:
+        faults += _init_faults(config)
+    if faults:
+        raise UserError(*faults)
+    return replace(config, init=_commit_of_run(config)), notes
+
+
+def _commit_of_run(config: Any) -> str | None:
+    """Return ``init``. Public weights get the commit that the run in ``out`` began with.
+
+    No other value of config.yaml ever changes a command's config.
+    """
+    for folder in (config.out, os.path.join(config.out, "fold-1")):
+        if is_public(config.init) and begun(folder):
+            with suppress(UserError):  # a config.yaml that cannot be read is a fault when the folder is opened
+                init = stage_of(config).build(Path(folder) / "config.yaml").init
+                if names_same(config.init, init):
+                    return init
+    return config.init
+
+
+def images_around(config: Any) -> str | None:
+    """Return the folder of images that a new ``out`` lies in, if any: a later run would read its pictures as images.
+
+    A run that began there before may be resumed.
+    """
+    has_run = os.path.exists(os.path.join(config.out, "config.yaml"))
+    has_list = isinstance(config, DetectConfig)  # a file lists the images
+    if has_run or has_list or config.data.root is None or config.data.name not in (None, "folder"):
+        return None
+    root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
+    masked = isinstance(config, SegmentConfig)
+    names = ("images", "masks", "annotations") if masked else ("train", "unlabelled", "val", "test")
+    folders = [os.path.join(root, name) for name in names] if os.path.isdir(os.path.join(root, names[0])) else [root]
+    return next((folder for folder in folders if os.path.commonpath([folder, out]) == folder), None)
+
+
+def _init_faults(config: Any) -> list[str]:
+    """Return the faults of ``init`` that show before it is read: it is missing, or the run would write over it."""
+    written = [os.path.join(config.out or ".", name) for name in ("", "backbone.safetensors", "model.safetensors")]
+    if config.out and os.path.realpath(config.init) in map(os.path.realpath, written):
+        return [f"out: '{config.out}' is where init is; name a new folder for all that this run writes"]
+    try:
+        weights_file(config.init, "init")
+    except UserError as error:
+        return error.faults
+    return []
