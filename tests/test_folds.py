@@ -96,7 +96,7 @@ def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
     assert tuned(out, images, data__folds=4, init=str(pretrained)) == 2
     assert "data.folds: the run in " in capsys.readouterr().err
     assert tuned(out, images, data__folds=3, init=str(pretrained), resume="never") == 2
-    assert "--resume never wants a new folder" in capsys.readouterr().err
+    assert "--resume never expects a new folder" in capsys.readouterr().err
 
 
 def test_what_cannot_be_dealt_out_is_one_line_and_leaves_no_folder(images, done, tmp_path, capsys):

@@ -291,11 +291,11 @@ def test_resume_never_and_must(whole, cut, tmp_path, capsys):
     for used in (whole["pretrain"], cut["pretrain"]):
         before = snapshot(used)
         assert inside("pretrain", used, resume="never") == 2
-        assert lines(capsys) == [f"out: '{used}' holds a run already; --resume never wants a new folder"]
+        assert lines(capsys) == [f"out: '{used}' holds a run already; --resume never expects a new folder"]
         assert snapshot(used) == before
     new = tmp_path / "new"
     assert inside("pretrain", new, resume="must") == 2
-    assert lines(capsys) == [f"out: '{new}' holds no run to go on with; --resume must wants one"]
+    assert lines(capsys) == [f"out: '{new}' holds no run to resume; --resume must expects one"]
     assert not snapshot(new)
 
 

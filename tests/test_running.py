@@ -79,7 +79,7 @@ def refusals(tmp_path):
         ("pretrain", {**root, "data__root": str(bad)}, "broken.png"),
         ("pretrain", {**root, "data__root": str(flat), **LINEAR, "method__name": "supcon"}, "CLASS"),
         ("finetune", {**root, "data__root": str(flat)}, "flat"),
-        ("finetune", {"resume": "must"}, "holds no run to go on with"),
+        ("finetune", {"resume": "must"}, "holds no run to resume"),
     ]
 
 
