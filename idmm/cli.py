@@ -59,7 +59,7 @@ DATA = {
     ),
     "check": Command(
         keys.DataCheckConfig, "stages.check:checkup",
-        "look at every image: unreadable, duplicates, leakage; exits 1 if something should be mended",
+        "look at every image: unreadable, duplicates, leakage; exits 1 if there is something to fix",
         words=("name",),
     ),
     "download": Command(

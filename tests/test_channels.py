@@ -209,7 +209,7 @@ def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
     assert len(store) == 12 and store.channels == 5
     assert call(["data", "check", "--root", root]) == 1, "it is told by the files' own channels"
     text = capsys.readouterr().out
-    assert "channels: 5 channels: --data.in_chans 5" in text and f"unreadable: {len(bad)} files" in text
+    assert "channels: 5 channels. Pass --data.in_chans 5." in text and f"unreadable: {len(bad)} files (" in text
 
 
 def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_path):
@@ -359,6 +359,6 @@ def test_a_constant_channel_is_refused(tmp_path, capsys):
 def test_the_check_takes_what_the_files_hold(root, tmp_path, capsys):
     assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[1] == "channels: 5 channels: --data.in_chans 5"
+    assert text.splitlines()[1] == "channels: 5 channels. Pass --data.in_chans 5."
     found = json.loads((tmp_path / "c/check.json").read_text())
     assert len(found["range"]) == 5 and found["floor"]["baseline_top1"] > 0

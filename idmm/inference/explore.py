@@ -10,8 +10,7 @@ from PIL import Image
 
 from idmm.config.commands import ProbeConfig
 from idmm.config.usage import ExploreConfig
-from idmm.data.doctor import HASH_BITS, ImageRef, Pair, perceptual_hash
-from idmm.data.exclusions import exclusions, write_exclusions
+from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
 from idmm.errors import UserError
 from idmm.evaluation import similarity

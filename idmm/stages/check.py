@@ -1,204 +1,225 @@
-"""``idmm data``: getting a dataset, and what is wrong with one."""
+"""``idmm data``: downloading a dataset, and finding its faults."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig
-from idmm.data.doctor import CROP, SKEWED, Checkup, ImageRef, Pair, check
+from idmm.data.check import CROP, Crops, DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
 from idmm.data.download import fetch
-from idmm.data.exclusions import exclusions, write_exclusions
 from idmm.data.formats import as_bands
 from idmm.data.images import composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
 from idmm.data.user_lists import quoted
-from idmm.errors import UserError, by_reason
+from idmm.data.values import unit
+from idmm.errors import UserError, by_reason, listed
 from idmm.files import made_folder, write_json
 from idmm.progress import log
 
-_NAMED = 5  # images or pairs of a kind that the text names; check.json has all
+_NAMED = 5  # images or pairs that a line names
 _DRAWN = 12  # pairs on the sheet
+SKEWED = 10.0  # ratio of the largest to the smallest class from which the balance gets a remark
 HELD_OUT = 0.2  # share of the training images that the baseline is tested on if there are no others
-BATCH = 64  # images whose hand-made features are taken at a time
+BATCH = 64  # images per call of the hand-made features
 
 
 def download(given: DataDownloadConfig) -> str:
-    """Fetches a dataset unless it is there already, and checks its sizes; errors as of `fetch` and `list_images`."""
+    """Fetch a dataset unless it is there, and check its sizes; errors as of `fetch` and `list_images`."""
     fetch(spec_of(given.name), given.root)
-    splits = list_images(config.Data(name=given.name, root=given.root), labelled=True)
-    counts = ", ".join(f"{len(split):,} {name}" for name, split in splits.parts.items())
-    return f"{given.name}: {counts}, all as the protocol has it"
+    listing = list_images(config.Data(name=given.name, root=given.root), labelled=True)
+    counts = ", ".join(f"{len(split):,} {name}" for name, split in listing.parts.items())
+    return f"{given.name}: {counts}, all as in the protocol"
 
 
 def checkup(given: DataCheckConfig) -> int:
-    """Looks at every image of a dataset, prints what was found, and writes check.json, check.png and exclude.txt to
-    ``given.out``; returns the exit code, 1 where something should be mended. UserError where the dataset cannot be
-    opened at all, or ``given.out`` cannot be written."""
-    same = ("name", "root", "max_pixels", "exclude", "labels")
-    data, notes = resolve_name(config.Data(**{name: getattr(given, name) for name in same}))
+    """Read every image of a dataset, print the findings, and write check.json, check.png and exclude.txt to
+    ``given.out``.
+
+    Returns:
+        The exit code, 1 if there is something to fix.
+
+    Raises:
+        UserError: The dataset cannot be opened at all, or ``given.out`` cannot be written.
+    """
+    names = ("name", "root", "max_pixels", "exclude", "labels")
+    data, notes = resolve_name(config.Data(**{name: getattr(given, name) for name in names}))
     for note in notes:
         log.info("%s", note)
     out = made_folder(given.out)
     from idmm.evaluation import baseline
 
-    found, splits = check(data, lambda labels: baseline.drawn(labels, baseline.MOST), progress=True)
-    found.floor = _floor(found, splits, data)
-    print("\n".join(report(found)))
+    report, listing, crops = check(data, lambda labels: baseline.drawn(labels, baseline.MOST), progress=True)
+    report.floor = _baseline(report, listing, crops, data)
+    print("\n".join(report_lines(report)))
     if out is not None:
-        write_json(out / "check.json", found.plain())
+        write_json(out / "check.json", report.to_dict())
         (out / "check.png").unlink(missing_ok=True)  # of an earlier check
-        if found.pairs:
-            _draw(found, splits, given.max_pixels, out / "check.png")
-        asked = " ".join(filter(None, ["idmm data check", given.name, given.root and f"--root {given.root}"]))
-        odd = {"transparent": found.transparent, "of one colour": found.one_colour}
-        lines = exclusions(found.pairs, found.unreadable, odd)
-        print(f"written to {out}: {write_exclusions(asked, given.exclude, lines, out / 'exclude.txt')}")
-    return int(not found.clean)
+        if report.pairs:
+            _draw(report, listing, given.max_pixels, out / "check.png")
+        command = " ".join(filter(None, ["idmm data check", given.name, given.root and f"--root {given.root}"]))
+        suspected = {"transparent": report.transparent, "of one colour": report.one_colour}
+        lines = exclusions(report.pairs, report.unreadable, suspected)
+        print(f"written to {out}: {write_exclusions(command, given.exclude, lines, out / 'exclude.txt')}")
+    return int(not report.clean)
 
 
-def _floor(found: Checkup, splits: Listing, data: config.Data) -> dict | None:
-    """What the baseline reaches, and what naming the largest class would, on the split that results would be reported
-    on; if there is none, on a fifth of the training images. None if there are no labels for that."""
-    from idmm.evaluation import baseline
+# ---------------------------------------------------------------------- the text
+@dataclass(frozen=True)
+class _Finding:
+    """A kind of fault: one line of the text."""
 
-    if splits.train.labels is None:
-        return None
-    there = (name for name in ("test", "val") if (split := splits.parts.get(name)) and split.labels is not None)
-    of = next(there, "train")
-    train, held = splits.train, splits.parts[of]
-    if of == "train":
-        try:
-            parted = list_images(replace(data, val_fraction=HELD_OUT), labelled=True)
-        except UserError:  # of one class, or what the layout's faults say
-            return None
-        train, held = parted.train, parted.test
-    crops, labels = _crops(found, train, "train")
-    queries, truth = _crops(found, held, of)
-    if len(np.unique(labels)) < 2 or not len(truth):
-        return None
-    began, some = time.monotonic(), baseline.drawn_to_fit(labels, baseline.MOST)
-    reached = baseline.measured(_features(crops[some]), labels[some], _features(queries), truth, began)
-    largest = 100 * float(np.unique(truth, return_counts=True)[1].max() / len(truth))
-    return {"baseline_top1": reached.top1, "largest_class": largest, "train_images": reached.train,
-            "images": reached.test, "of": of}  # fmt: skip
+    kind: str
+    count: str  # e.g. 2 files
+    examples: Sequence[str]
+    advice: str
+    certain: bool  # something to fix, not only to look at
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.count} ({listed(self.examples, _NAMED)}). {self.advice}"
 
 
-def _crops(found: Checkup, split: Split, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """The kept crops of a split, [N, S, S, C], and the numbers of their classes."""
-    names, seen = sorted(found.classes[part]), found.seen[part]
-    used = [i for i, name in enumerate(split.names) if name in seen and split.labels[i] >= 0]
-    crops = np.array([seen[split.names[i]] for i in used])
-    return crops, np.array([names.index(split.classes[split.labels[i]]) for i in used], dtype=np.int64)
-
-
-def _features(crops: np.ndarray) -> np.ndarray:
-    """Returns the baseline's features of crops, uint8 or uint16 [N, S, S, C] -> [N, d]."""
-    import torch
-
-    from idmm.data.values import unit
-    from idmm.evaluation import baseline
-
-    parts = torch.arange(len(crops)).split(BATCH)
-    batches = (
-        {"images": unit(torch.from_numpy(crops[part.numpy()]).permute(0, 3, 1, 2)), "index": part} for part in parts
-    )
-    channels = crops.shape[3]
-    return baseline.features(batches, [0.0] * channels, [1.0] * channels, alone=True)
-
-
-def report(found: Checkup) -> list[str]:
-    """Returns the findings as lines of text, each kind with what it means for training."""
-    counts = ", ".join(f"{n:,} {name}" for name, n in found.images.items())
-    lines = [f"{found.dataset}{f' in {found.root}' if found.root else ''}: {counts} images"]
-    if found.bands:
-        lines.append(f"channels: {counted(found.bands.count, 'channel')}: {as_bands(found.bands.count)}")
-    if found.layout:
-        how = "fine-tuning needs more" if found.suffices else "fine-tuning would refuse them"
-        lines += [f"layout: pretraining can use these images, {how}:", *(f"  {line}" for line in found.layout)]
-    lines += _balance(found)
-    if bad := found.unreadable:
-        lines.append(f"unreadable: {counted(len(bad), 'file')}; training stops on them without --data.on_error skip:")
-        lines += _some(by_reason(*([image[key] for image in bad] for key in ("name", "reason"))))
-    for what, images in (
-        ("transparent: {} with an opacity of 0 everywhere; training sees the colours:", found.transparent),
-        ("one colour: {} of equal pixels:", found.one_colour),
-    ):
-        if images:
-            lines += [what.format(counted(len(images), "image")), *_some([quoted(image["name"]) for image in images])]
-    lines += _pairs(found.pairs)
-    if floor := found.floor:
+def report_lines(report: DatasetReport) -> list[str]:
+    """Return the findings as text: facts, then one line per finding, then what to do."""
+    counts = ", ".join(f"{n:,} {name}" for name, n in report.images.items())
+    lines = [f"{report.dataset}{f' in {report.root}' if report.root else ''}: {counts} images"]
+    if report.bands:
+        lines.append(f"channels: {counted(report.bands.count, 'channel')}. Pass {as_bands(report.bands.count)}.")
+    lines += _classes_and_sizes(report)
+    if floor := report.floor:
         of = "held-out training" if floor["of"] == "train" else floor["of"]
-        text = "the baseline to beat: logistic regression on hand-made features {baseline_top1:.1f} %"
-        text += " (largest class {largest_class:.1f} %), fitted to {train_images:,} training images"
+        text = "baseline: {baseline_top1:.1f} % top-1 by logistic regression on hand-made features "
+        text += "(largest class {largest_class:.1f} %), fitted to {train_images:,} training images"
         lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {CROP.size} px")
-    suspected = sum(not pair.certain for pair in found.pairs)
-    if not found.clean:
-        return [*lines, "some of this should be mended, see above"]
-    if suspected:
-        return [*lines, f"nothing certain was found, but {counted(suspected, 'suspected pair')} should be looked at"]
-    return [*lines, "nothing that should be mended"]
+    if report.layout:
+        how = "fine-tuning needs more" if report.enough_to_pretrain else "fine-tuning would refuse them"
+        lines += [f"layout: pretraining can use these images, {how}:", *(f"  {line}" for line in report.layout)]
+    findings = [finding for finding in _findings(report) if finding.examples]
+    lines += map(str, findings)
+    certain = [finding.kind for finding in findings if finding.certain]
+    if not report.enough_to_pretrain:
+        certain.insert(0, "layout")
+    suspected = [finding.kind for finding in findings if not finding.certain]
+    if any(len(finding.examples) > _NAMED for finding in findings):
+        lines.append("check.json of --out DIR lists all of these images.")
+    verdict = f"Fix: {', '.join(certain)}." if certain else "Nothing to fix."
+    return [*lines, f"{verdict} Look at: {', '.join(suspected)}." if suspected else verdict]
 
 
-def _some(examples: list[str]) -> list[str]:
-    more = len(examples) - _NAMED
-    rest = [f"  and {more} more (check.json of --out DIR lists all)"] if more > 0 else []
-    return [f"  {example}" for example in examples[:_NAMED]] + rest
+def _findings(report: DatasetReport) -> Iterator[_Finding]:
+    bad = report.unreadable
+    reasons = by_reason(*([image[key] for image in bad] for key in ("name", "reason")))
+    skip = "Training stops on them. Replace them, or pass --data.on_error skip."
+    yield _Finding("unreadable", counted(len(bad), "file"), reasons, skip, True)
+    for kind, images, advice in (
+        ("transparent", report.transparent, "Their opacity is 0 everywhere, so training uses the hidden colours."),
+        ("one colour", report.one_colour, "All their pixels are equal. Look if they are broken."),
+    ):
+        names = [quoted(image["name"]) for image in images]
+        yield _Finding(kind, counted(len(names), "image"), names, advice, False)
+    groups: dict[tuple[bool, bool], list[Pair]] = {}
+    for pair in report.pairs:
+        groups.setdefault((pair.leaks, pair.certain if pair.leaks else pair.exact), []).append(pair)
+    for kind, key, advice in (
+        ("duplicates", (False, True), "Keep one of each."),
+        ("near-duplicates", (False, False), "A few within a split do no harm."),
+        ("leakage", (True, True), "The same image is in two splits, so accuracies come out too high. Remove one."),
+        ("suspected leakage", (True, False), "They are in two splits. Look at check.png of --out DIR."),
+    ):
+        pairs = groups.get(key, [])
+        names = [f"{_name(pair.first)} and {_name(pair.second)}: {_kind(pair)}" for pair in pairs]
+        yield _Finding(kind, counted(len(pairs), "pair"), names, advice, key[1])
 
 
-def _balance(found: Checkup) -> Iterator[str]:
-    for split, classes in found.classes.items():
+def _classes_and_sizes(report: DatasetReport) -> Iterator[str]:
+    for split, classes in report.classes.items():
         ordered = sorted(classes.items(), key=lambda item: item[1])
         (small, least), (large, most) = ordered[0], ordered[-1]
         middle = int(np.median(list(classes.values())))
         span = f"{least} ('{small}') to {most} ('{large}') images, median {middle}"
-        skewed = "; fine-tuning will favour the large ones" if most > SKEWED * max(1, least) else ""
+        skewed = ". Fine-tuning will favour the large ones" if most > SKEWED * max(1, least) else ""
         yield f"classes of {split}: {len(classes)}, with {span if least < most else f'{most} images each'}{skewed}"
-    for split, (least, middle, most) in found.sides.items():
+    for split, (least, middle, most) in report.sides.items():
         yield f"sizes of {split}: short sides of {least} to {most} px, median {middle}"
 
 
-def _pairs(pairs: list[Pair]) -> Iterator[str]:
-    """What is wrong with pairs of images, and which they are."""
-    for what, text, some in (
-        ("duplicates", "of the same image; keep one of each", [p for p in pairs if p.exact and not p.leaks]),
-        ("near-duplicates", "within a split; harmless when few", [p for p in pairs if not (p.exact or p.leaks)]),
-        ("leakage", "of the same image in two splits; accuracies come out too high",
-         [p for p in pairs if p.leaks and p.certain]),
-        ("suspected leakage", "across splits; look at the sheet of --out DIR",
-         [p for p in pairs if p.leaks and not p.certain]),
-    ):  # fmt: skip
-        if some:
-            yield f"{what}: {counted(len(some), 'pair')} {text}:"
-            yield from _some([f"{_place(p.first)} and {_place(p.second)} ({_kind(p)})" for p in some])
-
-
 def _kind(pair: Pair) -> str:
-    kind = pair.kind if pair.exact else f"{pair.kind}, {pair.similarity:.3f}"
-    return kind + ", labels differ" * pair.disagrees
+    kind = pair.kind if pair.exact else f"{pair.kind} {pair.similarity:.3f}"
+    return f"{kind}, labels differ" if pair.disagrees else kind
 
 
-def _place(image: ImageRef) -> str:
+def _name(image: ImageRef) -> str:
     return quoted(image.name if image.name.startswith(image.split) else f"{image.split} {image.name}")
 
 
-def _draw(found: Checkup, splits: Listing, max_pixels: int, path: Path) -> None:
-    """Draws of each group of images that are alike the worst pair: labels that disagree, then leaks, then the rest,
-    exact ones first."""
+# ---------------------------------------------------------------------- the baseline
+def _baseline(report: DatasetReport, listing: Listing, crops: Crops, data: config.Data) -> dict | None:
+    """Return the accuracy of the baseline and of the largest class, on the split that results would be reported on.
+
+    If there is none, they are of a fifth of the training images. None: there are no labels for that.
+    """
+    from idmm.evaluation import baseline
+
+    if listing.train.labels is None:
+        return None
+    with_labels = (name for name in ("test", "val") if (part := listing.parts.get(name)) and part.labels is not None)
+    of = next(with_labels, "train")
+    train, held = listing.train, listing.parts[of]
+    if of == "train":
+        try:
+            divided = list_images(replace(data, val_fraction=HELD_OUT), labelled=True)
+        except UserError:  # of one class, or what the layout's faults say
+            return None
+        train, held = divided.train, divided.test
+    pixels, labels = _labelled_crops(report, crops, train, "train")
+    held_pixels, truth = _labelled_crops(report, crops, held, of)
+    if len(np.unique(labels)) < 2 or not len(truth):
+        return None
+    began, chosen = time.monotonic(), baseline.drawn_to_fit(labels, baseline.MOST)
+    reached = baseline.measured(_features(pixels[chosen]), labels[chosen], _features(held_pixels), truth, began)
+    largest = 100 * float(np.unique(truth, return_counts=True)[1].max() / len(truth))
+    sizes = {"train_images": reached.train, "images": reached.test, "of": of}
+    return {"baseline_top1": reached.top1, "largest_class": largest, **sizes}
+
+
+def _labelled_crops(report: DatasetReport, crops: Crops, split: Split, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the crops of a split, [N, S, S, C], and the numbers of their classes."""
+    classes = sorted(report.classes[part])
+    used = [i for i, name in enumerate(split.names) if name in crops[part] and split.labels[i] >= 0]
+    pixels = np.array([crops[part][split.names[i]] for i in used])
+    return pixels, np.array([classes.index(split.classes[split.labels[i]]) for i in used], dtype=np.int64)
+
+
+def _features(crops: np.ndarray) -> np.ndarray:
+    """Return the baseline's features of crops, uint8 or uint16 [N, S, S, C] -> [N, d]."""
+    import torch
+
+    from idmm.evaluation import baseline
+
+    numbers = torch.arange(len(crops)).split(BATCH)
+    batches = ({"images": unit(torch.from_numpy(crops[n.numpy()]).permute(0, 3, 1, 2)), "index": n} for n in numbers)
+    channels = crops.shape[3]
+    return baseline.features(batches, [0.0] * channels, [1.0] * channels, alone=True)
+
+
+# ---------------------------------------------------------------------- the sheet
+def _draw(report: DatasetReport, listing: Listing, max_pixels: int, path: Path) -> None:
+    """Draw the worst pair of each group of images that are alike: labels that disagree, then leaks, then the rest."""
     from idmm.figures.sheets import LARGE, Tile, caption_sheet, in_rows, one_of_each
 
-    order = sorted(found.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
+    order = sorted(report.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
     groups = one_of_each([(pair.first, pair.second) for pair in order])
-    drawn = []
+    tiles = []
     for pair in (order[number] for number in list(groups)[:_DRAWN]):
-        for image, what in ((pair.first, pair.kind + ", leaks" * pair.leaks), (pair.second, _kind(pair))):
-            item = getattr(splits, image.split).items[image.index]
-            pixels = read_image(item, max_pixels, found.range, found.bands).pixels
-            drawn.append(Tile(composite(pixels), f"{what}\n{_place(image)}\n{image.label or ''}"))
-    title = f"{found.dataset}: {counted(len(order), 'pair')} of images that look the same, one of each group"
-    caption_sheet(in_rows(drawn), path, title, cell=LARGE)
+        first_kind = f"{pair.kind}, leaks" if pair.leaks else pair.kind
+        for image, kind in ((pair.first, first_kind), (pair.second, _kind(pair))):
+            item = getattr(listing, image.split).items[image.index]
+            pixels = read_image(item, max_pixels, report.range, report.bands).pixels
+            tiles.append(Tile(composite(pixels), f"{kind}\n{_name(image)}\n{image.label or ''}"))
+    title = f"{report.dataset}: {counted(len(order), 'pair')} of images that look the same, one of each group"
+    caption_sheet(in_rows(tiles), path, title, cell=LARGE)

@@ -1,0 +1,346 @@
+"""Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images and classes."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import imagehash
+import numpy as np
+from PIL import Image
+
+from idmm import config
+from idmm.data.formats import BadImage
+from idmm.data.image_store import measure_range
+from idmm.data.images import Bands, CentreCrop, Decoded, composite, digest, header, read_image
+from idmm.data.listing import read_splits
+from idmm.data.parallel import parallel_map
+from idmm.data.split import LabelsMissing, Listing, Split
+from idmm.data.user_lists import BadList, quoted
+from idmm.data.values import AUTO, MinMax, RangeUnknown, ValueRange, common_range
+from idmm.errors import UserError
+from idmm.files import home, write_bytes
+
+HASH_BITS = 64
+NEAR_BITS = 12  # perceptual hashes that differ in at most so many bits are compared by their thumbnails
+NEAR_CORRELATION = 0.9  # of the thumbnails of nearly equal images
+THUMB = 16  # side of a thumbnail (pixels)
+FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
+CROP = CentreCrop(64, 0.875)  # of the images for the baseline
+NEAR_MOST = 20  # near-duplicates of an image that are listed in each split: plain images are all alike
+_BLOCK = 2048
+_SAMPLE = 64  # files whose headers decide if the images are pictures
+_SPLITS = ("unlabelled", "train", "val", "test")  # of equal images, the one in the last of these stays
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """An image: its split, its number there, its name, and its class if there are labels."""
+
+    split: str
+    index: int
+    name: str
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two images that are the same or nearly so; across splits, the training image comes first."""
+
+    kind: str  # same file, same pixels or near
+    first: ImageRef
+    second: ImageRef
+    similarity: float  # correlation of their thumbnails, at most 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether they are the same to the last pixel."""
+        return self.kind != "near"
+
+    @property
+    def leaks(self) -> bool:
+        """Whether one is trained on and the other evaluated on."""
+        splits = {self.first.split, self.second.split}
+        return len(splits) > 1 and splits != {"train", "unlabelled"}
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is a fault: they are the same, and not only pretraining would see pixels of a test image."""
+        return self.exact and not (self.leaks and "unlabelled" in (self.first.split, self.second.split))
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether they have different classes."""
+        return None not in (self.first.label, self.second.label) and self.first.label != self.second.label
+
+
+@dataclass
+class DatasetReport:
+    """The findings, as ``check.json`` has them."""
+
+    dataset: str
+    root: str | None
+    images: dict[str, int] = field(default_factory=dict)  # of each split
+    layout: list[str] = field(default_factory=list)  # why fine-tuning would refuse the dataset
+    unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
+    transparent: list[dict] = field(default_factory=list)  # {"split", "name"}: opacity 0 everywhere, colours are read
+    one_colour: list[dict] = field(default_factory=list)  # {"split", "name"}: every pixel is the same
+    range: ValueRange = None  # of training images of more than 8 bits under data.range auto
+    bands: Bands | None = None  # channels that are used; None: the images are pictures
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)  # images of each class of each split
+    sides: dict[str, list[int]] = field(default_factory=dict)  # smallest, median and largest short side (pixels)
+    pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
+    # the baseline: {"baseline_top1", "largest_class", "train_images", "images", "of"}; None: no labels
+    floor: dict | None = None
+    enough_to_pretrain: bool = True  # no fault of the layout matters to pretraining
+
+    @property
+    def clean(self) -> bool:
+        """Whether there is nothing to fix. Near-duplicates and the like may be intended."""
+        return self.enough_to_pretrain and not self.unreadable and not any(pair.certain for pair in self.pairs)
+
+    def to_dict(self) -> dict:
+        """Return it for JSON."""
+        content = asdict(self)
+        del content["enough_to_pretrain"]
+        pairs = [{**asdict(p), "leaks": p.leaks, "labels_differ": p.disagrees} for p in self.pairs]
+        return {**content, "pairs": pairs, "clean": self.clean}
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """Facts about an image for the search for pairs."""
+
+    ref: ImageRef
+    file: bytes
+    pixels: bytes
+    size: tuple[int, int]
+    transparent: bool
+    one_colour: bool
+    min_max: tuple[MinMax, ...]
+    hash: np.ndarray  # bool [HASH_BITS]
+    thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
+    crop: np.ndarray | None  # its CROP, [64, 64, C], if it is asked for
+
+
+Crops = dict[str, dict[str, np.ndarray]]  # centre crops by split and name
+
+
+def check(
+    data: config.Data, crops_of: Callable[[np.ndarray], np.ndarray] | None = None, progress: bool = False
+) -> tuple[DatasetReport, Listing, Crops]:
+    """Read every image of a dataset. Faults of images raise nothing.
+
+    Args:
+        data: The ``data`` section of a config.
+        crops_of: Returns, for the labels of a split, the numbers of the images whose crops are returned; None: none.
+        progress: Show a bar on standard error.
+
+    Raises:
+        UserError: The dataset cannot be opened at all, or a list of the user's is bad.
+    """
+    report = DatasetReport(data.name, data.root)
+    listing = _open(data, report)
+    report.bands = _usual_bands(listing.train, data.max_pixels, progress)
+    every, crops = [], {}
+    for part, split in listing.parts.items():
+        chosen, report.images[part] = (), len(split)
+        if split.labels is not None:
+            counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
+            report.classes[part] = dict(zip(split.classes, counts.tolist(), strict=True))
+            chosen = () if crops_of is None else frozenset(crops_of(split.labels).tolist())
+        summaries = []
+        for i, summary in enumerate(_summaries(report, part, split, chosen, data.max_pixels, progress)):
+            name = {"split": part, "name": split.names[i]}
+            if isinstance(summary, BadImage):
+                report.unreadable.append({**name, "reason": summary.reason})
+                continue
+            summaries.append(summary)
+            report.transparent += [name] if summary.transparent else []
+            report.one_colour += [name] if summary.one_colour else []
+        if part == "train":
+            report.range = common_range([summary.min_max for summary in summaries], report.bands is not None)
+        if sides := [min(summary.size) for summary in summaries]:
+            report.sides[part] = [min(sides), int(np.median(sides)), max(sides)]
+        crops[part] = {summary.ref.name: summary.crop for summary in summaries if summary.crop is not None}
+        every += summaries
+    report.pairs = _pairs(every)
+    return report, listing, crops
+
+
+def _open(data: config.Data, report: DatasetReport) -> Listing:
+    """Open the dataset as fine-tuning does; if that fails as pretraining does, and note what fine-tuning lacks."""
+    try:
+        return read_splits(data, labelled=True, evaluated=True, unlabelled=True)
+    except BadList:
+        raise
+    except UserError as error:
+        report.layout, report.enough_to_pretrain = list(error.faults), isinstance(error, LabelsMissing)
+    # with a CSV file of labels, all that is missing may be something to evaluate on
+    labelled = report.enough_to_pretrain and data.labels is not None
+    return read_splits(data, labelled, evaluated=False, unlabelled=True)
+
+
+def _usual_bands(train: Split, max_pixels: int, progress: bool) -> Bands | None:
+    """Return the channels of most files, if most are no pictures."""
+    sample = train.take(np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int)))
+    headers = parallel_map(
+        lambda i: header(sample.items[i], max_pixels), len(sample), sample.place, "reading headers", progress
+    )
+    readable = [image for image in headers if not isinstance(image, BadImage)]
+    counts = [image.channels for image in readable if image.fault]
+    if 2 * len(counts) <= len(readable):
+        return None
+    usual = max(counts, key=counts.count)
+    return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None)
+
+
+def _summaries(
+    report: DatasetReport, part: str, split: Split, chosen: Sequence[int], max_pixels: int, progress: bool
+) -> list[_Summary | BadImage]:
+    """Read a split's images. The first one of more than 8 bits has the value range measured, then all start again."""
+
+    def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:
+        def work(i: int) -> _Summary:
+            decoded = read_image(split.items[i], max_pixels, value_range, report.bands)
+            label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
+            return _summary(ImageRef(part, i, split.names[i], label), decoded, i in chosen)
+
+        return list(parallel_map(work, len(split), split.place, f"checking {part}", progress))
+
+    try:
+        return summaries(report.range or AUTO)
+    except RangeUnknown:
+        return summaries(measure_range(split, max_pixels, report.bands, progress))
+
+
+def _summary(ref: ImageRef, decoded: Decoded, with_crop: bool) -> _Summary:
+    image = decoded.pixels  # [H, W, C]
+    picture = Image.fromarray(composite(image))
+    return _Summary(
+        ref=ref,
+        file=decoded.digest,
+        pixels=digest(repr(image.shape).encode() + image.tobytes()),
+        size=image.shape[:2],
+        transparent=decoded.transparent,
+        one_colour=bool((image == image[0, 0]).all()),
+        min_max=decoded.min_max,
+        hash=perceptual_hash(picture),
+        thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
+        crop=CROP(image) if with_crop else None,
+    )
+
+
+# ---------------------------------------------------------------------- images that are alike
+def perceptual_hash(picture: Image.Image) -> np.ndarray:
+    """Return an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its cosine transform."""
+    return imagehash.phash(picture).hash.ravel()
+
+
+def _pairs(summaries: list[_Summary]) -> list[Pair]:
+    """Return all pairs, exact ones first."""
+    same: dict[bytes, list[_Summary]] = defaultdict(list)
+    for summary in summaries:
+        same[summary.pixels].append(summary)
+    exact = [
+        Pair("same file" if first.file == other.file else "same pixels", first.ref, other.ref, 1.0)
+        for first, *others in same.values()
+        for other in others
+    ]
+    return exact + sorted(_near_pairs([group[0] for group in same.values()]), key=lambda pair: -pair.similarity)
+
+
+def _near_pairs(summaries: list[_Summary]) -> list[Pair]:
+    """Return pairs of which both hashes and thumbnails agree, as a hash is coarse, above all for plain images.
+
+    Each image is paired with at most :data:`NEAR_MOST` later ones of a split, so memory does not grow with the square.
+    """
+    signs = (
+        np.array([summary.hash for summary in summaries], dtype=np.float32).reshape(-1, HASH_BITS) * 2 - 1
+    )  # [N, 64]
+    pairs: list[Pair] = []
+    counts: Counter = Counter()  # pairs so far, by first image and split of the second
+    for start in range(0, len(summaries), _BLOCK):
+        agreeing = signs[start : start + _BLOCK] @ signs[start:].T  # [R, M]: bits that agree less those that differ
+        for i, j in np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start:
+            first, second = summaries[i], summaries[j]
+            place = (i, second.ref.split)
+            if i >= j or counts[place] >= NEAR_MOST:  # a pair is found from its earlier image
+                continue
+            correlation = similarity(first.thumb, second.thumb)
+            if correlation >= NEAR_CORRELATION:
+                counts[place] += 1
+                pairs.append(Pair("near", first.ref, second.ref, round(correlation, 4)))
+    return pairs
+
+
+def similarity(one: np.ndarray, two: np.ndarray) -> float:
+    """Return the correlation of two thumbnails [T, T, 3], each colour about its mean; of plain ones, 1 or 0."""
+    means = one.mean((0, 1)) - two.mean((0, 1))  # [3]
+    a, b = one - one.mean((0, 1)), two - two.mean((0, 1))
+    if min(a.std(), b.std()) < FLAT:
+        return float(max(a.std(), b.std()) < FLAT and np.abs(means).max() < 2 * FLAT)
+    return float((a * b).mean() / np.sqrt((a * a).mean() * (b * b).mean()))
+
+
+# ---------------------------------------------------------------------- the file for data.exclude
+def exclusions(
+    pairs: Sequence[Pair], unreadable: Sequence[dict] = (), suspected: dict[str, Sequence[dict]] | None = None
+) -> list[str]:
+    """Return the lines of a file for ``data.exclude``, each under a comment with all reasons.
+
+    Broken files come first, then images that are the same, then those that are nearly so. Of images that are the same
+    one stays: the first of the test split, else of val, else of train. If those of that split are of different classes
+    none stays, as one of them is wrong. Nearly equal ones are commented out: of a pair across splits the training
+    image, else the second. So are ``suspected`` images, by their reason.
+    """
+    reasons: dict[str, list[str]] = {bad["name"]: [f"unreadable ({bad['reason']})"] for bad in unreadable}
+    same: dict[ImageRef, list[ImageRef]] = {}
+    for pair in pairs:
+        if pair.exact:
+            same.setdefault(pair.first, [pair.first]).append(pair.second)
+    for images in same.values():
+        last = max((image.split for image in images), key=_SPLITS.index)
+        kept = [image for image in images if image.split == last]
+        conflict = len({image.label for image in kept} - {None}) > 1
+        for image in images:
+            why = f"the same as {quoted(kept[0].name)}"
+            if conflict and image in kept:
+                other = next(other for other in kept if other.label != image.label)
+                why = f"the same as {quoted(other.name)}, "
+                why += f"but of class '{image.label}', not '{other.label}': one is wrong"
+            if conflict or image != kept[0]:
+                reasons.setdefault(image.name, []).append(why)
+    certain = set(reasons)
+    for why, images in (suspected or {}).items():
+        for image in images:
+            reasons.setdefault(image["name"], []).append(why)
+    for pair in pairs:
+        if not pair.exact:
+            out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
+            reasons.setdefault(out.name, []).append(f"nearly the same as {quoted(other.name)} ({pair.similarity:.3f})")
+    lines = ["# a # before a path: only suspected, left out once you remove it"] if reasons.keys() - certain else []
+    for name, why in reasons.items():
+        lines.append(f"# {'; '.join(why)}\n{'' if name in certain else '#'}{quoted(name)}")
+    return lines
+
+
+def write_exclusions(command: str, before: str | None, lines: list[str], path: Path) -> str:
+    """Write a file for ``data.exclude`` and return a line on its use.
+
+    Args:
+        command: That finds these images.
+        before: File of the images that are left out already.
+        lines: From :func:`exclusions`.
+        path: Of the file.
+    """
+    head = f"# for --data.exclude: the findings of '{command}'".encode()
+    if before is not None:
+        head = home(before).read_bytes().rstrip(b"\n")
+    content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])
+    note = ""
+    if path.exists() and path.read_bytes() != content:  # it may have been edited
+        old = path.replace(path.with_suffix(".old.txt"))
+        note = f" (the one before is {old.name})"
+    write_bytes(path, content)
+    return f"{path}{note}; leave out these images with --data.exclude {path}"
