@@ -230,7 +230,7 @@ def _run(command: Command, words: str, rest: list[str], started_at: float, prog:
         print(status(rest))
         return 0
     usage = [prog or f"idmm {words}", *(_WORDS[word] for word in command.words)]
-    config = parse(command.config, rest, " ".join(usage), command.words, _configs())
+    config = parse(command.config, rest, " ".join(usage), command.words, command_configs())
     if isinstance(config, keys.FeatureConfig | keys.TrainCommand):
         _check_names(config)
     with emptied_if_refused(getattr(config, "out", None)):
@@ -242,7 +242,7 @@ def _run(command: Command, words: str, rest: list[str], started_at: float, prog:
     return result if isinstance(result, int) else 0
 
 
-def _configs() -> dict[str, type]:
+def command_configs() -> dict[str, type]:
     """Return the config class of each command, to name the command that a flag belongs to."""
     groups = {"idmm": COMMANDS, "idmm data": DATA}
     return {

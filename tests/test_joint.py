@@ -295,7 +295,7 @@ def test_labels_are_missing_for_a_label_weight(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"method__instance_decay": "cosine", "method__label_weight": 0.0}, "method.instance_decay: 'cosine', but "),
+        ({"method__instance_decay": "cosine", "method__label_weight": 0.0}, "method.instance_decay: got "),
         ({"data__labelled": {"per_class": 2}, "method__label_weight": None}, "data.labelled: no label is used, as "),
         ({"data__labelled": {"per_class": 9}}, "data.labelled.per_class: 9 is more than the 8 training images"),
         ({"data__labelled": {"total": 17}}, "data.labelled.total: 17 is more than the 16 training images"),

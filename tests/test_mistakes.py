@@ -79,11 +79,6 @@ def test_what_needs_no_torch_is_told_without_it(argv, line, tmp_path):
 
 
 # ------------------------------------------------------------------ values
-def test_a_value_that_yaml_takes_for_more_than_it_is(capsys):
-    (line,) = refused(capsys, ["pretrain", "--seed", "2024-99-99", "--out", "x"])
-    assert line.startswith("seed: got '2024-99-99', which is not YAML (")
-
-
 def test_a_misspelled_key_is_not_missing_too(capsys):
     line = "stages[0].sise: unknown key; did you mean 'stages[0].size'?"
     assert refused(capsys, ["finetune", "--stages", "[{sise: 224}]"]) == [line]

@@ -59,7 +59,7 @@ class Images:
     name: str | None = None
     """Dataset: 'folder' (your own images), or one of 'idmm data list'. Default: folder with data.root, else digits."""
     root: str | None = None
-    """Folder of the dataset: ROOT/train/CLASS/*, ROOT/val/CLASS/* (or test). Pretraining takes any tree of images."""
+    """Folder with train/CLASS/* and val/CLASS/* (or test). Pretraining takes any tree of images. Default: none."""
     workers: int | None = Field(None, ge=0)
     """Loader processes. Default: one per core but one, at most 8. 0: load in the training process."""
     subset: Part | None = None

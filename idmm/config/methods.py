@@ -208,7 +208,7 @@ class DINO(Method):
     center_momentum: float = Field(0.9, ge=0, le=1)
     """Momentum of the centre of the teacher's outputs. 1 keeps it at zero."""
     freeze_epochs: int | None = Field(None, ge=0)
-    """Epochs for which the head's last layer is frozen (epochs). Default: 1, or 0 in runs under 10 epochs."""
+    """Epochs for which the head's last layer is frozen. Default: 1, or 0 in runs under 10 epochs."""
 
 
 @section

@@ -22,8 +22,7 @@ from idmm.errors import UserError, listed, nearest
 log = logging.getLogger("idmm")
 Config = TypeVar("Config")
 NO_VALUE = object()  # of a flag that stands without a value
-HELP = """Keys of a YAML file are the flags without dashes: train.lr is --train.lr. null is the default that a text
-names."""
+HELP = "In a YAML file, the flag --train.lr is the key train.lr, and null selects the default."
 
 
 def parse(
@@ -141,7 +140,8 @@ def _parser(kind: type, prog: str, flags: dict[str, Key]) -> argparse.ArgumentPa
     parser.add_argument("--config", metavar="FILE", help=text, action="append", **any_value)
     parser.add_argument("--print_config", help="Print the resulting config as YAML and exit.", **any_value, metavar="")
     groups = {"": parser.add_argument_group("run")}
-    for name, key in flags.items():
+    first = ("init", "out")
+    for name, key in sorted(flags.items(), key=lambda flag: (not flag[1].required, flag[0] not in first)):
         section = key.key.rpartition(".")[0]
         if name != key.key:  # of a grid's stage
             parser.add_argument(f"--{name}", help=argparse.SUPPRESS, **any_value)
@@ -203,10 +203,8 @@ def _unknown(
             name = word.partition("=")[0].removeprefix("--")
             others = [command for command, other in commands.items() if other is not kind and name in _flags(other)]
             hint = nearest(f"--{name}", ["--config", "--print_config", *(f"--{flag}" for flag in flags)])
-            known = (
-                f"unknown flag of this command; it belongs to {listed(others, 9)}" if others else f"unknown flag{hint}"
-            )
-            faults.append(f"--{name}: {known}")
+            owners = f" of this command; it belongs to {listed(others, most=9)}" if others else hint
+            faults.append(f"--{name}: unknown flag{owners}")
         elif not previous.startswith("--") or "=" in previous:  # else the value of the unknown flag
             words.append(word)
         previous = word
@@ -280,7 +278,7 @@ def _expected(kind: type, key: str, error: dict) -> str:
     """Return what pydantic expects of a value, with an example if it is a section or a list."""
     text = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
     text = re.sub(r"a (valid )?dictionary( or .*)?", "a mapping", text)
-    text = re.sub(r"(List|Dictionary|String) should have at least (\d+) items?.*", r"\2 or more of them", text)
+    text = re.sub(r"\w+ should have (at \w+ \d+ items?).*", r"\1", text)
     text = text.replace("a valid integer", "an integer").replace("a valid ", "a ")
     if not isinstance(error["input"], str | int | float):
         return text

@@ -34,7 +34,7 @@ class Train:
     layer_decay: float | None = Field(None, gt=0, le=1)
     """Layer-wise lr decay: each layer's lr is this times that of the layer above. Heads use the full lr. Default: 1."""
     warmup_epochs: float | None = Field(None, ge=0)
-    """Linear warm-up (epochs). Default: mocov2 0, mocov3 40, dino 10, others 2, with PVTv2 and T2T-ViT 10."""
+    """Linear warm-up (epochs). Default: 2, for PVTv2 and T2T-ViT 10."""
     accumulate: int = Field(1, ge=1)
     """Passes that a batch is split into, to save memory. Contrastive methods then compare images within a pass."""
     clip_grad: float | None = Field(None, gt=0)
@@ -67,6 +67,8 @@ class Train:
 class PretrainTrain(Train):
     """The training loop."""
 
+    warmup_epochs: float | None = Field(None, ge=0)
+    """Linear warm-up (epochs). Default: mocov2 0, mocov3 40, dino 10, others 2, or 10 for PVTv2 and T2T-ViT."""
     knn_every: int = Field(0, ge=0)
     """Epochs between kNN accuracies on val or test. 0: only at the start and end of runs with --init, else never."""
     monitor_every: int = Field(1, ge=0)

@@ -43,7 +43,7 @@ class UseConfig(Inference):
     """How a run's model is used on files."""
 
     init: str = REQUIRED
-    """A run folder, or a weights file with its JSON. For features also public weights: timm:NAME or hf-hub:ORG/NAME."""
+    """Run folder, or weights file with its JSON. embed and similar also take timm:NAME and hf-hub:ORG/NAME."""
     max_pixels: int = Field(100_000_000, ge=1)
     """Largest image that is read (pixels). It protects against decompression bombs."""
 
@@ -55,7 +55,7 @@ class PredictConfig(UseConfig):
     paths: list[str] = Field(REQUIRED, min_length=1)
     """Images, and folders of images at any depth."""
     out: str | None = None
-    """Classes: CSV file. Default: standard output. Boxes and masks: a new or empty folder."""
+    """CSV file for classes, or new folder for boxes and masks. Default: standard output, for classes only."""
     top_k: int = Field(1, ge=1)
     """Most probable classes per image, one row each."""
     min_score: float | None = Field(None, ge=0, le=1)
@@ -98,7 +98,7 @@ class RunImages:
 
 @section
 class ExportConfig:
-    """Export the model to ONNX, or to a folder for timm or Hugging Face. It is first compared with torch on images."""
+    """Export the model to ONNX, or to a folder for timm or Hugging Face. The result is compared with torch."""
 
     init: str = REQUIRED
     """A run folder. A fine-tuned run is exported with its classifier, a pretrained one as a backbone."""

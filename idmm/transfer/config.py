@@ -21,11 +21,11 @@ class Ray:
     """The Ray cluster of ``engine ray``."""
 
     address: str | None = None
-    """Address of a running cluster, or 'auto'; null: start one on this machine."""
+    """Address of a running cluster, or 'auto'. Default: start one on this machine."""
     num_cpus: float = Field(1.0, gt=0)
-    """Cores that a job takes."""
+    """Cores per job."""
     num_gpus: float = Field(0.0, ge=0)
-    """GPUs that a job takes; a fraction lets jobs share one."""
+    """GPUs per job. A fraction lets jobs share one."""
 
 
 @section
@@ -33,14 +33,14 @@ class Target:
     """What a cell measures."""
 
     protocol: Protocol = "finetune"
-    """'finetune': stage 2, whole; 'probe': kNN and a linear probe of the frozen backbone, minutes instead of hours;
-    'detect' and 'segment': stage 2 for boxes and for masks. The protocol of a target's own entry comes first."""
+    """Measurement per target: fine-tuning, a probe of frozen features (minutes), boxes or masks. A target may name its
+    own."""
 
 
 @section
 class GridConfig:
-    """Stage 3: pretrain on every source, fine-tune on every target, and put the accuracies into a grid. A job that is
-    done is never done again: the same command goes on, a changed option reruns what it touches."""
+    """Stage 3: pretrain on every source, fine-tune on every target and write a grid of accuracies. Repeat the command
+    to resume. A changed option reruns only the jobs that depend on it."""
 
     STAGE: ClassVar[str] = "transfer"
     STAGES: ClassVar[dict[str, type]] = KINDS  # whose flags it takes, as --pretrain.train.lr
@@ -48,43 +48,40 @@ class GridConfig:
     out: str = REQUIRED
     """Folder for all runs and the grid."""
     sources: list[Any] = Field(default_factory=list)
-    """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A root without a
-    name is a folder; without a label it is called by the last part of its path."""
+    """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A folder needs
+    only its root."""
     targets: list[Any] = Field(REQUIRED, min_length=1)
-    """Datasets to fine-tune on, names or mappings like those of sources; 'protocol: detect' (or segment) makes one a
-    folder of boxes (or masks)."""
+    """Datasets to fine-tune on, like sources. A folder of boxes or masks needs 'protocol: detect' or 'segment'."""
     methods: list[Any] = Field(default_factory=lambda: ["idmm"])
     """Pretraining methods: names, or mappings with name, label, pretrain, finetune."""
     backbones: list[Any] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
     """Backbones: timm's names, or mappings with name, kwargs, label, pretrain, finetune."""
     weights: list[dict[str, Any]] = Field(default_factory=list)
-    """Rows that start from given weights: mappings with label (e.g. 'IN supervised'), path (of a run or file, or
-    timm:NAME or hf-hub:ORG/NAME), and backbone (its label)."""
+    """Rows that start from weights: mappings with label, path (run, file, timm:NAME, hf-hub:ORG/NAME), backbone."""
     seeds: list[Seed] = Field(default_factory=lambda: [0], min_length=1)
-    """Seeds; each drives both stages."""
+    """Seeds. Each drives both stages."""
     pretrain_seeds: list[Seed] | None = Field(None, min_length=1)
-    """With finetune_seeds: every pair of the two instead of seeds; one alone is paired with the first of seeds."""
+    """Seeds of pretraining, each paired with each of finetune_seeds. Default: the first of seeds, or seeds."""
     finetune_seeds: list[Seed] | None = Field(None, min_length=1)
-    """See pretrain_seeds."""
+    """Seeds of fine-tuning. Default: the first of seeds if pretrain_seeds are given, else seeds."""
     pairs: Literal["all", "same"] = "all"
-    """'all': every source with every target; 'same': only those of one label (Tables 2 and 3)."""
+    """'all': every source with every target. 'same': only pairs with the same label (Tables 2 and 3)."""
     scratch: bool = True
     """Add the row without pretraining."""
     roots: str | None = None
-    """Folder that holds a folder for each dataset that has no root of its own: ROOTS/NAME."""
+    """Folder with a folder ROOTS/NAME for each dataset without a root. Default: none."""
     pretrain: dict[str, Any] = field(default_factory=dict)
-    """Stage 1: 'config' names the recipe (a file, or one of 'idmm configs'), every other key overrides it:
-    '{config: idmm_fast, train: {epochs: 100}}', or --pretrain.train.epochs 100."""
+    """Recipe of pretraining and keys that override it, e.g. '{config: idmm_fast, train: {epochs: 100}}'. They are also
+    flags: --pretrain.train.epochs 100."""
     finetune: dict[str, Any] = field(default_factory=dict)
-    """Stage 2, likewise."""
+    """Recipe of fine-tuning, and keys that override it."""
     detect: dict[str, Any] = field(default_factory=dict)
-    """Stage 2 of the targets whose protocol is detect, likewise."""
+    """Recipe of the targets with protocol detect, and keys that override it."""
     segment: dict[str, Any] = field(default_factory=dict)
-    """Stage 2 of the targets whose protocol is segment, likewise."""
+    """Recipe of the targets with protocol segment, and keys that override it."""
     target: Target = field(default_factory=Target)
     engine: Literal["local", "ray"] = "local"
-    """'local': one job after the other in this process; 'ray': on a Ray cluster, or on all GPUs of this machine (needs
-    the extra 'ray')."""
+    """'local': one job after the other. 'ray': on a Ray cluster or all GPUs of this machine (needs the extra 'ray')."""
     ray: Ray = field(default_factory=Ray)
     plan: bool = False
-    """Print the jobs and what they wait for, and run none."""
+    """Print the jobs and their dependencies without running them."""
