@@ -4,6 +4,7 @@ from idmm.models.build import create_backbone, feature_width
 from idmm.models.cvt import CvT
 from idmm.models.grid import logits_and_grid, token_grid
 from idmm.models.hog import Hog
+from idmm.models.hog_conv import HogConv
 from idmm.models.t2t import T2TViT
 from idmm.models.weights import Checkpoint, load_backbone, read_checkpoint, save_model
 
@@ -11,6 +12,7 @@ __all__ = [
     "Checkpoint",
     "CvT",
     "Hog",
+    "HogConv",
     "T2TViT",
     "create_backbone",
     "feature_width",

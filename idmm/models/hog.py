@@ -105,7 +105,7 @@ class Hog(nn.Module):
         self.grey_weights = LUMA if rgb else (1 / in_chans,) * in_chans
         blocks = (SIDE // CELL - 1) ** 2
         colours = math.prod(HSV_BINS) if rgb else CHANNEL_BINS * in_chans
-        self.num_features = self.head_hidden_size = blocks * 4 * ORIENTATIONS + colours
+        self.num_features = self.head_hidden_size = self.hand_made = blocks * 4 * ORIENTATIONS + colours
         self.reset_classifier(num_classes)
 
     def set_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -130,16 +130,26 @@ class Hog(nn.Module):
         """Return weights without mean and std of images with other channels."""
         return {k: v for k, v in state_dict.items() if k not in ("mean", "std") or v.shape == self.mean.shape}
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return the features, [B, in_chans, H, W] -> [B, D]."""
+    def pixels(self, x: Tensor) -> Tensor:
+        """Return pixel values in [0, 1], [B, in_chans, H, W] -> [B, in_chans, 64, 64]."""
         images = x.float() * self.std[:, None, None] + self.mean[:, None, None]
         if images.shape[2:] != (SIDE, SIDE):
             images = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True)
-        images = (images * 65535 + 0.3).floor() / 65535  # libraries differ in the last digits. 0.3 avoids ties
-        grey = sum(weight * channel for weight, channel in zip(self.grey_weights, images.unbind(1), strict=True))
-        gradients = normalised_blocks(oriented_cells(grey)).flatten(1)
-        colours = hsv_histogram(images) if len(self.mean) == 3 else channel_histograms(images)
-        return torch.cat([gradients, colours], dim=1)
+        return (images * 65535 + 0.3).floor() / 65535  # libraries differ in the last digits. 0.3 avoids ties
+
+    def cells(self, pixels: Tensor) -> Tensor:
+        """Return the oriented gradients of the grey level in cells, [B, in_chans, 64, 64] -> [B, 9, 8, 8]."""
+        weights = zip(self.grey_weights, pixels.unbind(1), strict=True)
+        return oriented_cells(sum(weight * channel for weight, channel in weights))
+
+    def colours(self, pixels: Tensor) -> Tensor:
+        """Return the histogram of colours, [B, in_chans, 64, 64] -> [B, 128], or 32 for each channel if not RGB."""
+        return hsv_histogram(pixels) if len(self.mean) == 3 else channel_histograms(pixels)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the features, [B, in_chans, H, W] -> [B, D]."""
+        pixels = self.pixels(x)
+        return torch.cat([normalised_blocks(self.cells(pixels)).flatten(1), self.colours(pixels)], dim=1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits, [B, D] -> [B, num_classes], or the unchanged features."""

@@ -7,6 +7,7 @@ from torch import nn
 
 from idmm import distributed
 from idmm.data.image_store import ImageStore
+from idmm.models.hog_conv import HogConv
 from idmm.models.start import structured_start, takes_structure
 from idmm.seeding import numpy_rng
 from idmm.stages import Phase
@@ -25,10 +26,18 @@ def init_structured(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
     All processes must call together, and get the same weights.
     """
     config = setup.config
-    if config.model.start == "timm" or setup.spec.init is not None or not takes_structure(model):
+    learns_start = isinstance(model, HogConv)  # whatever model.start: random filters are of no use
+    structured = config.model.start != "timm" and takes_structure(model)
+    if setup.spec.init is not None or not (learns_start or structured):
         return
     batch_size = min(phase.batch_size, PATCH_IMAGES)
-    numbers = mixed_images(len(train), batch_size, config.seed)[: PATCH_IMAGES * distributed.world()]
+    numbers = mixed_images(len(train), batch_size, config.seed)
+    if learns_start:
+        model.learn_start(eval_batches(run, setup, train, phase.size, batch_size, images=numbers), config.seed)
+        images = len(numbers) // distributed.world()
+        log.info("%s: filters and components from %d training images", setup.spec.name, images)
+        return
+    numbers = numbers[: PATCH_IMAGES * distributed.world()]
     batches = eval_batches(run, setup, train, phase.size, batch_size, images=numbers)
     structured_start(model, batches, config.seed)
     log.info("model.start: attention, positions and the patch embedding of %s are structured", setup.spec.name)
