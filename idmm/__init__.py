@@ -1,4 +1,4 @@
-"""Train vision transformers from scratch on a few thousand images.
+"""Train image networks on a few thousand images, few of them labelled.
 
     idmm.train({"data": {"root": "DIR"}, "minutes": 20, "out": "runs/x"})        # to a classifier, in a given time
     idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    # from images alone

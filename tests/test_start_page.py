@@ -15,8 +15,8 @@ EXIT_CODES = {"data": 1}  # the check found something to fix
 
 def commands():
     """The page's shell lines."""
-    for block in re.findall(r"(?ms)^```\n(.*?)^```$", (ROOT / "docs" / "start.md").read_text()):
-        yield from block.replace("\\\n", " ").splitlines()
+    for language, block in re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", (ROOT / "docs" / "start.md").read_text()):
+        yield from [] if language else block.replace("\\\n", " ").splitlines()
 
 
 def test_commands(tmp_path, monkeypatch, capsys):
