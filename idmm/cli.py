@@ -19,7 +19,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused, weights_file
-from idmm.progress import KeptLog, first_process, logging_by, said_once
+from idmm.progress import BufferedLog, first_process, logging_by, log_once
 from idmm.training import clock
 from idmm.transfer.config import GridConfig
 
@@ -218,8 +218,8 @@ def _dispatch(group: Group, words: str, argv: list[str], started_at: float, prog
     command = group.commands[name]
     if isinstance(command, Group):
         return _dispatch(command, f"{name} ", rest, started_at)
-    once = contextlib.nullcontext() if command.config is GridConfig else said_once()  # each cell has its own log
-    with once, logging_by(logging.StreamHandler(sys.stderr) if command.logged else KeptLog()):
+    once = contextlib.nullcontext() if command.config is GridConfig else log_once()  # each cell has its own log
+    with once, logging_by(logging.StreamHandler(sys.stderr) if command.logged else BufferedLog()):
         return _run(command, f"{words}{name}", rest, started_at, prog)
 
 

@@ -1,4 +1,4 @@
-"""Where a run computes, and what its processes tell each other; with one process, nothing."""
+"""The device of a run, and communication between its processes. With one process there is none."""
 
 import atexit
 import contextlib
@@ -12,63 +12,62 @@ import torch.distributed as dist
 
 from idmm.errors import RunError, UserError, in_short
 
-_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")  # of torch, drivers, libraries
-_control = None  # a gloo group, so that a flag costs no device sync
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")  # messages of torch, drivers, libraries
+_control = None  # a gloo group, so that flags need no sync with the device
 
 
-def pick_device(wanted: str, flag: str = "device") -> str:
-    """Resolves 'auto' to cuda, mps or cpu.
+def pick_device(device: str, field: str = "device") -> str:
+    """Return the device, with 'auto' resolved to cuda, mps or cpu.
 
     Raises:
-        UserError: The device is not there; the line begins with ``flag``.
+        UserError: The device is not available. ``field`` begins the message.
     """
-    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    there = [name for name in found if found[name]]
-    if wanted != "auto" and wanted not in there:
-        raise UserError(f"{flag}: '{wanted}' is not there; wanted one of {', '.join(there)}")
-    return there[0] if wanted == "auto" else wanted
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    names = [name for name in available if available[name]]
+    if device != "auto" and device not in names:
+        raise UserError(f"{field}: '{device}' is not available; expected one of {', '.join(names)}")
+    return names[0] if device == "auto" else device
 
 
 @contextlib.contextmanager
 def launched() -> Iterator[None]:
-    """Inside, accelerate reads the environment variables that tell it of other processes and of settings of its own.
+    """Raise UserError if accelerate cannot start inside the block.
 
-    Raises:
-        UserError: They contradict each other, as those that a scheduler's shell leaves behind.
+    Its environment variables may contradict each other, as those that a scheduler's shell leaves behind.
     """
     try:
         yield
     except (ValueError, ImportError) as error:
         advice = "unset WORLD_SIZE, RANK, LOCAL_RANK and ACCELERATE_*, or start the command with torchrun"
         fault = UserError(f"environment: accelerate cannot start ({in_short(error)}); {advice}")
-        fault.shared = False  # the other processes may not exist
+        fault.shared = False  # other processes may not exist
         raise fault from None
 
 
 @contextlib.contextmanager
 def enough_memory(otherwise: RunError) -> Iterator[None]:
-    """Raises ``otherwise`` where memory runs out inside the block."""
+    """Raise ``otherwise`` if memory runs out inside the block."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if lost := worker_lost(error):
             raise lost from error
-        known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not known and not any(sign in str(error) for sign in _NO_MEMORY):
+        typed = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if not typed and not any(sign in str(error) for sign in _NO_MEMORY):
             raise
         raise otherwise from error
 
 
 def worker_lost(error: Exception) -> RunError | None:
-    """Returns what to say where torch tells that a loader worker was killed, which it does wherever the process is."""
+    """Return the error to raise if torch reports a killed loader worker, else None."""
     if not re.match(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
         return None
-    why = "a loader worker was killed, most likely for want of memory"
-    return RunError(f"{why}; try fewer --data.workers (0: none), or fewer images a batch")
+    why = "a loader worker was killed, probably because memory ran out"
+    return RunError(f"{why}; try fewer --data.workers (0: none), or a smaller batch")
 
 
 def step_too_large(batch_size: int, accumulate: int) -> RunError:
-    """Says what to try where memory does not suffice for a step on so many images in so many passes."""
+    """Return the error if memory runs out in a step on ``batch_size`` images in ``accumulate`` passes."""
     return RunError(
         f"out of memory with a batch of {batch_size} images: try --train.accumulate {2 * accumulate} "
         "(the same step in smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
@@ -76,94 +75,83 @@ def step_too_large(batch_size: int, accumulate: int) -> RunError:
 
 
 def rank() -> int:
-    """Number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world() -> int:
-    """Number of processes."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def several_gpus() -> bool:
-    """Whether there are several processes, and they compute on GPUs."""
+    """Whether there are several processes on GPUs."""
     return world() > 1 and "nccl" in dist.get_backend()
 
 
+# ---------------------------------------------------------------------- collective calls: all processes must call
 def any_process(*flags: bool) -> tuple[bool, ...]:
-    """Whether each flag is set in any process; all must call together."""
+    """Return whether each flag is set in any process."""
     return tuple(bool(flag) for flag in largest(*flags))
 
 
 def largest(*values: float) -> tuple[float, ...]:
-    """Returns the largest of each value in any process; all must call together."""
+    """Return the largest of each value over the processes."""
     if world() == 1:
         return values
-    found = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=_control_group())
-    return tuple(found.tolist())
+    maxima = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=_control_group())
+    return tuple(maxima.tolist())
 
 
 def sum_all(values: torch.Tensor) -> torch.Tensor:
-    """Adds a tensor up over the processes; all must call together."""
+    """Return the sum of a tensor over the processes, in place."""
     if world() > 1:
         dist.all_reduce(values)
     return values
 
 
 def share_statistics(module: torch.nn.Module) -> None:
-    """Gives the module of every process the first one's running statistics of batch norms, which each makes of its own
-    images; all must call together."""
+    """Copy the first process's running statistics of batch norms to all others."""
     if world() > 1:
-        for part in module.modules():
-            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.running_mean is not None:
-                dist.broadcast(part.running_mean, 0)
-                dist.broadcast(part.running_var, 0)
-
-
-# ---------------------------------------------------------------------- rows of all processes
-def _counts(rows: int) -> list[int]:
-    """Returns how many rows each process has; all must call together."""
-    found = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
-    dist.all_gather(found, torch.tensor([rows]), group=_control_group())
-    return [int(count) for count in found]
-
-
-def _all_rows(rows: torch.Tensor, each: list[int]) -> torch.Tensor:
-    padded = rows.new_zeros(max(each), *rows.shape[1:])
-    padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in each]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[:count] for part, count in zip(parts, each, strict=True)])
+        for norm in module.modules():
+            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
+                dist.broadcast(norm.running_mean, 0)
+                dist.broadcast(norm.running_var, 0)
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all processes; the gradient of a process's own rows is the sum over what all made of them."""
+    """Concatenate rows of all processes. The gradient of own rows is the sum over the processes."""
 
     @staticmethod
-    def forward(ctx, rows, each):
-        ctx.each = each
-        return _all_rows(rows, each)
+    def forward(ctx, rows):
+        ctx.counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
+        dist.all_gather(ctx.counts, torch.tensor([len(rows)]), group=_control_group())
+        ctx.counts = [int(count) for count in ctx.counts]
+        padded = rows.new_zeros(max(ctx.counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in ctx.counts]
+        dist.all_gather(gathered, padded)
+        return torch.cat([part[:count] for part, count in zip(gathered, ctx.counts, strict=True)])
 
     @staticmethod
     def backward(ctx, gradient):
         gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient)
-        return gradient.split(ctx.each)[rank()], None
+        return gradient.split(ctx.counts)[rank()]
 
 
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the rows [B, ...] of all processes in order, with gradient; B may differ. All must call together.
+    """Return the rows [B, ...] of all processes in order, with gradient. B may differ.
 
-    Where each process computes the same loss of all rows, the mean over processes of the parameters' gradients, which
-    DistributedDataParallel takes, is that of a single process with all images.
+    If every process computes the same loss of all rows, DistributedDataParallel's mean of the gradients is that of a
+    single process with all images.
     """
-    return rows if world() == 1 else _Gather.apply(rows, _counts(len(rows)))
+    return rows if world() == 1 else _Gather.apply(rows)
 
 
-# ---------------------------------------------------------------------- Python objects
 def broadcast(value: Any) -> Any:
-    """Returns the first process's value in every process (small Python objects)."""
+    """Return the first process's value in every process (small Python objects)."""
     if world() == 1:
         return value
     box = [value]
@@ -172,7 +160,7 @@ def broadcast(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Returns every process's value, in order, in every process (Python objects, NumPy arrays)."""
+    """Return every process's value, in order (Python objects, NumPy arrays)."""
     if world() == 1:
         return [value]
     values = [None] * world()
@@ -181,7 +169,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def forget() -> None:
-    """Drops what was kept of a process group that is about to end."""
+    """Drop the control group before its process group ends."""
     global _control
     _control = None
 
@@ -189,7 +177,7 @@ def forget() -> None:
 def _control_group():
     global _control
     if _control is None:
-        # others wait here while the first process fits a probe, say
+        # others may wait here while the first process fits a probe
         _control = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))
         atexit.unregister(_leave)
         atexit.register(_leave)
@@ -197,6 +185,6 @@ def _control_group():
 
 
 def _leave() -> None:
-    """Ends the process group before the interpreter ends: its threads would abort a process that has finished."""
+    """End the process group before the interpreter ends: its threads would abort a finished process."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, and the exit code it ends with."""
+"""Errors for users, with their exit codes, and helpers for their texts."""
 
 import difflib
 import importlib.util
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class UserError(Exception):
-    """One or more mistakes that the user can mend; the command line prints a line a fault and exits 2.
+    """One or more mistakes of the user. The command line prints one line per fault and exits with 2.
 
     Args:
-        faults: One line each, naming the field or file, what it was and what is wanted.
+        faults: One line each: the field or file, its value, and what is expected.
     """
 
     exit_code = 2
@@ -23,15 +23,15 @@ class UserError(Exception):
 
 
 class SizeError(UserError):
-    """An image size that a model cannot take; who asked for it says in which field."""
+    """An image size that a model does not accept. The caller adds the field."""
 
 
 class RunError(Exception):
-    """A run that could not go on (diverged, out of memory, disk full): one line, exit code 1.
+    """A run that cannot continue (diverged, out of memory, disk full): one line, exit code 1.
 
     Args:
         line: What happened.
-        shared: Every process of the run raises it, so one of them may speak for all.
+        shared: Every process of the run raises it, so only one prints it.
     """
 
     exit_code = 1
@@ -42,80 +42,82 @@ class RunError(Exception):
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM: whatever could be saved was saved; exit code 130."""
+    """Ctrl-C or SIGTERM, after the state was saved: exit code 130."""
 
     exit_code = 130
 
 
 def checked(*checks: Callable[[], Any]) -> list:
-    """Returns what each check returns; a single UserError with all that they find."""
-    found, faults = [], []
+    """Return the result of each check, or raise one UserError with the faults of all."""
+    results, faults = [], []
     for check in checks:
         try:
-            found.append(check())
+            results.append(check())
         except UserError as error:
             faults += error.faults
     if faults:
         raise UserError(*faults)
-    return found
+    return results
 
 
 def one_line(text: str) -> str:
-    """Returns a name with its line ends and other control characters escaped, so that it takes one line."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+    """Return a text with its control characters escaped, so that it takes one line."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
 
 
 def reason(error: Exception) -> str:
-    """Returns in a few small letters why a file operation failed, e.g. ``no such file or directory``."""
+    """Return why a file operation failed in lower case, e.g. ``no such file or directory``."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 
 def in_short(error: Exception) -> str:
-    """Returns an error of a library, which may have many lines, with its kind in 200 characters at most."""
+    """Return type and text of a library's error in one line of at most 200 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def needed(what: str, libraries: Iterable[str], extra: str) -> None:
-    """Raises UserError, with what installs them, where libraries of an extra are missing that something needs."""
+def needed(feature: str, libraries: Iterable[str], extra: str) -> None:
+    """Raise UserError with the install command if libraries of an extra are missing."""
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{what}: needs {', '.join(missing)}; install it with: {install(extra)}")
+        raise UserError(f"{feature}: needs {', '.join(missing)}; install it with: {install(extra)}")
 
 
 def install(extra: str) -> str:
-    """Returns the command that installs an extra, in the checkout."""
+    """Return the command that installs an extra in the checkout."""
     return f"pip install -e '.[{extra}]'"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Returns ``; did you mean 'x'?`` for the known word most like ``word``, or nothing; of two as alike, that
-    which begins as it does."""
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` for the most similar of ``words``, or an empty text.
 
-    def likeness(match: str) -> tuple[float, int]:
+    Of equally similar words, the one with the longest common prefix is chosen.
+    """
+
+    def similarity(match: str) -> tuple[float, int]:
         return difflib.SequenceMatcher(None, match, word).ratio(), len(commonprefix([match, word]))
 
-    best = max(difflib.get_close_matches(word, list(known), n=5, cutoff=0.6), key=likeness, default=None)
+    best = max(difflib.get_close_matches(word, list(words), n=5, cutoff=0.6), key=similarity, default=None)
     return f"; did you mean '{best}'?" if best else ""
 
 
 def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> list[str]:
-    """Returns ``name: reason`` a line; more names than ``most`` with one reason in a single line, with their count."""
+    """Return lines ``name: reason``. More than ``most`` names with one reason share a line with their count."""
     groups: dict[str, list[str]] = {}
     for name, why in zip(names, reasons, strict=True):
         groups.setdefault(why, []).append(name)
     lines = []
-    for why, alike in groups.items():
-        places = alike if len(alike) <= most else [f"{len(alike)} files ({listed(alike, most)})"]
+    for why, names in groups.items():
+        places = names if len(names) <= most else [f"{len(names)} files ({listed(names, most)})"]
         lines += [one_line(f"{place}: {why}") for place in places]
     return lines
 
 
 def capped(lines: list[str], most: int = 20, begin: str = "  ") -> list[str]:
-    """Cuts a list of lines after ``most`` of them, and counts the rest in a line that begins as they do."""
+    """Return at most ``most`` lines, and a last one with the number of others that begins with ``begin``."""
     return [*map(one_line, lines[:most])] + ([f"{begin}and {len(lines) - most} more"] if len(lines) > most else [])
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
-    """Joins names for one line of text, cutting the list after ``most`` of them."""
+    """Return at most ``most`` names joined by commas, and the number of others."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

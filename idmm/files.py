@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside, flushed to the disk, renamed. And the lock between processes."""
+"""Atomic files (written aside, flushed to disk, renamed), the lock between processes, and paths of weights."""
 
 import contextlib
 import csv
@@ -19,7 +19,7 @@ from idmm.errors import RunError, UserError
 log = logging.getLogger("idmm")
 
 _MARK = "part-"
-_NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # what such a file system answers
+_NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without flock
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 WEIGHTS_EXPECTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
@@ -27,12 +27,13 @@ _NAMES = "timm:NAME or hf-hub:ORG/NAME"
 _PUBLIC = re.compile(r"(timm:[\w.-]+|hf-hub:[\w.-]+/[\w.-]+)(@[\w./-]+)?", re.ASCII)
 
 
+# ---------------------------------------------------------------------- reading and writing
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yields a binary file that takes ``path``'s place when the block ends well; ``name`` is where it is until then.
+    """Yield a binary file that replaces ``path`` when the block ends without an error. ``name`` is its path until then.
 
     Raises:
-        RunError: The disk is full or the folder cannot be written; what was there before is kept.
+        RunError: The disk is full or the folder cannot be written. The old file stays.
     """
     aside = None
     try:
@@ -43,94 +44,112 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o666 & ~_umask())  # mkstemp's files are the owner's alone
+        os.chmod(aside, 0o666 & ~_umask())  # mkstemp's files are private
         os.replace(aside, path)
     except OSError as error:
-        why = error.strerror or error
-        raise RunError(f"{path}: cannot be written ({why}); what was there before is kept") from None
+        raise RunError(f"{path}: cannot be written ({error.strerror or error}); the old file stays") from None
     finally:
         if aside is not None:
             with contextlib.suppress(OSError):
                 os.unlink(aside)
 
 
-def write_bytes(path: Path, data) -> None:
-    """Replaces a file in one step."""
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file atomically."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a text file in one step."""
+    """Replace a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any, indent: int = 2) -> None:
-    """Replaces a JSON file in one step."""
+    """Replace a JSON file atomically."""
     write_text(path, json.dumps(value, indent=indent) + "\n")
 
 
+def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
+    """Replace a CSV file atomically."""
+    write_bytes(path, csv_bytes(rows))
+
+
 def csv_bytes(rows: Iterable[Iterable]) -> bytes:
-    """Returns the content of a CSV file; names of files that are no UTF-8 go through."""
+    """Return the content of a CSV file. File names that are not UTF-8 are preserved."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-def json_lines(path: Path) -> list[dict]:
-    """Returns what a file holds of an object a line, without a line that a kill tore; nothing where it is not there."""
-    found = []
-    with contextlib.suppress(FileNotFoundError), open(path) as file:
-        for line in file:
-            with contextlib.suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-    return found
-
-
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Returns the rows of a CSV file by the names of its columns."""
+    """Return the rows of a CSV file by column name."""
     with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
-    """Replaces a CSV file in one step."""
-    write_bytes(path, csv_bytes(rows))
+def json_lines(path: Path) -> list[dict]:
+    """Return the objects of a JSON Lines file without lines that a kill truncated. A missing file has none."""
+    rows = []
+    with contextlib.suppress(FileNotFoundError), open(path) as file:
+        for line in file:
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+    return rows
 
 
+def sweep(folder: Path) -> None:
+    """Remove unfinished files that a kill left. No other process may write there.
+
+    Folders stay, because another command may export into them.
+    """
+    for path in folder.glob(f".*.{_MARK}*"):
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# ---------------------------------------------------------------------- output paths, checked before the work
 def out_file(out: str, endings: Sequence[str]) -> Path:
-    """Returns the file for a command's results, before the work; nothing is made yet. UserError where it has none of
-    the endings, is a folder, or lies where nothing can be written."""
+    """Return the path of a result file without creating it.
+
+    Raises:
+        UserError: It has none of the endings, is a folder, or cannot be written.
+    """
     path = Path(out)
     if path.suffix.lower() not in endings:
-        raise UserError(f"out: '{out}' is of no kind that is known; wanted a file that ends in {' or '.join(endings)}")
+        raise UserError(f"out: '{out}' is of an unknown kind; expected a file that ends in {' or '.join(endings)}")
     if path.is_dir():
-        raise UserError(f"out: '{out}' is a folder; wanted a file")
+        raise UserError(f"out: '{out}' is a folder; expected a file")
     _check_writable(out)
     return path
 
 
 def made_folder(out: str | None) -> Path | None:
-    """Makes the folder for a command's results, before the work; UserError where it cannot be made."""
+    """Create the folder for results and return it. UserError if it cannot be created or written."""
     if out is None:
         return None
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"out: cannot write to '{out}' ({error.strerror}); wanted a folder") from None
+        raise UserError(f"out: cannot write to '{out}' ({error.strerror}); expected a folder") from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise UserError(f"out: cannot write to '{out}'; make the folder writable or name another")
     return Path(out)
 
 
 def free_folder(out: str) -> Path:
-    """Returns a folder that a command may fill, before the work; nothing is made yet. UserError unless it is new or
-    empty."""
+    """Return a folder that a command may fill, without creating it. UserError unless it is new or empty."""
     path = Path(out)
     if path.is_dir() and any(path.iterdir()):
-        raise UserError(f"out: '{out}' is there already and not empty; name a new folder")
+        raise UserError(f"out: '{out}' exists and is not empty; name a new folder")
     if os.path.lexists(path) and not path.is_dir():
-        raise UserError(f"out: '{out}' is a file; wanted a new folder")
+        raise UserError(f"out: '{out}' is a file; expected a new folder")
     _check_writable(out)
     return path
 
@@ -138,32 +157,77 @@ def free_folder(out: str) -> Path:
 def _check_writable(out: str) -> None:
     folder = next(folder for folder in Path(out).absolute().parents if os.path.lexists(folder))
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        why = "cannot be written to" if folder.is_dir() else "is no folder"
-        raise UserError(f"out: cannot write '{out}', as '{folder}' {why}; name another place")
+        why = "cannot be written to" if folder.is_dir() else "is not a folder"
+        raise UserError(f"out: cannot write '{out}', because '{folder}' {why}; name another place")
+
+
+@contextlib.contextmanager
+def filling(path: Path) -> Iterator[Path]:
+    """Yield a folder that becomes ``path``, a new or empty one, when the block ends without an error.
+
+    Raises:
+        RunError: The disk is full or the place cannot be written. Nothing is left.
+    """
+    created, aside = missing_folders(path.parent), None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{_MARK}"))
+        yield aside
+        os.chmod(aside, 0o777 & ~_umask())  # mkdtemp's folders are private
+        os.replace(aside, path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror or error}); nothing is left of it") from None
+    finally:
+        if aside is not None and aside.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+            remove_empty(created)
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """Return the path and its parents that do not exist, the path first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove folders in order, until one is not empty."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def emptied_if_refused(out: str | None) -> Iterator[None]:
+    """Remove the folder ``out`` if the block created it, raised UserError and left it empty."""
+    missing = missing_folders(Path(out)) if out else []
+    try:
+        yield
+    except UserError:
+        remove_empty(missing)
+        raise
 
 
 class Lock:
-    """A lock between processes, by flock: the kernel frees it when its process ends, also by a kill.
+    """A lock between processes, by flock. The kernel frees it when its process ends, even if it is killed.
 
-    A file system without flock costs one warning per lock. Nothing is locked then.
+    A file system without flock costs one warning per lock, and nothing is locked.
 
     Args:
-        path: File of the lock, made with its folder by ``acquire`` and removed by ``release``.
+        path: Lock file. ``acquire`` creates it with its folder and ``release`` removes it.
     """
 
     def __init__(self, path: Path):
         self.path, self.held = path, False
 
     def acquire(self, waiting: Callable[[], None] | None = None) -> bool:
-        """Takes the lock. Returns False if another process holds it.
+        """Take the lock. Return False if another process holds it.
 
         Args:
-            waiting: Called if another process holds it. Then the lock is waited for.
+            waiting: Called if another process holds it. The call then waits for the lock.
 
         Raises:
             OSError: The folder cannot be written.
         """
-        from filelock import FileLock, Timeout  # 25 ms, which a page of help does not need
+        from filelock import FileLock, Timeout  # 25 ms, which --help does not need
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.path, fallback_to_soft=False, thread_local=False)
@@ -182,101 +246,79 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Frees the lock, if it is held."""
+        """Free the lock if it is held."""
         if self.held:
             self.held = False
             with contextlib.suppress(OSError):
-                self.path.unlink()  # first: who opened this file meanwhile sees that it is gone
+                self.path.unlink()  # before the release, so that a waiting process notices
             self._lock.release()
 
     close = release  # for contextlib.closing
 
 
-@contextlib.contextmanager
-def filling(path: Path) -> Iterator[Path]:
-    """Yields a folder to write into, which becomes ``path``, a new or empty one, when the block ends well.
-
-    Raises:
-        RunError: The disk is full or the place cannot be written to; nothing is left.
-    """
-    made, aside = missing_folders(path.parent), None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{_MARK}"))
-        yield aside
-        os.chmod(aside, 0o777 & ~_umask())  # mkdtemp's are the owner's alone
-        os.replace(aside, path)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error}); nothing is left of it") from None
-    finally:
-        if aside is not None and aside.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-            remove_empty(made)
-
-
+# ---------------------------------------------------------------------- paths of weights and runs
 def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Path:
-    """Returns the file of weights that is meant: that of a run's backbone where the path is a folder; public weights
-    as they are named.
+    """Return the file of weights: that of a run if the path is a folder. Public names are returned unchanged.
 
     Args:
         path: Of the folder or file, or the name of public weights.
-        field: Config field that names it, with which messages then begin.
-        stem: Of the file in a folder: ``backbone``, or ``model`` for the one with the classifier.
+        field: Config field for messages.
+        stem: File of a run: ``backbone``, or ``model`` for the one with the classifier.
 
     Raises:
-        UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint by its name.
+        UserError: Nothing there, no such weights in the folder, or a name that is not of a checkpoint.
     """
     if is_public(path):
-        _check_public(str(path), field, stem)
+        label = weights_label(path, field)
+        if not _PUBLIC.fullmatch(str(path)):
+            raise UserError(f"{label} is not a name of public weights; expected {_NAMES}, with an optional @REVISION")
+        if stem == "model":
+            how = f"fine-tune it on labelled images first: {_FINETUNE.format(path)}"
+            raise UserError(f"{label} has no classifier of your classes; {how}")
         return Path(path)
     path = home(path)
+    label = weights_label(path, field)
     if path.is_dir():
-        missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
-        why = f"has no {' and no '.join(missing)} in it; {WEIGHTS_EXPECTED}"
-        if missing and (path / "last").is_dir():
-            how = "let it finish (the command that began it goes on with it)"
-            why = f"is a run that has not written its {missing[0]} yet; {how}, or {WEIGHTS_EXPECTED}"
-        if missing and stem == "model" and (path / "backbone.safetensors").is_file():
-            command = _FINETUNE.format(path)
-            why = f"is a run without a classifier; fine-tune it on labelled images first: {command}"
-        if missing and (path / "fold-1").is_dir():
-            why = f"holds k-fold runs; give one of them ('{path / 'fold-1'}'), or a run on all images"
-        if missing:
-            raise UserError(f"{weights_label(path, field)} {why}")
+        if fault := _run_fault(path, stem):
+            raise UserError(f"{label} {fault}")
         return path / f"{stem}.safetensors"
     if not path.exists():
         hint = f"; or {_NAMES}" if stem == "backbone" else ""
-        raise UserError(f"{weights_label(path, field)} does not exist; {WEIGHTS_EXPECTED}{hint}")
+        raise UserError(f"{label} does not exist; {WEIGHTS_EXPECTED}{hint}")
     if path.suffix.lower() not in WEIGHTS:
-        raise UserError(f"{weights_label(path, field)} is not a checkpoint; {WEIGHTS_EXPECTED}")
+        raise UserError(f"{label} is not a checkpoint; {WEIGHTS_EXPECTED}")
     return path
 
 
+def _run_fault(folder: Path, stem: str) -> str | None:
+    """Return why a folder has no weights, if so."""
+    missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (folder / name).is_file()]
+    if not missing:
+        return None
+    if (folder / "fold-1").is_dir():
+        return f"holds k-fold runs; give one of them ('{folder / 'fold-1'}'), or a run on all images"
+    if stem == "model" and (folder / "backbone.safetensors").is_file():
+        return f"is a run without a classifier; fine-tune it on labelled images first: {_FINETUNE.format(folder)}"
+    if (folder / "last").is_dir():
+        how = "repeat its command to finish it"
+        return f"is a run that has not written its {missing[0]} yet; {how}, or {WEIGHTS_EXPECTED}"
+    return f"has no {' and no '.join(missing)} in it; {WEIGHTS_EXPECTED}"
+
+
 def is_public(init: str | os.PathLike | None) -> bool:
-    """Whether weights to start from are public ones, by their name: ``timm:NAME`` or ``hf-hub:ORG/NAME``, which may end
-    in ``@`` and a revision of the repository."""
+    """Whether ``init`` names public weights: ``timm:NAME`` or ``hf-hub:ORG/NAME``, with an optional ``@REVISION``."""
     return str(init).startswith(("timm:", "hf-hub:"))
 
 
 def names_same(init: str | None, pinned: str | None) -> bool:
-    """Whether the name of public weights may mean those of a name with a commit; timm's may lack the tag."""
+    """Whether ``init`` may name the public weights of ``pinned``, which has a commit. timm's names may lack the tag."""
     name = str(pinned).rpartition("@")[0]
     tagged = str(init).startswith("timm:") and name.partition(".")[0] == init
     return is_public(init) and (name == init or tagged)
 
 
-def _check_public(text: str, field: str, stem: str) -> None:
-    if not _PUBLIC.fullmatch(text):
-        wanted = f"wanted {_NAMES}, with a revision after @ if need be"
-        raise UserError(f"{weights_label(text, field)} is no name of public weights; {wanted}")
-    if stem == "model":
-        why = f"has no classifier of your classes; fine-tune it on labelled images first: {_FINETUNE.format(text)}"
-        raise UserError(f"{weights_label(text, field)} {why}")
-
-
 def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:
-    """Returns what the JSON beside weights says of them; empty where there is none, or no weights. ``stem``: of the
-    weights that are meant where the path is a folder, ``backbone`` or ``model``."""
+    """Return the JSON next to weights, {} if there is none. ``stem``: as for :func:`weights_file`."""
     with contextlib.suppress(UserError, OSError, ValueError):
         info = json.loads(weights_file(path, stem=stem).with_suffix(".json").read_text(encoding="utf-8"))
         return info if isinstance(info, dict) and isinstance(info.get("kwargs"), dict) else {}
@@ -284,60 +326,21 @@ def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:
 
 
 def weights_label(source: str | os.PathLike, field: str) -> str:
-    """Returns how a message on weights begins: with the field and the file, or with the file alone."""
+    """Return the beginning of a message about weights: the field and the file, or only the file."""
     return f"{field}: '{source}'" if field else f"{source}:"
 
 
 def home(path: str | os.PathLike) -> Path:
-    """Returns a path with the user's folder for ``~``; that of nobody here stays as it is."""
+    """Return a path with ``~`` replaced by the user's home. An unknown user's ``~`` stays."""
     return Path(os.path.expanduser(path))
 
 
 def run_of(init: str) -> Path:
-    """Returns the folder of the run that wrote weights, which are named by it or by one of its files."""
+    """Return the folder of the run that wrote weights, given it or one of its files."""
     path = home(init)
     return path.parent if path.suffix.lower() in WEIGHTS and not path.is_dir() else path
 
 
 def begun(path: str | os.PathLike) -> bool:
-    """Says whether a folder holds a run with a state to resume from or a result."""
+    """Whether a folder holds a run with a state to resume or a result."""
     return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))
-
-
-def missing_folders(path: Path) -> list[Path]:
-    """Returns those of a path and the folders above it that are not there, the path first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
-
-
-def remove_empty(folders: list[Path]) -> None:
-    """Removes folders in order, as long as they are empty."""
-    with contextlib.suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
-
-
-@contextlib.contextmanager
-def emptied_if_refused(out: str | None) -> Iterator[None]:
-    """Removes the folder ``out`` if the block made it, ends with a user's mistake and left nothing in it."""
-    missing = missing_folders(Path(out)) if out else []
-    try:
-        yield
-    except UserError:
-        remove_empty(missing)
-        raise
-
-
-def sweep(folder: Path) -> None:
-    """Removes what a kill left of files that were being written; nobody else may be writing there.
-
-    Folders stay: another command's export may be at work on them.
-    """
-    for path in folder.glob(f".*.{_MARK}*"):
-        if not path.is_dir():
-            path.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,4 +1,4 @@
-"""What a run shows and listens to: the log, the progress bar, Ctrl-C and SIGTERM."""
+"""The log, the progress bar, and Ctrl-C or SIGTERM."""
 
 import contextlib
 import io
@@ -18,16 +18,19 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from idmm.errors import Interrupted, RunError, UserError, reason
 
 log = logging.getLogger("idmm")
-LOG_SECONDS = 10.0  # between two lines of progress where there is no terminal to draw a bar on
-EPOCH_LINES = 10  # a stage logs, and one wherever it measured an accuracy
+LOG_SECONDS = 10.0  # between two lines of progress without a terminal
+EPOCH_LINES = 10  # log lines per stage, in addition to epochs with an evaluation
 READERS = "image_store", "listing", "user_lists", "folder"  # of idmm.data
 SCORES = ("top1", "top5", "knn", "ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")
-BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # the rest of a record is measured
+BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # other keys are measurements
 
 
-class KeptLog(MemoryHandler):
-    """Keeps records until :func:`logging_to` opens a log, where they then stand first; shows warnings at once, those
-    of the first process."""
+# ---------------------------------------------------------------------- the log
+class BufferedLog(MemoryHandler):
+    """Buffers records until :func:`logging_to` opens a log, which then begins with them.
+
+    The first process prints warnings at once.
+    """
 
     def __init__(self):
         super().__init__(sys.maxsize, flushLevel=sys.maxsize, flushOnClose=False)
@@ -39,13 +42,13 @@ class KeptLog(MemoryHandler):
 
 
 def first_process() -> bool:
-    """Whether this process prints: the only one, or the first of several. A shell may have RANK set without them."""
+    """Whether this process prints: the only one, or the first of several. A shell may have RANK set without others."""
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 @contextlib.contextmanager
 def logging_by(*handlers: logging.Handler) -> Iterator[None]:
-    """Gives handlers what is logged inside the block, from INFO on, and closes them after it."""
+    """Log to handlers from INFO up inside the block, and close them after it."""
     level = log.level
     log.setLevel(logging.INFO)
     for handler in handlers:
@@ -60,153 +63,153 @@ def logging_by(*handlers: logging.Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def said_once() -> Iterator[None]:
-    """Has what is said of a folder or list of images said once inside the block, though parts of a command read them
-    again."""
-    said: dict[tuple, logging.LogRecord] = {}
+def log_once() -> Iterator[None]:
+    """Log each message about a folder or list of images only once inside the block, even if it is read again."""
+    logged: dict[tuple, logging.LogRecord] = {}
 
-    def first(record: logging.LogRecord) -> bool:
-        key = (record.msg, *(record.args or ())[:1])  # the words, and the folder or file
-        return said.setdefault(key, record) is record
+    def is_first(record: logging.LogRecord) -> bool:
+        key = (record.msg, *(record.args or ())[:1])  # the text, and the folder or file
+        return logged.setdefault(key, record) is record
 
     readers = [logging.getLogger(f"idmm.data.{name}") for name in READERS]
     for reader in readers:
-        reader.addFilter(first)
+        reader.addFilter(is_first)
     try:
         yield
     finally:
         for reader in readers:
-            reader.removeFilter(first)
+            reader.removeFilter(is_first)
 
 
 @contextlib.contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """Logs to standard error and to FOLDER/log.txt inside the block; only of the first process."""
+    """Log to standard error and to FOLDER/log.txt inside the block, in the first process only."""
     if not first_process():
         with logging_by(logging.NullHandler()):
             yield
         return
-    shown = logging.StreamHandler(sys.stderr)
+    screen = logging.StreamHandler(sys.stderr)
     try:
-        kept: logging.Handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+        file: logging.Handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
     except OSError as error:
-        kept = logging.NullHandler()
+        file = logging.NullHandler()
         log.warning("%s: cannot be written (%s)", folder / "log.txt", reason(error))
-    kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    kept.handleError = lambda record: None  # a full disk shows where it matters
-    for early in (before := [handler for handler in log.handlers if isinstance(handler, KeptLog)]):
-        log.removeHandler(early)
-        for record in early.buffer:
-            for handler in (kept,) if record.levelno >= logging.WARNING else (shown, kept):
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.handleError = lambda record: None  # more important files report a full disk
+    buffers = [handler for handler in log.handlers if isinstance(handler, BufferedLog)]
+    for buffered in buffers:
+        log.removeHandler(buffered)
+        for record in buffered.buffer:
+            for handler in (file,) if record.levelno >= logging.WARNING else (screen, file):
                 handler.handle(record)
-        early.buffer.clear()
+        buffered.buffer.clear()
     propagate, log.propagate = log.propagate, False
     try:
-        with logging_by(shown, kept), logging_redirect_tqdm([log]):
+        with logging_by(screen, file), logging_redirect_tqdm([log]):
             try:
                 yield
-            except (Interrupted, RunError, UserError) as error:  # whoever catches it shows it; the file is to say it
+            except (Interrupted, RunError, UserError) as error:  # the caller prints it
                 for line in str(error).splitlines():
-                    kept.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, line, None, None))
+                    file.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, line, None, None))
                 raise
     finally:
         log.propagate = propagate
-        for early in before:  # for what is said before the next log
-            log.addHandler(early)
+        for buffered in buffers:  # for messages before the next log
+            log.addHandler(buffered)
 
 
 @contextlib.contextmanager
-def drawing(name: str, how: str = "drawn", fatal: tuple[type[Exception], ...] = (Interrupted,)) -> Iterator[None]:
-    """Only warns where the block cannot make a file that results do without, a picture above all."""
+def drawing(name: str, verb: str = "drawn", fatal: tuple[type[Exception], ...] = (Interrupted,)) -> Iterator[None]:
+    """Turn errors inside the block into a warning, for files that results do not depend on, such as figures."""
     try:
         yield
     except fatal:
         raise
-    except Exception as error:  # a full disk, say, a font that matplotlib cannot read, or too little memory
+    except Exception as error:  # a full disk, an unreadable font, too little memory
         kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
-        log.warning("%s is not %s: %s%s", name, how, kind, error)
+        log.warning("%s is not %s: %s%s", name, verb, kind, error)
 
 
+# ---------------------------------------------------------------------- interrupts and bars
 class Interrupts:
-    """Turns Ctrl-C and SIGTERM into a flag that the training loop looks at between steps.
+    """Turns Ctrl-C and SIGTERM into a flag for the training loop to check between steps.
 
-    Where nobody looks (``patient`` is False: before and after the loop), and at a second signal, KeyboardInterrupt is
-    raised at once.
+    Before and after the loop (``deferred`` is False), and at a second signal, KeyboardInterrupt is raised at once.
     """
 
     def __init__(self):
-        self.asked = False
-        self.patient = False
+        self.requested = False
+        self.deferred = False
 
     def __enter__(self) -> "Interrupts":
-        self._before = {}
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+        self._handlers = {}
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._hear)
+                self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _hear(self, number, frame) -> None:
-        if self.asked or not self.patient:
+    def _handle(self, number, frame) -> None:
+        if self.requested or not self.deferred:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
     def watch(self, items: Iterable) -> Iterator:
-        """Yields the items until a signal comes; then raises Interrupted.
+        """Yield the items, and raise Interrupted after a signal.
 
-        One of several processes goes on to the end: the others may wait there for its part.
+        One of several processes continues to the end, because the others may wait for it.
         """
-        from idmm import distributed  # torch, which 'idmm transfer status' does without
+        from idmm import distributed  # torch, which 'idmm transfer status' does not need
 
         for item in items:
-            if self.asked and distributed.world() == 1:
-                raise Interrupted("interrupted; the same command goes on")
+            if self.requested and distributed.world() == 1:
+                raise Interrupted("interrupted; repeat the command to continue")
             yield item
 
 
 class Bar(tqdm):
-    """tqdm's bar on a terminal; elsewhere its text is a line of the log every ten seconds."""
+    """tqdm's bar on a terminal, else a log line every ten seconds."""
 
-    monitor_interval = 0  # no thread: loader workers are forked later
+    monitor_interval = 0  # no thread, because loader workers are forked later
 
-    def __init__(self, *args, **given):
-        self.drawn = sys.stderr.isatty()
+    def __init__(self, *args, **options):
+        self.on_terminal = sys.stderr.isatty()
         lines = dict(file=io.StringIO(), ncols=0, miniters=1, mininterval=LOG_SECONDS, delay=LOG_SECONDS, leave=False)
-        super().__init__(*args, **{**given, **(dict(dynamic_ncols=True) if self.drawn else lines)})
+        super().__init__(*args, **{**options, **(dict(dynamic_ncols=True) if self.on_terminal else lines)})
 
     def due(self) -> bool:
-        """Whether the next update shows."""
+        """Whether the next update is visible."""
         return not self.disable and self._time() - self.last_print_t >= self.mininterval
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Shows how far it is; an empty ``msg`` clears the bar."""
-        if self.drawn:
+        """Draw the bar or log a line. An empty ``msg`` clears the bar."""
+        if self.on_terminal:
             super().display(msg, pos)
         elif msg is None:
             log.info("%s", self)
 
 
 def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
-    """Yields batches of images, showing how far they are."""
+    """Yield batches of images with a progress bar."""
     with Bar(total=total, desc=label, unit="img", delay=1) as bar:
         for batch in batches:
             yield batch
             bar.update(len(batch["images"]))
 
 
-def epoch_line(record: dict, epochs: int | None, before: float, after: float) -> str | None:
-    """Returns the log's line on an epoch, with all that was measured; None: there is none.
+# ---------------------------------------------------------------------- numbers as text
+def epoch_line(record: dict, epochs: int | None, start: float, end: float) -> str | None:
+    """Return the log line of an epoch with all measurements, or None if it needs none.
 
     Args:
         record: Of the epoch.
-        epochs: Of the stage; None: not known.
-        before: Share of the stage that was over before the epoch.
-        after: And after it.
+        epochs: Of the stage. None: unknown.
+        start, end: Progress of the stage before and after the epoch, from 0 to 1.
     """
-    tenths = [math.floor(share * EPOCH_LINES + 1e-9) for share in (before, after)]
+    tenths = [math.floor(share * EPOCH_LINES + 1e-9) for share in (start, end)]
     scores = [f"{name} {record[name]:.2f}" for name in SCORES if name in record]
     if not scores and tenths[0] == tenths[1]:
         return None
@@ -216,12 +219,12 @@ def epoch_line(record: dict, epochs: int | None, before: float, after: float) ->
 
 
 def brief(value: float) -> str:
-    """A number with two digits that matter, as people write it: '0.013', '1.5', '100'."""
+    """Return a number with two significant digits: '0.013', '1.5', '100'."""
     return f"{float(f'{value:.2g}'):g}"
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: '45 s', '12 min', '3 h 20 min', '2 days'."""
+    """Return a time as text: '45 s', '12 min', '3 h 20 min', '2 days'."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -233,14 +236,15 @@ def duration(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Returns rows of cells as lines, each column as wide as its longest cell; columns ``right`` stand at the right."""
+    """Return rows of cells as lines with aligned columns. Those in ``right`` are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    ways = [str.rjust if number in right else str.ljust for number in range(len(widths))]
-    return ["  ".join(way(*of) for way, *of in zip(ways, row, widths, strict=True)).rstrip() for row in rows]
+    justify = [str.rjust if number in right else str.ljust for number in range(len(widths))]
+    lines = ([f(cell, width) for f, cell, width in zip(justify, row, widths, strict=True)] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in lines]
 
 
 def size(count: float) -> str:
-    """Bytes as people say them: '66 MB'."""
+    """Return a number of bytes as text: '66 MB'."""
     units = ["B", "kB", "MB", "GB", "TB"]
     while count >= 1000 and len(units) > 1:
         count /= 1000

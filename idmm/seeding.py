@@ -1,7 +1,7 @@
 """Randomness as a function: every random choice derives from (seed, purpose, numbers).
 
-No generator lives longer than the choice it makes, so none has to be saved: step 5,000 draws the same numbers in a
-resumed run as in one that was never stopped, and the number of loader workers changes nothing.
+No generator outlives its choice, so none has to be saved. Step 5,000 of a resumed run draws the same numbers as
+without a stop, and the number of loader workers changes nothing.
 """
 
 import contextlib
@@ -12,29 +12,29 @@ import numpy as np
 
 
 def derive(seed: int, purpose: str, *numbers: int) -> int:
-    """Returns a 63-bit integer that depends on all arguments and nothing else."""
+    """Return a 63-bit integer that depends only on the arguments."""
     text = "/".join([str(seed), purpose, *(str(int(n)) for n in numbers)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def numpy_rng(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
-    """Returns a NumPy generator for one purpose; counter-based, so cheap to make."""
+    """Return a NumPy generator for one purpose. It is counter-based, so it is cheap."""
     return np.random.Generator(np.random.Philox(derive(seed, purpose, *numbers)))
 
 
 def permutation(seed: int, purpose: str, n: int, *numbers: int) -> np.ndarray:
-    """Returns a random order of ``range(n)``, int64 [n]."""
+    """Return a random order of ``range(n)``, int64 [n]."""
     return numpy_rng(seed, purpose, *numbers).permutation(n)
 
 
 def uniforms(key: int, rows: np.ndarray, n: int) -> np.ndarray:
-    """Draws ``n`` numbers in [0, 1) for each row number, each row independent of which others are asked for.
+    """Return ``n`` numbers in [0, 1) per row number, independent of which other rows are drawn.
 
     SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) as a hash of (key, row, column).
 
     Args:
         key: From :func:`derive`.
-        rows: Integers >= 0, [R], for instance the indices of the images in a batch.
+        rows: Integers >= 0, [R], e.g. the image indices of a batch.
 
     Returns:
         float64 [R, n].
@@ -46,7 +46,7 @@ def uniforms(key: int, rows: np.ndarray, n: int) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    x = x + np.uint64(0x9E3779B97F4A7C15)  # unsigned arrays wrap around 2**64, as wanted
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # unsigned arrays wrap around at 2**64, as intended
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -54,10 +54,10 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def seeded(key: int):
-    """Seeds Python's, NumPy's and torch's global generators inside the block and puts them back after it.
+    """Seed the global generators of Python, NumPy and torch inside the block and restore them after it.
 
-    For library code (initialisers, dropout, torchvision's and timm's augmentations) that draws from global state.
-    CUDA's generators are seeded too and left so: whatever draws from them next is seeded by its own block.
+    For library code that draws from global state (initialisers, dropout, augmentations of torchvision and timm). CUDA's
+    generators are seeded but not restored. Each later use seeds them again.
     """
     import torch
 
@@ -66,7 +66,7 @@ def seeded(key: int):
     np.random.seed(key & 0xFFFFFFFF)
     if torch.cuda.is_initialized() or torch.backends.mps.is_available():
         torch.manual_seed(key)
-    else:  # that formats a stack trace for each kind of device that is not there yet: half a millisecond
+    else:  # manual_seed formats a stack trace per missing kind of device, half a millisecond
         torch.default_generator.manual_seed(key)
     try:
         yield

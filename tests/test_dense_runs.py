@@ -273,7 +273,7 @@ def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
         capsys, ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full", "--min_score=1"]
     )
     assert any(line.startswith("min_score: has no meaning") for line in said)
-    assert any("is there already and not empty; name a new folder" in line for line in said)
+    assert any("exists and is not empty; name a new folder" in line for line in said)
 
 
 def test_memory_that_ends_in_the_last_evaluation(trees, tmp_path, capsys, monkeypatch):

@@ -58,7 +58,7 @@ def test_mistakes(run, images, tmp_path, capsys):
     (tmp_path / "begun" / "last").mkdir(parents=True)
     lines = refused(capsys, ["embed", "--init", tmp_path / "begun", images, "--out", tmp_path / "f.csv"])
     assert lines[0].startswith(f"init: '{tmp_path}/begun' is a run that has not written its backbone.safetensors yet; ")
-    assert lines[1:] == [f"out: '{tmp_path}/f.csv' is of no kind that is known; wanted a file that ends in .npz"]
+    assert lines[1:] == [f"out: '{tmp_path}/f.csv' is of an unknown kind; expected a file that ends in .npz"]
     assert refused(capsys, ["embed", "--init", run, images])[0].startswith("out: missing")
 
 
@@ -114,6 +114,6 @@ def test_mistakes_of_similar(run, images, tmp_path, capsys):
         ([tmp_path / "bad.png", images], f"query: '{tmp_path}/bad.png' cannot be read (not an image)"),
     ]:
         assert refused(capsys, ["similar", "--init", run, *argv, *out])[-1] == line
-    line = "out: 's.jpg' is of no kind that is known; wanted a file that ends in .png"
+    line = "out: 's.jpg' is of an unknown kind; expected a file that ends in .png"
     assert refused(capsys, ["similar", "--init", run, files[0], images, "--out", "s.jpg"]) == [line]
     assert not (tmp_path / "s.png").exists()

@@ -132,10 +132,10 @@ def test_out_may_not_be_among_class_folders(tmp_path, capsys):
 
 
 def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
-    from idmm.progress import KeptLog, logging_by, logging_to
+    from idmm.progress import BufferedLog, logging_by, logging_to
 
     log = logging.getLogger("idmm")
-    with logging_by(KeptLog()):
+    with logging_by(BufferedLog()):
         log.info("a note")
         log.warning("a warning")
         assert capsys.readouterr().err == "a warning\n"

@@ -255,6 +255,6 @@ def test_a_failed_write_leaves_the_old_files(tmp_path, monkeypatch, failing):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(weights if failing == "save" else files.os, failing, full)
-    with pytest.raises(RunError, match="cannot be written .No space left on device.; what was there before is kept"):
+    with pytest.raises(RunError, match="cannot be written .No space left on device.; the old file stays"):
         saved(tmp_path, tiny(32), size=32)
     assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir()}

@@ -196,7 +196,7 @@ def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
     assert refused(capsys, given) == [
         f"init: '{runs}/pretrain' is a run without a classifier; fine-tune it on labelled images first: "
         f"idmm finetune --config fast --init {runs}/pretrain --data.root DIR --out NEW",
-        "out: 'p.txt' is of no kind that is known; wanted a file that ends in .csv",
+        "out: 'p.txt' is of an unknown kind; expected a file that ends in .csv",
         f"paths: '{tmp_path}/none' has no images; expected at least one",
         f"paths: '{tmp_path}/nowhere' does not exist; expected images, or folders of images",
     ]
@@ -213,7 +213,7 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--min_score", 0.3])
     assert line == "min_score: got 0.3, which is of boxes; leave it out for a run that has classes of images"
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
-    assert line.startswith("device: 'mps' is not there; wanted one of ")
+    assert line.startswith("device: 'mps' is not available; expected one of ")
 
 
 def test_a_network_that_diverged(runs, images, tmp_path, capsys):

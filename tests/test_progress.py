@@ -18,7 +18,7 @@ def test_duration(seconds, text):
 def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", str(rank))
-    with progress.logging_by(progress.KeptLog()):
+    with progress.logging_by(progress.BufferedLog()):
         progress.log.warning("before the log is there")
         with progress.logging_to(tmp_path):
             progress.log.warning("in the run")
@@ -27,7 +27,7 @@ def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypat
 
 
 def test_what_is_said_between_two_runs_is_shown(tmp_path, capsys):
-    with progress.logging_by(progress.KeptLog()):
+    with progress.logging_by(progress.BufferedLog()):
         for name in ("a", "b"):
             progress.log.info("run %s", name)
             (tmp_path / name).mkdir()

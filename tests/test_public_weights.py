@@ -203,8 +203,8 @@ def test_faults_of_a_grids_weights(tmp_path, capsys):
     assert refused(capsys, argv) == [
         "weights 'a': path: 'timm:test_vitt' is not among timm's weights on the hub; did you mean 'test_vit'?",
         "weights 'b': path is 'hf_hub:me/net', wanted a run folder or a file of weights that is there",
-        "weights 'c': path: 'hf-hub:net' is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME, "
-        "with a revision after @ if need be",
+        "weights 'c': path: 'hf-hub:net' is not a name of public weights; expected timm:NAME or hf-hub:ORG/NAME, "
+        "with an optional @REVISION",
     ]
     assert not (tmp_path / "grid").exists()
 
@@ -213,7 +213,7 @@ def test_faults_of_a_grids_weights(tmp_path, capsys):
 NAMES = {
     "timm:test_vitt.r160_in1k": "is not among timm's weights on the hub; did you mean 'test_vit.r160_in1k'?",
     "timm:cvt_13": "is not among timm's weights on the hub",
-    "timm:": "is no name of public weights; wanted timm:NAME or hf-hub:ORG/NAME",
+    "timm:": "is not a name of public weights; expected timm:NAME or hf-hub:ORG/NAME",
     "timm/test_vit": "does not exist; give a run folder",
     "hf-hub:me/nothing": "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set",
     "hf-hub:me/bert": "is not in timm's format: config.json of 'me/bert' names no model of timm",

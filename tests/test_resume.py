@@ -406,7 +406,7 @@ def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, function, fail)
     assert inside("pretrain", out) == 1
     path = out / "last" / name if name == "state.pt" else out / name
-    line = f"{path}: cannot be written (No space left on device); what was there before is kept"
+    line = f"{path}: cannot be written (No space left on device); the old file stays"
     assert lines(capsys)[-1] == line and not temporary(out)
     assert state_file(out).read_bytes() == seen[-1]
     assert not (out / "result.json").exists()

@@ -1,4 +1,4 @@
-"""The maths, as pure functions."""
+"""Losses as pure functions."""
 
 from idmm.losses.drloc import DenseRelativeLocalization
 from idmm.losses.instance import instance_discrimination_loss

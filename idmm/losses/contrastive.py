@@ -1,4 +1,4 @@
-"""Contrastive losses that no library has, or none has right."""
+"""Contrastive losses that no library has, or has correctly."""
 
 import torch
 import torch.nn.functional as F
@@ -6,27 +6,27 @@ from torch import Tensor
 
 
 def info_nce(query: Tensor, key: Tensor, temperature: float) -> Tensor:
-    """Contrastive loss of MoCo v3 (Chen, Xie, He, ICCV 2021, Eq. 1 and Algorithm 1).
+    """Return the contrastive loss of MoCo v3 (Chen, Xie, He, ICCV 2021, Eq. 1 and Algorithm 1).
 
     -log(exp(q_i k_i / T) / sum_j exp(q_i k_j / T)) of normalised vectors, the mean over i times 2 T.
 
     Args:
         query: [B, d].
-        key: [B, d]; of row i the positive, of the others negatives.
+        key: [B, d]. Row i is the positive of query i, the others are negatives.
         temperature: T.
 
     Returns:
-        A scalar tensor; 0 for a single row.
+        A scalar tensor, 0 for a single row.
     """
     logits = F.normalize(query, dim=1) @ F.normalize(key, dim=1).T / temperature  # [B, B]
     return 2 * temperature * F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
 
 def sup_con(rows: Tensor, label: Tensor, temperature: float) -> Tensor:
-    """Supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2: the sum over positives stands outside the log).
+    """Return the supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2, with the sum outside the log).
 
-    The mean of -1/|P(i)| sum_p log(exp(z_i z_p / T) / sum_{a != i} exp(z_i z_a / T)) over the rows i that have
-    positives: p in P(i) are the other rows of i's class, z normalised rows. A batch of one class is no special case.
+    It is the mean of -1/|P(i)| sum_p log(exp(z_i z_p / T) / sum_{a != i} exp(z_i z_a / T)) over the rows i with
+    positives, where p in P(i) are the other rows of i's class and z are normalised rows.
 
     Args:
         rows: [V, d].
@@ -34,7 +34,7 @@ def sup_con(rows: Tensor, label: Tensor, temperature: float) -> Tensor:
         temperature: T.
 
     Returns:
-        A scalar tensor; 0 where no two rows are of a class.
+        A scalar tensor, 0 if no two rows share a class.
     """
     rows = F.normalize(rows, dim=1)
     logits = rows @ rows.T / temperature  # [V, V]

@@ -1,4 +1,4 @@
-"""Dense relative localization: where two embeddings of a grid stand to each other (Liu et al., NeurIPS 2021)."""
+"""Dense relative localization: the offset between two embeddings of a grid (Liu et al., NeurIPS 2021)."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ VARIANCE_FLOOR = 1e-6
 
 
 class DenseRelativeLocalization(nn.Module):
-    """Guesses the offset p - q between random positions p and q of a grid from the two embeddings there.
+    """Predicts the offset p - q between random positions p and q of a grid from their embeddings.
 
     The reference is the pseudocode of the paper's supplement: means over batch and pairs, not the sums of Eq. 2.
 
@@ -28,24 +28,24 @@ class DenseRelativeLocalization(nn.Module):
     l1_all     as l1, in each block 2       sum over the transformer's blocks, each with its own head (Eq. 7)
     ========== ==================== ======= ==================================================================
 
-    Axis 0 of targets and outputs is u, the rows (counted downwards); axis 1 is v, the columns. K is ``grid_size``; k is
-    the grid's own size along the axis. A grid of more than K rows or columns is average-pooled to K along that axis, a
-    smaller one is used as it is. The paper's Eq. 7 does not pool the finer grids of Swin's early blocks: for that, give
-    ``l1_all`` the size of the largest grid.
+    Axis 0 of targets and outputs is u, the rows (downwards). Axis 1 is v, the columns. K is ``grid_size`` and k is the
+    grid's own size along the axis. A grid with more than K rows or columns is average-pooled to K along that axis. A
+    smaller one is not changed. The paper's Eq. 7 does not pool the finer grids of Swin's early blocks. For that, pass
+    the size of the largest grid with ``l1_all``.
 
-    A half input is raised to the head's precision, fp32 as a rule, and pooled in it. The head's products alone follow
-    the caller's autocast; its outputs are raised to fp32 (double stays) before softmax, variance, logarithm and means.
+    Half inputs are raised to the head's precision, normally fp32, before pooling. Only the head's products follow the
+    caller's autocast. Its outputs are raised to fp32 (double stays) before softmax, variance, logarithm and means.
 
     Args:
-        in_dim: Width D of the embeddings; for ``l1_all`` a sequence of widths, one for each block.
+        in_dim: Width D of the embeddings. For ``l1_all`` a sequence of widths, one per block.
         mode: See the table.
-        num_pairs: Pairs m drawn in each image.
+        num_pairs: Pairs m per image.
         hidden_dim: Width of the head's two hidden layers.
         grid_size: K.
         alpha: Weight of log sigma in ``reg``.
 
     Raises:
-        ValueError: An unknown mode, or widths that do not fit it.
+        ValueError: An unknown mode, or widths that do not match it.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class DenseRelativeLocalization(nn.Module):
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
         if isinstance(in_dim, Sequence) != (mode == "l1_all") or not in_dim:
-            wanted = "a list of widths, one for each block" if mode == "l1_all" else "one width"
-            raise ValueError(f"in_dim must be {wanted} in mode {mode}, got {in_dim!r}")
+            expected = "a list of widths, one for each block" if mode == "l1_all" else "one width"
+            raise ValueError(f"in_dim must be {expected} in mode {mode}, got {in_dim!r}")
         self.in_dims = tuple(in_dim) if mode == "l1_all" else (in_dim,)
         self.mode, self.num_pairs, self.grid_size, self.alpha = mode, num_pairs, grid_size, alpha
         outputs = 2 * (2 * grid_size + 1) if mode in ("ce", "reg") else 2
@@ -74,33 +74,33 @@ class DenseRelativeLocalization(nn.Module):
         generator: np.random.Generator | None = None,
         positions: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Computes the loss of a batch.
+        """Return the loss of a batch.
 
         Args:
-            grid: Embeddings, [B, D, k_h, k_w]; for ``l1_all`` a sequence of them, one for each block.
-            generator: Where the pairs come from, see :meth:`draw`.
-            positions: The pairs themselves (a sequence of them for ``l1_all``), int64 [B, m, 4]: row and column of p,
-                row and column of q, in the pooled grid.
+            grid: Embeddings, [B, D, k_h, k_w]. For ``l1_all`` a sequence of them, one per block.
+            generator: Source of the pairs, see :meth:`draw`.
+            positions: The pairs (a sequence for ``l1_all``), int64 [B, m, 4]: row and column of p, row and column of q,
+                in the pooled grid.
 
         Returns:
             Mean over images and pairs, a scalar tensor.
 
         Raises:
-            ValueError: Grids of other widths or another number than the heads.
+            ValueError: Number or widths of the grids differ from those of the heads.
         """
         grids = self._grids(grid)
         pairs = self.draw(grid, generator) if positions is None else positions
         if isinstance(pairs, Tensor):
             pairs = [pairs]
-        losses = [self._loss(*parts) for parts in zip(self.heads, grids, pairs, strict=True)]
+        losses = [self._loss(*inputs) for inputs in zip(self.heads, grids, pairs, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def draw(self, grid: Tensor | Sequence[Tensor], generator: np.random.Generator | None = None) -> list[Tensor]:
-        """Draws pairs for each grid, uniformly and with replacement: both ends of a pair may be one position.
+        """Draw pairs for each grid, uniformly and with replacement. Both ends of a pair may coincide.
 
         Args:
-            grid: As for :meth:`forward`; only its shape counts.
-            generator: As from :func:`idmm.seeding.numpy_rng`; None: one that torch's global generator seeds.
+            grid: As for :meth:`forward`. Only its shape is used.
+            generator: From :func:`idmm.seeding.numpy_rng`. None: one seeded by torch's global generator.
 
         Returns:
             Positions for :meth:`forward`, which can then be compiled whole: int64 [B, m, 4] each, on the CPU.
@@ -116,15 +116,15 @@ class DenseRelativeLocalization(nn.Module):
 
     def _grids(self, grid: Tensor | Sequence[Tensor]) -> list[Tensor]:
         if isinstance(grid, Tensor) == (self.mode == "l1_all"):
-            wanted = "a sequence of grids" if self.mode == "l1_all" else "one grid"
-            raise ValueError(f"mode {self.mode} takes {wanted}, got {type(grid).__name__}")
+            expected = "a sequence of grids" if self.mode == "l1_all" else "one grid"
+            raise ValueError(f"mode {self.mode} takes {expected}, got {type(grid).__name__}")
         grids = [grid] if isinstance(grid, Tensor) else list(grid)
         if [g.shape[1] for g in grids] != list(self.in_dims):
             raise ValueError(f"expected grids of widths {self.in_dims}, got {[list(g.shape) for g in grids]}")
         return grids
 
     def _size(self, grid: Tensor) -> tuple[int, int]:
-        """Rows and columns after pooling."""
+        """Return rows and columns after pooling."""
         return min(grid.shape[2], self.grid_size), min(grid.shape[3], self.grid_size)
 
     def _loss(self, head: "PairHead", grid: Tensor, positions: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class DenseRelativeLocalization(nn.Module):
             return self._compare(out, p - q, size)
 
     def _compare(self, out: Tensor, offset: Tensor, size: tuple[int, int]) -> Tensor:
-        """Mean loss of the head's outputs [B, m, outputs] against the offsets p - q, int64 [B, m, 2]."""
+        """Return the mean loss of outputs [B, m, outputs] for the offsets p - q, int64 [B, m, 2]."""
         if self.mode == "ce":
             logits = out.view(-1, 2 * self.grid_size + 1)  # [B*m*2, 2K+1]
             return 2 * F.cross_entropy(logits, offset.flatten() + self.grid_size)
@@ -161,20 +161,15 @@ class PairHead(nn.Sequential):
     """The localization MLP, 2d -> h -> ReLU -> h -> ReLU -> outputs, on pairs of tokens."""
 
     def __init__(self, in_dim: int, hidden_dim: int, outputs: int):
-        super().__init__(
-            nn.Linear(2 * in_dim, hidden_dim),
-            nn.ReLU(),
-            nn.Linear(hidden_dim, hidden_dim),
-            nn.ReLU(),
-            nn.Linear(hidden_dim, outputs),
-        )
+        layers = nn.Linear(2 * in_dim, hidden_dim), nn.Linear(hidden_dim, hidden_dim), nn.Linear(hidden_dim, outputs)
+        super().__init__(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
     def forward(self, tokens: Tensor, index: Tensor) -> Tensor:
-        """Maps tokens [B, n, d] and pairs of their places [B, m, 2] to [B, m, outputs].
+        """Return [B, m, outputs] of tokens [B, n, d] and pairs of their indices [B, m, 2].
 
-        With the first weight W = [W1 W2] the first layer is W1 z_p + W2 z_q. Where tokens are no more than pairs it is
-        cheaper to project each token once by both halves and to add what the pairs name. The choice is made by a
-        product with zeros and ones, whose gradient is a product too: fast, and the same on every run on a GPU.
+        With the weight W = [W1 W2] the first layer is W1 z_p + W2 z_q. If there are no more tokens than pairs, it is
+        cheaper to project each token once by both halves and to add the selected rows. A product with zeros and ones
+        selects them. Its gradient is a product, too, so it is fast and deterministic on a GPU.
         """
         first, *rest = self
         batch, n, dim = tokens.shape

@@ -24,7 +24,7 @@ from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Listing
 from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json
-from idmm.progress import KeptLog, duration, log, logging_by
+from idmm.progress import BufferedLog, duration, log, logging_by
 from idmm.stages import STAGES
 from idmm.stages.results import compared
 from idmm.stages.run import run_stage
@@ -99,7 +99,7 @@ class State:
 @contextlib.contextmanager
 def _logged() -> Iterator[None]:
     """Where it is called from Python: has the stages show what was said before them, as they do of commands."""
-    with contextlib.nullcontext() if log.handlers else logging_by(KeptLog()):
+    with contextlib.nullcontext() if log.handlers else logging_by(BufferedLog()):
         yield
 
 

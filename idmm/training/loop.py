@@ -129,7 +129,7 @@ class Loop:
         self.progress = Bar(desc=plan.label, total=total, initial=at.made, **shown)
         self._start_timer()
         self.shown = self._share(at.epoch)
-        self.run.interrupts.patient = True
+        self.run.interrupts.deferred = True
         try:
             with self._memory(), contextlib.closing(loader):
                 if self.run.precision_was_timed and not at.made:
@@ -139,7 +139,7 @@ class Loop:
                     self._epoch(epoch, loader)
                     self._end_epoch(epoch)
         finally:
-            self.run.interrupts.patient = False
+            self.run.interrupts.deferred = False
             self.progress.close()
         self._save(self.position.epoch, 0)
         self.run.earlier_steps += self.position.made
@@ -227,7 +227,7 @@ class Loop:
                 left = "" if self.timer is None else f", {duration(self.timer.left(self.run.seconds))} to go"
                 self.progress.set_postfix_str(f"loss {loss.item():.4g}, lr {self._lr():.2e}{left}", refresh=False)
             self.progress.update()
-            stop, due, progress = distributed.largest(self.run.interrupts.asked, due, self._measured())
+            stop, due, progress = distributed.largest(self.run.interrupts.requested, due, self._measured())
             self._advance(progress)
             if stop or due:
                 self._save(epoch, at.step)
