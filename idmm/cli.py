@@ -19,7 +19,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused, weights_file
-from idmm.progress import BufferedLog, first_process, logging_by, log_once
+from idmm.progress import BufferedLog, first_process, log_once, logging_by
 from idmm.training import clock
 from idmm.transfer.config import GridConfig
 

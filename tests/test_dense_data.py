@@ -11,8 +11,9 @@ from folders import faults, paint, section
 from PIL import Image
 
 from idmm.data.split import LabelsMissing
-from idmm.dense import IGNORED, read_detection, read_segmentation
 from idmm.dense.evaluate import Objects, detection_scores
+from idmm.dense.read import read_detection, read_segmentation
+from idmm.dense.targets import IGNORED
 
 SKIP = "cannot be used (--data.on_error skip skips them):"
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
 from idmm.config import Train
-from idmm.dense import BoxTarget
 from idmm.dense.evaluate import detect_objects, detection_scores, segmented
 from idmm.dense.method import Detection, Segmentation, pixel_cross_entropy
 from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter
+from idmm.dense.targets import BoxTarget
 from idmm.errors import SizeError
 from idmm.models import create_backbone, token_grid
 from idmm.seeding import seeded

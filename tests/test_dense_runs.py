@@ -19,9 +19,11 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 import idmm
 from idmm.config import Data
 from idmm.data.image_store import store_split
-from idmm.dense import DenseTransform, detect, read_detection, read_segmentation
+from idmm.dense import detect
 from idmm.dense.evaluate import classes_on_file, segmented
 from idmm.dense.network import Detector, Segmenter, build_network
+from idmm.dense.read import read_detection, read_segmentation
+from idmm.dense.transforms import DenseTransform
 from idmm.errors import Interrupted, UserError
 from idmm.models.weights import read_checkpoint
 from idmm.training.loop import Loop
@@ -187,7 +189,7 @@ def test_its_backbone_is_a_start_for_others(whole):
 
 
 def test_other_commands_say_what_it_is(whole, trees, tmp_path, capsys):
-    with pytest.raises(UserError, match="is a network of idmm detect; wanted a classifier"):
+    with pytest.raises(UserError, match="is a network of idmm detect; give a classifier"):
         idmm.load_classifier(whole / "detect")
     said = refused(capsys, ["explore", whole / "segment", "--out", tmp_path / "explored"])
     assert "is a run of idmm segment, without classes of images" in said[-1]
@@ -279,18 +281,20 @@ def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
 def test_memory_that_ends_in_the_last_evaluation(trees, tmp_path, capsys, monkeypatch):
     """One line; the trained weights are kept, and the same command ends the run, here of boxes alone."""
     argv = words("detect", trees, tmp_path / "run", model__masks=False, train__epochs=1)
-    scores = detect._Judge.scores
+    scores = detect.BoxEvaluator.scores
 
-    def out_of_memory(judge, network, final=False):
-        if judge.part == "test":
+    def out_of_memory(evaluator, network, final=False):
+        if evaluator.part == "test":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return scores(judge, network, final)
+        return scores(evaluator, network, final)
 
-    monkeypatch.setattr(detect._Judge, "scores", out_of_memory)
+    monkeypatch.setattr(detect.BoxEvaluator, "scores", out_of_memory)
     assert call(argv) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == "out of memory with 4 images at a time; the same command goes on from here where more is free"
-    monkeypatch.setattr(detect._Judge, "scores", scores)
+    assert (
+        said == "out of memory with 4 images at a time; repeat the command with more free memory to continue from here"
+    )
+    monkeypatch.setattr(detect.BoxEvaluator, "scores", scores)
     assert call(argv) == 0
     result = read(tmp_path / "run" / "result.json")
     assert result["ap"] >= 0 and "mask_ap" not in result

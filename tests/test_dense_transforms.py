@@ -9,7 +9,9 @@ from dense_trees import coco_tree, mask_tree
 from folders import paint, section
 
 from idmm.data.image_store import store_split
-from idmm.dense import IGNORED, DenseTransform, letterboxed, read_detection, read_segmentation
+from idmm.dense.read import read_detection, read_segmentation
+from idmm.dense.targets import IGNORED
+from idmm.dense.transforms import DenseTransform, letterboxed
 from idmm.errors import RunError
 
 SIDE = 96  # the canvas, which is the long side of most images

@@ -11,7 +11,6 @@ from torch import nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
 
 from idmm import distributed
-from idmm.dense import BoxTarget
 from idmm.dense.evaluate import (
     Objects,
     class_scores,
@@ -20,6 +19,7 @@ from idmm.dense.evaluate import (
     on_file,
     segmentation_scores,
 )
+from idmm.dense.targets import BoxTarget
 
 
 def truth(boxes, labels, crowd=None, size=(100, 100), segments=None):

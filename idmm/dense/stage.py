@@ -1,5 +1,4 @@
-"""What detection and segmentation share: a network on a backbone's pyramid, trained and evaluated on letterboxed
-images with their boxes or masks."""
+"""Train and evaluate a network for boxes or masks. Detection and segmentation share this."""
 
 import logging
 from abc import abstractmethod
@@ -16,7 +15,8 @@ from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
 from idmm.data.split import counted
 from idmm.data.store import Stores, image_differences, store_images
-from idmm.dense import DenseTransform, Target
+from idmm.dense.targets import Target
+from idmm.dense.transforms import DenseTransform
 from idmm.errors import RunError, listed
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
@@ -30,8 +30,8 @@ from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext
 
 log = logging.getLogger("idmm")
-RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # of each evaluation
-SHOWN, PICTURE = 8, 480  # test images on predictions.png, and the least long side of theirs (pixels)
+RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # in metrics.jsonl
+PICTURES, PICTURE_SIDE = 8, 480  # test images in predictions.png, and their long side at least (pixels)
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class DenseImages:
 
     Attributes:
         stores: The images.
-        targets: Boxes or masks of the images of each part, in the order of its images.
+        targets: Boxes or masks by part, in the order of its images.
         classes: Names of the K classes.
         categories: Number of each class in the dataset's own files.
-        outlined: Whether the objects to train on have outlines, so that a mask is predicted for each box.
+        outlined: Whether the training objects have outlines, so that a mask is predicted per box.
     """
 
     stores: Stores
@@ -54,7 +54,7 @@ class DenseImages:
 
 
 def load_images(setup: RunSetup, run: RunContext) -> DenseImages:
-    """Read every image with its boxes or masks. A resumed run is compared with the images that it began with."""
+    """Read every image with its boxes or masks. A resumed run compares them with the images that it began with."""
     spec, folder, (phase,) = setup.spec, run.folder, setup.phases
     data, listing = replace(setup.config.data, in_chans=spec.in_chans), setup.stage.read(folder.leader)
     check_val(setup.stage, listing.splits)
@@ -82,26 +82,26 @@ def load_images(setup: RunSetup, run: RunContext) -> DenseImages:
 
 
 def _differences(old: dict, new: dict) -> list[str]:
-    """Says how images, boxes or masks differ from those that a run began with."""
+    """Return how images, boxes or masks differ from those that a run began with."""
     lines = image_differences(old, new)
-    for part, now in new["targets"].items():
+    for part, digests in new["targets"].items():
         before = old["targets"].get(part, {})
-        if changed := [name for name in now if name in before and before[name] != now[name]]:
+        if changed := [name for name in digests if name in before and before[name] != digests[name]]:
             lines.append(f"{part}: other boxes or masks of {counted(len(changed), 'image')}: {listed(changed)}")
-    return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
+    return lines or (["the list of classes differs"] if old["classes"] != new["classes"] else [])
 
 
-class Judge(Evaluator):
-    """Evaluates networks on a part of the images, and keeps what the last one predicted.
+class DenseEvaluator(Evaluator):
+    """Evaluates networks on a part of the images and keeps the latest predictions.
 
     Args:
-        run: Its device and precision.
+        run: Its device and precision are used.
         setup: Of the run.
         dense: All images with their boxes or masks.
         part: ``val`` or ``test``.
 
     Attributes:
-        latest: What :meth:`scores` found last, where that is as it is reported; None: nothing yet.
+        latest: The latest scores, if they need no other evaluation to be reported.
     """
 
     latest: dict[str, float] | None = None
@@ -113,45 +113,44 @@ class Judge(Evaluator):
         self.images, self.every = len(self.store), setup.config.train.eval_every
 
     @property
-    def pass_size(self) -> int:
-        """Images that go through the network at a time."""
+    def batch_size(self) -> int:
+        """Images per forward pass, as in training."""
         (phase,) = self.setup.phases
         return -(-phase.batch_size // (distributed.world() * self.setup.config.train.accumulate))
 
     def __call__(self, network: nn.Module) -> dict[str, float]:
-        """Returns the values for metrics.jsonl (percent)."""
+        """Return the values for metrics.jsonl (percent)."""
         return {name: value for name, value in self.scores(network).items() if name in RECORDED}
 
     def batches(self, targets: Sequence[Target], final: bool) -> Iterator[dict]:
-        """Yields this process's share of letterboxed images, as many at a time as in training, until the run is
-        interrupted. If ``final``, the log has how far it is."""
-        run, spec, count, (phase,) = self.run, self.setup.spec, self.pass_size, self.setup.phases
-        made = DenseTransform(self.store, targets, phase.size, spec.mean, spec.std)
-        batch_bytes = 4 * count * (len(spec.mean) + 2) * phase.size**2
-        batches = own_share(made, np.arange(len(self.store)), count, run.workers, batch_bytes)
+        """Yield this process's letterboxed images until the run is interrupted. ``final``: log the progress."""
+        run, spec, (phase,) = self.run, self.setup.spec, self.setup.phases
+        transform = DenseTransform(self.store, targets, phase.size, spec.mean, spec.std)
+        batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * phase.size**2
+        batches = own_share(transform, np.arange(len(self.store)), self.batch_size, run.workers, batch_bytes)
         batches, label = run.interrupts.watch(batches), f"{self.setup.stage.LABELS} of the test images"
         return counting(batches, len(self.store), label) if final and run.folder.leader else batches
 
     @abstractmethod
     def scores(self, network: nn.Module, final: bool = False) -> dict[str, float]:
-        """Evaluates a network, in percent; ``final``: as it is reported. All processes must call together."""
+        """Return all scores in percent. ``final``: those of the result. All processes must call together."""
 
     @abstractmethod
     def write(self, folder: Path) -> None:
-        """Writes what the last evaluation found, class by class and image by image."""
+        """Write the latest scores per class and predictions per image."""
 
     @abstractmethod
     def pair(self, number: int) -> tuple[Any, Any]:
-        """Returns what is there in an image and what the last evaluation found, as pictures of it are drawn from."""
+        """Return truth and latest prediction of an image, for :func:`idmm.dense.pictures.painted`."""
 
 
-def train(setup: RunSetup, learner: type[Method], judge: type[Judge], metric: str) -> dict:
+def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[DenseEvaluator], metric: str) -> dict:
     """Train and evaluate a network for boxes or masks, see :func:`idmm.detect` and :func:`idmm.segment`.
 
     Args:
         setup: Of the run.
-        learner: Computes the network's loss.
-        judge: Evaluates networks.
+        method_class: Computes the network's loss.
+        evaluator_class: Evaluates networks.
         metric: Name of the score by which the best epoch is chosen.
     """
     config, (phase,) = setup.config, setup.phases
@@ -171,8 +170,8 @@ def train(setup: RunSetup, learner: type[Method], judge: type[Judge], metric: st
         if run.is_new and (report := setup.spec.load(backbone)):
             log.info("%s", report)
         with seeded(derive(config.seed, "method")):
-            method = learner(setup.stage.build_network(backbone, setup.spec, len(images.classes), images.outlined))
-        evaluator = judge(run, setup, images, part)
+            method = method_class(setup.stage.build_network(backbone, setup.spec, len(images.classes), images.outlined))
+        evaluator = evaluator_class(run, setup, images, part)
         statistics, key = (setup.spec.mean, setup.spec.std), derive(config.seed, "stage", phase.number)
         transform = DenseTransform(stores.train, images.targets["train"], phase.size, *statistics, config.augment, key)
         keep = metric if config.train.keep == "best" else None
@@ -182,10 +181,11 @@ def train(setup: RunSetup, learner: type[Method], judge: type[Judge], metric: st
 
         # ------------------------------------------------------------------ results
         best = load_best(loop, metric)
-        scores = _judged(run, loop.averaged, evaluator if part == "test" else judge(run, setup, images, "test"))
-        about = {"task": config.STAGE, "classes": list(images.classes), "categories": list(images.categories)}
-        about |= {"pyramid_width": config.model.pyramid_width, "masks": images.outlined}
-        export_dense(run, loop, setup, stores, about)
+        on_test = evaluator if part == "test" else evaluator_class(run, setup, images, "test")
+        scores = _final_scores(run, loop.averaged, on_test)
+        info = {"task": config.STAGE, "classes": list(images.classes), "categories": list(images.categories)}
+        info |= {"pyramid_width": config.model.pyramid_width, "masks": images.outlined}
+        export_dense(run, loop, setup, stores, info)
         result = {
             **scores,
             **best,
@@ -203,28 +203,34 @@ def train(setup: RunSetup, learner: type[Method], judge: type[Judge], metric: st
         return result
 
 
-def _judged(run: RunContext, network: nn.Module, judge: Judge) -> dict[str, float]:
-    """Evaluates what is reported on the test images, unless that was just done, and writes its files."""
-    folder, count = run.folder, judge.pass_size
+def _final_scores(run: RunContext, network: nn.Module, evaluator: DenseEvaluator) -> dict[str, float]:
+    """Return the scores of the result on the test images, and write their files."""
+    folder = run.folder
     error = RunError(
-        f"out of memory with {count} images at a time; the same command goes on from here where more is free"
+        f"out of memory with {evaluator.batch_size} images at a time; "
+        "repeat the command with more free memory to continue from here"
     )
     with distributed.enough_memory(error):
-        scores = judge.latest or judge.scores(network, final=True)
+        scores = evaluator.latest or evaluator.scores(network, final=True)
     if folder.leader:
-        judge.write(folder.path)
+        evaluator.write(folder.path)
         with drawing("predictions.png"):
-            from idmm.dense.pictures import painted, pairs_figure
-            from idmm.figures.style import save  # matplotlib takes a second
-
-            pairs = []
-            for n in np.unique(np.linspace(0, len(judge.store) - 1, SHOWN).astype(int)).tolist():
-                image, size = judge.store.picture(n), judge.targets[n].size
-                times = max(1, PICTURE // max(image.shape))
-                image = image.repeat(times, 0).repeat(times, 1)
-                drawn = [painted(image, of, size, judge.dense.classes) for of in judge.pair(n)]
-                pairs.append((judge.store.names[n], *drawn))
-            save(pairs_figure(pairs, f"{folder.path.name}: test images"), folder.path / "predictions.png")
-    shown = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
-    log.info("%s: %s on %d test images", folder.path, shown, len(judge.store))
+            _draw_pairs(evaluator, folder.path)
+    text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+    log.info("%s: %s on %d test images", folder.path, text, len(evaluator.store))
     return scores
+
+
+def _draw_pairs(evaluator: DenseEvaluator, folder: Path) -> None:
+    """Draw truth and prediction of some test images, spread evenly."""
+    from idmm.dense.pictures import painted, pairs_figure
+    from idmm.figures.style import save  # importing matplotlib takes a second
+
+    store, pairs = evaluator.store, []
+    for n in np.unique(np.linspace(0, len(store) - 1, PICTURES).astype(int)).tolist():
+        image, size = store.picture(n), evaluator.targets[n].size
+        times = max(1, PICTURE_SIDE // max(image.shape))
+        image = image.repeat(times, 0).repeat(times, 1)
+        drawn = [painted(image, target, size, evaluator.dense.classes) for target in evaluator.pair(n)]
+        pairs.append((store.names[n], *drawn))
+    save(pairs_figure(pairs, f"{folder.name}: test images"), folder / "predictions.png")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from idmm.data.images import StoredSize
     from idmm.data.split import Listing
-    from idmm.dense import DenseSplits
+    from idmm.dense.targets import DenseSplits
     from idmm.models.spec import ModelSpec
 
 PRETRAIN_CROP = 0.875  # share of the short side that the centre crops cover on which features are measured
