@@ -209,7 +209,8 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
     config, epochs = setup.config, loop.position.epoch
     accuracy = _test(run, setup, images, loop) if config.learns_labels else {}
     export(run, loop, setup, images, images.train.classes if accuracy else None)
-    write_instances(run, loop.method, config.method.classifier, images.train)
+    if loop.method.instance_rows is not None:  # only IDMM has such a layer
+        write_instances(run, loop.method, config.method.classifier, images.train)
     last = run.folder.last_metrics()
     log.info("%s: loss %.4f after %s; backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
     knn = {name: run.folder.start_scores[name] for name in ("start_knn",) if name in run.folder.start_scores}

@@ -89,8 +89,8 @@ def _draw_curves(run: RunContext, setup: RunSetup) -> None:
 
 # ---------------------------------------------------------------------- what others draw and search
 def write_instances(run: RunContext, method: Method, classifier: str, train: ImageStore) -> None:
-    """Writes ``instances.safetensors`` and ``.json``, if the method has a row for each training image."""
-    if method.instance_rows is None or not run.folder.leader:
+    """Write ``instances.safetensors`` and ``.json``, the method's row for each training image."""
+    if not run.folder.leader:
         return
     rows = method.get_parameter(method.instance_rows)  # [N, d]
     with drawing(ROWS, "written", fatal=(Interrupted, RunError)):  # a full disk: the same command ends the run
