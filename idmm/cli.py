@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
 import psutil
@@ -21,7 +21,7 @@ from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused, weights_file
 from idmm.progress import BufferedLog, first_process, log_once, logging_by
 from idmm.training import clock
-from idmm.transfer.config import GridConfig
+from idmm.transfer.config import GridConfig, StatusConfig
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Command:
     logged: bool = True  # whether the log is shown at once; a training run shows it when its folder is open
     timed: bool = False  # whether the function takes the time when the command began
     words: tuple[str, ...] = ()  # keys of _WORDS that may stand without their flags, in this order
+    subcommands: "dict[str, Command]" = field(default_factory=dict)  # by the word that follows
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Group:
 IMPORT_SECONDS = 60.0  # imports take less
 _WORDS = {  # values that may stand without their flags, as the help names them
     "name": "NAME", "data.root": "DIR", "run": "RUN", "runs": "RUN [RUN ...]", "query": "QUERY",
-    "paths": "PATH [PATH ...]",
+    "paths": "PATH [PATH ...]", "out": "OUT",
 }  # fmt: skip
 DATA = {
     "list": Command(keys.DataListConfig, "data.registry:table", "all datasets with their sizes"),
@@ -89,9 +90,12 @@ COMMANDS = {
         "stage 2 for masks: train a semantic segmentation (images and PNG masks, ADE20K)", logged=False, timed=True,
     ),
     "transfer": Command(
-        GridConfig, "transfer.command:grid",
+        GridConfig, "transfer.grid:command",
         "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' shows how far it is",
         logged=False,
+        subcommands={
+            "status": Command(StatusConfig, "transfer.status:status", "the progress of a grid", words=("out",)),
+        },
     ),
     "probe": Command(
         keys.ProbeConfig, "stages.probe_command:probe",
@@ -218,17 +222,15 @@ def _dispatch(group: Group, words: str, argv: list[str], started_at: float, prog
     command = group.commands[name]
     if isinstance(command, Group):
         return _dispatch(command, f"{name} ", rest, started_at)
+    if rest and rest[0] in command.subcommands:
+        subcommand, *rest = rest
+        name, command = f"{name} {subcommand}", command.subcommands[subcommand]
     once = contextlib.nullcontext() if command.config is GridConfig else log_once()  # each cell has its own log
     with once, logging_by(logging.StreamHandler(sys.stderr) if command.logged else BufferedLog()):
         return _run(command, f"{words}{name}", rest, started_at, prog)
 
 
 def _run(command: Command, words: str, rest: list[str], started_at: float, prog: str | None) -> int:
-    if command.config is GridConfig and rest and not rest[0].startswith("-"):
-        from idmm.transfer.command import status
-
-        print(status(rest))
-        return 0
     usage = [prog or f"idmm {words}", *(_WORDS[word] for word in command.words)]
     config = parse(command.config, rest, " ".join(usage), command.words, command_configs())
     if isinstance(config, keys.FeatureConfig | keys.TrainCommand):

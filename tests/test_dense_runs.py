@@ -212,7 +212,7 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     (tmp_path / "broken.png").write_bytes(b"none")
     images, argv = trees / "coco" / "test", ["predict", "--init", str(whole / "detect"), "--min_score", "0"]
     assert call([*argv, str(images), str(tmp_path / "broken.png"), "--out", str(tmp_path / "out")]) == 0
-    assert "left out 1 of 4 images" in capsys.readouterr().err
+    assert "skipped 1 of 4 images" in capsys.readouterr().err
     made, reported = read(tmp_path / "out" / "predictions.json"), read(whole / "detect" / "predictions.json")
     assert [row["id"] for row in made["categories"]] == list(IDS)
     assert {row["file_name"].split("/")[-1]: row["id"] for row in made["images"]} == {

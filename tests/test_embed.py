@@ -67,7 +67,7 @@ def test_a_size_that_is_not_square(tmp_path, images, capsys):
     info = json.loads((odd / "backbone.json").read_text())
     (odd / "backbone.json").write_text(json.dumps({**info, "size": [24, 16]}))
     lines = refused(capsys, ["embed", "--init", odd, images, "--out", tmp_path / "f.npz"])
-    assert lines[0].endswith("was evaluated at 24x16 pixels; wanted is a network of square images")
+    assert lines[0].endswith("was evaluated at 24x16 pixels; expected a network of square images")
 
 
 # ---------------------------------------------------------------------- similar
@@ -88,7 +88,7 @@ def test_nearest_first(run, images, tmp_path, capsys):
     assert [row[0] for row in rows] == [files[1 + i] for i in order], "the query is left out"
     assert [row[1] for row in rows] == pytest.approx(cosines[order], abs=1e-4)
     assert f"cosine, median of all {len(cosines)}: {np.median(cosines):.4f}" in said
-    assert f"query: '{files[0]}' lies among the images and is left out of them" in said
+    assert f"query: '{files[0]}' is among the images and is skipped there" in said
     assert read_image(out, 10**8).pixels.shape[1] > 1000
     assert len(similar(capsys, "--init", run, files[0], *files[1:], "--out", out)[0]) == 5
 
@@ -108,9 +108,9 @@ def test_mistakes_of_similar(run, images, tmp_path, capsys):
     files, out = paths(images), ["--out", tmp_path / "s.png"]
     (tmp_path / "bad.png").write_text("no image")
     for argv, line in [
-        ([images, files[0]], f"query: '{images}' is a folder; wanted an image"),
-        ([tmp_path / "none.png", images], f"query: '{tmp_path}/none.png' does not exist; wanted an image"),
-        ([files[0], files[0]], f"paths: there is no image but the query '{files[0]}'; wanted some to compare it with"),
+        ([images, files[0]], f"query: '{images}' is a folder; expected an image"),
+        ([tmp_path / "none.png", images], f"query: '{tmp_path}/none.png' does not exist; expected an image"),
+        ([files[0], files[0]], f"paths: there is no image but the query '{files[0]}'; name images to compare it with"),
         ([tmp_path / "bad.png", images], f"query: '{tmp_path}/bad.png' cannot be read (not an image)"),
     ]:
         assert refused(capsys, ["similar", "--init", run, *argv, *out])[-1] == line

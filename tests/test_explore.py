@@ -13,7 +13,7 @@ from sklearn.datasets import load_sample_image
 
 from idmm.data.listing import list_images
 from idmm.evaluation import similarity
-from idmm.figures.style import COLOURS
+from idmm.figures import COLOURS
 from idmm.files import read_csv as table
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -98,9 +98,9 @@ def test_planted_faults_are_found(run, planted, capsys):
 
 def test_where_it_may_write(run, planted, tmp_path, capsys, monkeypatch):
     """Told before any feature is taken."""
-    monkeypatch.setattr("idmm.inference.explore.frozen_backbone", None)
+    monkeypatch.setattr("idmm.inference.explore.features", None)
     (line,) = refused(capsys, ["explore", run, "--out", planted / "train/sheets"])
-    assert line.startswith(f"out: '{planted / 'train/sheets'}' lies among the images of '")
+    assert line.startswith(f"out: '{planted / 'train/sheets'}' is among the images of '")
     (tmp_path / "file").touch()
     assert "out: cannot write to" in refused(capsys, ["explore", run, "--out", tmp_path / "file/x"])[0]
     assert not (planted / "train/sheets").exists()

@@ -173,7 +173,7 @@ def mistake(capsys, *argv):
 def test_a_class_with_too_few_images_is_refused(run, tmp_path, capsys):
     root = tree(tmp_path / "d", train={"a": 3, "b": 9, "c": 2}, test={"a": 1, "b": 1, "c": 1})
     argv = ["--init", run, "--out", tmp_path / "o", "--data.name", "folder", "--data.root", root]
-    wanted = "per_class: 5 is more than the training images of 'c' (2), 'a' (3); wanted up to 2"
+    wanted = "per_class: 5 is more than the training images of 'c' (2), 'a' (3); expected at most 2"
     assert mistake(capsys, *argv, "--per_class", "[1, 5]") == [wanted]
     assert not (tmp_path / "cache/features").exists() and not (tmp_path / "o").exists(), "before any work"
 

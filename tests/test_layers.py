@@ -10,7 +10,19 @@ import idmm
 
 PACKAGE = Path(idmm.__file__).parent
 LAYERS = (
-    ("errors", "config", "seeding", "files", "intervals", "distributed", "progress", "losses", "figures"),
+    (
+        "errors",
+        "config",
+        "seeding",
+        "files",
+        "intervals",
+        "distributed",
+        "progress",
+        "losses",
+        "figures",
+        "charts",
+        "sheets",
+    ),
     ("data", "models"),
     ("methods",),
     ("training", "evaluation"),

@@ -168,8 +168,8 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     said = capsys.readouterr()
     assert [row["path"] for row in predicted(said.out)] == [str(tmp_path / "in/deep/down/good.png")]
     assert "skipped 1 file of other kinds" in said.err
-    lines = said.err[said.err.index("paths: left out") :].splitlines()
-    assert lines[0] == "paths: left out 3 of 4 images that cannot be read:"
+    lines = said.err[said.err.index("paths: skipped") :].splitlines()
+    assert lines[0] == "paths: skipped 3 of 4 images that cannot be read:"
     assert lines[1].startswith(f"  {tmp_path}/in/bro\\nken.jpg: ")
     assert lines[2] == f"  {tmp_path}/in/empty.png: empty file"
     assert lines[3] == f"  {tmp_path}/in/huge.png: 40 x 40 = 1600 pixels, more than max_pixels 1000"
@@ -206,12 +206,12 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     (tmp_path / "folds" / "fold-1").mkdir(parents=True)
     for run, why in {
         tmp_path / "folds": f"holds k-fold runs; give one of them ('{tmp_path}/folds/fold-1')",
-        runs / "rgb" / "backbone.safetensors": "has no classifier: the JSON beside it lists no classes; wanted",
+        runs / "rgb" / "backbone.safetensors": "has no classifier: its JSON lists no classes; expected",
     }.items():
         (line,) = refused(capsys, ["predict", "--init", run, images])
         assert line.startswith(f"init: '{run}' {why}")
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--min_score", 0.3])
-    assert line == "min_score: got 0.3, which is of boxes; leave it out for a run that has classes of images"
+    assert line == "min_score: got 0.3; it is for boxes, leave it out for a classifier"
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
     assert line.startswith("device: 'mps' is not available; expected one of ")
 
@@ -291,19 +291,19 @@ def test_what_python_refuses(runs, images, tmp_path):
     for given, line in {
         (bad,): f"images: {bad}: not an image",
         (str(tmp_path / "none.png"),): f"images: {tmp_path}/none.png: no such file or directory",
-        (3.0,): f"images: image 1 is float; {inference.WANTED}",
+        (3.0,): f"images: image 1 is float; {inference.PICTURES_EXPECTED}",
     }.items():
         with pytest.raises(UserError, match=f"^{re.escape(line)}$"):
             clf.predict([good, *given])
-    with pytest.raises(UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\]; wanted a path"):
+    with pytest.raises(UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\]; expected a path"):
         clf.predict([np.zeros((4, 4, 3))])
     with pytest.raises(UserError, match=f"^images: {bad}: not an image$"):
         clf.predict(bad, on_error="skip")  # there would be nothing left
     found = clf.predict([bad, good], on_error="skip")
     assert found.paths == [str(good)] and found.unreadable == {str(bad): "not an image"}
-    with pytest.raises(UserError, match="^on_error: got 'ignore'; wanted 'fail' or 'skip'$"):
+    with pytest.raises(UserError, match="^on_error: got 'ignore'; expected 'fail' or 'skip'$"):
         clf.predict(good, on_error="ignore")
-    with pytest.raises(UserError, match="^top_k: got 0; wanted 1 or more$"):
+    with pytest.raises(UserError, match="^top_k: got 0; expected 1 or more$"):
         clf.predict(good, top_k=0)
 
 
@@ -315,7 +315,7 @@ def test_deep_grey_that_the_run_never_saw(runs, images, tmp_path, capsys):
     os.link(runs / "grey" / "model.safetensors", tmp_path / "model.safetensors")
     deep = next(path for path in sorted((images / "test").rglob("*.png")) if Image.open(path).mode.startswith("I"))
     assert call(["predict", "--init", tmp_path, deep]) == 0
-    what = f"1 image of more than 8 bits ('{deep}'): the run saw none, so their values are scaled by the full range"
+    what = f"1 image of more than 8 bits ('{deep}'): the run had none, so their values are scaled by the full range"
     assert what in capsys.readouterr().err
 
 

@@ -119,7 +119,7 @@ def test_features_that_say_nothing(run, tmp_path, caplog):
     (root / "train/cat/5.png").write_bytes(b"no image")
     train_pseudolabels.pseudolabel([run], section_of(root), "cpu", tmp_path / "l.csv")
     torn, line = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "left out 1 of 24 images that cannot be read" in torn
+    assert "skipped 1 of 24 images that cannot be read" in torn
     assert line.startswith("the classifier learns from the given labels alone: ")
     assert len(rows(tmp_path / "l.csv")) == 27
 

@@ -13,8 +13,8 @@ from helpers import call, inside, refused
 from pages import Reader
 from PIL import Image
 
-from idmm.figures.style import curves_figure
-from idmm.inference.found_runs import found_runs
+from idmm.figures import curves_figure
+from idmm.inference.runs import finished_runs
 from idmm.stages.results import compared, mcnemar
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
@@ -65,7 +65,7 @@ def test_it_shows_what_the_runs_measured(page, runs):
     test = compared(runs / "tuned-0", runs / "wide")
     points = f"{test['points']:+.1f}".replace("-", "−")
     assert f"tuned-0 wide {points} {test['p']:.2g}" in text
-    assert "Shown for all of tuned-0 and 1 more, which are the same except for the seed" in text
+    assert "It stands for tuned-0 and 1 more, which differ only in the seed" in text
     assert "These classifiers were tested on different images" in text
     assert "'embed_dim': 64" in text and "Fine-tuning: settings that differ" in text
     assert f"the baseline {result(runs / 'wide')['baseline_top1']:.2f}" in (runs / "wide/log.txt").read_text()
@@ -121,9 +121,9 @@ def test_folders_that_hold_runs(runs, tmp_path, capsys):
     (train / "scratch").mkdir()
     (train / "scratch" / "config.yaml").write_text("")
     (train / "train.json").write_text("{}")
-    found, notes = found_runs([str(train)])
-    assert found == [train / "stage1", train] and notes == [f"{train / 'scratch'} is left out: it is not finished"]
-    assert found_runs([str(held)]) == ([held / "a", *found], notes)
+    found, notes = finished_runs([str(train)])
+    assert found == [train / "stage1", train] and notes == [f"{train / 'scratch'} is skipped: it is not finished"]
+    assert finished_runs([str(held)]) == ([held / "a", *found], notes)
     text = Reader(reported(tmp_path / "out", held))
     assert notes[0] in capsys.readouterr().err and notes[0] in text.text
 
@@ -152,7 +152,7 @@ def test_what_is_refused(runs, tmp_path, capsys):
     expected = "expected the folder of a finished run, its --out, or one that holds some"
     wanted = {
         tmp_path / "none": expected, tmp_path / "empty": expected,
-        unfinished: "not finished; repeat the command that began it, which continues it",
+        unfinished: "not finished; repeat the command to resume it",
     }  # fmt: skip
     said = refused(capsys, ["report", *wanted, "--out", tmp_path / "out"])
     assert said == [f"runs: '{path}': {words}" for path, words in wanted.items()] and not (tmp_path / "out").exists()

@@ -20,8 +20,7 @@ from idmm import config
 from idmm.data.images import CentreCrop
 from idmm.data.listing import list_images
 from idmm.evaluation import evaluate
-from idmm.figures import confusion
-from idmm.figures.style import save
+from idmm.figures import confusion_figure, save
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.seeding import numpy_rng
@@ -85,7 +84,7 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     low, high = found["top1_interval"]
     assert f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {found['mean_per_class']:.2f}, " in text
     assert f"largest class 75.00, the baseline {found['baseline_top1']:.2f}" in text
-    assert "than naming one class every time: 'dog, big' is 75.0 % of the 4 test images" in text
+    assert "than always predicting one class: 'dog, big' is 75.0 % of the 4 test images" in text
     with Image.open(out / "confusion.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 200
 
@@ -106,7 +105,7 @@ def test_remarks():
         return evaluate.remarks({"top1": 100 * hits / len(of), "top1_interval": interval}, of, names, **more)
 
     (named,) = said(30)
-    assert "(37.7 to 62.3), than naming one class every time: 'a' is 50.0 % of the 60 test images" in named
+    assert "(37.7 to 62.3), than always predicting one class: 'a' is 50.0 % of the 60 test images" in named
     assert len(said(37)) == 1 and said(38) == [], "49.0 and 50.7 are the lower bounds"
     assert "takes seconds (80.0 %)" in said(48, baseline_top1=80.0)[0] and said(48, baseline_top1=79.0) == []
 
@@ -117,7 +116,7 @@ def drawn(names, images=600):
     rng, classes = np.random.default_rng(0), len(names)
     truth = rng.integers(0, classes, images)
     named = np.where(rng.random(images) < 0.6, truth, rng.integers(0, classes, images))
-    return truth, named, confusion.confusion_figure(evaluate.Predictions(truth, named[:, None], classes), names)
+    return truth, named, confusion_figure(evaluate.Predictions(truth, named[:, None], classes), names)
 
 
 def test_few_classes_have_their_names_and_numbers(tmp_path):

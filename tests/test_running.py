@@ -9,9 +9,9 @@ from helpers import flags, inside, metrics, refused, same, state_file
 from PIL import Image
 from test_resume import lines, stop_at
 
+from idmm import figures as pictures
 from idmm import progress
 from idmm.errors import Interrupted
-from idmm.figures import style as pictures
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
 ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}

@@ -128,8 +128,8 @@ def test_a_folder_is_called_by_the_end_of_its_path():
     moss, stamps = {"name": "folder", "root": "/data/moss"}, {"root": "stamps/"}
     sources = [moss, stamps, {**stamps, "subset": {"total": 50}}, "digits", {"name": "folder", "label": 7}]
     found = GridPlan(grid(sources=sources, targets=[{**moss, "label": None}])).checked().entries
-    assert [entry["label"] for entry in found["sources"]] == ["moss", "stamps", "stamps-total50", "digits", "7"]
-    assert [entry["label"] for entry in found["targets"]] == ["moss"]
+    assert [entry.label for entry in found["sources"]] == ["moss", "stamps", "stamps-total50", "digits", "7"]
+    assert [entry.label for entry in found["targets"]] == ["moss"]
 
 
 # ------------------------------------------------------------------ keys
@@ -250,19 +250,19 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     found = wrong(**bad)
     names = ", ".join(DATASETS)
     assert found == [
-        "sources[3]: got {'label': 'x'}, wanted a name or a mapping with 'name'",
+        "sources[3]: got {'label': 'x'}, expected a name or a mapping with 'name'",
         "targets[1].lable: unknown key; did you mean 'label'?",
-        "backbones[2].pretrain: got 3, wanted a mapping",
-        "weights[1]: got {'path': 'z'}, wanted a name or a mapping with 'label'",
-        "targets[0] and targets[1]: each is called 'digits'; give each entry a label of its own",
-        "backbones[1] and backbones[2]: each is called 'resnet18'; give each entry a label of its own",
-        "weights: 'scratch' is the label of the row without pretraining; name another",
-        f"sources 'flovers': data.name: 'flovers' is not known; wanted one of {names}; did you mean 'flowers'?",
+        "backbones[2].pretrain: got 3, expected a mapping",
+        "weights[1]: got {'path': 'z'}, expected a name or a mapping with 'label'",
+        "targets[0] and targets[1]: each has the label 'digits'; give each its own label",
+        "backbones[1] and backbones[2]: each has the label 'resnet18'; give each its own label",
+        "weights: 'scratch' is the label of the row without pretraining; choose another",
+        f"sources 'flovers': data.name: 'flovers' is not known; expected one of {names}; did you mean 'flowers'?",
         "sources 'digits-total3-fraction0.5': data.subset: expected exactly one of per_class, total, fraction",
-        f"methods 'simclir': 'simclir' is not known; wanted one of {', '.join(METHODS)}; did you mean 'simclr'?",
-        "backbones 'resnet18': kwargs: got [1], wanted a mapping",
-        "weights 'IN': path is '/none', wanted a run folder or a file of weights that is there",
-        "weights 'IN': backbone is None, wanted one of tiny, resnet18, resnet18",
+        f"methods 'simclir': 'simclir' is not known; expected one of {', '.join(METHODS)}; did you mean 'simclr'?",
+        "backbones 'resnet18': kwargs: got [1], expected a mapping",
+        "weights 'IN': path: got '/none', expected an existing run folder or file of weights",
+        "weights 'IN': backbone: got None, expected one of tiny, resnet18, resnet18",
         f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory); expected a YAML file",
         "finetune: train.lr: got -1, expected greater than 0",
         "finetune: train.epoch: unknown key; did you mean 'train.epochs'?",
@@ -289,11 +289,11 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
         "finetune": {"init": "runs/a", "model": {"name": "resnet18", "kwargs": {"a": 1}}, "seed": 1},
     }
     assert wrong(**given) == [
-        "pretrain: data.name: 'pets', but the grid's 'sources' decide it; say it there",
-        "pretrain: method.name: 'dino', but the grid's 'methods' decide it; say it there",
-        "pretrain: seed: 9, but the grid's 'seeds' decide it; say it there",
-        "finetune: model.name: 'resnet18', but the grid's 'backbones' decide it; say it there",
-        "finetune: model.kwargs: {'a': 1}, but the grid's 'backbones' decide it; say it there",
+        "pretrain: data.name: 'pets', but the grid's 'sources' decide it; set it there",
+        "pretrain: method.name: 'dino', but the grid's 'methods' decide it; set it there",
+        "pretrain: seed: 9, but the grid's 'seeds' decide it; set it there",
+        "finetune: model.name: 'resnet18', but the grid's 'backbones' decide it; set it there",
+        "finetune: model.kwargs: {'a': 1}, but the grid's 'backbones' decide it; set it there",
         "finetune: init: 'runs/a', but rows that start from a file are the grid's 'weights'",
     ]
 
@@ -303,16 +303,16 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
     [
         ({"sources": [], "scratch": False}, "sources: none, and neither scratch nor weights: there is nothing to run"),
         ({"methods": [{"name": "idmm", "label": "none"}]}, "methods: 'none' is the label of rows without a method"),
-        ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is the label of a source, too"),
-        ({"targets": [{"root": ""}]}, "targets[0].root: got '', wanted a folder"),
-        ({"pretrain_seeds": [1, 2, 1]}, "pretrain_seeds: 1 is there twice"),
+        ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is also the label of a source"),
+        ({"targets": [{"root": ""}]}, "targets[0].root: got '', expected a folder"),
+        ({"pretrain_seeds": [1, 2, 1]}, "pretrain_seeds: 1 appears twice"),
         ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid names its runs' folders; leave it out"),
-        ({"pretrain": {"config": 3}}, "pretrain: config: got 3, wanted the path of one YAML file"),
+        ({"pretrain": {"config": 3}}, "pretrain: config: got 3, expected the path of one YAML file"),
         (
             {"sources": [{"root": "a", "label": "x"}], "targets": [{"root": "b", "label": "x"}]},
-            "sources[0] and targets[0]: each is called 'x', but their images differ; give them other labels",
+            "sources[0] and targets[0]: each has the label 'x', but their images differ; give them other labels",
         ),
-        ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target is called 'few' as that source is"),
+        ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target has the label 'few' of that source"),
     ],
 )
 def test_faults_one_by_one(change, fault):

@@ -149,7 +149,7 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, whole_grid, tmp_
     assert "1.png" in (grid.out / failed["log"]).read_text() and str(failed["log"]).startswith("runs/pretrain/")
     assert not (grid.out / failed["folder"]).exists(), "what waits for it is not run"
     assert found["long"]["status"] == "failed" and found["long"]["error"].startswith("its worker died, 2 times: ")
-    assert len(grid.failed()) == 2 and not grid.remaining() and not list(grid.out.glob("jobs/*.started"))
+    assert len(grid.failures()) == 2 and not grid.remaining() and not list(grid.out.glob("jobs/*.started"))
 
 
 # ------------------------------------------------------------------ interrupts, nodes
@@ -165,9 +165,9 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
         if (folder / "metrics.jsonl").exists():
             raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match="the same command goes on"):
+    with pytest.raises(Interrupted, match="repeat the command to resume"):
         cluster.run(grid, stop)
-    assert not list(grid.out.glob("jobs/*.started")) and not grid.failed() and len(grid.remaining()) == 2
+    assert not list(grid.out.glob("jobs/*.started")) and not grid.failures() and len(grid.remaining()) == 2
     assert (folder / "last" / "state.pt").exists()
 
 
@@ -191,8 +191,8 @@ def test_no_cluster_to_be_had():
 
     fake = SimpleNamespace(init=init)
     assert faults(cluster._join, fake, Ray(address="auto")) == [
-        "ray.address: 'auto' is no cluster that can be joined (Could not find any running Ray instance.); start one "
-        "with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
+        "ray.address: cannot join the cluster 'auto' (Could not find any running Ray instance.); start one "
+        "with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
     ]
     assert faults(cluster._join, fake, Ray()) == [
         "engine: Ray does not start on this machine (Could not find any running Ray instance.); join a running "
@@ -203,7 +203,7 @@ def test_no_cluster_to_be_had():
 def test_jobs_that_no_node_can_take():
     nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
     fake = SimpleNamespace(nodes=lambda: nodes)
-    cluster._check_room(fake, Ray(num_cpus=4, num_gpus=0.5))
-    cluster._check_room(fake, Ray(num_cpus=5, address="auto", num_gpus=1))  # another node may join
-    (line,) = faults(cluster._check_room, fake, Ray(num_gpus=2))
-    assert line == ("ray: a job takes 1 cores and 2 GPUs, and no node has them; lower --ray.num_cpus or --ray.num_gpus")
+    cluster._check_resources(fake, Ray(num_cpus=4, num_gpus=0.5))
+    cluster._check_resources(fake, Ray(num_cpus=5, address="auto", num_gpus=1))  # another node may join
+    (line,) = faults(cluster._check_resources, fake, Ray(num_gpus=2))
+    assert line == ("ray: a job needs 1 cores and 2 GPUs, and no node has them; lower --ray.num_cpus or --ray.num_gpus")

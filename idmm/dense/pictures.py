@@ -11,7 +11,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from idmm.dense.evaluate import Objects
 from idmm.dense.targets import BoxTarget, nearest, rasterised
-from idmm.figures.style import COLOURS, shortened
+from idmm.figures import COLOURS, shortened
 
 PAIRS_PER_ROW = 2
 OPACITY = 0.5  # of masks

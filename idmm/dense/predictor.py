@@ -101,7 +101,7 @@ class Predictor:
             image = resized_to(stored, letterboxed(sizes[number], net.size))
             return on_canvas(normalise(image[None], net.mean, net.std)[0], net.size)
 
-        sources, names, _ = listed_images(images, net.bands)
+        sources, names = listed_images(images, net.bands)
         batches = net.file_batches(sources, names, self.max_pixels, unreadable, prepare)
         with net.enough_memory():
             for batch in counting(batches, len(sources), label) if label else batches:

@@ -224,7 +224,7 @@ def _final_scores(run: RunContext, network: nn.Module, evaluator: DenseEvaluator
 def _draw_pairs(evaluator: DenseEvaluator, folder: Path) -> None:
     """Draw truth and prediction of some test images, spread evenly."""
     from idmm.dense.pictures import painted, pairs_figure
-    from idmm.figures.style import save  # importing matplotlib takes a second
+    from idmm.figures import save  # importing matplotlib takes a second
 
     store, pairs = evaluator.store, []
     for n in np.unique(np.linspace(0, len(store) - 1, PICTURES).astype(int)).tolist():

@@ -1,1 +1,1 @@
-"""What a network is worth: accuracy, kNN, probes, features, collapse; the predictor of finished runs."""
+"""Evaluation: accuracy, kNN, probes, features, collapse, and the predictor of finished runs."""

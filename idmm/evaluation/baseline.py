@@ -1,4 +1,4 @@
-"""The baseline that a network has to beat: logistic regression on hand-made features (:mod:`idmm.models.hog`)."""
+"""The baseline of every accuracy: logistic regression on hand-made features (:mod:`idmm.models.hog`)."""
 
 import contextlib
 import logging
@@ -16,46 +16,48 @@ from idmm.seeding import numpy_rng
 
 log = logging.getLogger("idmm")
 NAME = "the baseline (logistic regression on hand-made features)"
-MOST = 5000  # images to train on, and as many to test on, at most
+MOST = 5000  # most images to train on, and most to test on
 DECODED = 500  # the same if images are decoded at each use
 WEIGHTS = 400_000  # images times classes that a fit takes in seconds
-EACH = 5  # images of each class that it takes in any case
-CHOSEN, CLASSES = 500, 50  # images, and their classes, that C is chosen on at most
+EACH = 5  # images of each class that are always used
+CHOSEN, CLASSES = 500, 50  # most images, and most of their classes, to choose C on
 
 
 class Baseline(NamedTuple):
-    """What the baseline reaches."""
+    """The accuracy of the baseline."""
 
     top1: float
     """Accuracy (percent)."""
     train: int
-    """Images that it was fitted to."""
+    """Number of images that it was fitted to."""
     test: int
-    """Images that it was tested on."""
+    """Number of images that it was tested on."""
 
 
 def drawn(labels: np.ndarray, most: int) -> np.ndarray:
-    """Returns the numbers of at most so many images that have a label, in order, by the classes' shares of ``labels``
-    [N]; a class has one at least if there are so many."""
+    """Return the numbers of at most ``most`` images that have a label, in order.
+
+    Each class keeps its share of ``labels`` [N], and at least one image if ``most`` allows it.
+    """
     labelled = np.flatnonzero(labels >= 0)
     if len(labelled) <= most:
         return labelled
     shuffled = numpy_rng(0, "baseline").permutation(labelled)
     place = np.empty(len(shuffled))  # among the images of its class, in [0, 1)
     for label in np.unique(labels[shuffled]):
-        of_class = labels[shuffled] == label
-        place[of_class] = np.arange(of_class.sum()) / of_class.sum()
+        members = labels[shuffled] == label
+        place[members] = np.arange(members.sum()) / members.sum()
     return np.sort(shuffled[np.argsort(place, kind="stable")[:most]])
 
 
 def drawn_to_fit(labels: np.ndarray, most: int) -> np.ndarray:
-    """Returns the same of training images: fewer if there are many classes, whose fit takes longer."""
+    """Return the same for training images. With many classes, whose fit takes longer, there are fewer."""
     classes = len(np.unique(labels[labels >= 0]))
     return drawn(labels, max(EACH * classes, min(most, WEIGHTS // max(1, classes))))
 
 
 def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float], alone: bool = False) -> np.ndarray:
-    """Returns the features of all processes' images (``alone``: of this one's) in their order, float32 [N, d].
+    """Return the features of images in their order, float32 [N, d].
 
     Args:
         batches: With ``images`` [B, C, H, W], normalised by mean and std, and ``index``.
@@ -68,22 +70,22 @@ def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float
 
 
 def measured(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, began: float) -> Baseline:
-    """Fits the regression to features and classes of training images and tests it on others.
+    """Fit the regression to training images and test it on others.
 
     C is chosen by cross-validation on at most 500 of the training images, of at most 50 classes.
 
     Args:
         train, test: Features [N, d] and [M, d].
-        labels, truth: Their classes, two different ones at least to train on.
-        began: When the baseline began (``time.monotonic()``), for the log.
+        labels, truth: Their classes. ``labels`` has at least two different ones.
+        began: Start of the baseline (``time.monotonic()``), for the log.
     """
-    some = np.arange(len(labels))
+    subset = np.arange(len(labels))
     if len(classes := np.unique(labels)) > CLASSES:
-        some = np.flatnonzero(np.isin(labels, numpy_rng(0, "baseline").permutation(classes)[:CLASSES]))
-    some = some[drawn(labels[some], CHOSEN)]
-    strength = choose_strength(train[some], labels[some]).strength
-    right = probe_predict(train, labels, test, strength) == truth
-    found = Baseline(100 * float(right.mean()), len(labels), len(truth))
+        subset = np.flatnonzero(np.isin(labels, numpy_rng(0, "baseline").permutation(classes)[:CLASSES]))
+    subset = subset[drawn(labels[subset], CHOSEN)]
+    strength = choose_strength(train[subset], labels[subset]).strength
+    correct = probe_predict(train, labels, test, strength) == truth
+    result = Baseline(100 * float(correct.mean()), len(labels), len(truth))
     line = "%s: %.2f %% of %d test images, fitted to %d training images with C = %g in %s"
-    log.info(line, NAME, found.top1, found.test, found.train, strength, duration(time.monotonic() - began))
-    return found
+    log.info(line, NAME, result.top1, result.test, result.train, strength, duration(time.monotonic() - began))
+    return result

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -27,10 +26,8 @@ class Evaluator(ABC):
         """Return values for ``metrics.jsonl``. All processes must call together."""
 
 
-class Extract(Protocol):
-    """Takes pooled features of a split's images, all or those of the given numbers, float32 [n, d] on the CPU."""
-
-    def __call__(self, backbone: nn.Module, store: ImageStore, images: np.ndarray | None = None) -> Tensor: ...
+Extract = Callable[..., Tensor]
+"""(backbone, store, images=None) -> pooled features of a split's images, all or those of the given numbers, [n, d]."""
 
 
 class KNNAccuracy(Evaluator):
@@ -67,13 +64,7 @@ class Accuracy(Evaluator):
     """
 
     def __init__(
-        self,
-        batches: Callable[[str | None], Iterable[dict]],
-        images: int,
-        every: int,
-        device,
-        autocast,
-        metrics: Iterable[str] = ("top1", "top5"),
+        self, batches: Callable[..., Iterable[dict]], images: int, every: int, device, autocast, metrics: Iterable[str]
     ):
         self.batches, self.images, self.every = batches, images, every
         self.device, self.autocast, self.metrics = device, autocast, set(metrics)

@@ -1,4 +1,4 @@
-"""What the commands share that use a run on files: their checks before the work, what they say of the files."""
+"""Common to the commands that use a run on files: the checks before the work, and messages on the files."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -14,47 +14,49 @@ from idmm.progress import log
 
 
 def inputs(
-    given: UseConfig, stem: str, endings: Sequence[str] | None, *more: Callable[[], Any]
+    config: UseConfig, stem: str, endings: Sequence[str] | None, *checks: Callable[[], Any]
 ) -> tuple[Path | None, list[FoundImage]]:
-    """Finds what can be wrong before the work, all of it at once: no such run or files, a file that cannot be written
-    (UserError, a line each).
+    """Check a command's run, files and output before the work, and report all faults at once.
 
     Args:
-        given: What the command was asked for.
-        stem: Of the weights that are needed, ``backbone`` or ``model``.
-        endings: That ``given.out`` may have; None: it is a folder, new or empty.
-        more: Checks of the command's own, which raise UserError.
+        config: Of the command.
+        stem: Of the weights that it needs, ``backbone`` or ``model``.
+        endings: Of the file ``config.out``. None: it is a folder, new or empty.
+        checks: The command's own. They raise UserError.
 
     Returns:
-        The file (or folder) to write, None where the command was given none; and the images, each once.
+        The file or folder to write (None if the command has none) and the images, each once.
+
+    Raises:
+        UserError: No such run or files, or a file that cannot be written, with a line each.
     """
     _, out, images, *_ = checked(
-        lambda: weights_file(given.init, "init", stem),
-        lambda: given.out and (free_folder(given.out) if endings is None else out_file(given.out, endings)),
-        lambda: images_at(given.paths),
-        *more,
+        lambda: weights_file(config.init, "init", stem),
+        lambda: config.out and (free_folder(config.out) if endings is None else out_file(config.out, endings)),
+        lambda: images_at(config.paths),
+        *checks,
     )
     return out, images
 
 
-def network_options(given: UseConfig) -> dict[str, Any]:
-    """Returns what :func:`idmm.load_classifier` and its like are asked for beside the run."""
-    options = {"device": given.device, "batch_size": given.batch_size, "max_pixels": given.max_pixels, "field": "init"}
-    return {name: value for name, value in options.items() if value is not None}
+def network_options(config: UseConfig) -> dict[str, Any]:
+    """Return the keyword arguments of :func:`idmm.load_classifier` and its like."""
+    options = {"device": config.device, "batch_size": config.batch_size, "max_pixels": config.max_pixels}
+    return {name: value for name, value in options.items() if value is not None} | {"field": "init"}
 
 
-def say_unreadable(unreadable: dict[str, str], count: int, field: str = "paths") -> None:
-    """Lists the images that could not be read, of so many that ``field`` named; UserError where none could."""
-    lines = capped([f"  {path}: {why}" for path, why in unreadable.items()])
+def report_unreadable(unreadable: dict[str, str], count: int, field: str = "paths") -> None:
+    """Log the images that could not be read, of ``count`` in ``field``. UserError if none could be read."""
+    lines = capped([f"  {path}: {reason}" for path, reason in unreadable.items()])
     if lines and len(unreadable) == count:
         raise UserError(f"{field}: none of {counted(count, 'image')} can be read:", *lines)
     if lines:
-        log.warning("%s: left out %d of %s that cannot be read:\n%s", field, len(unreadable),
-                    counted(count, "image"), "\n".join(lines))  # fmt: skip
+        images = counted(count, "image")
+        log.warning("%s: skipped %d of %s that cannot be read:\n%s", field, len(unreadable), images, "\n".join(lines))
 
 
 def print_bytes(data: bytes) -> None:
-    """Writes to standard output; names of files may be no UTF-8, which ``print`` refuses."""
+    """Write to standard output. Names of files may not be UTF-8, which ``print`` refuses."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.flush()

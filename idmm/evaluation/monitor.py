@@ -1,4 +1,4 @@
-"""Is the run still learning? Measures of collapse on a few training images."""
+"""The monitor of collapse: measures, on a few training images, whether a run still learns."""
 
 import logging
 from collections.abc import Callable
@@ -15,27 +15,25 @@ from idmm.methods.base import Method
 
 log = logging.getLogger("idmm")
 
-# What trips the alarm: values under a floor, or under a share of the best seen in the run. Runs that learned had
-# embedding_std at 0.012 and more, planted collapses 0.0043 and less from the start (tests/test_monitor.py).
+# Values below a floor, or below a share of the run's best, mean a collapse. Runs that learned had an embedding_std of
+# at least 0.012, planted collapses of at most 0.0043 from the start (tests/test_monitor.py).
 FLOORS = {"feature_std": 0.005, "embedding_std": 0.005, "feature_rank": 1.5}
 SHARE = 0.1
 
 
 def spread(rows: Tensor) -> float:
-    """Standard deviation of unit vectors along each dimension, times the root of their number: [N, d] -> [0, 1].
+    """Return the standard deviation of unit vectors per dimension, times the root of their number: [N, d] -> [0, 1].
 
-    0 where all rows point the same way, 1 where they are spread evenly (the measure of SimSiam, Chen and He, CVPR
-    2021, Fig. 2, which they divide by sqrt(d)).
+    It is 0 if all rows point the same way and 1 if they are spread evenly (SimSiam, Chen and He, CVPR 2021, Fig. 2,
+    without their division by sqrt(d)).
     """
     unit = F.normalize(rows.double(), dim=1)
     return float(unit.var(0, unbiased=False).sum().sqrt())
 
 
 def effective_rank(rows: Tensor) -> float:
-    """exp of the entropy of the normalised singular values of centred rows [N, d] (Roy and Vetterli, EUSIPCO 2007).
-
-    From 1, where all lie on a line, to min(N - 1, d); 0 where all are one point.
-    """
+    """Return exp of the entropy of the normalised singular values of centred rows [N, d] (Roy and Vetterli, EUSIPCO
+    2007): from 1, if all lie on a line, to min(N - 1, d). It is 0 if all are one point."""
     centred = rows.double() - rows.double().mean(0)
     values = torch.linalg.svdvals(centred)
     if float(values.sum()) <= 1e-12 * max(1.0, float(rows.abs().max())):
@@ -57,13 +55,7 @@ class CollapseMonitor(Evaluator):
     """
 
     def __init__(
-        self,
-        method: Method,
-        extract: Extract,
-        train: ImageStore,
-        numbers: np.ndarray,
-        history: Callable[[], list[dict]],
-        every: int,
+        self, method: Method, extract: Extract, train: ImageStore, numbers: np.ndarray, history: Callable, every: int
     ):
         self.method, self.extract, self.train, self.numbers = method, extract, train, numbers
         self.history, self.every, self.images = history, every, len(numbers)
@@ -85,13 +77,13 @@ class CollapseMonitor(Evaluator):
 
 
 def collapse(values: dict[str, float], history: list[dict]) -> str | None:
-    """Returns a line where one of the ``values`` of now is under its floor, or far below the best in ``history``."""
+    """Return a warning if one of the ``values`` is below its floor, or far below the best in ``history``."""
     for name, floor in FLOORS.items():
         best = max((record[name] for record in history if name in record), default=0.0)
         if values[name] < max(floor, SHARE * best):
-            was = f", {best:.3g} at best before" if best else ""
+            before = f", {best:.3g} at best before" if best else ""
             return (
-                f"collapse: {name} is {values[name]:.3g}{was}: the images look alike to the network; "
-                "a lower --train.lr, larger batches or a longer warm-up may help"
+                f"collapse: {name} is {values[name]:.3g}{before}: the images look the same to the network; "
+                "try a lower --train.lr, larger batches or a longer warm-up"
             )
     return None

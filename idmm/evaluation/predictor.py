@@ -1,6 +1,6 @@
-"""A run's network on any images: their classes with probabilities, or their features.
+"""A finished run's network on any images: classes with probabilities, or features.
 
-Images are prepared as the run itself evaluates them, the same pixels to the bit, and go through the network in fp32.
+The images are prepared as in the run's own evaluation, the same pixels to the bit. The network runs in fp32.
 """
 
 import itertools
@@ -24,21 +24,24 @@ from idmm.models.weights import Checkpoint, read_checkpoint
 from idmm.progress import counting
 
 BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
-WANTED = "wanted a path, a PIL image, or an array [H, W, 3] or [H, W] of uint8 or uint16"
-BANDS_WANTED = "wanted a path, or an array [H, W, C] of numbers as files have them"
+PICTURES_EXPECTED = "expected a path, a PIL image, or an array [H, W, 3] or [H, W] of uint8 or uint16"
+BANDS_EXPECTED = "expected a path, or an array [H, W, C] of the files' numbers"
 
+RunOrFile = str | os.PathLike
 AnyImage = str | os.PathLike | Image.Image | np.ndarray
-"""An image: the path of its file, an open one of Pillow's, or its pixels, [H, W, 3] or [H, W] (grey), uint8, or
-uint16 as 16-bit files have it; of a run on bands [H, W, C], in numbers of any type, as files have them."""
+"""An image: the path of its file, an open Pillow image, or its pixels. Pixels are [H, W, 3] or [H, W] (grey), uint8, or
+uint16 as in 16-bit files. For a run on bands they are [H, W, C] with the files' numbers, of any type."""
+Images = AnyImage | Sequence[AnyImage]
+"""A list of images, or a single one. The path of a folder means all images in it, at any depth."""
 
 
-# ---------------------------------------------------------------------- what is found
+# ---------------------------------------------------------------------- results
 @dataclass(frozen=True)
 class Prediction:
-    """What a classifier says of one image."""
+    """A classifier's prediction for one image."""
 
     path: str | None
-    """Its file; None where it was given as pixels."""
+    """Its file. None if it was given as pixels."""
     label: str
     """Name of the likeliest class."""
     probability: float
@@ -49,16 +52,16 @@ class Prediction:
 
 @dataclass(frozen=True)
 class PredictionList(Sequence):
-    """What a classifier says of images, a :class:`Prediction` each, in their order."""
+    """A classifier's predictions for several images, a :class:`Prediction` each, in their order."""
 
     paths: list[str | None]
-    """Their files; None for those given as pixels."""
+    """Their files. None for images given as pixels."""
     probabilities: np.ndarray
-    """Of every class, float32 [N, K], by the order of ``classes``."""
+    """Of every class, float32 [N, K], in the order of ``classes``."""
     classes: list[str]
     top_k: int
     unreadable: dict[str, str]
-    """Images that were skipped, with the reason; they have no place in the list."""
+    """Images that were skipped, with the reason. They have no place in the list."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -66,13 +69,14 @@ class PredictionList(Sequence):
     def __getitem__(self, i: int | slice) -> "Prediction | list[Prediction]":
         if isinstance(i, slice):
             return [self[n] for n in range(len(self))[i]]
-        shares = self.probabilities[i]  # [K]
-        top = [(self.classes[c], float(shares[c])) for c in np.argsort(-shares, kind="stable")[: self.top_k]]
+        probabilities = self.probabilities[i]  # [K]
+        best = np.argsort(-probabilities, kind="stable")[: self.top_k]
+        top = [(self.classes[c], float(probabilities[c])) for c in best]
         return Prediction(self.paths[i], *top[0], top)
 
     @property
     def labels(self) -> list[str]:
-        """Names of the likeliest classes, one an image."""
+        """Name of the likeliest class of each image."""
         return [self.classes[c] for c in self.probabilities.argmax(axis=1)]
 
 
@@ -81,195 +85,181 @@ class Embedding:
     """Features of images."""
 
     paths: list[str | None]
-    """Their files; None for those given as pixels."""
+    """Their files. None for images given as pixels."""
     features: np.ndarray
     """float32 [N, d]."""
     unreadable: dict[str, str]
     """Images that were skipped, with the reason."""
 
 
-# ---------------------------------------------------------------------- networks
+# ---------------------------------------------------------------------- predictors
 class _Predictor:
-    """What classifiers and embedders share: a network on images of any kind."""
+    """The common part of classifiers and embedders: a network on images of any kind."""
 
     def __init__(self, saved: Checkpoint, num_classes: int, device: str, batch_size: int, max_pixels: int):
         self._network, self._max_pixels = Network.from_checkpoint(saved, num_classes, device, batch_size), max_pixels
 
-    def _predict(
-        self, images: AnyImage | Sequence[AnyImage], forward: Forward, width: int, on_error: str, label: str | None
-    ) -> tuple[list[str | None], np.ndarray, dict[str, str], bool]:  # fmt: skip
-        """Returns the paths of the images that could be read (None of open ones), what ``forward`` makes of them,
-        float32 [n, width], why the others could not be read, by name, and whether a single image was given.
-
-        Progress is shown under ``label``, if there is one.
-        """
+    def _outputs(self, images: Images, forward: Forward, width: int, on_error: str, label: str | None) -> Embedding:
+        """Return the outputs of ``forward`` for images, ``width`` numbers each. With a ``label`` there is a bar."""
         if on_error not in ("fail", "skip"):
-            raise UserError(f"on_error: got '{on_error}'; wanted 'fail' or 'skip'")
-        sources, names, single = listed_images(images, self._network.bands)
+            raise UserError(f"on_error: got '{on_error}'; expected 'fail' or 'skip'")
+        sources, names = listed_images(images, self._network.bands)
         unreadable: dict[str, str] = {}
         batches = self._network.file_batches(sources, names, self._max_pixels, unreadable)
-        shown = counting(batches, len(sources), label) if label else batches
-        first = next(shown, None)
-        found = np.zeros((0, width), np.float32)
+        batches = counting(batches, len(sources), label) if label else batches
+        first = next(batches, None)
+        rows = np.zeros((0, width), np.float32)
         if first is not None:
-            found = self._network.outputs(itertools.chain([first], shown), forward)
-        if unreadable and (single or on_error == "fail"):
+            rows = self._network.outputs(itertools.chain([first], batches), forward)
+        if unreadable and (is_single(images) or on_error == "fail"):
             raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()], begin="images: "))
-        read = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
-        paths = [os.fspath(one) if isinstance(one, (str, os.PathLike)) else None for one in read]
-        return paths, found, unreadable, single
+        readable = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
+        paths = [os.fspath(source) if isinstance(source, (str, os.PathLike)) else None for source in readable]
+        return Embedding(paths, rows, unreadable)
 
 
 class Classifier(_Predictor):
-    """A run's classifier; made by :func:`load_classifier`.
+    """A run's classifier, made by :func:`load_classifier`.
 
     Attributes:
         classes: Names of the K classes.
     """
 
-    def __init__(self, saved: Checkpoint, classes: list[str], *given):
-        super().__init__(saved, len(classes), *given)
+    def __init__(self, saved: Checkpoint, classes: list[str], device: str, batch_size: int, max_pixels: int):
+        super().__init__(saved, len(classes), device, batch_size, max_pixels)
         self.classes = classes
 
     def predict(
-        self, images: AnyImage | Sequence[AnyImage], top_k: int = 1, *, on_error: str = "fail", progress: bool = False
-    ) -> Prediction | PredictionList:  # fmt: skip
-        """Says which classes images are of.
+        self, images: Images, top_k: int = 1, *, on_error: str = "fail", progress: bool = False
+    ) -> Prediction | PredictionList:
+        """Return the classes of images.
 
         Args:
-            images: A list of paths (of a folder: all images in it, at any depth), PIL images and arrays, uint8 or
-                uint16 [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one. All are read as in
-                training.
-            top_k: Likeliest classes that ``top`` of a prediction has; at most K.
-            on_error: "fail", or "skip" the images that cannot be read, which ``unreadable`` then lists.
-            progress: Show a bar on standard error, where this takes longer than a second.
+            images: Paths of files or folders, PIL images, arrays (see :data:`AnyImage`), or one of them.
+            top_k: Number of classes in ``top`` of a prediction, at most K.
+            on_error: "fail", or "skip" to leave out the images that cannot be read and list them in ``unreadable``.
+            progress: Show a bar on standard error if this takes longer than a second.
 
         Returns:
-            A list of :class:`Prediction`, whose ``probabilities`` are of all classes; of a single image (not a folder)
-            its prediction itself.
+            A :class:`PredictionList`, or the :class:`Prediction` of a single image (not of a folder).
 
         Raises:
-            UserError: An image cannot be read, or is none of these; a line each.
+            UserError: An image cannot be read, or is none of these, with a line each.
             RunError: The network has diverged, or memory ran out.
         """
         if top_k < 1:
-            raise UserError(f"top_k: got {top_k}; wanted 1 or more")
+            raise UserError(f"top_k: got {top_k}; expected 1 or more")
         label = "predicting" if progress else None
-        paths, found, unreadable, single = self._predict(images, _probabilities, len(self.classes), on_error, label)
-        made = PredictionList(paths, found, self.classes, top_k, unreadable)
-        return made[0] if single else made
+        outputs = self._outputs(images, _probabilities, len(self.classes), on_error, label)
+        predictions = PredictionList(outputs.paths, outputs.features, self.classes, top_k, outputs.unreadable)
+        return predictions[0] if is_single(images) else predictions
 
 
 class Embedder(_Predictor):
-    """The backbone of a run, or of a checkpoint with its JSON beside it; arguments as of :func:`load_classifier`."""
+    """The backbone of a run, or of a checkpoint with its JSON. The arguments are those of :func:`load_classifier`."""
 
     def __init__(
-        self, run_or_file: str | os.PathLike, *, device: str = "auto", batch_size: int = BATCH,
-        max_pixels: int = PIXELS, field: str = "",
-    ):  # fmt: skip
-        saved = read_checkpoint(run_or_file, field)
-        super().__init__(saved, 0, device, batch_size, max_pixels)
+        self, run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, max_pixels: int = PIXELS, field=""
+    ):
+        super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
 
     def picture(self, image: AnyImage, side: int) -> np.ndarray:
-        """Returns a picture of an image as the run sees it before it crops, its short side of ``side`` pixels at most,
-        uint8 [H, W, 3]."""
+        """Return an image as the run reads it, before the crop, its short side at most ``side`` pixels, uint8
+        [H, W, 3]."""
         return composite(fitted(self._network.read(image, self._max_pixels).pixels, side))
 
-    def embed(
-        self, images: AnyImage | Sequence[AnyImage], *, on_error: str = "fail", progress: bool = False
-    ) -> Embedding:  # fmt: skip
-        """Takes the features of images, pooled, as the run's own readouts see them.
-
-        Args:
-            images, on_error, progress: As for :meth:`Classifier.predict`.
-
-        Raises:
-            UserError: An image cannot be read, or is none of these; a line each.
-            RunError: The network has diverged, or memory ran out.
-        """
+    def embed(self, images: Images, *, on_error: str = "fail", progress: bool = False) -> Embedding:
+        """Return the pooled features of images. Arguments and errors are those of :meth:`Classifier.predict`."""
         width, label = feature_width(self._network.model), "taking features" if progress else None
-        return Embedding(*self._predict(images, pooled, width, on_error, label)[:3])
+        return self._outputs(images, pooled, width, on_error, label)
 
 
 def load_classifier(
-    run_or_file: str | os.PathLike, *, device: str = "auto", batch_size: int = BATCH, max_pixels: int = PIXELS,
-    field: str = "",
-) -> Classifier:  # fmt: skip
-    """Builds the classifier that a run wrote, with the names of its classes.
+    run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, max_pixels: int = PIXELS, field=""
+) -> Classifier:
+    """Build the classifier of a finished run, with the names of its classes.
 
     Args:
-        run_or_file: A run folder of fine-tuning or joint training, or a checkpoint with its JSON beside it.
-        device: ``cpu``, ``cuda`` or ``mps``; ``auto``: cuda, else mps, else cpu.
-        batch_size: Images that go through it at a time.
+        run_or_file: A run folder of fine-tuning or joint training, or a checkpoint with its JSON.
+        device: ``cpu``, ``cuda``, ``mps``, or ``auto`` for the first available of cuda, mps and cpu.
+        batch_size: Images that it processes at a time.
         max_pixels: Images with more pixels are refused (pixels).
-        field: Config field that names the run, with which messages then begin.
+        field: Config field that names the run. Messages begin with it.
 
     Returns:
         A :class:`Classifier`, used as ``clf.predict(["a.jpg", image, array])``.
 
     Raises:
-        UserError: No such run, one that is not finished or has no classifier, or a model that cannot be built.
+        UserError: No such run, an unfinished one, one without a classifier, or a model that cannot be built.
     """
     saved = read_checkpoint(run_or_file, field, "model")
-    classes, label = saved.extra.get("classes"), weights_label(saved.source, saved.field)
+    classes = saved.extra.get("classes")
     if not classes:
-        raise UserError(f"{label} has no classifier: the JSON beside it lists no classes; wanted a fine-tuned run")
+        name = weights_label(saved.source, saved.field)
+        raise UserError(f"{name} has no classifier: its JSON lists no classes; expected a fine-tuned run")
     return Classifier(saved, classes, device, batch_size, max_pixels)
 
 
 def embed(
-    run_or_file: str | os.PathLike, images: AnyImage | Sequence[AnyImage], *, device: str = "auto",
-    batch_size: int = BATCH, max_pixels: int = PIXELS,
-) -> np.ndarray:  # fmt: skip
-    """Returns the features of images by a run's backbone, float32 [N, d]; of a single image [1, d].
+    run_or_file: RunOrFile, images: Images, *, device="auto", batch_size: int = BATCH, max_pixels: int = PIXELS
+) -> np.ndarray:
+    """Return the features of images by a run's backbone, float32 [N, d], or [1, d] for a single image.
 
     Args:
-        run_or_file: A run folder of any stage, or a checkpoint with its JSON beside it.
-        images: A list of paths (of a folder: all images in it, sorted, at any depth), PIL images and arrays, uint8 or
-            uint16 [H, W, 3] or [H, W], of bands [H, W, C] of any numbers; or a single one.
+        run_or_file: A run folder of any stage, or a checkpoint with its JSON.
+        images: As for :meth:`Classifier.predict`. The images of a folder are sorted.
         device, batch_size, max_pixels: As for :func:`load_classifier`.
 
     Raises:
-        UserError: No such run, one that is not finished, or an image that cannot be read.
+        UserError: No such run, an unfinished one, or an image that cannot be read.
         RunError: The network has diverged, or memory ran out.
     """
     return Embedder(run_or_file, device=device, batch_size=batch_size, max_pixels=max_pixels).embed(images).features
 
 
 def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:
-    """Returns the probability of each class, [B, K]."""
+    """Return the probability of each class, [B, K]."""
     return model(images).float().softmax(1)
 
 
 # ---------------------------------------------------------------------- images
-def listed_images(images: AnyImage | Sequence[AnyImage], bands: Bands | None) -> tuple[list[AnyImage], list[str], bool]:
-    """Returns all images, what messages call them, and whether a single one was meant; ``bands``: the network's."""
-    one = isinstance(images, (str, os.PathLike, Image.Image)) or (isinstance(images, np.ndarray) and images.ndim < 4)
+def is_single(images: Images) -> bool:
+    """Return whether ``images`` is one image: not a list, a folder or a batch of arrays."""
+    if isinstance(images, str | os.PathLike):
+        return not os.path.isdir(images)
+    return isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+
+
+def listed_images(images: Images, bands: Bands | None) -> tuple[list[AnyImage], list[str]]:
+    """Return all images and their names in messages. ``bands``: the network's."""
+    single = is_single(images)
     sources, names = [], []
-    for place, image in enumerate([images] if one else images):
-        name = "the image" if one else f"image {place}"
-        if isinstance(image, (str, os.PathLike)):
+    for number, image in enumerate([images] if single or isinstance(images, str | os.PathLike) else images):
+        name = "the image" if single else f"image {number}"
+        if isinstance(image, str | os.PathLike):
             path = os.fspath(image)
             files = [file.path for file in images_at([path], "images")] if os.path.isdir(path) else [path]
-            one = one and not os.path.isdir(path)
             sources += files
             names += files
             continue
-        if not isinstance(image, (Image.Image, np.ndarray)):
-            raise UserError(f"images: {name} is {type(image).__name__}; {WANTED if bands is None else BANDS_WANTED}")
-        if isinstance(image, np.ndarray):
-            _check_array(image, name, bands)
+        if not isinstance(image, Image.Image | np.ndarray):
+            raise UserError(f"images: {name} is {type(image).__name__}; {_expected(bands)}")
+        if isinstance(image, np.ndarray) and not _is_image(image, bands):
+            raise UserError(f"images: {name} is an array of {image.dtype}, {list(image.shape)}; {_expected(bands)}")
         sources.append(image)
         names.append(name)
-    return sources, names, one
+    return sources, names
 
 
-def _check_array(array: np.ndarray, name: str, bands: Bands | None) -> None:
-    """Raises UserError unless an array is an image, [H, W] or [H, W, C]."""
-    known = array.ndim in (2, 3) and array.size and array.dtype.kind in "buif"
+def _expected(bands: Bands | None) -> str:
+    return PICTURES_EXPECTED if bands is None else BANDS_EXPECTED
+
+
+def _is_image(array: np.ndarray, bands: Bands | None) -> bool:
+    """Return whether an array is an image, [H, W] or [H, W, C]."""
+    if array.ndim not in (2, 3) or not array.size or array.dtype.kind not in "buif":
+        return False
     channels = array.shape[2] if array.ndim == 3 else 1
-    if bands is None and known:
-        known = (array.dtype == np.uint8 and channels <= 4) or (array.dtype == np.uint16 and channels in (1, 3))
-    if not known:
-        wanted = WANTED if bands is None else BANDS_WANTED
-        raise UserError(f"images: {name} is an array of {array.dtype}, {list(array.shape)}; {wanted}")
+    if bands is not None:
+        return True
+    return (array.dtype == np.uint8 and channels <= 4) or (array.dtype == np.uint16 and channels in (1, 3))

@@ -1,49 +1,58 @@
-"""``idmm export``: a run's model for other programs."""
+"""``idmm export``: a run's model for other programs, as an ONNX file or a folder for timm and the Hugging Face Hub."""
 
 import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from idmm.config.usage import ExportConfig
 from idmm.errors import UserError, checked, needed
-from idmm.files import free_folder, home, out_file, weights_file, write_bytes
+from idmm.files import filling, free_folder, home, out_file, weights_file, write_bytes
 from idmm.progress import log
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
+# keys of timm's description of a model and of its preprocessing
+TIMM_KEYS = (
+    "fixed_input_size", "first_conv", "classifier",
+    "input_size", "crop_pct", "crop_mode", "interpolation", "mean", "std",
+)  # fmt: skip
 
 
-def export(given: ExportConfig) -> str:
-    """Writes the model of a finished run to ``given.out``, after comparing what is written with torch; returns what to
-    print of both.
+def export(config: ExportConfig) -> str:
+    """Write the model of a finished run to ``config.out``, compare it with torch first, and return a summary.
 
     Raises:
-        UserError: No finished run, a library is missing, or ``out`` cannot be written; nothing is written.
-        RunError: The model cannot be written in that form, or what is written is not what torch computes.
+        UserError: No finished run, a library is missing, or ``out`` cannot be written. Nothing is written.
+        RunError: The model cannot be written in that form, or its outputs differ from torch's.
     """
-    run, one_file = home(given.init), given.format == "onnx"
+    run, is_onnx = home(config.init), config.format == "onnx"
     out, *_ = checked(
-        lambda: out_file(given.out, (".onnx",)) if one_file else free_folder(given.out),
+        lambda: out_file(config.out, (".onnx",)) if is_onnx else free_folder(config.out),
         lambda: _check_run(run),
-        lambda: one_file and needed("format: onnx", NEEDED, "export"),
+        lambda: is_onnx and needed("format: onnx", NEEDED, "export"),
     )
-    from idmm.inference.export_source import Source  # torch takes seconds, a mistake is told at once
+    from idmm.inference.export_source import Source  # torch takes seconds, a mistake is reported at once
 
     source = Source(run)
-    sample, why = source.sample(given.data.root)
-    if why:
-        line = "checked on noise, as the run's images cannot be read (%s); --data.root DIR names their folder"
-        log.warning(line, why)
-    return _onnx(out, source, sample) if one_file else _folder(given.format, out, source, sample)
+    sample, reason = source.sample(config.data.root)
+    if reason:
+        line = "checked on noise, as the run's images cannot be read (%s); name their folder with --data.root DIR"
+        log.warning(line, reason)
+    if is_onnx:
+        return _write_onnx(out, source, sample)
+    check = write_folder(source, sample, out, hub=config.format == "hf")
+    line = f"{out}: config.json, model.safetensors, README.md; load it with "
+    return f"{line}timm.create_model('local-dir:{out}', pretrained=True)\nchecked against torch: {check}"
 
 
 def _check_run(run: Path) -> None:
     weights_file(run, "init")
     if not (run / "result.json").is_file():
-        raise UserError(f"init: '{run}' is no finished run: it has no result.json; let it finish, or name another")
+        raise UserError(f"init: '{run}' has no result.json; let the run finish, or name a finished one")
 
 
-def _onnx(out: Path, source, sample) -> str:
+def _write_onnx(out: Path, source, sample) -> str:
     import onnx
 
     from idmm.inference.export_graph import OPSET, onnx_model
@@ -51,19 +60,57 @@ def _onnx(out: Path, source, sample) -> str:
     proto, check = onnx_model(source, sample)
     about = {"idmm": version("idmm"), "run": source.run.resolve().name, "model": source.saved.name}
     about |= {"parameters": source.parameters, "output": source.output, "opset": OPSET, "checked": asdict(check)}
-    told = {"preprocessing": source.preprocessing, "about": about}
-    told |= {"classes": source.classes} if source.classes else {}
-    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in told.items()})
+    properties = {"preprocessing": source.preprocessing, "about": about}
+    if source.classes:
+        properties["classes"] = source.classes
+    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in properties.items()})
     data = proto.SerializeToString()
     write_bytes(out, data)
     shape = f"[N, {source.saved.in_chans}, {source.size}, {source.size}]"
-    what = f"ONNX, opset {OPSET}, {len(data) / 1e6:.2f} MB; images {shape} -> {source.output} [N, {source.width}]"
-    return f"{out}: {what}\nchecked with onnxruntime against torch: {check}"
+    line = f"ONNX, opset {OPSET}, {len(data) / 1e6:.2f} MB; images {shape} -> {source.output} [N, {source.width}]"
+    return f"{out}: {line}\nchecked with onnxruntime against torch: {check}"
 
 
-def _folder(kind: str, out: Path, source, sample) -> str:
-    from idmm.inference.export_folder import write_folder
+# ---------------------------------------------------------------------- a folder
+def write_folder(source, sample, out: Path, hub: bool):
+    """Write ``config.json``, ``model.safetensors`` and ``README.md`` for ``timm.create_model('local-dir:PATH',
+    pretrained=True)``. With ``hub`` the README has the Hub's front matter. Return the check.
 
-    check = write_folder(source, sample, out, hub=kind == "hf")
-    what = f"timm.create_model('local-dir:{out}', pretrained=True) loads it"
-    return f"{out}: config.json, model.safetensors, README.md; {what}\nchecked against torch: {check}"
+    Raises:
+        RunError: The outputs differ from torch's, or it cannot be written. Nothing is left.
+    """
+    import timm
+    import torch
+    from safetensors.torch import save
+
+    from idmm.inference.export_card import card
+    from idmm.inference.export_graph import check, quiet
+
+    state = {name: tensor.clone().contiguous() for name, tensor in source.model.state_dict().items()}
+    with filling(out) as folder:
+        (folder / "config.json").write_text(json.dumps(timm_config(source), indent=2) + "\n", encoding="utf-8")
+        (folder / "model.safetensors").write_bytes(save(state, metadata={"format": "pt"}))
+        (folder / "README.md").write_text(card(source, hub), encoding="utf-8", errors="replace")
+        with quiet():
+            loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        with torch.inference_mode():
+            return check(source, sample, lambda images: loaded(images).numpy())
+
+
+def timm_config(source) -> dict[str, Any]:
+    """Return ``config.json`` in the format of timm's folders, which transformers' timm wrapper reads, too."""
+    from idmm.models.hub import OUR_KEYS
+
+    saved, model, classes = source.saved, source.model, source.classes or []
+    pretrained = {name: value for name in TIMM_KEYS if (value := model.pretrained_cfg.get(name)) is not None}
+    preprocessing = source.preprocessing
+    labels = {"label_names": classes} if classes else {}
+    return {
+        "architecture": saved.name,
+        "num_classes": len(classes),
+        "num_features": model.num_features,
+        "pretrained_cfg": {**pretrained, "num_classes": len(classes), "custom_load": False},
+        "model_args": {name: value for name, value in saved.kwargs.items() if name != "num_classes"},
+        **{name: preprocessing[name] for name in OUR_KEYS if name in preprocessing},
+        **labels,
+    }

@@ -1,4 +1,4 @@
-"""What is exported: a run's model, how its images are prepared, and some of those images to check by."""
+"""The model to export: a run's network, its preprocessing, and some of its images for the comparison."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from idmm.models.build import feature_width
 from idmm.stages import stage_of
 from idmm.stages.artifacts import config_of, exported_weights
 
-BATCH = 32  # images that go through a network at a time
-CHECKED = 64  # real images that an exported file is compared with torch on
+BATCH = 32  # images that a network processes at a time
+CHECKED = 64  # real images to compare an exported file with torch on
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Sample:
     """Prepared images to compare two networks on."""
 
     images: torch.Tensor  # float32 [n, C, S, S]
-    what: str  # for people, e.g. 64 test images
+    what: str  # description, e.g. 64 test images
 
 
 class Source:
@@ -47,12 +47,12 @@ class Source:
 
     @property
     def output(self) -> str:
-        """Name of what the model gives: logits [N, K], or features [N, d]."""
+        """Name of the model's output: logits [N, K], or features [N, d]."""
         return "logits" if self.classes else "features"
 
     @property
     def width(self) -> int:
-        """Numbers that it gives for an image."""
+        """Length of the output per image."""
         return len(self.classes) if self.classes else feature_width(self.model)
 
     @property
@@ -61,32 +61,39 @@ class Source:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """How an image file becomes the model's input, for programs that know nothing of idmm."""
-        saved, size, bands, scale = self.saved, self.size, self.network.bands, self.saved.extra.get("range")
-        known = {"grey_range": scale}
-        if bands is not None:
-            known = {"range": scale, "bands": list(bands.chosen) if bands.chosen else None}
-            known["file_channels"] = saved.extra.get("file_channels")
-        pictures = "RGB" if saved.in_chans == 3 else "L"
-        return {
-            "channels": pictures if bands is None else saved.in_chans, "resize": math.floor(size / saved.crop_pct),
-            "size": [size, size], "crop": "center", "crop_pct": saved.crop_pct, "interpolation": saved.interpolation,
-            "mean": list(saved.mean), "std": list(saved.std), "layout": "NCHW",
-            **{name: value for name, value in known.items() if value is not None},
-        }  # fmt: skip
+        """How an image file becomes the model's input, for programs that do not know idmm."""
+        saved, bands = self.saved, self.network.bands
+        values: dict[str, Any] = {
+            "channels": "RGB" if saved.in_chans == 3 else "L",
+            "resize": math.floor(self.size / saved.crop_pct),
+            "size": [self.size, self.size],
+            "crop": "center",
+            "crop_pct": saved.crop_pct,
+            "interpolation": saved.interpolation,
+            "mean": list(saved.mean),
+            "std": list(saved.std),
+            "layout": "NCHW",
+        }
+        if bands is None:
+            optional = {"grey_range": saved.extra.get("range")}
+        else:
+            values["channels"] = saved.in_chans
+            optional = {"range": saved.extra.get("range"), "bands": list(bands.chosen) if bands.chosen else None}
+            optional["file_channels"] = saved.extra.get("file_channels")
+        return values | {name: value for name, value in optional.items() if value is not None}
 
     @torch.inference_mode()
     def outputs(self, images: torch.Tensor) -> np.ndarray:
-        """Returns what torch makes of prepared images, [n, C, S, S] -> float32 [n, width]."""
-        return np.concatenate([self.model(part).numpy() for part in images.split(BATCH)])
+        """Return torch's outputs for prepared images, [n, C, S, S] -> float32 [n, width]."""
+        return np.concatenate([self.model(batch).numpy() for batch in images.split(BATCH)])
 
     # ------------------------------------------------------------------ images
     def sample(self, root: str | None) -> tuple[Sample, str | None]:
-        """Returns images to check by: at most :data:`CHECKED` of the run's test images (of its training images if it
-        has no others), prepared as the run evaluates; if they cannot be read, noise, and why.
+        """Return images for the comparison: at most :data:`CHECKED` test images of the run (training images if it has
+        no others), prepared as in its evaluation. If they cannot be read, it is noise and the reason.
 
         Args:
-            root: Folder of the run's images now; None: where its config says.
+            root: Folder of the run's images now. None: the one in its config.
         """
         data = self.config.data
         data = replace(data, root=root or data.root, on_error="skip", cache="off")

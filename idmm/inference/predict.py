@@ -6,66 +6,62 @@ from idmm.config.usage import PredictConfig
 from idmm.data.folder import FoundImage
 from idmm.data.split import counted
 from idmm.errors import UserError
-from idmm.evaluation.inputs import inputs, network_options, print_bytes, say_unreadable
+from idmm.evaluation.inputs import inputs, network_options, print_bytes, report_unreadable
 from idmm.files import csv_bytes, saved_info, write_bytes
 from idmm.progress import log
 
 COLUMNS = ("path", "rank", "class", "probability")
 
 
-def predict(given: PredictConfig) -> str | None:
-    """Writes a row for each image and rank to ``given.out``, and returns a line on it, or CSV to standard output.
+def predict(config: PredictConfig) -> str | None:
+    """Write a row for each image and rank to ``config.out`` and return a summary, or write CSV to standard output.
 
-    Of a run for boxes or masks see :func:`idmm.inference.predict_dense.predict_dense`.
-
-    Where images lie in folders named like the run's classes, their accuracy is logged.
+    The accuracy is logged of images in folders named like the run's classes. For a run of boxes or masks see
+    :func:`idmm.inference.predict_dense.predict_dense`.
 
     Raises:
-        UserError: A key of boxes was given, no run with a classifier, no images, none that can be read, or ``out``
-            cannot be written.
+        UserError: A key of boxes was set, no run with a classifier, no readable images, or ``out`` cannot be written.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
-    if saved_info(given.init, "model").get("task"):
+    if saved_info(config.init, "model").get("task"):
         from idmm.inference.predict_dense import predict_dense
 
-        return predict_dense(given)
-    out, images = inputs(given, "model", (".csv",), lambda: _check(given))
-    from idmm.evaluation.predictor import load_classifier  # torch takes seconds, a mistake is told at once
+        return predict_dense(config)
+    out, images = inputs(config, "model", (".csv",), lambda: _check(config))
+    from idmm.evaluation.predictor import load_classifier  # torch takes seconds, a mistake is reported at once
 
-    classifier = load_classifier(given.init, **network_options(given))
-    paths = [image.path for image in images]
-    found = classifier.predict(paths, given.top_k, on_error="skip", progress=True)
-    say_unreadable(found.unreadable, len(images))
-    _say_accuracy(found, images)
-    rows = [
-        (one.path, rank, label, f"{share:.6g}")
-        for one in found
-        for rank, (label, share) in enumerate(one.top, start=1)
-    ]  # fmt: skip
+    classifier = load_classifier(config.init, **network_options(config))
+    predictions = classifier.predict([image.path for image in images], config.top_k, on_error="skip", progress=True)
+    report_unreadable(predictions.unreadable, len(images))
+    _log_accuracy(predictions, images)
+    rows = [COLUMNS]
+    for prediction in predictions:
+        for rank, (label, probability) in enumerate(prediction.top, start=1):
+            rows.append((prediction.path, rank, label, f"{probability:.6g}"))
     if out is None:
-        print_bytes(csv_bytes([COLUMNS, *rows]))
+        print_bytes(csv_bytes(rows))
         return None
-    write_bytes(out, csv_bytes([COLUMNS, *rows]))
-    return f"{out}: {counted(len(found), 'image')}"
+    write_bytes(out, csv_bytes(rows))
+    return f"{out}: {counted(len(predictions), 'image')}"
 
 
-def _check(given: PredictConfig) -> None:
-    if given.min_score is not None:
-        wanted = "leave it out for a run that has classes of images"
-        raise UserError(f"min_score: got {given.min_score:g}, which is of boxes; {wanted}")
+def _check(config: PredictConfig) -> None:
+    if config.min_score is not None:
+        raise UserError(f"min_score: got {config.min_score:g}; it is for boxes, leave it out for a classifier")
 
 
-def _say_accuracy(found, images: list[FoundImage]) -> None:
-    """Logs top-1, with its interval, of the images whose folders are named like classes."""
+def _log_accuracy(predictions, images: list[FoundImage]) -> None:
+    """Log top-1, with its interval, of the images whose folders are named like classes."""
     from idmm.evaluation.evaluate import score
 
-    numbers, folders = {name: n for n, name in enumerate(found.classes)}, {one.path: one.folders for one in images}
-    truth = np.array([next((numbers[name] for name in folders[path] if name in numbers), -1) for path in found.paths])
-    known = np.flatnonzero(truth >= 0)
-    if not len(known):
+    numbers = {name: number for number, name in enumerate(predictions.classes)}
+    folders = {image.path: image.folders for image in images}
+    truth = np.array([next((numbers[f] for f in folders[path] if f in numbers), -1) for path in predictions.paths])
+    labelled = np.flatnonzero(truth >= 0)
+    if not len(labelled):
         return
-    scores = score(found.probabilities[known].argmax(axis=1), truth[known])
+    scores = score(predictions.probabilities[labelled].argmax(axis=1), truth[labelled])
     low, high = scores["top1_interval"]
-    text = f"top-1 {scores['top1']:.2f} %, 95 % interval {low:.2f} to {high:.2f}"
-    which = "" if len(known) == len(found) else f"{len(known)} of "
-    log.info("accuracy: %s, on %s%s in folders named like classes", text, which, counted(len(found), "image"))
+    share = "" if len(labelled) == len(predictions) else f"{len(labelled)} of "
+    line = "accuracy: top-1 %.2f %%, 95 %% interval %.2f to %.2f, on %s%s in folders named like classes"
+    log.info(line, scores["top1"], low, high, share, counted(len(predictions), "image"))

@@ -2,6 +2,8 @@
 
 import os
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -10,73 +12,91 @@ from idmm.config.dense import DENSE_LIBRARIES
 from idmm.config.usage import PredictConfig
 from idmm.data.split import counted
 from idmm.errors import UserError, needed
-from idmm.evaluation.inputs import inputs, network_options, say_unreadable
+from idmm.evaluation.inputs import inputs, network_options, report_unreadable
 from idmm.files import filling, saved_info, write_json
 from idmm.progress import log
 
-SHOWN = 1280  # long side of a picture at most (pixels)
+PICTURE = 1280  # longest side of a picture (pixels)
 
 
-def predict_dense(given: PredictConfig) -> str:
-    """Writes what is found in images to the folder ``given.out``, and returns a line on it.
+def predict_dense(config: PredictConfig) -> str:
+    """Write the boxes or masks of images to the folder ``config.out``, and return a summary.
 
-    ``predictions.json`` in COCO's format (boxes) or ``masks/`` (a PNG of class numbers for each image), and
-    ``pictures/``, the images with it drawn upon them.
+    There is ``predictions.json`` in COCO's format (boxes) or ``masks/`` (a PNG of class numbers for each image), and
+    ``pictures/``, the images with boxes or masks drawn on them.
 
     Raises:
-        UserError: A key of classes of images was given, no images, none that can be read, or ``out`` cannot be written.
+        UserError: A key of classifiers was set, no readable images, or ``out`` cannot be written.
         RunError: Memory ran out, or the disk is full.
     """
-    task = saved_info(given.init, "model")["task"]
-    more = [lambda: _check(given, task), lambda: needed(given.init, DENSE_LIBRARIES[task], "dense")]
-    out, images = inputs(given, "model", None, *more)
+    task = saved_info(config.init, "model")["task"]
+    checks = [lambda: _check(config, task), lambda: needed(config.init, DENSE_LIBRARIES[task], "dense")]
+    out, images = inputs(config, "model", None, *checks)
     from idmm.dense.pictures import painted
-    from idmm.dense.predictor import MIN_SCORE, load_predictor  # torch takes seconds, a mistake is told at once
+    from idmm.dense.predictor import MIN_SCORE, load_predictor  # torch takes seconds, a mistake is reported at once
 
-    predictor, unreadable = load_predictor(given.init, **network_options(given)), {}
-    least = MIN_SCORE if given.min_score is None else given.min_score
+    predictor, unreadable = load_predictor(config.init, **network_options(config)), {}
+    min_score = MIN_SCORE if config.min_score is None else config.min_score
     paths = [image.path for image in images]
-    top = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
-    names = {path: os.path.relpath(path, top).replace(os.sep, "/") for path in paths}
-    stems = Counter(os.path.splitext(name)[0].casefold() for name in names.values())
-    named = [{"id": n, "name": name} for n, name in zip(predictor.categories, predictor.classes, strict=True)]
-    dataset = {"images": [], "annotations": [], "categories": named}  # COCO's, which tools for labelling read
+    names, stems = _names(paths)
+    categories = [{"id": n, "name": name} for n, name in zip(predictor.categories, predictor.classes, strict=True)]
+    dataset: dict[str, list] = {"images": [], "annotations": [], "categories": categories}  # COCO's format
     with filling(out) as folder:
-        for found in predictor.each(paths, unreadable, least, "predicting"):
-            name, (height, width) = names[found.path], found.size
+        for prediction in predictor.each(paths, unreadable, min_score, "predicting"):
+            stem, (height, width) = stems[prediction.path], prediction.size
+            number = len(dataset["images"]) + 1
             dataset["images"].append(
-                {"id": len(dataset["images"]) + 1, "file_name": name, "width": width, "height": height}
+                {"id": number, "file_name": names[prediction.path], "width": width, "height": height}
             )
-            stem = os.path.splitext(name)[0]
-            stem = stem if stems[stem.casefold()] == 1 else name  # of files that differ in the ending
-            for kind in ("pictures", "masks") if task == "segment" else ("pictures",):
-                (folder / kind / stem).parent.mkdir(parents=True, exist_ok=True)
-            of = found.objects if found.mask is None else found.mask
-            drawn = painted(predictor.picture(found.path, SHOWN), of, found.size, predictor.classes)
-            Image.fromarray(drawn).save(folder / "pictures" / f"{stem}.jpg")
-            if found.mask is not None:
-                Image.fromarray(found.mask + np.uint8(predictor.categories[0])).save(folder / "masks" / f"{stem}.png")
-                continue
-            for entry in found.objects.results(len(dataset["images"]), predictor.categories):
-                area = entry["bbox"][2] * entry["bbox"][3]
-                number = len(dataset["annotations"]) + 1
-                dataset["annotations"].append({"id": number, **entry, "area": area, "iscrowd": 0})
-        say_unreadable(unreadable, len(images))
+            targets = prediction.objects if prediction.mask is None else prediction.mask
+            picture = painted(predictor.picture(prediction.path, PICTURE), targets, prediction.size, predictor.classes)
+            Image.fromarray(picture).save(_made(folder / "pictures" / f"{stem}.jpg"))
+            if prediction.mask is not None:
+                mask = prediction.mask + np.uint8(predictor.categories[0])
+                Image.fromarray(mask).save(_made(folder / "masks" / f"{stem}.png"))
+            else:
+                _annotate(dataset["annotations"], prediction.objects.results(number, predictor.categories))
+        report_unreadable(unreadable, len(images))
         if task == "detect":
             write_json(folder / "predictions.json", dataset)
+    summary = f"{out}: {counted(len(dataset['images']), 'image')}"
+    if task == "segment":
+        return summary
     boxes = len(dataset["annotations"])
-    if task == "detect" and not boxes:
-        log.warning("min_score: no box of a score of %g or more", least)
-    more = f", {boxes} box{'' if boxes == 1 else 'es'}" if task == "detect" else ""
-    return f"{out}: {counted(len(dataset['images']), 'image')}{more}"
+    if not boxes:
+        log.warning("min_score: no box has a score of %g or more", min_score)
+    return f"{summary}, {boxes} {'box' if boxes == 1 else 'boxes'}"
 
 
-def _check(given: PredictConfig, task: str) -> None:
+def _check(config: PredictConfig, task: str) -> None:
     faults = []
-    if given.out is None:
-        faults.append(f"out: missing; the run is of idmm {task}: expected a folder, new or empty")
-    scored = given.min_score is not None and task == "segment"
-    for key, wrong in {"top_k": given.top_k != 1, "min_score": scored}.items():
-        faults += [f"{key}: has no meaning for a run of idmm {task}; leave it out"] if wrong else []
+    if config.out is None:
+        faults.append(f"out: missing; for a run of idmm {task} name a folder, new or empty")
+    if config.top_k != 1:
+        faults.append(f"top_k: has no meaning for a run of idmm {task}; leave it out")
+    if config.min_score is not None and task == "segment":
+        faults.append(f"min_score: has no meaning for a run of idmm {task}; leave it out")
     if faults:
         raise UserError(*faults)
+
+
+def _names(paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return each image's path below the common folder, and that without its ending. Images that differ only in the
+    ending keep it."""
+    top = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    names = {path: os.path.relpath(path, top).replace(os.sep, "/") for path in paths}
+    stems = {path: os.path.splitext(name)[0] for path, name in names.items()}
+    counts = Counter(stem.casefold() for stem in stems.values())
+    return names, {path: stem if counts[stem.casefold()] == 1 else names[path] for path, stem in stems.items()}
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _annotate(annotations: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
+    """Add COCO's results of an image as annotations."""
+    for result in results:
+        area = result["bbox"][2] * result["bbox"][3]
+        annotations.append({"id": len(annotations) + 1, **result, "area": area, "iscrowd": 0})

@@ -1,4 +1,4 @@
-"""``idmm report``: a page on finished runs; collects what their files hold, which ``report/`` draws."""
+"""``idmm report``: a page on finished runs. Their files are read here, ``report/`` draws them."""
 
 import itertools
 import json
@@ -7,91 +7,105 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from idmm.config import RESUME_IGNORED, DenseConfig, FinetuneConfig, parsing
+from idmm.config import RESUME_IGNORED, DenseConfig, FinetuneConfig, PretrainConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import UserError
 from idmm.files import home, is_public, json_lines, made_folder
-from idmm.inference.found_runs import PROBE, found_runs
+from idmm.inference.runs import PROBE, finished_runs
 from idmm.progress import log
 from idmm.report.page import readable
-from idmm.report.run_page import RunFacts, write
+from idmm.report.run_page import Comparison, RunFacts, write
 from idmm.stages import artifacts, stage_of
 
 PROBED = "kNN and linear probe"
 DENSE = {"detect": "detection", "segment": "segmentation"}
 
 
-def report(given: ReportConfig) -> str:
-    """Writes ``report.html`` and its pictures to ``given.out``; returns what to print.
+def report(config: ReportConfig) -> str:
+    """Write ``report.html`` and its pictures to ``config.out``, and return a line for the terminal.
 
     Raises:
-        UserError: No run, one that is not finished, or ``out`` cannot be written.
+        UserError: No run, an unfinished one, or ``out`` cannot be written.
     """
-    folders, notes = found_runs(given.runs)
+    folders, notes = finished_runs(config.runs)
     for note in notes:
         log.warning(note)
-    runs = [_facts(folder) for folder in folders]
-    _name(runs)
-    out = made_folder(given.out or str(home(given.runs[0]) / "report"))
+    runs = [_read_run(folder) for folder in folders]
+    _set_labels(runs)
+    out = made_folder(config.out or str(home(config.runs[0]) / "report"))
     for run in runs:
         if run.detailed:
             log.info("%s: reading its files", run.path)
-            _read_details(run)
-    return f"{write(out, runs, _pairs(runs), notes)}, and its pictures beside it"
+            run.pictures = _pictures(run.path)
+    return f"{write(out, runs, _comparisons(runs), notes)}, and its pictures in the same folder"
 
 
-# ---------------------------------------------------------------------- small files
-def _facts(folder: Path) -> RunFacts:
-    """What is in a run's small files."""
+# ---------------------------------------------------------------------- the small files of a run
+def _read_run(folder: Path) -> RunFacts:
     if not (folder / "result.json").is_file():
-        result = _json(folder / PROBE)
-        if not {"knn", "probe", "init", "dataset"} <= result.keys():
-            raise UserError(f"runs: '{folder / PROBE}' is not what idmm probe writes; expected a run's folder")
-        result["readouts"] = {name: result[name] for name in ("knn", "probe")}
-        about = {"did": PROBED, "start": str(result["init"]), "model": "", "data": str(result["dataset"])}
-        return RunFacts(folder, "probe", about, {}, result, [], group=str(folder), detailed=False)
-    parts = _folds(folder)
-    config = artifacts.config_of(parts[0], dense=True)
+        return _read_probe(folder)
+    folds = _folds(folder)
+    config = artifacts.config_of(folds[0], dense=True)
+    without_init = "" if isinstance(config, PretrainConfig) else "scratch"
     return RunFacts(
-        folder, stage_of(config).NAME, _about(config), parsing.flatten(read_file(folder / "config.yaml")),
-        _json(folder / "result.json"), [json_lines(part / "metrics.jsonl") for part in parts],
-        artifacts.environment(parts[0]),
-        group=json.dumps(_signature(config)), detailed=not isinstance(config, ProbeConfig),
-    )  # fmt: skip
+        path=folder,
+        kind=stage_of(config).NAME,
+        task=_task(config),
+        start=config.init or without_init,
+        model=config.model.name or "",
+        data=Path(config.data.root).name if config.data.root else config.data.name or "digits",
+        config=parsing.flatten(read_file(folder / "config.yaml")),
+        result=_read_json(folder / "result.json"),
+        records=[json_lines(fold / "metrics.jsonl") for fold in folds],
+        environment=artifacts.environment(folds[0]),
+        group=json.dumps(_signature(config)),
+        detailed=not isinstance(config, ProbeConfig),
+    )
+
+
+def _read_probe(folder: Path) -> RunFacts:
+    """Read the ``probe.json`` of the command ``idmm probe``."""
+    result = _read_json(folder / PROBE)
+    if not {"knn", "probe", "init", "dataset"} <= result.keys():
+        raise UserError(f"runs: '{folder / PROBE}' is not written by idmm probe; expected a run's folder")
+    result["readouts"] = {name: result[name] for name in ("knn", "probe")}
+    return RunFacts(
+        path=folder,
+        kind="probe",
+        task=PROBED,
+        start=str(result["init"]),
+        data=str(result["dataset"]),
+        result=result,
+        group=str(folder),
+        detailed=False,
+    )
 
 
 def _folds(folder: Path) -> list[Path]:
-    """The runs that a folder's result is of: its own, or those of its folds."""
+    """Return the finished runs of a folder's folds, or the folder itself."""
     folds = sorted(folder.glob("fold-*"), key=lambda path: int(path.name[5:]) if path.name[5:].isdigit() else 0)
     return [fold for fold in folds if (fold / "result.json").is_file()] or [folder]
 
 
-def _json(path: Path) -> dict:
+def _read_json(path: Path) -> dict:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"runs: '{path}' cannot be read ({error})") from None
 
 
-def _about(config: Any) -> dict[str, str]:
-    """What a run did, where it started, with which model, on which data."""
-    start, where = config.init or "scratch", config.data.root
+def _task(config: Any) -> str:
     if isinstance(config, ProbeConfig):
-        did = PROBED
-    elif isinstance(config, FinetuneConfig):
-        did = "fine-tuning"
-    elif isinstance(config, DenseConfig):
-        did = DENSE[config.STAGE]
-    else:
-        did, start = f"pretraining by {config.method.name}", config.init or ""
-    data = Path(where).name if where else config.data.name or "digits"
-    return {"did": did, "start": start, "model": config.model.name or "", "data": data}
+        return PROBED
+    if isinstance(config, FinetuneConfig):
+        return "fine-tuning"
+    return DENSE[config.STAGE] if isinstance(config, DenseConfig) else f"pretraining by {config.method.name}"
 
 
 def _signature(config: Any) -> dict:
-    """A config without seeds and folders; the run that it started from by its own."""
+    """Return a config without seeds and folders. The run that it started from is replaced by its own signature."""
     values = parsing.flatten(parsing.to_dict(config))
     for key in (*RESUME_IGNORED, "seed", "data.subset.seed"):
         values.pop(key, None)
@@ -101,48 +115,53 @@ def _signature(config: Any) -> dict:
     return values
 
 
-def _name(runs: list[RunFacts]) -> None:
-    """Gives runs short names, no two alike, and those that differ only in the seed a name together; the first of these
-    is shown in detail."""
+def _set_labels(runs: list[RunFacts]) -> None:
+    """Give each run a short unique label, and runs that differ only in the seed a common group. Its first run is shown
+    in detail."""
     paths = [Path(os.path.abspath(run.path)).parts for run in runs]
     depth = next(n for n in itertools.count(1) if len({path[-n:] for path in paths}) == len(paths))
     groups: dict[str, list[RunFacts]] = {}
     for run, path in zip(runs, paths, strict=True):
         run.label = readable("/".join(path[-depth:]))
         groups.setdefault(run.group, []).append(run)
-    for first, *others in groups.values():
-        name = f"{first.label} and {len(others)} more" if others else first.label
-        for run in (first, *others):
+    for members in groups.values():
+        first = members[0]
+        name = f"{first.label} and {len(members) - 1} more" if len(members) > 1 else first.label
+        for run in members:
             run.group, run.detailed = name, run.detailed and run is first
     labels = {os.path.realpath(run.path): run.label for run in runs}
     for run in runs:
-        if os.sep in (init := run.about["start"]) and not is_public(init):
-            run.about["start"] = labels.get(os.path.realpath(home(init)), Path(init).name)
+        if os.sep in run.start and not is_public(run.start):
+            run.start = labels.get(os.path.realpath(home(run.start)), Path(run.start).name)
 
 
 # ---------------------------------------------------------------------- pictures, comparisons
-def _read_details(run: RunFacts) -> None:
-    """Reads what the page shows of a single run."""
-    parts = _folds(run.path)
-    files = {"Test images, the truth beside the prediction": run.path / "predictions.png"}
-    for part in parts:
-        files[f"Confusion matrix{f' of {part.name}' if len(parts) > 1 else ''}"] = part / "confusion.png"
-    files |= {f"idmm explore: {path.stem}": path for path in sorted(run.path.glob("explore/*.png"))}
-    run.pictures = {title: path for title, path in files.items() if path.is_file()}
+def _pictures(run: Path) -> dict[str, Path]:
+    """Return the pictures of a run by their titles."""
+    files = {"Test images: truth and prediction": run / "predictions.png"}
+    folds = _folds(run)
+    for fold in folds:
+        files["Confusion matrix" if len(folds) == 1 else f"Confusion matrix of {fold.name}"] = fold / "confusion.png"
+    files |= {f"idmm explore: {path.stem}": path for path in sorted(run.glob("explore/*.png"))}
+    return {title: path for title, path in files.items() if path.is_file()}
 
 
-def _pairs(runs: list[RunFacts]) -> list[tuple[str, str, dict]]:
-    """Compares the first classifier with each other one on the same test images."""
+def _comparisons(runs: list[RunFacts]) -> list[Comparison]:
+    """Compare the first classifier with each other one on the same test images."""
     from idmm.stages.results import mcnemar
 
-    right: dict[str, dict] = {}  # by the run's label, then by an image's name and class
-    groups: dict[str, dict] = {}  # of these images
+    correct: dict[str, dict] = {}  # label of the run -> (name, class) of an image -> whether it is correct
+    groups: dict[str, dict] = {}  # the same with the image's group
     for run in runs:
         if run.detailed and (run.path / artifacts.PREDICTIONS).is_file():
-            found = artifacts.predictions(run.path)
-            images = list(zip(found.paths, (found.classes[c] for c in found.truth), strict=True))
-            right[run.label] = dict(zip(images, found.predicted == found.truth, strict=True))
-            groups[run.label] = dict(zip(images, found.groups or [], strict=bool(found.groups)))
-    first = next(iter(right), "")
-    same = [label for label in right if label != first and right[label].keys() == right[first].keys()]
-    return [(first, label, mcnemar(right[first], right[label], groups[first])) for label in same]
+            predictions = artifacts.predictions(run.path)
+            images = list(zip(predictions.paths, (predictions.classes[c] for c in predictions.truth), strict=True))
+            correct[run.label] = dict(zip(images, predictions.predicted == predictions.truth, strict=True))
+            groups[run.label] = dict(zip(images, predictions.groups, strict=True)) if predictions.groups else {}
+    first = next(iter(correct), "")
+    comparisons = []
+    for label, images in correct.items():
+        if label != first and images.keys() == correct[first].keys():
+            test = mcnemar(correct[first], images, groups[first])
+            comparisons.append(Comparison(first, label, test["points"], test["p"]))
+    return comparisons

@@ -1,4 +1,4 @@
-"""``idmm similar``: the images that are most like one."""
+"""``idmm similar``: the images that are most similar to one."""
 
 import os
 from pathlib import Path
@@ -8,63 +8,65 @@ import numpy as np
 from idmm.config.usage import SimilarConfig
 from idmm.data.folder import same_place
 from idmm.errors import UserError, one_line
-from idmm.evaluation.inputs import inputs, network_options, print_bytes, say_unreadable
+from idmm.evaluation.inputs import inputs, network_options, print_bytes, report_unreadable
 from idmm.progress import log
 
 DRAWN = 256  # short side of the images in the picture (pixels)
 
 
-def similar(given: SimilarConfig) -> None:
-    """Prints the cosine and the path of the nearest images, and the median cosine of all; draws the nearest beside the
-    query in ``given.out``.
+def similar(config: SimilarConfig) -> None:
+    """Print the cosine and the path of the nearest images and the median cosine of all, and draw the nearest with the
+    query in ``config.out``.
 
-    The query is not among them; another file of the same content is.
+    The query is not among them. Another file of the same content is.
 
     Raises:
-        UserError: No such run or images, none but the query, or ``out`` cannot be written.
+        UserError: No such run or images, no image but the query, or ``out`` cannot be written.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
-    _, images = inputs(given, "backbone", (".png",), lambda: _check_query(given.query))
-    others = [image.path for image in images if same_place(image.path) != same_place(given.query)]
+    _, images = inputs(config, "backbone", (".png",), lambda: _check_query(config.query))
+    others = [image.path for image in images if same_place(image.path) != same_place(config.query)]
     if not others:
-        raise UserError(f"paths: there is no image but the query '{given.query}'; wanted some to compare it with")
+        raise UserError(f"paths: there is no image but the query '{config.query}'; name images to compare it with")
     if len(others) < len(images):
-        log.info("query: '%s' lies among the images and is left out of them", given.query)
-    from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is told at once
+        log.info("query: '%s' is among the images and is skipped there", config.query)
+    from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is reported at once
 
-    embedder = Embedder(given.init, **network_options(given))
-    query = embedder.embed([given.query], on_error="skip")
+    embedder = Embedder(config.init, **network_options(config))
+    query = embedder.embed([config.query], on_error="skip")
     if query.unreadable:
-        raise UserError(f"query: '{given.query}' cannot be read ({query.unreadable[given.query]})")
-    found = embedder.embed(others, on_error="skip", progress=True)
-    say_unreadable(found.unreadable, len(others))
-    cosines = _unit(found.features) @ _unit(query.features)[0]  # [N]
-    nearest = np.argsort(-cosines, kind="stable")[: given.top_k]
-    shown = [(found.paths[i], float(cosines[i])) for i in nearest]
-    lines = (f"{cosine:.4f}  {one_line(path)}\n" for path, cosine in shown)
+        raise UserError(f"query: '{config.query}' cannot be read ({query.unreadable[config.query]})")
+    embedding = embedder.embed(others, on_error="skip", progress=True)
+    report_unreadable(embedding.unreadable, len(others))
+    cosines = _unit(embedding.features) @ _unit(query.features)[0]  # [N]
+    order = np.argsort(-cosines, kind="stable")[: config.top_k]
+    nearest = [(embedding.paths[i], float(cosines[i])) for i in order]
+    lines = (f"{cosine:.4f}  {one_line(path)}\n" for path, cosine in nearest)
     print_bytes("".join(lines).encode("utf-8", "surrogateescape"))
-    middle = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
-    log.info("cosine, %s", middle)
-    _draw(given, shown, embedder.picture, f"cosine: {middle}")
-    log.info("%s: the query and what is nearest to it", given.out)
+    median = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
+    log.info("cosine, %s", median)
+    _draw(config, nearest, embedder, f"cosine: {median}")
+    log.info("%s: the query and the nearest images", config.out)
 
 
 def _check_query(query: str) -> None:
     if not os.path.lexists(query):
-        raise UserError(f"query: '{query}' does not exist; wanted an image")
+        raise UserError(f"query: '{query}' does not exist; expected an image")
     if os.path.isdir(query):
-        raise UserError(f"query: '{query}' is a folder; wanted an image")
+        raise UserError(f"query: '{query}' is a folder; expected an image")
 
 
 def _unit(features: np.ndarray) -> np.ndarray:
-    """Returns rows of length 1; of zeros zeros."""
+    """Return rows of length 1, or zero for rows of zeros."""
     return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
-def _draw(given: SimilarConfig, shown: list[tuple[str, float]], picture, note: str) -> None:
-    from idmm.figures.sheets import LARGE, Tile, caption_sheet, in_rows
+def _draw(config: SimilarConfig, nearest: list[tuple[str, float]], embedder, note: str) -> None:
+    from idmm.sheets import LARGE, Tile, caption_sheet, in_rows
 
-    captions = [("query", given.query), *((f"cosine {cosine:.3f}", path) for path, cosine in shown)]
-    tiles = [Tile(picture(path, DRAWN), f"{said}\n{'/'.join(Path(path).parts[-2:])}") for said, path in captions]
-    title = f"Most like '{Path(given.query).name}' by the cosine of the features of {given.init}"
-    caption_sheet(in_rows(tiles), given.out, title, note, cell=LARGE)
+    captions = [(config.query, "query"), *((path, f"cosine {cosine:.3f}") for path, cosine in nearest)]
+    tiles = [
+        Tile(embedder.picture(path, DRAWN), f"{head}\n{'/'.join(Path(path).parts[-2:])}") for path, head in captions
+    ]
+    title = f"Most similar to '{Path(config.query).name}' by the cosine of the features of {config.init}"
+    caption_sheet(in_rows(tiles), config.out, title, note, cell=LARGE)

@@ -1,1 +1,1 @@
-"""Tables, pictures and pages, drawn from finished files alone: no torch, no engine, no methods, no grid's scheduler."""
+"""Tables, figures and pages from finished files only, without torch."""

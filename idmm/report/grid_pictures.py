@@ -1,7 +1,4 @@
-"""A grid's picture: heat maps.
-
-Numbers stand in the cells, gains have signs; colour maps keep their order in grey print.
-"""
+"""A grid's heat maps, with numbers in the cells. The colour maps keep their order in grey print."""
 
 import textwrap
 from pathlib import Path
@@ -11,21 +8,21 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from idmm.figures.style import save
+from idmm.figures import save
 from idmm.report.stats import format_interval, format_number
 from idmm.report.table import MISSING, SCRATCH, Row, Table, TableCell
 
 CELL = (0.9, 0.37)  # inches
 LONGEST = 22  # letters of a label
-LEAST = 10.0  # points from the darkest colour to the brightest
-KINDS = {"value": "%", "gain": "points"}  # unit of a heat map
+LEAST = 10.0  # least number of points from the darkest colour to the brightest
+UNITS = {"value": "%", "gain": "points"}
 MAPS = {"value": "cividis", "gain": "PuOr"}
 
 
 def heat_maps(tables: list[Table], path: Path) -> None:
-    """Draws values and, where there is a row from scratch, gain over it, side by side; a row of panels for each table
-    and backbone."""
-    kinds = list(KINDS)[: 1 + any(table.has_scratch for table in tables)]
+    """Draw the values and, if there is a row from scratch, the gain over it, in a row of panels for each table and
+    backbone."""
+    kinds = ["value", "gain"] if any(table.has_scratch for table in tables) else ["value"]
     lines = [(table, backbone) for table in tables for backbone in table.backbones]
     rows = [len(table.rows_of(backbone)) for table, backbone in lines]
     width = 2.1 + len(kinds) * (max(len(table.targets) for table in tables) * CELL[0] + 1.0)
@@ -42,7 +39,7 @@ def heat_maps(tables: list[Table], path: Path) -> None:
             if kind != kinds[0]:
                 axis.set_yticklabels([])
             bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, aspect=25)
-            bar.set_label(KINDS[kind], fontsize=8)
+            bar.set_label(UNITS[kind], fontsize=8)
             bar.ax.tick_params(labelsize=7)
             bar.outline.set_visible(False)
     title = " ".join(table.caption() for table in tables)
@@ -51,8 +48,8 @@ def heat_maps(tables: list[Table], path: Path) -> None:
 
 
 def _norm(table: Table, kind: str) -> Normalize:
-    """One scale for all backbones, no narrower than ``LEAST``, so that small differences do not look large; gains are
-    centred at 0."""
+    """Return one scale for all backbones, at least ``LEAST`` points wide, so that small differences do not look large.
+    Gains are centred at 0."""
     cells = table.cells.values()
     if kind == "gain":
         most = max([LEAST / 2, *(abs(cell.gain.value) for cell in cells if cell.gain)])
@@ -73,10 +70,10 @@ def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
             else:
                 brightness = np.dot((0.299, 0.587, 0.114), colours(norm(values[y, x]))[:3])
                 colour = "black" if brightness > 0.46 else "white"
-                look = {"ha": "center", "va": "center", "color": colour}
-                best = kind == "value" and cell.best_of_column
-                axis.text(x, y - 0.16 * bool(below), text, fontsize=9, weight="bold" if best else "normal", **look)
-                axis.text(x, y + 0.25, below, fontsize=6.5, **look)
+                style = {"ha": "center", "va": "center", "color": colour}
+                weight = "bold" if kind == "value" and cell.best_of_column else "normal"
+                axis.text(x, y - 0.16 if below else y, text, fontsize=9, weight=weight, **style)
+                axis.text(x, y + 0.25, below, fontsize=6.5, **style)
     image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     axis.set_xticks(range(len(targets)), [_label(t, 16) for t in targets], rotation=30, ha="right", fontsize=8)
     axis.set_yticks(range(len(rows)), _row_labels(rows), fontsize=8)
@@ -90,7 +87,7 @@ def _heat_map(axis, table: Table, backbone: str, kind: str, norm: Normalize):
 
 
 def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, str]:
-    """A cell's value for its colour (NaN: none), its text, and the small text below."""
+    """Return a cell's value for its colour (NaN: none), its text, and the small text below."""
     if cell is None or cell.stats.mean is None:
         return np.nan, cell.mean if cell else "", ""
     if kind == "value":
@@ -100,19 +97,22 @@ def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, s
     if cell.gain is None:
         return np.nan, MISSING, ""
     interval = format_interval(cell.gain.interval, sign=True) if cell.gain.interval else ""
-    coloured = cell.gain.interval is None or cell.gain.shown  # what may be chance has no colour
-    return cell.gain.value * coloured, format_number(cell.gain.value, sign=True), interval
+    may_be_chance = cell.gain.interval is not None and not cell.gain.shown
+    return 0.0 if may_be_chance else cell.gain.value, format_number(cell.gain.value, sign=True), interval
 
 
 def _row_labels(rows: list[Row]) -> list[str]:
-    """The method is named where there is more than one."""
+    """Return the rows' labels, with the method if there are several."""
     several = len({row.method for row in rows} - {SCRATCH.method}) > 1
-    methods = [f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else "" for row in rows]
-    return [_label(row.heads[0]) + method for row, method in zip(rows, methods, strict=True)]
+    labels = []
+    for row in rows:
+        label = _label(row.heads[0])
+        labels.append(f"{label} · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else label)
+    return labels
 
 
 def _label(text: str, most: int = LONGEST) -> str:
-    """One line, its middle left out where it is long, and no formula."""
+    """Return one line without formulas. A long text loses its middle."""
     text = " ".join(str(text).split())
     if len(text) > most:
         text = f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"

@@ -1,4 +1,4 @@
-"""A page: one HTML file with its pictures inside, made of sections of texts, tables and pictures."""
+"""A page: one HTML file with sections of texts, tables and embedded pictures."""
 
 import base64
 import re
@@ -11,13 +11,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from idmm.figures.style import DPI
+from idmm.figures import DPI
 
 _NUMBER = re.compile(r"(|—|failed|[+−-]?\d.*)", re.DOTALL)  # a cell of a column of numbers
 
 
 class Cell(NamedTuple):
-    """A table's cell that is more than a text."""
+    """A table's cell with a style."""
 
     text: str
     below: str = ""  # a small line
@@ -38,14 +38,15 @@ class TableOf(NamedTuple):
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether each column holds numbers, which stand at the right."""
-        columns = zip(*self.rows, strict=True)
-        found = [all(_NUMBER.fullmatch(str(cell)) for cell in column) for column in columns]
-        return [False, *found[1:]] if found else [False] * len(self.heads)
+        """Whether each column has numbers, which are right-aligned."""
+        if not self.rows:
+            return [False] * len(self.heads)
+        _, *columns = zip(*self.rows, strict=True)
+        return [False, *(all(_NUMBER.fullmatch(str(cell)) for cell in column) for column in columns)]
 
 
 class Picture(NamedTuple):
-    """A PNG file beside the page, which holds a copy."""
+    """A PNG file, of which the page has a copy."""
 
     path: Path
     alt: str
@@ -53,11 +54,12 @@ class Picture(NamedTuple):
 
     @property
     def source(self) -> str:
+        """The picture as a data URL."""
         return f"data:image/png;base64,{base64.b64encode(self.path.read_bytes()).decode()}"
 
     @property
     def width(self) -> int:
-        """CSS pixels."""
+        """Its width in CSS pixels."""
         with Image.open(self.path) as image:
             return round(image.width * 96 / DPI)
 
@@ -70,7 +72,7 @@ class Section(NamedTuple):
 
 
 def environment(escaped: Callable[[str], str], **delimiters: str) -> Environment:
-    """Returns templates of a format. All that they print of the data is escaped as that format needs it."""
+    """Return the templates of a format. They print all data escaped by ``escaped``."""
 
     def finalize(value: object) -> Markup:
         return value if hasattr(value, "__html__") else Markup(escaped(str(value)))
@@ -82,7 +84,7 @@ def environment(escaped: Callable[[str], str], **delimiters: str) -> Environment
 
 
 def readable(text: str) -> str:
-    """Returns a name without control characters and bytes that are no UTF-8, which no page and no font can show."""
+    """Return a name without control characters and bytes outside UTF-8, which no page and no font can show."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
 
 
@@ -90,6 +92,6 @@ HTML = environment(lambda text: escape(readable(text)))
 
 
 def html(title: str, intro: list[str], sections: list[Section]) -> str:
-    """Returns the page as text."""
+    """Return the page as text."""
     template = HTML.get_template("page.html.j2")
     return template.render(title=title, intro=intro, sections=sections, version=version("idmm"))

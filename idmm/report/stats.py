@@ -10,30 +10,31 @@ from scipy.special import stdtrit
 
 from idmm.intervals import wilson
 
-SHARES = ("top1", "knn")  # metrics that are a share of the test images: chance among these is Wilson's
-ENOUGH = 3  # sources, targets or sizes that can be put in an order
-DIGITS = 1  # after the point, as the paper prints
+SHARES = ("top1", "knn")  # metrics that are a share of the test images, with Wilson's interval
+ENOUGH = 3  # least number of sources or targets for a ranking
+DIGITS = 1  # after the point, as in the paper
 
 
 def format_number(value: float, sign: bool = False) -> str:
-    """Prints a number as all tables do; zero has no sign."""
+    """Return a number as in all tables. Zero has no sign."""
     text = f"{value:{'+' if sign else ''}.{DIGITS}f}"
     return f"{0:.{DIGITS}f}" if float(text) == 0 else text.replace("-", "−") if sign else text
 
 
 def format_interval(interval: tuple[float, float], sign: bool = False) -> str:
-    return " to ".join(format_number(bound, sign) for bound in interval)
+    """Return an interval as in all tables."""
+    return " to ".join(format_number(limit, sign) for limit in interval)
 
 
 class Estimate(NamedTuple):
-    """A number with its 95 % interval, None where nothing tells how far it may be off."""
+    """A number with its 95 % interval, or None if no interval is known."""
 
     value: float
     interval: tuple[float, float] | None = None
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves 0 out: the runs show that it is more, or less."""
+        """Whether the interval does not contain 0: the runs show that it is more, or less."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
     def __str__(self) -> str:
@@ -43,21 +44,23 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class SeedStats:
-    """Accuracy in percent over the runs of one source, method, backbone and target; None where there are too few.
+    """Accuracy in percent over the runs of one source, method, backbone and target. None if there are too few.
 
-    Runs that share a pretraining are no independent draws: with several pretrainings the interval is that of their
+    Runs that share a pretraining are not independent draws. So with several pretrainings the interval is that of their
     means.
     """
 
-    runs: tuple[dict, ...]  # as grid.json lists them under ``cells``
-    n: int = 0  # runs that are done
+    runs: tuple[dict, ...]  # ``cells`` of grid.json
+    n: int = 0  # finished runs
     mean: float | None = None
     std: float | None = None  # sample standard deviation over runs
     half: float | None = None  # of the mean's 95 % t-interval
     units: int = 0  # independent draws
     variance: float | None = None  # of the mean
-    freedom: int = 0  # degrees of freedom that the variance is known with
-    images: tuple[float, float] | None = None  # from the mean down and up to the Wilson interval of the test images
+    freedom: int = 0  # degrees of freedom of the variance
+    images: tuple[float, float] | None = (
+        None  # from the mean down and up to the limits of the interval over test images
+    )
 
     @property
     def failed(self) -> int:
@@ -69,15 +72,15 @@ class SeedStats:
 
 
 def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
-    """Returns the statistics of runs that differ in their seeds alone."""
+    """Return the statistics of runs that differ only in their seeds."""
     runs = tuple(runs)
     groups: dict[tuple, list[float]] = {}
-    reaches = []
+    distances = []
     for run in runs:
         value = run.get(metric) if run["status"] == "ok" else None
         if isinstance(value, (int, float)) and math.isfinite(value):
             groups.setdefault((run["source"], run["pretrain_seed"]), []).append(float(value))
-            reaches.append(_image_reach(run, metric))
+            distances.append(_image_distances(run, metric))
     if not groups:
         return SeedStats(runs)
     values = [value for group in groups.values() for value in group]
@@ -86,62 +89,60 @@ def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
     return SeedStats(
         runs,
         n=len(values),
-        mean=statistics.fmean(units),  # as of the interval, so that a pretraining counts once however many runs it has
+        mean=statistics.fmean(units),  # as in the interval: a pretraining counts once, whatever the number of its runs
         std=statistics.stdev(values) if len(values) > 1 else None,
         half=None if variance is None else t_half(variance, len(units) - 1),
         units=len(units),
         variance=variance,
         freedom=len(units) - 1,
-        images=None if None in reaches else tuple(map(statistics.fmean, zip(*reaches, strict=True))),
+        images=None if None in distances else tuple(map(statistics.fmean, zip(*distances, strict=True))),
     )
 
 
-def _image_reach(run: dict, metric: str) -> tuple[float, float] | None:
-    """How far (points) a run's interval over test images, else Wilson's, reaches below its accuracy and above it."""
-    value, bounds, count = run[metric], run.get(f"{metric}_interval"), run.get("test_size")
-    if not bounds and count and metric in SHARES:
-        bounds = [100 * float(bound) for bound in wilson(value / 100 * count, count)]
-    return (value - bounds[0], bounds[1] - value) if bounds else None
+def _image_distances(run: dict, metric: str) -> tuple[float, float] | None:
+    """Return the distances (points) from a run's accuracy to the limits of its interval, or Wilson's, over images."""
+    value, interval, count = run[metric], run.get(f"{metric}_interval"), run.get("test_size")
+    if not interval and count and metric in SHARES:
+        interval = [100 * float(limit) for limit in wilson(value / 100 * count, count)]
+    return (value - interval[0], interval[1] - value) if interval else None
 
 
 def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dict[Hashable, SeedStats]:
-    """Returns the cells of a column with the variance over seeds that those which seeds ``moved`` have in common.
+    """Return the cells of a column with the common variance over seeds of the cells that depend on them (``moved``).
 
-    Two or three seeds a cell tell little of how far seeds move a number, all cells of a column together tell more:
-    their squared deviations are put together as in a one-way analysis of variance (Fisher, Statistical Methods
-    for Research Workers, 1925). Independent draws that are single runs are kept apart from those that are means, unless
-    only others tell anything.
+    Two or three seeds per cell give a poor variance. So the squared deviations of all cells of a column are pooled as
+    in a one-way analysis of variance (Fisher, Statistical Methods for Research Workers, 1925). Independent draws that
+    are single runs are pooled separately from those that are means, unless only others have a variance.
     """
     groups: dict[int, list[SeedStats]] = {}
     for stats in moved:
         if stats.variance is not None:
             groups.setdefault(stats.n // stats.units, []).append(stats)
-    found = {}
+    everything = [stats for group in groups.values() for stats in group]
+    result = {}
     for place, stats in column.items():
-        others = [one for kind in groups.values() for one in kind]
-        group = stats.units and (groups.get(stats.n // stats.units) or others)
-        if freedom := sum(one.freedom for one in group or ()):
-            of_one = sum(one.variance * one.units * one.freedom for one in group) / freedom
-            stats = replace(stats, variance=of_one / stats.units, freedom=freedom)
-        found[place] = stats
-    return found
+        group = (groups.get(stats.n // stats.units) or everything) if stats.units else []
+        if freedom := sum(member.freedom for member in group):
+            variance = sum(member.variance * member.units * member.freedom for member in group) / freedom
+            stats = replace(stats, variance=variance / stats.units, freedom=freedom)
+        result[place] = stats
+    return result
 
 
 def t_half(variance: float, freedom: float) -> float:
-    """Returns half of a 95 % t-interval."""
+    """Return half of a 95 % t-interval."""
     return float(stdtrit(freedom, 0.975)) * math.sqrt(variance)
 
 
 def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
-    """Returns the mean of ``one`` less that of ``other`` with its interval; None where one has no value.
+    """Return the mean of ``one`` less that of ``other`` with its interval, or None if one has no value.
 
-    Over seeds that is a t-interval (the variance is :func:`pooled`; where it comes from different runs, with the fewer
-    degrees of freedom of the two), over test images Newcombe's, put together from the Wilson intervals of both
-    (Statistics in Medicine 17, 1998, method 10). The two are independent, so their lengths add up as standard errors
-    do (Zou and Donner, Statistics in Medicine 27, 2008). Where no cell of a column has two runs, the seeds' part is not
-    known, and the test images' stands alone. Both sides see the same images and mostly err on the same ones: without
-    each image's answers this cannot be counted, so the interval is rather too wide. It is that of a single comparison;
-    who leads many others has to be ahead of each of them.
+    Over seeds it is a t-interval with the :func:`pooled` variance, and with the fewer degrees of freedom of the two.
+    Over test images it is Newcombe's, from the Wilson intervals of both (Statistics in Medicine 17, 1998, method 10).
+    The two are independent, so their lengths add up as standard errors do (Zou and Donner, Statistics in Medicine 27,
+    2008). If no cell of a column has two runs, there is only the part of the test images. Both rows were tested on the
+    same images and mostly fail on the same ones. This is not known here, so the interval is rather too wide. It holds
+    for a single comparison: a row that leads many others must be ahead of each of them.
     """
     if one.mean is None or other.mean is None:
         return None
@@ -156,10 +157,10 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
 
 
 def over_targets(values: Iterable[float], targets: list, low: float = -math.inf, high: float = math.inf) -> Estimate:
-    """Returns the mean over targets of ``values`` [R] with its t-interval, cut to what is possible.
+    """Return the mean over targets of ``values`` [R] with its t-interval, limited to [low, high].
 
-    Targets [R] are the independent draws: a source that is good for one need not be for the next, and the rows of a
-    target go together. There is no interval for fewer than three.
+    Targets [R] are the independent draws: a source that is good for one need not be good for the next. There is no
+    interval for fewer than three.
     """
     groups: dict = {}
     for value, target in zip(values, targets, strict=True):

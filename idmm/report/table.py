@@ -1,4 +1,4 @@
-"""A grid's cells as tables: how each is printed, and what is best. Every format prints these same texts and marks."""
+"""A grid's cells as tables, with the texts and marks that every format prints."""
 
 import statistics
 from collections import Counter
@@ -14,14 +14,14 @@ BELOW_BASELINE = "§"
 
 
 class Readout(NamedTuple):
-    """What is measured, in percent: as tables are called, as a column is headed, and in words."""
+    """A measured score, in percent."""
 
-    label: str
-    unit: str
-    said: str
+    label: str  # name of the table
+    unit: str  # head of a column
+    description: str
 
 
-# by protocol and the result's name; of each protocol the first is what a cell stands for
+# by protocol and the result's name. The first of each protocol is its main score
 READOUTS = {
     ("finetune", "top1"): Readout("fine-tuning", "accuracy", "Top-1 accuracy after fine-tuning"),
     ("probe", "top1"): Readout("linear probe", "accuracy", "Top-1 accuracy of a linear probe"),
@@ -34,7 +34,7 @@ MAIN = {protocol: metric for protocol, metric in reversed(READOUTS)}
 
 
 class Row(NamedTuple):
-    """Where backbones start from."""
+    """The start of backbones."""
 
     source: str
     method: str
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
     @property
     def heads(self) -> tuple[str, str]:
-        """What stands in the first two columns of a table."""
+        """The texts in the first two columns of a table."""
         return (self.label, "no pretraining") if self.is_scratch else (self.source, self.method)
 
 
@@ -58,15 +58,15 @@ SCRATCH = Row("scratch", "none")
 
 @dataclass(frozen=True)
 class TableCell:
-    """A place of a table; its texts are free of markup."""
+    """A place of a table. Its texts have no markup."""
 
     stats: SeedStats
-    gain: Estimate | None  # over the same backbone from scratch on the same target; of scratch itself there is none
+    gain: Estimate | None  # over the same backbone from scratch on the same target. None for scratch itself
     unusual_n: bool  # a mean of more or fewer runs than most
-    no_better: bool  # than naming the largest class for every test image, as far as these images can show
+    no_better: bool  # than always predicting the largest class, within the interval over test images
     below_baseline: bool  # worse than the baseline
-    best_of_column: bool  # of its backbone: ahead of each other row by a difference that the runs show
-    best_of_source: bool  # likewise among the methods of its source
+    best_of_column: bool  # of its backbone: better than each other row by a difference that the runs show
+    best_of_source: bool  # the same among the methods of its source
 
     @property
     def mean(self) -> str:
@@ -84,30 +84,31 @@ class TableCell:
 
     @property
     def notes(self) -> list[str]:
-        """What follows the mean."""
+        """The texts after the mean."""
         std, n = f"± {self.std}" if self.std else "", f"n = {self.stats.n}" if self.unusual_n else ""
         return [note for note in (std, n, self.signs) if note]
 
     @property
     def signs(self) -> str:
         """The signs that the legend explains."""
-        return SOME_FAILED * self.some_failed + NO_BETTER * self.no_better + BELOW_BASELINE * self.below_baseline
+        signs = {SOME_FAILED: self.some_failed, NO_BETTER: self.no_better, BELOW_BASELINE: self.below_baseline}
+        return "".join(sign for sign, applies in signs.items() if applies)
 
 
 class Table:
-    """The cells of one readout of a grid (what grid.json holds), in the user's order, scratch first.
+    """The cells of one readout of a grid (grid.json), in the user's order, scratch first.
 
     Attributes:
         counts: Runs by their status.
-        cells: ``(backbone, row, target)`` -> TableCell, of the places that the grid has.
-        largest: Share of a target's largest class among its test images (percent), where a run of it tells.
-        baseline: Accuracy of logistic regression on hand-made features of a target (percent), if a run of it has that.
-        usual_n: Runs of most places that have a value; of equals the larger number, 0 where there is no value.
+        cells: ``(backbone, row, target)`` -> TableCell.
+        largest: Share of a target's largest class among its test images (percent), if a run has it.
+        baseline: Accuracy of the baseline on a target (percent), if a run has it.
+        usual_n: The most frequent number of runs per cell, the larger of equals, 0 without any value.
     """
 
     def __init__(self, grid: dict, protocol: str, metric: str | None = None):
         self.protocol, self.metric = protocol, metric or MAIN[protocol]
-        self.label, self.unit, self.said = READOUTS[protocol, self.metric]
+        self.label, self.unit, self.description = READOUTS[protocol, self.metric]
         runs = [run for run in grid["cells"] if run["protocol"] == protocol]
         self.backbones, self.targets, sources, methods = (
             _ordered(grid[f"{name}s"], (run[name] for run in runs))
@@ -116,32 +117,34 @@ class Table:
         groups: dict[tuple, list[dict]] = {}
         for run in runs:
             groups.setdefault((run["backbone"], Row(run["source"], run["method"]), run["target"]), []).append(run)
-        seen = {row for _, row, _ in groups}
-        rows = [row for row in starmap(Row, product(sources, methods)) if row in seen]
+        present = {row for _, row, _ in groups}
+        rows = [row for row in starmap(Row, product(sources, methods)) if row in present]
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
         self.largest = {run["target"]: run["largest_class"] for run in grid["cells"] if run.get("largest_class")}
-        told = [run for run in grid["cells"] if run.get("baseline_top1") is not None]
-        floors = {target: [run["baseline_top1"] for run in told if run["target"] == target] for target in self.targets}
-        self.baseline = {target: statistics.fmean(found) for target, found in floors.items() if found}
+        baselines: dict[str, list[float]] = {}
+        for run in grid["cells"]:
+            if run.get("baseline_top1") is not None:
+                baselines.setdefault(run["target"], []).append(run["baseline_top1"])
+        self.baseline = {target: statistics.fmean(values) for target, values in baselines.items()}
         self._stats = {place: seed_stats(group, self.metric) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
-            here = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
-            # seeds move nothing where a run names one class, which says nothing of the others
-            moved = [stats for stats in here.values() if not self._no_better(stats, column[1])]
-            self._stats |= pooled(here, moved or here.values())
+            cells = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
+            # a run that predicts one class does not depend on the seed, unlike the others
+            moved = [stats for stats in cells.values() if not self._no_better(stats, column[1])]
+            self._stats |= pooled(cells, moved or cells.values())
         counts = Counter(stats.n for stats in self._stats.values() if stats.n)
         self.usual_n = max(counts, key=lambda n: (counts[n], n), default=0)
         self.cells = {place: self._cell(*place) for place in self._stats}
 
     @property
     def is_main(self) -> bool:
-        """Whether it has what the cells of its protocol stand for."""
+        """Whether it has the main score of its protocol."""
         return self.metric == MAIN[self.protocol]
 
     @property
     def progress(self) -> str:
-        """How many runs are done, without markup."""
+        """The counts of runs, without markup."""
         rest = "".join(f", {self.counts[status]} {status}" for status in ("failed", "missing") if self.counts[status])
         return f"{self.protocol}: {self.counts['ok']} of {self.counts.total()} cells done{rest}"
 
@@ -153,97 +156,100 @@ class Table:
         gain = None if row.is_scratch else self.lead(backbone, target, row, SCRATCH)
         no_better = self._no_better(stats, target)
         others = [other for other in self.rows if other != row and self.mean(backbone, other, target) is not None]
-        groups = others, [other for other in others if other.source == row.source]
-        best = (
-            bool(group) and stats.n > 0 and not no_better and all(self.ahead(backbone, target, row, o) for o in group)
-            for group in groups
-        )
+        ahead = {other: self.ahead(backbone, target, row, other) for other in others}
+        of_source = [ahead[other] for other in others if other.source == row.source]
+        can_lead = stats.n > 0 and not no_better
+        best_of_column = can_lead and bool(others) and all(ahead.values())
+        best_of_source = can_lead and bool(of_source) and all(of_source)
         below_baseline = stats.mean is not None and stats.mean < self.baseline.get(target, -1)
-        return TableCell(stats, gain, stats.n not in (0, self.usual_n), no_better, below_baseline, *best)
+        unusual_n = stats.n not in (0, self.usual_n)
+        return TableCell(stats, gain, unusual_n, no_better, below_baseline, best_of_column, best_of_source)
 
     def _no_better(self, stats: SeedStats, target: str) -> bool:
         return stats.images is not None and stats.mean - stats.images[0] <= self.largest.get(target, -1)
 
     def lead(self, backbone: str, target: str, row: Row, other: Row) -> Estimate | None:
-        """Returns how far a row is ahead of another; None where one has no value."""
-        one, two = (self._stats.get((backbone, each, target)) for each in (row, other))
-        return difference(one, two) if one and two else None
+        """Return the lead of a row over another, or None if one has no value."""
+        stats, others = (self._stats.get((backbone, each, target)) for each in (row, other))
+        return difference(stats, others) if stats and others else None
 
     def ahead(self, backbone: str, target: str, row: Row, other: Row) -> bool:
-        """Whether the runs show that a row is better than another."""
+        """Return whether the runs show that a row is better than another."""
         lead = self.lead(backbone, target, row, other)
         return lead is not None and lead.shown and lead.value > 0
 
     def rows_of(self, backbone: str) -> list[Row]:
-        """Returns the rows that the backbone has; a file of weights is of one backbone only."""
+        """Return the rows of a backbone. Weights belong to one backbone only."""
         return [row for row in self.rows if any((backbone, row, target) in self._stats for target in self.targets)]
 
     def cells_of(self, backbone: str, row: Row) -> list[TableCell | None]:
-        """Returns one cell for each target, None where the grid has no such place."""
+        """Return a cell for each target, or None if the grid has none there."""
         return [self.cells.get((backbone, row, target)) for target in self.targets]
 
     def mean(self, backbone: str, row: Row, target: str) -> float | None:
-        """Returns a cell's mean, None where there is no value."""
+        """Return a cell's mean, or None without a value."""
         stats = self._stats.get((backbone, row, target))
         return stats.mean if stats else None
 
     @property
     def runs(self) -> list[dict]:
-        """All runs, those from scratch first, then as the user named them."""
+        """All runs, those from scratch first, then in the user's order."""
         places = [(backbone, row, target) for row, backbone, target in product(self.rows, self.backbones, self.targets)]
         return [run for place in places if place in self._stats for run in self._stats[place].runs]
 
     def caption(self, spread: str = "standard deviation") -> str:
-        """Returns what the numbers are, as a sentence without markup."""
-        over = f", mean ± {spread} over n = {self.usual_n} runs" if self.usual_n > 1 else ", one run each"
-        differs = any(cell.unusual_n for cell in self.cells.values())
-        return f"{self.said}, in percent{over}{', another n where noted' if differs else ''}."
+        """Return a sentence on the numbers, without markup."""
+        over = f"mean ± {spread} over n = {self.usual_n} runs" if self.usual_n > 1 else "one run each"
+        exceptions = ", another n if noted" if any(cell.unusual_n for cell in self.cells.values()) else ""
+        return f"{self.description}, in percent, {over}{exceptions}."
 
     def legend(self) -> str:
-        """Returns what those marks mean that occur."""
+        """Return the meaning of the marks in it."""
         return legend([self])
 
     def intervals(self) -> str:
-        """Returns what the intervals are, as a sentence without markup."""
-        seeds, images = (
-            any(getattr(cell.stats, name) is not None for cell in self.cells.values()) for name in ("half", "images")
-        )
-        counted = self.metric in SHARES  # right or wrong, image by image
-        if not (seeds or images):
-            return f"One run each{' and no number of test images' if counted else ''}: there are no intervals."
-        parts = ["seeds (their spread is taken from all cells of a column together)"] * seeds + ["test images"] * images
-        more = "" if seeds else "; another seed may move a number by more"
-        more += "" if counted else f"; other test images would move {self.unit}, too"
-        over = f"Intervals are 95 % intervals over {' and '.join(parts)}{more}."
-        return f"{over} A difference whose interval contains 0 may be chance."
+        """Return sentences on the intervals, without markup."""
+        has_seeds = any(cell.stats.half is not None for cell in self.cells.values())
+        has_images = any(cell.stats.images is not None for cell in self.cells.values())
+        is_share = self.metric in SHARES  # each image is correct or not
+        if not (has_seeds or has_images):
+            return f"One run each{' and no number of test images' if is_share else ''}: there are no intervals."
+        over = []
+        if has_seeds:
+            over.append("seeds (with the spread of all cells of a column together)")
+        if has_images:
+            over.append("test images")
+        sentences = [f"Intervals are 95 % intervals over {' and '.join(over)}."]
+        if not has_seeds:
+            sentences.append("Another seed may change a number by more.")
+        if not is_share:
+            sentences.append(f"Other test images would change {self.unit}, too.")
+        return " ".join([*sentences, "A difference whose interval contains 0 may be chance."])
 
 
 def legend(tables: Iterable[Table]) -> str:
-    """Returns what those marks mean that occur in tables."""
+    """Return the meaning of the marks in tables, a sentence each."""
     cells = [cell for table in tables for cell in table.cells.values()]
-    marks = (
-        ("bold: better than each other row of its column", any(cell.best_of_column for cell in cells)),
-        ("underlined: better than its source's other methods", any(cell.best_of_source for cell in cells)),
-        (f"{MISSING}: not run yet", any(cell.mean == MISSING for cell in cells)),
-        (f"{SOME_FAILED}: some runs failed and are left out", any(cell.some_failed for cell in cells)),
-        (f"{NO_BETTER}: no better than naming the largest class for every image", any(c.no_better for c in cells)),
-        (
-            f"{BELOW_BASELINE}: below the baseline, logistic regression on hand-made features",
-            any(cell.below_baseline for cell in cells),
-        ),
-    )
-    text = "; ".join(text for text, occurs in marks if occurs)
-    return text and f"{text[0].upper()}{text[1:]}."
+    baseline = "logistic regression on hand-made features"
+    marks = {
+        "Bold: better than each other row of its column.": [cell.best_of_column for cell in cells],
+        "Underlined: better than its source's other methods.": [cell.best_of_source for cell in cells],
+        f"{MISSING}: not run yet.": [cell.mean == MISSING for cell in cells],
+        f"{SOME_FAILED}: some runs failed and do not count.": [cell.some_failed for cell in cells],
+        f"{NO_BETTER}: no better than always predicting the largest class.": [cell.no_better for cell in cells],
+        f"{BELOW_BASELINE}: below the baseline, {baseline}.": [cell.below_baseline for cell in cells],
+    }
+    return " ".join(text for text, applies in marks.items() if any(applies))
 
 
 def run_label(run: dict) -> str:
-    """Names a run for people."""
+    """Return a run's name in messages."""
     seeds = dict.fromkeys(str(run[name]) for name in ("pretrain_seed", "seed") if run[name] is not None)
     start = Row(run["source"], run["method"]).label
     return f"{start}: {run['backbone']} on {run['target']}, seed {'/'.join(seeds)}, {run['protocol']}"
 
 
-def _ordered(named: Iterable[str], seen: Iterable[str]) -> list[str]:
-    """The labels that occur, first those that are named, in that order."""
-    seen = dict.fromkeys(seen)
-    return [label for label in dict.fromkeys([*named, *seen]) if label in seen]
+def _ordered(labels: Iterable[str], used: Iterable[str]) -> list[str]:
+    """Return the used labels, first those in ``labels``, in their order."""
+    used = dict.fromkeys(used)
+    return [label for label in dict.fromkeys([*labels, *used]) if label in used]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from PIL import Image
 
+from idmm import charts as pictures
 from idmm.config import Data
 from idmm.config.commands import DemoConfig, TrainCommand
 from idmm.data.listing import list_images
 from idmm.data.loaders import one_thread
 from idmm.errors import RunError
-from idmm.figures import charts as pictures
 from idmm.files import filling, write_json
 from idmm.progress import drawing
 from idmm.stages.train import train
@@ -51,7 +51,7 @@ def demo(given: DemoConfig) -> dict:
     rows = {label: scores[name] for label, name in ROWS.items()}
     one_class = tested["largest_class"]
     with drawing("comparison.png"):
-        pictures.comparison(rows, out / "comparison.png", title, one_class=one_class, untaught=["baseline"])
+        pictures.comparison(rows, out / "comparison.png", title, largest_class=one_class, grey=["baseline"])
     print(f"{title}; {given.minutes:g} min of training each; top-1 on {tested['test_size']} test images:")
     for label, values in rows.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""

@@ -1,15 +1,19 @@
-"""``idmm fewlabel``: accuracy as a function of the labelled images a class, of frozen features or of fine-tuning."""
+"""``idmm fewlabel``: accuracy over the number of labelled images per class, of frozen features or of fine-tuning."""
 
+import hashlib
 import itertools
 import json
 import os
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from safetensors.torch import save
 
+from idmm import charts
 from idmm.config import FinetuneConfig, Subset, parsing
 from idmm.config.commands import FeatureConfig, FewLabelConfig
 from idmm.config.stages import Backbone
@@ -19,7 +23,6 @@ from idmm.data.split import Split, counted
 from idmm.errors import UserError, listed
 from idmm.evaluation.evaluate import largest_class, readouts
 from idmm.evaluation.features import FrozenBackbone
-from idmm.figures import charts as pictures
 from idmm.files import made_folder, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.stages.folds import several
@@ -28,61 +31,71 @@ from idmm.stages.run import run_stage
 
 READOUTS = {"knn": "kNN", "probe": "linear probe", "finetune": "fine-tuned"}
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
-USUAL = (1, 2, 5, 10, 20)
+PER_CLASS = (1, 2, 5, 10, 20)  # numbers of labels by default
 FILES = ("fewlabel.json", "fewlabel.md", "fewlabel.png")
 
 
-def fewlabel(given: FewLabelConfig) -> dict:
-    """Measures every backbone at every number of labels and every draw; writes the table, the curves and all figures.
+@dataclass(frozen=True)
+class Record:
+    """The accuracy of a backbone with one readout, number of labels and draw, in percent."""
 
-    The draws are those of ``data.subset: {per_class: K, seed: S}``, the same images for every backbone and protocol,
-    and a smaller one is part of a larger one. The probe's strength is chosen on the K images alone, never on a val
-    split: that would be many more labels.
+    run: str
+    readout: str
+    per_class: int
+    seed: int
+    images: int
+    top1: float
+    mean_per_class: float | None  # if the dataset's literature reports it, and of fine-tuning
+    strength: float | None  # of the linear probe
+
+
+def fewlabel(config: FewLabelConfig) -> dict:
+    """Measure every backbone with every number of labels and every draw, and write the table, the curves and the JSON.
+
+    The draws are those of ``data.subset: {per_class: K, seed: S}``, the same images for every backbone and protocol. A
+    smaller draw is part of a larger one. The probe's strength is chosen on the K images only, never on a val split,
+    which would be many more labels.
 
     Returns:
-        What ``fewlabel.json`` holds: ``records``, one a backbone, readout, number and draw, with ``top1`` (percent;
-        ``mean_per_class`` too where the literature reports it, and of fine-tuning); ``summary``, ``mean`` and ``std``
-        of the ``metric`` over draws; ``runs``: what was measured under which name; and the dataset's figures.
+        The content of ``fewlabel.json``: ``records`` (see :class:`Record`), ``summary`` (``mean`` and ``std`` of the
+        ``metric`` over draws), ``runs`` (the backbone under each name) and the numbers of the dataset.
 
     Raises:
-        UserError: A mistake in the flags or in ``given.finetune``, no labels, or a class with fewer images than asked.
-        RunError: A fine-tuning could not go on; the same command takes it up again.
+        UserError: A mistake in the flags or in ``config.finetune``, no labels, or a class with too few images.
+        RunError: A fine-tuning could not continue. The same command resumes it.
     """
-    data, notes = resolve_name(given.data)
-    given = replace(given, data=data)
-    tuning = _tuning(given)
-    backbones = _backbones(given)
+    data, notes = resolve_name(config.data)
+    config = replace(config, data=data)
+    tuning = _finetune_config(config)
+    backbones = _backbones(config)
     for note in notes:
         log.info("%s", note)
-    splits = list_images(given.data, labelled=True)
-    numbers = _numbers(given.per_class, splits.train)
-    metric = spec_of(given.data.name).metric
-    asked = {
-        "dataset": given.data.name,
-        "root": given.data.root and os.path.realpath(os.path.expanduser(given.data.root)),
+    splits = list_images(config.data, labelled=True)
+    numbers = _numbers(config.per_class, splits.train)
+    metric = spec_of(config.data.name).metric
+    header = {
+        "dataset": config.data.name,
+        "root": config.data.root and os.path.realpath(os.path.expanduser(config.data.root)),
         "protocol": "finetune" if tuning else "probe",
         "metric": metric,
         "per_class": numbers,
-        "seeds": given.seeds,
+        "seeds": config.seeds,
         "runs": {backbone.label: backbone.about for backbone in backbones},
     }
-    _check_out(Path(given.out), asked)
-    out = made_folder(given.out)
-    draws = [Subset(per_class=number, seed=seed) for number in numbers for seed in range(given.seeds)]
-    measured = _tuned(given, tuning, backbones, draws) if tuning else _probed(splits.train, metric, backbones, draws)
-    records = [
-        {"run": label, "readout": readout, "per_class": draw.per_class, "seed": draw.seed, "images": images}
-        | {name: scores[name] for name in ("top1", "mean_per_class", "strength") if name in scores}
-        for label, draw, images, found in measured
-        for readout, scores in found.items()
-    ]
-    result = asked | {
+    _check_out(Path(config.out), header)
+    out = made_folder(config.out)
+    draws = [Subset(per_class=number, seed=seed) for number in numbers for seed in range(config.seeds)]
+    if tuning:
+        records = list(_finetuned(config, tuning, backbones, draws))
+    else:
+        records = list(_probed(splits.train, metric, backbones, draws))
+    result = header | {
         "num_classes": len(splits.train.classes),
         "test_size": len(splits.test),
         "largest_class": largest_class(splits.test.labels)[1],
         **splits.remarks,
         "summary": summary(records, metric),
-        "records": records,
+        "records": [{name: value for name, value in asdict(r).items() if value is not None} for r in records],
     }
     text = table(result)
     write_json(out / "fewlabel.json", result)
@@ -93,134 +106,150 @@ def fewlabel(given: FewLabelConfig) -> dict:
     return result
 
 
-def _backbones(given: FewLabelConfig) -> list[FrozenBackbone]:
-    """The backbones, and with ``untrained`` each kind once more with fresh weights."""
-    trained = [frozen_backbone(replace(given, model=Backbone()).probe(init)) for init in given.init]
-    kinds = {}
-    for backbone in trained if given.untrained else ():
-        size = None if given.finetune else backbone.size  # fine-tuning's sizes are in FILE
-        kinds.setdefault(json.dumps([backbone.spec.name, backbone.spec.kwargs, size], default=str), backbone)
-    word = "from scratch" if given.finetune else "untrained"
-    fresh = [b.untrained(f"{word}, as {b.label}" if len(kinds) > 1 else word) for b in kinds.values()]
-    return trained + fresh + ([frozen_backbone(given.probe(None))] if given.model.name else [])
-
-
-def _numbers(given: list[int] | None, train: Split) -> list[int]:
-    """The labels a class, in order: as given, which every class must have, else the usual ones that it has."""
-    counts = np.bincount(train.labels, minlength=len(train.classes))
-    ordered = np.argsort(counts, kind="stable")
-    fewest = max(1, int(counts.min()))
-    numbers = sorted(given or {min(number, fewest) for number in USUAL})
-    if few := [f"'{train.classes[c]}' ({counts[c]})" for c in ordered if counts[c] < numbers[-1]]:
-        wanted = f"wanted up to {counts.min()}"
-        raise UserError(f"per_class: {numbers[-1]} is more than the training images of {listed(few)}; {wanted}")
-    return numbers
-
-
-def _check_out(out: Path, asked: dict) -> None:
-    """Refuses a folder whose results this call would lose: other images, another protocol, more runs or draws."""
-    try:
-        before = json.loads((out / "fewlabel.json").read_text())
-    except FileNotFoundError:
-        return
-    other = any(before[name] != asked[name] for name in ("dataset", "root", "protocol"))
-    more = {*before["runs"]} - {*asked["runs"]} or {*before["per_class"]} - {*asked["per_class"]}
-    if other or more or before["seeds"] > asked["seeds"]:
-        raise UserError(f"out: '{out}' has results that this call would not measure again; name another folder")
-
-
-# ---------------------------------------------------------------------- measuring
-def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: list[Subset]) -> Iterator[tuple]:
-    """Yields label, draw, count of images, and each readout's scores of features that are taken once a backbone."""
-    for backbone in backbones:
-        stores = labelled_images(backbone, None, ("train", "test")).parts
-        train, test = stores["train"], stores["test"]
-        seen, held = backbone.features(train, "train"), backbone.features(test, "test")
-        rows = {name: row for row, name in enumerate(train.names)}
-        for draw in draws:
-            # data.on_error skip leaves files out
-            some = [rows[name] for name in draw_subset(split, draw).names if name in rows]
-            found = readouts(seen[some], train.labels[some], held, test.labels, seed=draw.seed, metric=metric)
-            yield backbone.label, draw, len(some), found
-
-
-def _tuned(
-    given: FewLabelConfig, tuning: FinetuneConfig, backbones: list[FrozenBackbone], draws: list[Subset]
-) -> Iterator[tuple]:
-    """Yields the same of fine-tunings; a finished one is read, one that was stopped is taken up again."""
-    cells = list(itertools.product(backbones, draws))
-    for count, (backbone, draw) in enumerate(cells, start=1):
-        at = f"{count} of {len(cells)}"
-        labels = counted(draw.per_class, "label")
-        log.info("fine-tuning %s: %s, %s a class, seed %d", at, backbone.label, labels, draw.seed)
-        data, model, spec = replace(given.data, subset=draw), tuning.model, backbone.spec
-        if backbone.init is None:  # the same network, seeing the same values
-            names = ("mean", "std", "in_chans", "range", "bands")
-            data = replace(data, **{name: getattr(spec, name) for name in names})
-            model = replace(model, name=spec.name, kwargs=spec.kwargs)
-        # where the weights came from, and a few digits of theirs, as runs are made again
-        source = os.path.normpath(backbone.label)
-        name = "".join(c if c.isalnum() else "-" for c in source).strip("-")[-40:]
-        run = Path(given.out, "runs", f"{name}-{backbone.weights[:8]}-{draw.per_class}-{draw.seed}")
-        init = backbone.init and backbone.label  # as it was given: a run keeps the commit of public weights itself
-        config = replace(tuning, out=str(run), init=init, seed=draw.seed, data=data, model=model)
-        result = run_stage(config)
-        yield backbone.label, draw, result["train_size"], {"finetune": result}
-
-
-def _tuning(given: FewLabelConfig) -> FinetuneConfig | None:
-    """The config that every fine-tuning starts from; None: features are measured as they are."""
+# ---------------------------------------------------------------------- before the measurements
+def _finetune_config(config: FewLabelConfig) -> FinetuneConfig | None:
+    """Return the config that every fine-tuning starts from, or None to measure frozen features."""
     faults, tuning = [], None
-    if given.data.subset is not None:
+    if config.data.subset is not None:
         faults.append("data.subset: leave it out; per_class and seeds draw the labelled images")
-    if several(given.data):
-        faults.append("data.folds: this command measures on one test split; name a fold with --data.fold, too")
-    if given.finetune is not None:
-        frozen, usual = ("seed", "size", "crop_pct", "batch_size", "device"), FeatureConfig()
-        named = [name for name in frozen if getattr(given, name) != getattr(usual, name)]
-        faults += [f"{name}: is for frozen features; fine-tuning has its own in --finetune FILE" for name in named]
+    if several(config.data):
+        faults.append("data.folds: this command measures on one test split; add --data.fold to name a fold")
+    if config.finetune is not None:
+        defaults = FeatureConfig()
+        for name in ("seed", "size", "crop_pct", "batch_size", "device"):
+            if getattr(config, name) != getattr(defaults, name):
+                faults.append(f"{name}: is for frozen features; fine-tuning has its own in --finetune FILE")
         try:
-            tuning = parsing.build(FinetuneConfig, given.finetune)
+            tuning = parsing.build(FinetuneConfig, config.finetune)
         except UserError as error:
             faults += [f"finetune: {line.removeprefix('--config: ')}" for line in error.faults]
         else:
-            named = [name for name in ("out", "init", "seed", "resume") if name in parsing.changed(tuning)]
-            own = [name for name in parsing.changed(tuning.data) if name != "subset"]
-            named += [f"data.{name}" for name in own if getattr(tuning.data, name) != getattr(given.data, name)]
-            faults += [f"finetune: '{given.finetune}' has {name}, which this command sets" for name in named]
+            names = [name for name in ("out", "init", "seed", "resume") if name in parsing.changed(tuning)]
+            for name in parsing.changed(tuning.data):
+                if name != "subset" and getattr(tuning.data, name) != getattr(config.data, name):
+                    names.append(f"data.{name}")
+            faults += [f"finetune: '{config.finetune}' has {name}, which this command sets" for name in names]
     if faults:
         raise UserError(*faults)
     return tuning
 
 
+def _backbones(config: FewLabelConfig) -> list[FrozenBackbone]:
+    """Return the backbones, with ``untrained`` also each architecture with fresh weights."""
+    backbones = [frozen_backbone(replace(config, model=Backbone()).probe(init)) for init in config.init]
+    if config.untrained:
+        architectures = {}
+        for backbone in backbones:
+            size = None if config.finetune else backbone.size  # FILE has the sizes of fine-tuning
+            key = json.dumps([backbone.spec.name, backbone.spec.kwargs, size], default=str)
+            architectures.setdefault(key, backbone)
+        label = "from scratch" if config.finetune else "untrained"
+        for backbone in architectures.values():
+            backbones.append(backbone.untrained(f"{label}, as {backbone.label}" if len(architectures) > 1 else label))
+    if config.model.name:
+        backbones.append(frozen_backbone(config.probe(None)))
+    return backbones
+
+
+def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
+    """Return the numbers of labels per class in order: as given, or the default ones that every class has."""
+    counts = np.bincount(train.labels, minlength=len(train.classes))
+    fewest = max(1, int(counts.min()))
+    numbers = sorted(per_class or {min(number, fewest) for number in PER_CLASS})
+    by_size = np.argsort(counts, kind="stable")
+    if small := [f"'{train.classes[c]}' ({counts[c]})" for c in by_size if counts[c] < numbers[-1]]:
+        expected = f"expected at most {counts.min()}"
+        raise UserError(f"per_class: {numbers[-1]} is more than the training images of {listed(small)}; {expected}")
+    return numbers
+
+
+def _check_out(out: Path, header: dict[str, Any]) -> None:
+    """Refuse a folder whose results this call would lose: other images, another protocol, more runs or draws."""
+    try:
+        before = json.loads((out / "fewlabel.json").read_text())
+    except FileNotFoundError:
+        return
+    differs = any(before[name] != header[name] for name in ("dataset", "root", "protocol"))
+    has_more = {*before["runs"]} - {*header["runs"]} or {*before["per_class"]} - {*header["per_class"]}
+    if differs or has_more or before["seeds"] > header["seeds"]:
+        raise UserError(f"out: '{out}' has results that this call would not measure again; name another folder")
+
+
+# ---------------------------------------------------------------------- measurements
+def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: list[Subset]) -> Iterator[Record]:
+    """Measure features, which are taken once per backbone, by both readouts."""
+    for backbone in backbones:
+        stores = labelled_images(backbone, None, ("train", "test")).parts
+        train, test = stores["train"], stores["test"]
+        features, test_features = backbone.features(train, "train"), backbone.features(test, "test")
+        rows = {name: row for row, name in enumerate(train.names)}
+        for draw in draws:
+            # data.on_error skip leaves files out
+            chosen = [rows[name] for name in draw_subset(split, draw).names if name in rows]
+            known = features[chosen], train.labels[chosen]
+            measured = readouts(*known, test_features, test.labels, seed=draw.seed, metric=metric)
+            for name, readout in measured._asdict().items():
+                scores = (readout.top1, readout.mean_per_class, readout.strength)
+                yield Record(backbone.label, name, draw.per_class, draw.seed, len(chosen), *scores)
+
+
+def _finetuned(
+    config: FewLabelConfig, tuning: FinetuneConfig, backbones: list[FrozenBackbone], draws: list[Subset]
+) -> Iterator[Record]:
+    """Fine-tune every backbone on every draw. A finished run is read, a stopped one is resumed."""
+    cells = list(itertools.product(backbones, draws))
+    for number, (backbone, draw) in enumerate(cells, start=1):
+        labels = counted(draw.per_class, "label")
+        line = "fine-tuning %d of %d: %s, %s per class, seed %d"
+        log.info(line, number, len(cells), backbone.label, labels, draw.seed)
+        data, model, spec = replace(config.data, subset=draw), tuning.model, backbone.spec
+        if backbone.init is None:  # the same network on the same values
+            names = ("mean", "std", "in_chans", "range", "bands")
+            data = replace(data, **{name: getattr(spec, name) for name in names})
+            model = replace(model, name=spec.name, kwargs=spec.kwargs)
+        run = Path(config.out, "runs", f"{_run_name(backbone)}-{draw.per_class}-{draw.seed}")
+        init = backbone.init and backbone.label  # as given: a run pins the commit of public weights itself
+        run_config = replace(tuning, out=str(run), init=init, seed=draw.seed, data=data, model=model)
+        result = run_stage(run_config)
+        scores = (result["top1"], result.get("mean_per_class"), None)
+        yield Record(backbone.label, "finetune", draw.per_class, draw.seed, result["train_size"], *scores)
+
+
+def _run_name(backbone: FrozenBackbone) -> str:
+    """Return a name from the source of the weights and a hash of them, as a run of the same name may change."""
+    spec = backbone.spec
+    facts = [spec.name, spec.kwargs] + ([] if spec.init else [backbone.config.seed])
+    state = {name: tensor.contiguous() for name, tensor in spec.init.state.items()} if spec.init else {}
+    digest = hashlib.blake2b(json.dumps(facts, default=str).encode() + save(state), digest_size=4).hexdigest()
+    source = "".join(c if c.isalnum() else "-" for c in os.path.normpath(backbone.label))
+    return f"{source.strip('-')[-40:]}-{digest}"
+
+
 # ---------------------------------------------------------------------- results
-def summary(records: list[dict], metric: str) -> list[dict]:
-    """Returns mean and standard deviation over draws (None for a single one) of each run, readout and number."""
+def summary(records: list[Record], metric: str) -> list[dict[str, Any]]:
+    """Return mean and standard deviation over draws (None for a single one) of each run, readout and number."""
     groups: dict[tuple, list[float]] = {}
     for record in records:
-        groups.setdefault((record["run"], record["readout"], record["per_class"]), []).append(record[metric])
-    return [
-        {
-            **dict(zip(("run", "readout", "per_class"), key, strict=True)),
-            "mean": statistics.mean(values),
-            "std": statistics.stdev(values) if len(values) > 1 else None,
-        }
-        for key, values in groups.items()
-    ]
+        groups.setdefault((record.run, record.readout, record.per_class), []).append(getattr(record, metric))
+    rows = []
+    for (run, readout, number), values in groups.items():
+        row = {"run": run, "readout": readout, "per_class": number, "mean": statistics.mean(values)}
+        rows.append(row | {"std": statistics.stdev(values) if len(values) > 1 else None})
+    return rows
 
 
 def table(result: dict) -> str:
-    """Returns the summary as Markdown: a row for each readout of each run."""
+    """Return the summary as Markdown, a row for each readout of each run."""
     cells: dict[tuple, list[str]] = {}
     for row in result["summary"]:
         spread = "" if row["std"] is None else f" ± {row['std']:.1f}"
         cells.setdefault((row["run"], row["readout"]), []).append(f"{row['mean']:.1f}{spread}")
     draws = f"mean ± standard deviation over {result['seeds']} draws" if result["seeds"] > 1 else "one draw"
-    where = f"the {result['test_size']:,} test images of {result['dataset']}"
+    images = f"the {result['test_size']:,} test images of {result['dataset']}"
     lines = [
-        f"{METRICS[result['metric']]} on {where} in percent, {draws}:",
+        f"{METRICS[result['metric']]} on {images} in percent, {draws}:",
         "",
-        f"| labelled images a class | {' | '.join(map(str, result['per_class']))} |",
+        f"| labelled images per class | {' | '.join(map(str, result['per_class']))} |",
         "|---" * (len(result["per_class"]) + 1) + "|",
     ]
     return "\n".join(lines + [f"| {run}, {READOUTS[kind]} | {' | '.join(row)} |" for (run, kind), row in cells.items()])
@@ -231,8 +260,6 @@ def _draw(result: dict, path: Path) -> None:
     for row in result["summary"]:
         panel = panels.setdefault(READOUTS[row["readout"]], {})
         panel.setdefault(row["run"], []).append((row["per_class"], row["mean"], row["std"] or 0.0))
-    pictures.label_curves(
-        panels, path, ylabel=f"{METRICS[result['metric']]} on the test images of {result['dataset']} (%)",
-        one_class=result["largest_class"], seeds=result["seeds"],
-        untaught=[name for name, about in result["runs"].items() if about["init"] is None],
-    )  # fmt: skip
+    ylabel = f"{METRICS[result['metric']]} on the test images of {result['dataset']} (%)"
+    fresh = [name for name, about in result["runs"].items() if about["init"] is None]
+    charts.label_curves(panels, path, ylabel, result["largest_class"], result["seeds"], fresh)

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from timm.models import get_pretrained_cfg_value
@@ -12,7 +13,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
 from idmm.data.store import Stores
 from idmm.errors import UserError
-from idmm.evaluation.evaluate import largest_class, readouts, remarks
+from idmm.evaluation.evaluate import Readouts, largest_class, readouts, remarks
 from idmm.evaluation.features import FrozenBackbone
 from idmm.intervals import too_narrow
 from idmm.models.build import pair
@@ -27,6 +28,30 @@ from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The accuracy of frozen features."""
+
+    readouts: Readouts
+    largest_class: float  # accuracy of always predicting it (percent)
+    facts: dict[str, Any]  # on the backbone, the images and the measurement, as in both files
+
+    def probe_json(self) -> dict:
+        """Return the content of ``probe.json``: both readouts and the facts."""
+        knn, linear = self.readouts
+        return {"knn": knn.to_dict(), "probe": linear.to_dict(), "largest_class": self.largest_class, **self.facts}
+
+    def result_json(self) -> dict:
+        """Return the content of ``result.json``, in which the linear probe's accuracy is ``top1``."""
+        content = self.probe_json()
+        readouts = {"probe": content.pop("probe"), "knn": content.pop("knn")}
+        optional = {
+            name: readouts["probe"][name] for name in ("mean_per_class", "per_class") if name in readouts["probe"]
+        }
+        knn, linear = self.readouts
+        return {"top1": linear.top1, "top5": None, "knn": knn.top1, **optional, **content, "readouts": readouts}
 
 
 def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
@@ -58,52 +83,40 @@ def _run(setup: RunSetup) -> dict:
         with logging_to(folder.path):
             for note in setup.notes:
                 log.info("%s", note)
-            measured = measure(frozen_backbone(config, setup.spec), folder)
-        linear, knn = measured.pop("probe"), measured.pop("knn")
-        result = {
-            "top1": linear["top1"],
-            "top5": None,
-            "knn": knn["top1"],
-            **{name: linear[name] for name in ("mean_per_class", "per_class") if name in linear},
-            **measured,
-            "readouts": {"probe": linear, "knn": knn},
-        }
+            result = measure(frozen_backbone(config, setup.spec), folder).result_json()
         folder.finish(result)
         return result
 
 
-def measure(backbone: FrozenBackbone, folder: RunFolder | None = None) -> dict:
-    """Measure frozen features.
+def measure(backbone: FrozenBackbone, folder: RunFolder | None = None) -> ProbeResult:
+    """Measure frozen features by kNN and a linear probe. Errors are those of :func:`probe`.
 
     Args:
         backbone: With the config of the probe, see :func:`frozen_backbone`.
         folder: Of the run, if it is one.
-
-    Returns:
-        The content of ``probe.json``: ``knn`` and ``probe``, each with ``top1`` and ``top1_interval`` (percent) and, if
-        the dataset's literature reports it, ``mean_per_class`` and its interval; ``knn`` has ``k``, ``probe`` the
-        ``strength`` (scikit-learn's C), ``chosen_by`` and held-out ``accuracies``; ``largest_class`` (percent: what
-        naming the largest class every time would score); ``init``, ``model``, ``size``, ``precision``, ``crop_pct``,
-        ``dataset``, image counts, ``seed``, ``seconds`` and what ``interval`` means.
     """
-    began, config = time.monotonic(), backbone.config
+    started, config = time.monotonic(), backbone.config
     built = backbone.spec.init and backbone.spec.init.img_size
-    if built is None or pair(built)[0] != backbone.size:  # what may not fit is tried before the images are read
+    if built is None or pair(built)[0] != backbone.size:  # the size may not fit: try before the images are read
         backbone.build()
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:
-        raise UserError("data.subset: the training images are all of one class; a probe wants two or more")
-    taken = {part: (backbone.features(store, part), store.labels) for part, store in splits.parts.items()}
-    metric, truth = spec_of(config.data.name).metric, splits.test.labels
-    given = dict(seed=config.seed, val=taken.get("val"), metric=metric, fold=config.data.fold is not None)
-    found = readouts(*taken["train"], *taken["test"], **given)
-    for line in remarks(found["probe"], truth, splits.train.classes):
+        raise UserError("data.subset: the training images are all of one class; a probe needs two or more")
+    features = {part: (backbone.features(store, part), store.labels) for part, store in splits.parts.items()}
+    truth = splits.test.labels
+    measured = readouts(
+        *features["train"],
+        *features["test"],
+        seed=config.seed,
+        val=features.get("val"),
+        metric=spec_of(config.data.name).metric,
+        fold=config.data.fold is not None,
+    )
+    for line in remarks(measured.probe.to_dict(), truth, splits.train.classes):
         log.warning("linear probe: %s", line)
     if splits.test.groups is not None:
         log.warning("%s", too_narrow(len(truth), len(set(splits.test.groups))))
-    return {
-        **found,
-        "largest_class": largest_class(truth)[1],
+    facts = {
         **backbone.about,
         "precision": "fp32",
         "crop_pct": config.crop_pct,
@@ -112,45 +125,46 @@ def measure(backbone: FrozenBackbone, folder: RunFolder | None = None) -> dict:
         **{f"{part}_size": len(store) for part, store in splits.parts.items()},
         **splits.remarks,
         "seed": config.seed,
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - started, 1),
         "interval": INTERVAL,
     }
+    return ProbeResult(measured, largest_class(truth)[1], facts)
 
 
 # ---------------------------------------------------------------------- images
 def labelled_images(backbone: FrozenBackbone, *args) -> Stores:
-    """Read the images of a probe in centre crops of the backbone's size; ``args`` as for :func:`store_run_images`."""
+    """Read a probe's images, centre-cropped to the backbone's size. ``args`` are those of :func:`store_run_images`."""
     stage = ProbeStage(replace(backbone.config, size=backbone.size))
     setup = RunSetup(stage, backbone.spec, tuple(stage.phases))
     images = store_run_images(setup, stage.list_images(), *args)
-    backbone.know(replace(backbone.spec, mean=images.mean, std=images.std))
+    backbone.set_statistics(replace(backbone.spec, mean=images.mean, std=images.std))
     return images
 
 
 # ---------------------------------------------------------------------- backbones
 def frozen_backbone(config: ProbeConfig, spec: ModelSpec | None = None) -> FrozenBackbone:
-    """Read a checkpoint, if there is one, and decide the size at which it is measured. Nothing is built yet.
+    """Read a checkpoint, if there is one, and choose the size to measure it at. Nothing is built yet.
 
     Args:
         config: Of the probe.
-        spec: Of the backbone if it is known already.
+        spec: Of the backbone, if it is known already.
 
     Raises:
         UserError: No such checkpoint or model, one whose model is not known, or a size that is not one side.
     """
     spec = spec or model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
-    size, pinned_config = config.size or _usual_size(spec), replace(config, init=pinned(config.init))
-    return FrozenBackbone(spec, size, pinned_config, label=config.init)
+    pinned_config = replace(config, init=pinned(config.init))
+    return FrozenBackbone(spec, config.size or _default_size(spec), pinned_config, label=config.init)
 
 
-def _usual_size(spec: ModelSpec) -> int:
-    """The size that it was built at; timm's for its name where any size would do, or the JSON does not say."""
+def _default_size(spec: ModelSpec) -> int:
+    """Return the size that it was built at, or timm's size for its name if any size fits or the JSON has none."""
     built = spec.init and (spec.init.img_size or spec.init.size)
     if built is None:
         size = (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-1]
-        log.info("size: %d px, timm's for %s; --size takes another", size, spec.name)
+        log.info("size: %d px, timm's for %s; --size sets another", size, spec.name)
         return size
     height, width = pair(built)
     if height != width:
-        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels; wanted is --size, one side")
+        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels; give --size, one side")
     return height

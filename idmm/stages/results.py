@@ -82,7 +82,7 @@ def _draw_curves(run: RunContext, setup: RunSetup) -> None:
     what = getattr(setup.config, "method", None)
     title = f"{run.folder.path.name}: {setup.stage.NAME}{f' by {what.name}' if what else ''}, {setup.spec.name}"
     with drawing("curves.png"):
-        from idmm.figures.style import curves_figure, save  # matplotlib takes a second
+        from idmm.figures import curves_figure, save  # matplotlib takes a second
 
         save(curves_figure({"": [run.folder.metrics()]}, title), run.folder.path / "curves.png")
 
@@ -119,8 +119,7 @@ def classifier_result(run: RunContext, setup: RunSetup, splits: Stores, found: e
         write_per_class(found, classes, folder.path / "per_class.csv")
         write_predictions(found, splits.test, classes, folder.path / PREDICTIONS)
         with drawing("confusion.png"):
-            from idmm.figures.confusion import confusion_figure  # matplotlib takes a second
-            from idmm.figures.style import save
+            from idmm.figures import confusion_figure, save  # matplotlib takes a second
 
             save(confusion_figure(found, classes), folder.path / "confusion.png")
     scores = found.scores() | {

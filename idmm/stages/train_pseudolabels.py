@@ -10,7 +10,7 @@ from idmm.data.listing import list_images
 from idmm.data.split import Split, counted
 from idmm.data.user_lists import class_rows
 from idmm.evaluation.evaluate import choose_strength, fit_linear
-from idmm.evaluation.inputs import say_unreadable
+from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.predictor import Embedder
 from idmm.evaluation.similarity import nearest, spread_labels, unit_rows
 from idmm.files import write_csv
@@ -40,7 +40,7 @@ def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
     splits = list_images(data, labelled=True, unlabelled=True)
     embedders = [Embedder(run, device=device, max_pixels=data.max_pixels) for run in runs]
     found = embedders[0].embed(splits.train.items, on_error="skip", progress=True)
-    say_unreadable(found.unreadable, len(splits.train), "data.root")
+    report_unreadable(found.unreadable, len(splits.train), "data.root")
     train = splits.train.take([i for i, path in enumerate(splits.train.items) if path not in found.unreadable])
     known = train.labels >= 0
     features = [found.features, *(more.embed(train.items, progress=True).features for more in embedders[1:])]

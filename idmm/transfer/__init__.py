@@ -1,7 +1,7 @@
-"""The transfer grid of stage 3: plan, run anywhere, table and pictures.
+"""The transfer grid of stage 3: plan, run in order or on Ray, status.
 
-The package is called like the other stages, ``idmm.transfer(config)``: its class is replaced, as Python's reference
-allows ("Customizing module attribute access"), since an import of any of its modules binds ``idmm.transfer`` to it.
+``idmm.transfer(config)`` works although importing one of the modules binds ``idmm.transfer`` to the package: its class
+is replaced, as Python's reference allows ("Customizing module attribute access").
 """
 
 import sys
@@ -10,7 +10,7 @@ import types
 
 class _Package(types.ModuleType):
     def __call__(self, config):
-        """Runs a grid, see :func:`idmm.transfer.grid.transfer`."""
+        """Run a grid, see :func:`idmm.transfer.grid.transfer`."""
         from idmm.transfer.grid import transfer
 
         return transfer(config)

@@ -1,4 +1,4 @@
-"""Runs a grid on a Ray cluster: each job is a task in the grid's folder, which all nodes see at the same path."""
+"""A grid on a Ray cluster: each job is a task in the grid's folder, which all nodes see at the same path."""
 
 import contextlib
 import importlib.util
@@ -19,36 +19,36 @@ from idmm.transfer.config import Ray
 from idmm.transfer.plan import Job
 from idmm.transfer.run import DEATHS, Grid, attempt
 
-POLL = 1.0  # seconds between looks at the tasks
-GRACE = 60.0  # seconds that interrupted jobs have to save their state
-STORE = 2**27  # bytes of a local cluster's object store, in which nothing large travels
+POLL = 1.0  # seconds to wait for tasks at a time
+GRACE = 60.0  # seconds for interrupted jobs to save their state
+STORE = 2**27  # bytes of a local cluster's object store, which holds nothing large
 
 
 def require() -> None:
-    """Raises UserError if Ray is not installed."""
+    """Raise UserError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"engine: ray needs ray; install it with: {install('ray')}")
 
 
-def run(grid: Grid, say: Callable[[], None]) -> None:
-    """Runs all jobs of a grid on the cluster of ``config.ray``; calls ``say`` now and then.
+def run(grid: Grid, log_progress: Callable[[], None]) -> None:
+    """Run all jobs of a grid on the cluster of ``config.ray``, and call ``log_progress`` regularly.
 
     Raises:
         UserError: Ray is not installed, there is no such cluster, or it cannot run these jobs.
-        Interrupted: Ctrl-C or SIGTERM; running jobs had time to save.
+        Interrupted: Ctrl-C or SIGTERM. Running jobs had time to save.
     """
     require()
     with connected(grid.config.ray):
         tasks = _Tasks(grid)
         try:
-            while tasks.send():
+            while tasks.submit():
                 tasks.receive()
-                say()
+                log_progress()
         except BaseException as error:
             with contextlib.suppress(Exception):  # the cluster may be gone
                 tasks.cancel()
             if isinstance(error, KeyboardInterrupt):
-                raise Interrupted("interrupted; the same command goes on") from None
+                raise Interrupted("interrupted; repeat the command to resume") from None
             raise
 
 
@@ -58,119 +58,119 @@ class _Tasks:
     def __init__(self, grid: Grid):
         import ray
 
-        self.ray, self.grid, wanted = ray, grid, grid.config.ray
-        self.sent: dict[Any, Job] = {}  # by future
+        self.ray, self.grid, resources = ray, grid, grid.config.ray
+        self.submitted: dict[Any, Job] = {}  # by future
         self.ended: set[str] = set()  # keys of jobs whose task returned
-        self.died: Counter[str] = Counter()  # workers, by the job's key
-        self._grid = ray.put(grid)
-        # deaths are counted here: Ray's own retries would not be seen
-        self._task = ray.remote(max_retries=0, num_cpus=wanted.num_cpus, num_gpus=wanted.num_gpus)(_do)
+        self.deaths: Counter[str] = Counter()  # of workers, by the job's key
+        self._grid_ref = ray.put(grid)
+        # deaths are counted here, as Ray's own retries are invisible
+        self._task = ray.remote(max_retries=0, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus)(_run_job)
 
-    def send(self) -> int:
-        """Sends the jobs that are ready; returns how many tasks are in the cluster."""
-        known, done = {job.key for job in self.sent.values()} | self.ended, self.grid.finished() | self.ended
+    def submit(self) -> int:
+        """Submit the jobs that are ready, and return how many tasks are in the cluster."""
+        skip = {job.key for job in self.submitted.values()} | self.ended
+        finished = self.grid.finished() | self.ended
         for job in self.grid.remaining():
-            if job.key not in known and (job.needs is None or job.needs in done):
-                future = self._task.options(name=job.title).remote(self._grid, job, os.getcwd())
-                self.sent[future] = job
-        return len(self.sent)
+            if job.key not in skip and (job.needs is None or job.needs in finished):
+                future = self._task.options(name=job.title).remote(self._grid_ref, job, os.getcwd())
+                self.submitted[future] = job
+        return len(self.submitted)
 
     def receive(self) -> None:
-        """Waits a moment for tasks that end."""
-        for future in self.ray.wait(list(self.sent), timeout=POLL)[0]:
-            job = self.sent.pop(future)
+        """Wait a moment for tasks that end."""
+        for future in self.ray.wait(list(self.submitted), timeout=POLL)[0]:
+            job = self.submitted.pop(future)
             try:
                 error = self.ray.get(future)
             except self.ray.exceptions.RayError as lost:
                 error = self._lost(job, lost)
                 if error is None:
-                    continue  # it is sent again
+                    continue  # it is submitted again
             self.ended.add(job.key)
             if error is not None:
                 self.grid.mark_failed(job, error)
 
     def _lost(self, job: Job, error: Exception) -> str | None:
-        """Returns why a task that did not return has failed; None: it is tried again."""
+        """Return why a task that did not return has failed, or None to retry it."""
         cause = getattr(error, "cause", None)
-        if isinstance(cause, UserError):  # a mistake in the cluster's settings: a job's own is in what it returns
+        if isinstance(cause, UserError):  # a mistake in the cluster's settings. A task returns a job's own mistake
             raise UserError(*cause.faults) from None
-        why = textwrap.shorten(str(cause or error), 300, placeholder=" ...")
+        reason = textwrap.shorten(str(cause or error), 300, placeholder=" ...")
         if cause is not None:
-            return why
-        self.died[job.key] += 1
-        if self.died[job.key] >= DEATHS:
-            return f"its worker died, {DEATHS} times: {why}"
-        log.warning("ray: the worker of %s died, it is tried once more (%s)", job.title, why)
+            return reason
+        self.deaths[job.key] += 1
+        if self.deaths[job.key] >= DEATHS:
+            return f"its worker died, {DEATHS} times: {reason}"
+        log.warning("ray: the worker of %s died, the job is retried once (%s)", job.title, reason)
         return None
 
     def cancel(self) -> None:
-        """Ends all tasks; those that run save their state first."""
-        log.info("stopping: jobs at work save their state")
-        for future in self.sent:
+        """End all tasks. Running jobs save their state first."""
+        log.info("stopping: running jobs save their state")
+        for future in self.submitted:
             self.ray.cancel(future)
-        if self.sent:
-            self.ray.wait(list(self.sent), num_returns=len(self.sent), timeout=GRACE)
+        if self.submitted:
+            self.ray.wait(list(self.submitted), num_returns=len(self.submitted), timeout=GRACE)
 
 
-def _do(grid: Grid, job: Job, home: str) -> str | None:
-    """A task: runs a job on a node; returns why it failed. ``home`` is what relative paths start from."""
+def _run_job(grid: Grid, job: Job, folder: str) -> str | None:
+    """Run a job on a node, and return why it failed. Relative paths start from ``folder``."""
     with contextlib.suppress(OSError):
-        os.chdir(home)
+        os.chdir(folder)
     if not (grid.out / "grid.yaml").exists():
-        host = socket.gethostname()
-        raise UserError(
-            f"out: node {host} does not see '{grid.out.absolute()}'; name a folder that all nodes see at the same path"
-        )
+        out = grid.out.absolute()
+        line = f"out: node {socket.gethostname()} does not see '{out}'"
+        raise UserError(f"{line}; name a folder that all nodes see at the same path")
     return attempt(grid, job)
 
 
 # ------------------------------------------------------------------ the cluster
 @contextlib.contextmanager
-def connected(wanted: Ray) -> Iterator[None]:
-    """Joins or starts the cluster; leaves or ends it at the end, unless this process was in it before."""
+def connected(config: Ray) -> Iterator[None]:
+    """Join or start the cluster, and leave or stop it at the end, unless this process was in it before."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_task_oom_retries", "0")  # else a job too large for memory is tried for ever
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of tasks that an interrupt ended
+    os.environ.setdefault("RAY_task_oom_retries", "0")  # else Ray retries a job too large for memory forever
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of interrupted tasks
     import ray
 
     joined, handler = ray.is_initialized(), signal.getsignal(signal.SIGTERM)
     if not joined:
-        _join(ray, wanted)
+        _join(ray, config)
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray's own would exit at once
-        _check_room(ray, wanted)
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # Ray prints what is logged here
+        _check_resources(ray, config)
+        with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink):  # Ray prints the tasks' log
             yield
     finally:
         if not joined:
             ray.shutdown()
 
 
-def _join(ray: Any, wanted: Ray) -> None:
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if wanted.address is not None:
-        start = {"address": wanted.address}
-        wrong = f"ray.address: '{wanted.address}' is no cluster that can be joined"
-        mend = "start one with 'ray start --head', set RAY_AUTH_MODE=token where it wants one, or leave ray.address out"
+def _join(ray: Any, config: Ray) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if config.address is not None:
+        options |= {"address": config.address}
+        problem = f"ray.address: cannot join the cluster '{config.address}'"
+        cure = "start one with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
     else:
-        start = {"address": "local", "num_cpus": cores(), "include_dashboard": False, "object_store_memory": STORE}
-        wrong, mend = "engine: Ray does not start on this machine", "join a running cluster with --ray.address"
+        options |= {"address": "local", "num_cpus": cores(), "include_dashboard": False, "object_store_memory": STORE}
+        problem, cure = "engine: Ray does not start on this machine", "join a running cluster with --ray.address"
     try:
-        ray.init(**start, **quiet)
+        ray.init(**options)
     except Exception as error:  # of many kinds
-        why = textwrap.shorten(str(error), 200, placeholder=" ...")
-        raise UserError(f"{wrong} ({why}); {mend}") from None
+        reason = textwrap.shorten(str(error), 200, placeholder=" ...")
+        raise UserError(f"{problem} ({reason}); {cure}") from None
 
 
-def _check_room(ray: Any, wanted: Ray) -> None:
-    """Logs the cluster's size; raises UserError where no node has what a job takes and none can join."""
+def _check_resources(ray: Any, config: Ray) -> None:
+    """Log the cluster's size. UserError if no node can run a job and none can join."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
     log.info("ray: %d nodes, %g cores, %g GPUs", len(nodes), cpus, gpus)
-    if any(node.get("CPU", 0) >= wanted.num_cpus and node.get("GPU", 0) >= wanted.num_gpus for node in nodes):
+    if any(node.get("CPU", 0) >= config.num_cpus and node.get("GPU", 0) >= config.num_gpus for node in nodes):
         return
-    line = f"ray: a job takes {wanted.num_cpus:g} cores and {wanted.num_gpus:g} GPUs, and no node has them"
-    if wanted.address is None:
+    line = f"ray: a job needs {config.num_cpus:g} cores and {config.num_gpus:g} GPUs, and no node has them"
+    if config.address is None:
         raise UserError(f"{line}; lower --ray.num_cpus or --ray.num_gpus")
     log.warning("%s yet; waiting for one to join", line)

@@ -30,7 +30,7 @@ class Ray:
 
 @section
 class Target:
-    """What a cell measures."""
+    """The measurement of a cell."""
 
     protocol: Protocol = "finetune"
     """Measurement per target: fine-tuning, a probe of frozen features (minutes), boxes or masks. A target may name its
@@ -85,3 +85,11 @@ class GridConfig:
     ray: Ray = field(default_factory=Ray)
     plan: bool = False
     """Print the jobs and their dependencies without running them."""
+
+
+@section
+class StatusConfig:
+    """The progress of a grid: its finished and failed cells, and its running jobs."""
+
+    out: str = REQUIRED
+    """Folder of the grid."""

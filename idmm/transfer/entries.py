@@ -1,9 +1,10 @@
-"""The lists of a grid: its sources, targets, methods, backbones and files of weights, each entry checked. No torch."""
+"""The entries of a grid's lists: sources, targets, methods, backbones and weights, each checked. No torch."""
 
 import os
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
@@ -23,146 +24,171 @@ _KEYS = {
 }
 
 
-def read_entries(grid: GridConfig, faults: list[str]) -> dict[str, list[dict]]:
-    """Returns the valid entries of each list as mappings with ``label``; adds the faults of the others.
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a list."""
 
-    An entry without a label is called by its name, a folder by the last part of its path; labels are in no job's key.
-    """
-    entries = {name: _listed(grid, name, faults) for name in _KEYS}
-    _add_labels(entries)
+    kind: str  # the list
+    place: str  # e.g. sources[0]
+    label: str  # in no job's key
+    values: dict[str, Any]  # its keys
+    given_path: str | None = None  # of weights, as written by the user
+
+    @property
+    def name(self) -> str:
+        """Of the dataset, method or backbone."""
+        return self.values["name"]
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Identity of a side's images: the parts of a folder's path, or the dataset's name."""
+        if self.name == "folder" and self.values.get("root") is not None:
+            return Path(os.path.abspath(home(str(self.values["root"])))).parts
+        return (self.name,)
+
+    def options(self, stage: str) -> dict:
+        """Return its own options for a stage."""
+        return self.values.get(stage, {})
+
+    def data(self, grid: GridConfig) -> dict:
+        """Return the keys of ``data`` of a source or target."""
+        data = {key: value for key, value in self.values.items() if key in _DATA_KEYS}
+        if grid.roots is not None and "root" not in data and self.name != "folder" and spec_of(self.name).layout:
+            data["root"] = str(Path(grid.roots) / self.name)
+        return data
+
+    def protocol(self, grid: GridConfig) -> str:
+        """Return the protocol of a target."""
+        return self.values.get("protocol", grid.target.protocol)
+
+    def stage(self, grid: GridConfig) -> str:
+        """Return the stage whose options a target takes. A probe takes those of fine-tuning."""
+        protocol = self.protocol(grid)
+        return "finetune" if protocol == "probe" else protocol
+
+
+Entries = dict[str, list[Entry]]  # by list
+
+
+def read_entries(grid: GridConfig, faults: list[str]) -> Entries:
+    """Return the valid entries of each list, and add the faults of the others to ``faults``."""
+    entries = {kind: _read_list(grid, kind, faults) for kind in _KEYS}
     _check_labels(grid, entries, faults)
     for name in ("seeds", "pretrain_seeds", "finetune_seeds"):
         seeds = getattr(grid, name) or []
-        faults += [f"{name}: {seed} is there twice" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
+        faults += [f"{name}: {seed} appears twice" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
         faults.append("sources: none, and neither scratch nor weights: there is nothing to run; name a dataset")
-    backbones, valid = [entry["label"] for entry in entries["backbones"]], {name: [] for name in entries}
-    for name, entry in [(name, entry) for name, found in entries.items() for entry in found]:
-        wrong = _entry_faults(name, entry, grid, backbones)
-        faults += [f"{name} '{entry['label']}': {fault}" for fault in wrong]
-        valid[name] += [entry] if not wrong else []
+    backbones = [entry.label for entry in entries["backbones"]]
+    valid: Entries = {kind: [] for kind in entries}
+    for kind, members in entries.items():
+        for entry in members:
+            own_faults = _entry_faults(entry, grid, backbones)
+            if kind == "weights" and not own_faults:
+                entry, own_faults = _pinned(entry)
+            faults += [f"{kind} '{entry.label}': {fault}" for fault in own_faults]
+            if not own_faults:
+                valid[kind].append(entry)
     return valid
 
 
-def data_of(entry: dict, grid: GridConfig) -> dict:
-    """Returns the keys of ``data`` that a source or target says."""
-    data = {key: value for key, value in entry.items() if key in _DATA_KEYS}
-    if grid.roots is not None and "root" not in data and spec_of(entry["name"]).layout and entry["name"] != "folder":
-        data["root"] = str(Path(grid.roots) / entry["name"])
-    return data
-
-
-def stage_of_target(entry: dict, grid: GridConfig) -> str:
-    """Returns the stage whose options a target takes; a probe takes those of fine-tuning."""
-    protocol = entry.get("protocol", grid.target.protocol)
-    return "finetune" if protocol == "probe" else protocol
-
-
-def _listed(grid: GridConfig, name: str, faults: list[str]) -> list[dict]:
-    found = []
-    for number, given in enumerate(getattr(grid, name)):
-        entry = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, dict) else {}
-        where = f"{name}[{number}]"
-        for key in sorted(set(entry) - _KEYS[name], key=str):
-            faults.append(f"{where}.{key}: unknown key{nearest(str(key), _KEYS[name])}")
+def _read_list(grid: GridConfig, kind: str, faults: list[str]) -> list[Entry]:
+    entries = []
+    required = "label" if kind == "weights" else "name"
+    for number, value in enumerate(getattr(grid, kind)):
+        values = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
+        place = f"{kind}[{number}]"
+        for key in sorted(set(values) - _KEYS[kind], key=str):
+            faults.append(f"{place}.{key}: unknown key{nearest(str(key), _KEYS[kind])}")
         for stage in TRAINING:
-            if not isinstance(entry.get(stage, {}), dict):
-                faults.append(f"{where}.{stage}: got {entry.pop(stage)!r}, wanted a mapping")
-        if entry.get("root") == "":  # of a variable that is not set, say
-            faults.append(f"{where}.root: got '', wanted a folder")
-        if name in SIDES and entry.get("name") is None and entry.get("root") is not None:
-            entry["name"] = "folder"
-        wanted = "label" if name == "weights" else "name"
-        if not isinstance(entry.get(wanted), str):
-            faults.append(f"{where}: got {given!r}, wanted a name or a mapping with '{wanted}'")
+            if not isinstance(values.get(stage, {}), dict):
+                faults.append(f"{place}.{stage}: got {values.pop(stage)!r}, expected a mapping")
+        if values.get("root") == "":  # of a variable that is not set, say
+            faults.append(f"{place}.root: got '', expected a folder")
+        if kind in SIDES and values.get("name") is None and values.get("root") is not None:
+            values["name"] = "folder"
+        if not isinstance(values.get(required), str):
+            faults.append(f"{place}: got {value!r}, expected a name or a mapping with '{required}'")
             continue
-        found.append({**entry, "where": where})
-    return found
+        entry = Entry(kind, place, str(values.get("label")), values)
+        entries.append(entry if values.get("label") is not None else replace(entry, label=_default_label(entry)))
+    return entries
 
 
-def _add_labels(entries: dict[str, list[dict]]) -> None:
-    for entry in [entry for found in entries.values() for entry in found]:
-        if entry.get("label") is not None:
-            entry["label"] = str(entry["label"])
-            continue
-        name, subset = entry["name"], entry.get("subset")
-        if name == "folder" and entry.get("root") is not None:
-            name = _images(entry)[-1]
-        parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
-        entry["label"] = "-".join([name, *parts])
+def _default_label(entry: Entry) -> str:
+    """Return the name, or the last part of a folder's path, with the subset."""
+    subset = entry.values.get("subset")
+    parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
+    return "-".join([entry.images[-1] if entry.kind in SIDES else entry.name, *parts])
 
 
-def _images(entry: dict) -> tuple[str, ...]:
-    """What tells an entry's images from another's: the parts of a folder's path, or the dataset's name."""
-    if entry["name"] == "folder" and entry.get("root") is not None:
-        return Path(os.path.abspath(home(str(entry["root"])))).parts
-    return (entry["name"],)
-
-
-def _check_labels(grid: GridConfig, entries: dict[str, list[dict]], faults: list[str]) -> None:
-    labels = {name: {entry["label"] for entry in found} for name, found in entries.items()}
-    for name, found in entries.items():
-        # a file of weights is of one backbone: others have theirs under the same label
+def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None:
+    labels = {kind: {entry.label for entry in members} for kind, members in entries.items()}
+    for kind, members in entries.items():
         twins: dict[tuple, list[str]] = {}
-        for entry in found:
-            own = entry["label"], str(entry.get("backbone")) if name == "weights" else None
-            twins.setdefault(own, []).append(entry["where"])
+        for entry in members:
+            # weights of several backbones may share a label
+            backbone = str(entry.values.get("backbone")) if kind == "weights" else None
+            twins.setdefault((entry.label, backbone), []).append(entry.place)
         for (label, _), places in twins.items():
             if len(places) > 1:
-                faults.append(f"{' and '.join(places)}: each is called '{label}'; give each entry a label of its own")
+                faults.append(f"{' and '.join(places)}: each has the label '{label}'; give each its own label")
     for source, target in product(entries["sources"], entries["targets"] if grid.pairs == "all" else ()):
-        if source["label"] == target["label"] and _images(source) != _images(target):
-            where, label = f"{source['where']} and {target['where']}", source["label"]
-            faults.append(f"{where}: each is called '{label}', but their images differ; give them other labels")
-    for name in ("sources", "weights"):
-        if SCRATCH in labels[name]:
-            faults.append(f"{name}: '{SCRATCH}' is the label of the row without pretraining; name another")
+        if source.label == target.label and source.images != target.images:
+            line = f"each has the label '{source.label}', but their images differ; give them other labels"
+            faults.append(f"{source.place} and {target.place}: {line}")
+    for kind in ("sources", "weights"):
+        if SCRATCH in labels[kind]:
+            faults.append(f"{kind}: '{SCRATCH}' is the label of the row without pretraining; choose another")
     for label in sorted(labels["sources"] & labels["weights"]):
-        faults.append(f"weights: '{label}' is the label of a source, too; name another")
+        faults.append(f"weights: '{label}' is also the label of a source; choose another")
     if grid.pairs == "same":
         for label in sorted(labels["sources"] - labels["targets"]):
-            faults.append(f"pairs: 'same', but no target is called '{label}' as that source is")
+            faults.append(f"pairs: 'same', but no target has the label '{label}' of that source")
     if NONE in labels["methods"]:
-        faults.append(f"methods: '{NONE}' is the label of rows without a method; name another")
+        faults.append(f"methods: '{NONE}' is the label of rows without a method; choose another")
 
 
-def _entry_faults(kind: str, entry: dict, grid: GridConfig, backbones: list[str]) -> list[str]:
-    name, kwargs, path = entry.get("name"), entry.get("kwargs", {}), entry.get("path")
-    faults = []
-    if kind == "targets" and (protocol := entry.get("protocol", PROTOCOLS[0])) not in PROTOCOLS:
-        return [f"protocol: got {protocol!r}, wanted one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"]
-    if kind == "targets" and "protocol" in entry:
-        own = stage_of_target(entry, grid)
-        others = [stage for stage in TUNING if stage in entry and stage != own]
-        wrong = f"protocol: {entry['protocol']} takes no options of"
-        faults += [f"{wrong} {stage}; wanted them under {own}" for stage in others]
-    if kind in SIDES:
+def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[str]:
+    values, faults = entry.values, []
+    if entry.kind == "targets" and "protocol" in values:
+        protocol = values["protocol"]
+        if protocol not in PROTOCOLS:
+            expected = f"expected one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"
+            return [f"protocol: got {protocol!r}, {expected}"]
+        stage = entry.stage(grid)
+        for other in TUNING:
+            if other in values and other != stage:
+                faults.append(f"protocol: {protocol} takes no options of {other}; set them under {stage}")
+    if entry.kind in SIDES:
         try:
-            resolve_name(parsing.build(PretrainConfig, {"data": data_of(entry, grid)}).data)
+            resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
         except UserError as error:
             return faults + list(error.faults)
-    if kind == "methods" and name not in METHODS:
-        faults.append(f"'{name}' is not known; wanted one of {', '.join(METHODS)}{nearest(name, METHODS)}")
-    if kind == "backbones" and not isinstance(kwargs, dict):
-        faults.append(f"kwargs: got {kwargs!r}, wanted a mapping")
-    if kind == "weights":
-        if isinstance(path, str) and is_public(path):
-            faults += _pin(entry)
-        elif not isinstance(path, str) or not home(path).exists():
-            faults.append(f"path is {path!r}, wanted a run folder or a file of weights that is there")
-        if entry.get("backbone") not in backbones and not (len(backbones) == 1 and "backbone" not in entry):
-            faults.append(f"backbone is {entry.get('backbone')!r}, wanted one of {', '.join(backbones)}")
+    elif entry.kind == "methods" and entry.name not in METHODS:
+        faults.append(
+            f"'{entry.name}' is not known; expected one of {', '.join(METHODS)}{nearest(entry.name, METHODS)}"
+        )
+    elif entry.kind == "backbones" and not isinstance(values.get("kwargs", {}), dict):
+        faults.append(f"kwargs: got {values['kwargs']!r}, expected a mapping")
+    elif entry.kind == "weights":
+        path, backbone = values.get("path"), values.get("backbone")
+        if not isinstance(path, str) or not (is_public(path) or home(path).exists()):
+            faults.append(f"path: got {path!r}, expected an existing run folder or file of weights")
+        if backbone not in backbones and not (len(backbones) == 1 and "backbone" not in values):
+            faults.append(f"backbone: got {backbone!r}, expected one of {', '.join(backbones)}")
     return faults
 
 
-def _pin(entry: dict) -> list[str]:
-    """Names public weights of an entry by their commit, fetched where the hub's cache does not have them; returns what
-    is wrong with them."""
-    from idmm.models.hub import pinned  # torch, which other grids are planned without
+def _pinned(entry: Entry) -> tuple[Entry, list[str]]:
+    """Return weights with their path, and its faults. Public weights are pinned to their commit and fetched."""
+    path = entry.values["path"]
+    if not is_public(path):
+        return replace(entry, given_path=str(home(path))), []
+    from idmm.models.hub import pinned  # torch, which plans without public weights do not need
 
     try:
-        weights_file(entry["path"], "path")
-        entry |= {"given": entry["path"], "path": pinned(entry["path"], "path")}
+        weights_file(path, "path")
+        return replace(entry, values=entry.values | {"path": pinned(path, "path")}, given_path=path), []
     except UserError as error:
-        return list(error.faults)
-    return []
+        return entry, list(error.faults)

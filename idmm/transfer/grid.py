@@ -1,8 +1,7 @@
-"""Stage 3, read from top to bottom: check, plan, run, report."""
+"""Stage 3, from top to bottom: check, plan, run, report."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from idmm.config import parsing
 from idmm.errors import Interrupted, UserError
@@ -12,31 +11,36 @@ from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check
 from idmm.transfer.run import Grid, run
-from idmm.transfer.status import line
+from idmm.transfer.status import progress
 
 
 def transfer(config: GridConfig | dict | str) -> dict:
-    """Fills a transfer grid and writes its tables and pictures to ``config.out``.
+    """Fill a transfer grid and write its tables and pictures to ``config.out``.
 
     Args:
         config: A GridConfig, a mapping of its keys, or the path of a YAML file.
 
     Returns:
-        What ``grid.json`` holds; ``cells``, each with ``status`` ok, failed or missing.
+        The content of ``grid.json``. Each of its ``cells`` has the ``status`` ok, failed or missing.
 
     Raises:
-        UserError: Faults of the grid, all of them, before the first job starts.
-        Interrupted: Ctrl-C or SIGTERM; the same call goes on.
+        UserError: All faults of the grid, before the first job starts.
+        Interrupted: Ctrl-C or SIGTERM. The same call resumes the grid.
     """
     try:
         with Interrupts():
             return _transfer(parsing.build(GridConfig, config))
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command goes on") from None
+        raise Interrupted("interrupted; repeat the command to resume") from None
+
+
+def command(config: GridConfig) -> int:
+    """Run ``idmm transfer``, and return the exit code: 1 if a cell has no result."""
+    cells = transfer(config)["cells"]
+    return int(not config.plan and any(cell["status"] != "ok" for cell in cells))
 
 
 def _transfer(config: GridConfig) -> dict:
-    # ------------------------------------------------------------------ before the first job
     plan = GridPlan(config)
     check(config, plan)
     grid = Grid(config, plan)
@@ -45,34 +49,33 @@ def _transfer(config: GridConfig) -> dict:
         return grid.results()
     from idmm.report import render
 
-    with _lock(grid), logging_to(grid.out):
+    with _locked(grid), logging_to(grid.out):
         for note in plan.notes:
             log.info("%s", note)
-        # -------------------------------------------------------------- jobs
         try:
-            say = _Lines(grid.out)
+            log_progress = _progress_log(grid)
+            log_progress()
             if grid.remaining():
-                _runner(config)(grid, say)
+                _runner(config)(grid, log_progress)
         finally:
-            # ---------------------------------------------------------- results
             results = grid.results()
             write_json(grid.out / "grid.json", results, indent=1)
             text = render.write(grid.out, results)
-        for record in grid.failed().values():
-            log.error("failed: %s: %s (%s)", record["title"], record["error"], grid.out / record["log"])
+        for failure in grid.failures().values():
+            log.error("failed: %s: %s (%s)", failure.title, failure.error, grid.out / failure.log)
     print(text)
     return results
 
 
 @contextlib.contextmanager
-def _lock(grid: Grid) -> Iterator[None]:
-    """Holds the folder's lock, and begins a start of the grid."""
+def _locked(grid: Grid) -> Iterator[None]:
+    """Hold the folder's lock and start the grid."""
     lock = Lock(grid.out / ".lock")
     try:
-        free = lock.acquire()
+        acquired = lock.acquire()
     except OSError as error:
         raise UserError(f"out: cannot write to '{grid.out}' ({error.strerror}); name a folder elsewhere") from None
-    if not free:
+    if not acquired:
         raise UserError(f"out: '{grid.out}' is in use by another run; wait for it or name another folder")
     with contextlib.closing(lock):
         grid.write_config()
@@ -81,17 +84,19 @@ def _lock(grid: Grid) -> Iterator[None]:
 
 
 def _planned(grid: Grid) -> Iterator[str]:
-    """Yields a line for each job that is left, with what it waits for, then how many there are."""
-    jobs, cells, failed = grid.plan.jobs, grid.plan.cells, grid.failed()
-    left = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start tries those that failed again
-    for key, job in left.items():
-        waits = f"  after {jobs[job.needs].title}" if job.needs in left else ""
-        yield f"{job.stage:9} {key}  {job.title}{waits}{', failed before' if key in failed else ''}"
-    missing = sum(key in left for key in cells.values())
-    yield f"{len(left)} jobs for {missing} cells, {len(cells) - missing} cells are done"
+    """Yield a line for each remaining job, with the job that it waits for, then the counts."""
+    jobs, cells, failures = grid.plan.jobs, grid.plan.cells, grid.failures()
+    remaining = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start retries the failed ones
+    for key, job in remaining.items():
+        line = f"{job.stage:9} {key}  {job.title}"
+        if job.needs in remaining:
+            line += f"  after {jobs[job.needs].title}"
+        yield f"{line}, failed before" if key in failures else line
+    missing = sum(key in remaining for key in cells.values())
+    yield f"{len(remaining)} jobs for {missing} cells, {len(cells) - missing} cells are done"
 
 
-def _runner(config: GridConfig) -> Callable:
+def _runner(config: GridConfig) -> Callable[[Grid, Callable], None]:
     if config.engine == "ray":
         from idmm.transfer import cluster
 
@@ -99,15 +104,14 @@ def _runner(config: GridConfig) -> Callable:
     return run
 
 
-class _Lines:
-    """Logs where the grid stands, when that has changed."""
+def _progress_log(grid: Grid) -> Callable[[], None]:
+    """Return a function that logs the grid's progress if it has changed."""
+    logged: list[str] = []
 
-    def __init__(self, out: Path):
-        self.out, self._last = out, ""
-        self()
+    def log_progress() -> None:
+        line = progress(grid.out)
+        if line not in logged[-1:]:
+            logged.append(line)
+            log.info("%s", line)
 
-    def __call__(self) -> None:
-        now = line(self.out)
-        if now != self._last:
-            self._last = now
-            log.info("%s", now)
+    return log_progress

@@ -1,34 +1,54 @@
-"""Where a grid stands: cells done and failed, jobs under way."""
+"""``idmm transfer status``: the progress of a grid."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from idmm.errors import UserError
+from idmm.transfer.config import StatusConfig
 
 
-def line(out: Path) -> str:
-    """Returns one line: cells done and failed, of the grid that was started last in a folder."""
-    failed = {str(Path(record["log"]).parent) for record in _failures(out)}
-    cells = json.loads((out / "cells.json").read_text())  # of each the folders of its job and of its pretraining
-    left = [folders for folders in cells if not (out / folders[0] / "result.json").exists()]
-    lost = sum(not failed.isdisjoint(folders) for folders in left)
-    return f"grid: {len(cells) - len(left)} of {len(cells)} cells" + (f", {lost} failed" if lost else "")
+@dataclass(frozen=True)
+class Failure:
+    """The record of a job that failed."""
+
+    title: str
+    error: str
+    log: str  # path under the grid's folder
+    time: float  # seconds since the epoch
 
 
-def _failures(out: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(out.glob("jobs/*.failed.json"))]
+def read_failures(out: Path) -> dict[str, Failure]:
+    """Return the failed jobs of a grid's folder, by key."""
+    paths = sorted(out.glob("jobs/*.failed.json"))
+    return {path.name.partition(".")[0]: Failure(**json.loads(path.read_text())) for path in paths}
 
 
-def status(out: str) -> str:
-    """Returns what ``idmm transfer status`` prints; raises UserError if the folder holds no grid."""
-    folder = Path(out)
-    if not (folder / "cells.json").exists():
-        raise UserError(f"{out}: there is no grid in it; expected the folder of a transfer run")
-    lines = [line(folder)]
-    for path in sorted(folder.glob("jobs/*.started")):
-        run = next(folder.glob(f"runs/*/*-{path.stem}"), path).name
-        lines.append(f"  under way, or killed: {run}, start {path.read_text()}")
-    for record in _failures(folder):
-        lines.append(f"  failed: {record['title']}: {record['error']} ({folder / record['log']})")
-    report = folder / "grid.md"
-    return "\n".join([*lines, *([f"  results so far: {report}"] if report.exists() else [])])
+def progress(out: Path) -> str:
+    """Return a line with the finished and failed cells of the grid that was started last in a folder."""
+    failed = {str(Path(failure.log).parent) for failure in read_failures(out).values()}
+    cells = json.loads((out / "cells.json").read_text())  # for each the folders of its job and of its pretraining
+    unfinished = [folders for folders in cells if not (out / folders[0] / "result.json").exists()]
+    line = f"grid: {len(cells) - len(unfinished)} of {len(cells)} cells"
+    count = sum(not failed.isdisjoint(folders) for folders in unfinished)
+    return f"{line}, {count} failed" if count else line
+
+
+def status(config: StatusConfig) -> str:
+    """Return the progress, the running and the failed jobs of a grid.
+
+    Raises:
+        UserError: The folder holds no grid.
+    """
+    out = Path(config.out)
+    if not (out / "cells.json").exists():
+        raise UserError(f"out: '{out}' holds no grid; expected the folder of a transfer run")
+    lines = [progress(out)]
+    for path in sorted(out.glob("jobs/*.started")):
+        run = next(out.glob(f"runs/*/*-{path.stem}"), path).name
+        lines.append(f"  running, or killed: {run}, start {path.read_text()}")
+    for failure in read_failures(out).values():
+        lines.append(f"  failed: {failure.title}: {failure.error} ({out / failure.log})")
+    if (out / "grid.md").exists():
+        lines.append(f"  results so far: {out / 'grid.md'}")
+    return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""Charts of accuracies: bars over seeds, curves over the number of labels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from idmm.figures import STYLES, log_axis, look, plain_axis, save, shortened
+
+Points = list[tuple[float, float, float]]  # images per class, mean, standard deviation (percent)
+
+
+def comparison(
+    scores: dict[str, Sequence[float]], path: str | Path, title: str, largest_class: float, grey: Sequence[str] = ()
+) -> None:
+    """Draw a bar for each label's mean with its standard deviation, and a dot for each seed.
+
+    Args:
+        scores: Label -> a score for each seed, in percent.
+        path: PNG to write.
+        title: Above the picture.
+        largest_class: Accuracy of always predicting the largest class (percent), a dotted line.
+        grey: Labels that are drawn in grey.
+    """
+    figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
+    axis = figure.subplots()
+    seeds = max(map(len, scores.values()))
+    for place, (label, values) in enumerate(scores.items()):
+        style = look(place, color="0.4") if label in grey else look(place)
+        colour, mean = style["color"], float(np.mean(values))
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        axis.bar(place, mean, width=0.62, color=colour, alpha=0.35, edgecolor=colour, linewidth=1.2)
+        axis.errorbar(place, mean, spread, color="black", capsize=4, linewidth=1.2, marker="_", zorder=4)
+        dots = {**style, "linestyle": "", "markeredgecolor": "white", "markersize": 7, "zorder": 3, "clip_on": False}
+        axis.plot(np.full(len(values), place - 0.18), values, **dots)
+        text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
+        axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
+    axis.set_xticks(range(len(scores)), list(scores))
+    axis.set(xlim=(-0.6, len(scores) - 0.4), ylim=(0, 100), ylabel="top-1 accuracy on the test images (%)")
+    _accuracy_axis(axis, title, largest_class)
+    handles = [Patch(color="0.8", label="mean"), Line2D([], [], label="one seed", **look(6, linestyle="", marker="o"))]
+    if seeds > 1:
+        bar = {"color": "black", "linestyle": "", "marker": "|", "markersize": 12}
+        handles.append(Line2D([], [], label="± 1 standard deviation over seeds", **bar))
+    figure.legend(handles=handles, ncols=len(handles), loc="outside lower center", fontsize=8, frameon=False)
+    save(figure, path)
+
+
+def label_curves(
+    panels: dict[str, dict[str, Points]], path: Path, ylabel: str, largest_class: float, draws: int, fresh: list[str]
+) -> None:
+    """Draw accuracy over the labelled images per class, with bars of one standard deviation over draws.
+
+    Args:
+        panels: Title -> label -> points.
+        path: PNG to write.
+        ylabel: Name of the accuracy.
+        largest_class: Accuracy of always predicting the largest class (percent), a dotted line.
+        draws: Number of draws in the mean.
+        fresh: Labels of networks with fresh weights, drawn in grey.
+    """
+    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves if label not in fresh))
+    styles = {label: look(n) for n, label in enumerate(labels)}
+    for n, label in enumerate(fresh):
+        styles[label] = {"color": "0.45", "marker": "*", "linestyle": STYLES[3 - n % 4]}
+    figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        for place, (label, points) in enumerate(curves.items()):
+            x, mean, std = np.array(points, dtype=float).T
+            x = x * 1.02 ** (place - (len(curves) - 1) / 2)  # so that the bars of curves do not hide each other
+            axis.plot(
+                x, mean, label=shortened(label), linewidth=1.8, markeredgecolor="white", markersize=7, **styles[label]
+            )
+            axis.errorbar(x, mean, std, fmt="none", ecolor=styles[label]["color"], elinewidth=1, capsize=2)
+        ticks = sorted({x for points in curves.values() for x, _, _ in points})
+        log_axis(axis, ticks, [f"{x:g}" for x in ticks])
+        axis.set(xlim=(ticks[0] / 1.2, ticks[-1] * 1.2), xlabel="labelled images per class")
+        _accuracy_axis(axis, title, largest_class)
+    axes[0].set(ylim=(0, 100), ylabel=ylabel)
+    title = f"mean, bars: ± 1 standard\ndeviation over {draws} draws" if draws > 1 else None
+    lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}
+    place = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
+    figure.legend(lines.values(), lines, fontsize=9, title=title, title_fontsize=8, **place)
+    save(figure, path)
+
+
+def _accuracy_axis(axis, title: str, largest_class: float) -> None:
+    """Add the title and the line of the largest class."""
+    axis.set_title(title, fontsize=11)
+    axis.axhline(largest_class, color="0.4", linewidth=1, linestyle=":")
+    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    axis.annotate("largest class", (1, largest_class), (-2, 3), fontsize=8, ha="right", **place)
+    plain_axis(axis)

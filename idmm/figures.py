@@ -1,0 +1,284 @@
+"""The style of all figures, the curves of runs, and confusion matrices.
+
+pyplot is not used, so that no window opens and a user's own figures and settings stay as they are. Colours are Okabe
+and Ito's, which colour-blind readers can tell apart, the last two Paul Tol's. Line styles and markers distinguish the
+same curves in grey print.
+"""
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.cbook import is_math_text
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from idmm.files import replacing
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442", "#882255", "#332288")
+STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DPI = 150
+NOT_DRAWN = ("epoch", "stage", "step", "seconds", "images_per_s")  # keys of a record
+INSTANCES = "correct instances among training images (%)"
+SCORES, OVERLAP = "accuracy on images not trained on (%)", "AP and IoU on images not trained on (%)"
+PERCENTS = tuple(title.partition(" (")[0] for title in (INSTANCES, SCORES, OVERLAP))  # beginnings of their titles
+PANELS = {  # title -> key of a record -> label. None: no legend
+    "loss, mean over the epoch": {"loss": None},
+    "learning rate": {"lr": None},
+    SCORES: {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean over classes", "knn": "kNN"},
+    OVERLAP: {
+        "ap": "AP",
+        "ap50": "AP50",
+        "ap75": "AP75",
+        "mask_ap": "AP of masks",
+        "miou": "mean IoU",
+        "macc": "mean class accuracy",
+        "pixel_accuracy": "pixel accuracy",
+    },
+    "parts of the loss": {
+        "rpn_objectness": "proposals",
+        "rpn_box": "their boxes",
+        "classifier": "classes",
+        "box": "boxes",
+        "mask": "masks",
+    },
+    INSTANCES: {"instance_accuracy": None},
+    "spread (0: all the same, 1: even)": {"feature_std": "features", "embedding_std": "input of the loss"},
+    "directions that the features use": {"feature_rank": None},
+    "scale of the cosine classifier": {"scale": None},
+    "localization": {"drloc": "loss"},
+}
+NAMED_CLASSES = 24  # most classes of a confusion matrix with names and numbers
+CELL, LETTER = 0.34, 0.062  # of a confusion matrix (inches)
+BLOCKS = 400  # most rows and columns that a confusion matrix is drawn in
+CORRECT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
+
+Records = list[dict]  # of metrics.jsonl, one per epoch
+
+
+# ---------------------------------------------------------------------- style
+def look(number: int, **changes) -> dict:
+    """Return matplotlib's keywords for the colour, line style and marker of the n-th curve."""
+    n = number % 28  # no two are the same
+    return {"color": COLOURS[n % 7], "linestyle": STYLES[n % 4], "marker": MARKERS[n % 7]} | changes
+
+
+def plain_axis(axis, grid: str = "y") -> None:
+    """Remove the parts of an axis without information."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis=grid, color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
+def log_axis(axis, places: Iterable[float], labels: Iterable[str], **text) -> None:
+    """Make the horizontal axis logarithmic, with ticks and labels only at these places."""
+    axis.set_xscale("log")
+    axis.set_xticks(list(places), list(labels), **text)
+    axis.xaxis.set_minor_locator(NullLocator())
+
+
+def shortened(name: str, most: int = 40) -> str:
+    """Return a name with at most ``most`` letters per line. The end of each line is kept, in which names differ."""
+    return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
+
+
+def save(figure: Figure, path: str | Path, dpi: float = DPI) -> None:
+    """Write a PNG, or a JPEG if the path ends in .jpg, atomically.
+
+    Names of files and classes are drawn as they are. matplotlib would fail on a formula that is none and on bytes that
+    are no letters, which become question marks.
+    """
+    for text in figure.findobj(Text):
+        content = text.get_text()
+        if not content.isascii():
+            text.set_text(content.encode("utf-8", "replace").decode())
+        if is_math_text(content) and r"\mathdefault" not in content:  # matplotlib writes numbers with that
+            text.set_parse_math(False)
+    with replacing(Path(path)) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # from the font
+        kind = "jpg" if Path(path).suffix == ".jpg" else "png"
+        figure.savefig(file, format=kind, dpi=dpi, facecolor="white")
+
+
+# ---------------------------------------------------------------------- the curves of runs
+def curves_figure(runs: dict[str, list[Records]], title: str = "") -> Figure:
+    """Return a figure with a panel for each value in runs' records: loss, learning rate, accuracies, the monitor's.
+
+    Args:
+        runs: Label -> records of each seed or fold, with stages one after the other. The related values of a single run
+            share a panel. With several runs every value has a panel, and every label a colour. Several seeds or folds
+            are thin lines with their mean as a thick one, up to the shortest.
+        title: Above the panels.
+    """
+    several = len(runs) > 1 or any(len(seeds) > 1 for seeds in runs.values())
+    panels = _panels([record for seeds in runs.values() for records in seeds for record in records], several)
+    columns = 2 if len(panels) == 4 else min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    legend_columns = round(columns * 1.4)
+    head = 0.45 + (0.24 * math.ceil(len(runs) / legend_columns) if several else 0.0)
+    width, height = 3.7 * columns, 2.65 * rows + head  # inches
+    figure = Figure(figsize=(width, height))
+    # matplotlib's own layouts take as long as all the rest
+    figure.subplots_adjust(
+        0.62 / width, 0.5 / height, 1 - 0.42 / width, 1 - (head + 0.4) / height, wspace=0.3, hspace=0.66 / 1.8
+    )
+    figure.text(0.2 / width, 1 - 0.24 / height, title, fontsize=11, weight="bold", va="center", parse_math=False)
+    for number, (name, values) in enumerate(panels.items(), start=1):
+        axis = figure.add_subplot(rows, columns, number)
+        if several:
+            for place, seeds in enumerate(runs.values()):
+                _draw_seeds(axis, seeds, next(iter(values)), place)
+        else:
+            ((records,),) = runs.values()
+            _draw_values(axis, records, values)
+        _style_panel(axis, name)
+    if several:
+        lines = [Line2D([], [], linewidth=1.8, markersize=4, **look(place)) for place in range(len(runs))]
+        place = {"loc": "upper left", "bbox_to_anchor": (0.12 / width, 1 - 0.4 / height), "ncols": legend_columns}
+        figure.legend(lines, _labels(runs), fontsize=8.5, frameon=False, handlelength=2.6, **place)
+    return figure
+
+
+def _panels(records: Records, several: bool) -> dict[str, dict[str, str | None]]:
+    """Return the panels of PANELS with values in the records, and one for each other value. With ``several`` runs each
+    value has its own."""
+    keys = list(dict.fromkeys(key for record in records for key in record if key not in NOT_DRAWN))
+    panels = {}
+    for title, values in PANELS.items():
+        if present := {key: label for key, label in values.items() if key in keys}:
+            panels[title] = present
+    placed = {key for values in panels.values() for key in values}
+    panels |= {key: {key: None} for key in keys if key not in placed}
+    if not several:
+        return panels
+    separate = {}
+    for title, values in panels.items():
+        for key, label in values.items():
+            separate[f"{title.partition(' (')[0]}: {label}" if label else title] = {key: None}
+    return separate
+
+
+def _labels(runs: dict[str, list[Records]]) -> list[str]:
+    labels = []
+    for name, seeds in runs.items():
+        mean = f" (mean of {len(seeds)})" if len(seeds) > 1 else ""
+        label = f"{shortened(name, 32)}{mean}".strip()
+        labels.append(f" {label}" if label.startswith("_") else label)  # matplotlib hides labels with _
+    return labels
+
+
+def _points(records: Records, key: str) -> np.ndarray:
+    """Return the epochs (from 1) with a value and the values, [points, 2]."""
+    points = [(epoch, record[key]) for epoch, record in enumerate(records, start=1) if key in record]
+    return np.array(points, dtype=float).reshape(-1, 2)
+
+
+def _draw_values(axis, records: Records, values: dict[str, str | None]) -> None:
+    """Draw a run's values of a panel, with a line between stages."""
+    for place, (key, label) in enumerate(values.items()):
+        _draw_curve(axis, _points(records, key), len(records), label, place, annotate=key != "lr")
+    stages = [record.get("stage", 1) for record in records]
+    for epoch in range(1, len(stages)):
+        if stages[epoch] != stages[epoch - 1]:
+            axis.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")
+    if any(values.values()):
+        axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
+
+
+def _draw_seeds(axis, seeds: list[Records], key: str, place: int) -> None:
+    """Draw a thin line for each seed and a thick one for their mean, or one line for a single seed."""
+    curves = [points for records in seeds if len(points := _points(records, key))]
+    if len(curves) > 1:
+        for points in curves:
+            axis.plot(*points.T, **look(place, linestyle="-", marker="", linewidth=0.7, alpha=0.45))
+        shortest = min(map(len, curves))
+        curves = [np.mean([points[:shortest] for points in curves], axis=0)]
+    for points in curves:
+        _draw_curve(axis, points, max(map(len, seeds)), None, place, annotate=False)
+
+
+def _draw_curve(axis, points: np.ndarray, epochs: int, label: str | None, place: int, annotate: bool) -> None:
+    """Draw a curve, with markers if only some epochs have a value. ``annotate`` adds its last value."""
+    x, y = points.T
+    style = look(place) if len(points) < epochs or len(points) == 1 else look(place, marker="")
+    axis.plot(x, y, label=label, linewidth=1.7, markersize=4, **style)
+    if annotate:
+        text = {"textcoords": "offset points", "fontsize": 8, "va": "center", "annotation_clip": False}
+        axis.annotate(f"{y[-1]:.3g}", (x[-1], y[-1]), (4, 0), color=style["color"], **text)
+
+
+def _style_panel(axis, title: str) -> None:
+    axis.set_title(title, fontsize=9.5, loc="left")
+    axis.tick_params(labelsize=8)
+    axis.margins(x=0.02, y=0.1)
+    if title.startswith(PERCENTS):
+        axis.set_ylim(0, 102)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
+    plain_axis(axis)
+    axis.set_xlabel("epoch", fontsize=8)
+    axis.set_xlim(left=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=6))
+
+
+# ---------------------------------------------------------------------- confusion matrix
+def confusion_figure(predictions, classes: Sequence[str]) -> Figure:
+    """Return the confusion matrix: a row for each true class, coloured by the share of its images.
+
+    Correct predictions are blue, others orange. With more than :data:`NAMED_CLASSES` classes there are no names.
+
+    Args:
+        predictions: :class:`idmm.evaluation.evaluate.Predictions`.
+        classes: Names of the classes.
+    """
+    names = [shortened(" ".join(name.split()), 30) for name in classes]
+    count, correct = len(predictions.truth), int((predictions.truth == predictions.predicted).sum())
+    if len(classes) > NAMED_CLASSES:
+        figure = Figure(figsize=(6.6, 6.2), layout="constrained")
+        axis, order = figure.subplots(), f", 1 to {len(classes)} as in per_class.csv"
+        axis.set(xticks=[], yticks=[], xlabel=f"predicted class{order}", ylabel=f"true class{order}")
+    else:
+        rows = [f"{name} ({images:,})" for name, images in zip(names, predictions.per_class()[0], strict=True)]
+        side = 0.9 + max(6, len(classes)) * CELL + max(map(len, rows)) * LETTER
+        figure = Figure(figsize=(side, side + 0.2), layout="constrained")
+        axis = figure.subplots()
+        axis.set(xlabel="predicted class", ylabel="true class (test images)")
+        _name_cells(axis, names, rows)
+    figure.suptitle(f"{correct:,} of {count:,} test images correct ({100 * correct / count:.1f} %)", fontsize=11)
+    figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
+    _draw_matrix(axis, predictions.truth, predictions.predicted, len(classes))
+    return figure
+
+
+def _draw_matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> None:
+    """Draw the cells, those of many classes in blocks."""
+    blocks = min(classes, BLOCKS)
+    counts = np.zeros((blocks, blocks), dtype=np.int64)
+    np.add.at(counts, (truth * blocks // classes, predicted * blocks // classes), 1)
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    diagonal = np.eye(blocks, dtype=bool)
+    shades = shares if classes <= NAMED_CLASSES else np.sqrt(shares)  # small cells would be too pale
+    axis.imshow(np.where(diagonal[..., None], CORRECT(shades), WRONG(shades)), interpolation="nearest")
+    if classes <= NAMED_CLASSES:
+        for row, column in np.argwhere(counts):
+            colour = "white" if shares[row, column] > 0.6 else "0.15"
+            axis.text(column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour)
+    axis.spines[:].set_color("0.7")
+    axis.tick_params(length=0)
+
+
+def _name_cells(axis, names: list[str], rows: list[str]) -> None:
+    """Name columns and rows, and draw thin lines between the cells."""
+    text = {"fontsize": 8, "parse_math": False}
+    axis.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) * LETTER > CELL else 0, **text)
+    axis.set_yticks(range(len(names)), rows, **text)
+    edges = np.arange(len(names) + 1) - 0.5
+    axis.set_xticks(edges, minor=True)
+    axis.set_yticks(edges, minor=True)
+    axis.grid(which="minor", color="0.9", linewidth=0.6)
+    axis.tick_params(which="minor", length=0)

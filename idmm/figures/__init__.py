@@ -1,1 +1,0 @@
-"""The style of all figures, and figures that several packages draw."""
