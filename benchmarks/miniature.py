@@ -11,7 +11,7 @@ quarter as wide. Blur is off: 2 px at 112 px are half a pixel here. Grey images 
 
 Every run is one ``idmm`` command. Its JSON file in --results holds the command, the commit, the figures and which test
 images were right. Runs that have a file are skipped, and stopped runs resume: repeat the command. ``--plan``
-prints the runs that remain with their core-hours, ``--table`` the tables of docs/reproduce.md.
+prints the runs that remain with their core-hours, ``--table`` writes the tables of docs/reproduce.md.
 
 ``--photographs`` makes other runs, for a GPU: Table 2's IDMM and scratch with DeiT-Tiny at 112 and 224 px on 2,040
 windows of photographs (``small_sets.py --windows``), each in the same --minutes.
@@ -20,6 +20,7 @@ windows of photographs (``small_sets.py --windows``), each in the same --minutes
 import argparse
 import fnmatch
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ import numpy as np
 from side_by_side import head, mean_and_spread, row
 
 ROOT = Path(__file__).parents[1]
+PAGE, MARK = ROOT / "docs/reproduce.md", "<!-- written by miniature.py --table -->"
 KWARGS = {"patch_size": 7, "embed_dim": 64, "depth": 4, "num_heads": 2, "mlp_ratio": 2}
 SWIN = {"img_size": 56, "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 7}
 VIT = ("vit_tiny_patch16_224", KWARGS)
@@ -201,7 +203,7 @@ def make(run: Run, sets: Path, out: Path, results: Path) -> None:
     git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
     found = {
         "run": run.name,
-        "command": "idmm " + " ".join(argv).replace(str(sets), "sets").replace(str(out), "runs/miniature"),
+        "command": shlex.join(["idmm", *argv]).replace(str(sets), "sets").replace(str(out), "runs/miniature"),
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
         "versions": {name: version(name) for name in ("torch", "timm")},
         "cpu_seconds": round(time.process_time() - start, 1),  # since the last resume
@@ -273,12 +275,14 @@ def claims() -> Iterator[tuple[str, str, str, str]]:
 
 def tables(results: Path) -> str:
     """Return accuracy by method, the claims with their verdicts and the curves over epochs, as Markdown."""
+    scratch = "fashion-scratch-200-{seed}"
+    methods = [("scratch", PAPER["scratch"], scratch), ("scratch, as many steps", "", "fashion-scratch-1000-{seed}")]
+    for method in (*RIVALS, "idmm"):
+        methods.append((method, PAPER[method], f"fashion-{method}-{EPOCHS}-{{seed}}-tuned"))
     lines = [head("pretraining", "paper, flowers", "here, Fashion-MNIST", "seeds")]
-    for method, paper in PAPER.items():
-        name = "fashion-scratch-200-{seed}" if method == "scratch" else f"fashion-{method}-{EPOCHS}-{{seed}}-tuned"
-        lines.append(row(method, paper, accuracy(results, name), len(right(results, name))))
-    name = "fashion-scratch-1000-{seed}"
-    lines.append(row("scratch, as many steps", "", accuracy(results, name), len(right(results, name))))
+    lines += [row(name, paper, accuracy(results, run), len(right(results, run))) for name, paper, run in methods]
+    if first := load(results, scratch.format(seed=0)):
+        lines.append(row("hand-made features, no network", "", first["result"].get("baseline_top1"), ""))
     lines += ["", head("claim", "paper", "difference here (points)", "verdict")]
     lines += [row(claim, paper, *verdict(results, *names)) for claim, paper, *names in claims()]
     lines += ["", head("epochs", *(f"{m}: N-way loss, kNN, fine-tuned" for m in ("idmm", "simclr", "idmm_fast")))]
@@ -293,7 +297,7 @@ def tables(results: Path) -> str:
 
 
 def main() -> None:
-    """Make the remaining runs, or print the plan or the tables."""
+    """Make the remaining runs, print the plan or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=Path, default=Path("sets"), help="folder that small_sets.py wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/miniature"), help="folder for the runs")
@@ -303,13 +307,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0, help="of each row of --photographs")
     parser.add_argument("--tiny", action="store_true", help="one epoch per run, to see that it works")
     parser.add_argument("--plan", action="store_true", help="print the runs that remain")
-    parser.add_argument("--table", action="store_true", help="print the tables")
+    parser.add_argument("--table", action="store_true", help="write the tables into docs/reproduce.md")
     args = parser.parse_args()
     while not args.table:
-        runs = list(photographs(args.minutes) if args.photographs else plan(args.results))
-        runs = list(
-            {run.name: run for pattern in args.runs for run in runs if fnmatch.fnmatch(run.name, pattern)}.values()
-        )
+        all_runs = list(photographs(args.minutes) if args.photographs else plan(args.results))
+        names = [run.name for run in all_runs]
+        names = {name for pattern in args.runs for name in fnmatch.filter(names, pattern)}
+        runs = list({run.name: run for run in all_runs if run.name in names}.values())
         remaining = [run for run in runs if load(args.results, run.name) is None]
         if args.plan or not remaining:
             for run in remaining:
@@ -317,9 +321,13 @@ def main() -> None:
             hours = sum(run.seconds for run in remaining) / 3600
             print(f"{len(remaining)} of {len(runs)} runs remain, {hours:.1f} core-hours")
             return
-        run = remaining[0].tiny() if args.tiny else remaining[0]
+        run = remaining[0]
+        if run.init is not None and not (args.out / run.init / "result.json").exists():
+            run = next(each for each in all_runs if each.name == run.init)  # its folder was left on another machine
+        run = run.tiny() if args.tiny else run
         make(run, args.sets.resolve(), args.out.resolve(), args.results)
-    print(tables(args.results))
+    first, _, rest = PAGE.read_text().partition(MARK)
+    PAGE.write_text(f"{first}{MARK}\n\n{tables(args.results)}\n\n{MARK}{rest.partition(MARK)[2]}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def script(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_runs_and_verdicts(script, tmp_path):
+def test_runs_and_verdicts(script, tmp_path, monkeypatch):
     tree(tmp_path / "sets" / "fashion", train={"a": 8, "b": 8}, test={"a": 5, "b": 5})
     names = ["fashion-scratch-200-[01]", "fashion-idmm-400-0", "fashion-idmm-400-0-tuned"]
     assert "5 of 5 runs remain" in script("--runs", *names, "fashion-idmm-400-0-tuned-112", "--plan")
@@ -38,7 +38,11 @@ def test_runs_and_verdicts(script, tmp_path):
     )
     right = sum(bin(byte).count("1") for byte in bytes.fromhex(tuned["right"]))
     assert tuned["result"]["top1"] == 10 * right and {"knn", "loss"} <= set(files["fashion-idmm-400-0"]["result"])
-    lines = script("--table").splitlines()
+    monkeypatch.setattr(miniature, "PAGE", tmp_path / "page.md")
+    (tmp_path / "page.md").write_text(f"# A\n\n{miniature.MARK}\n\nold\n\n{miniature.MARK}\n\nlast\n")
+    script("--table")
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    assert lines[0] == "# A" and lines[-1] == "last" and "old" not in lines
     rows = {
         cells[1].strip(): [cell.strip() for cell in cells[2:]]
         for cells in (line.split("|") for line in lines)
@@ -56,5 +60,5 @@ def test_commands_parse(script, tmp_path):
 
 
 def test_docs_have_the_tables_of_the_files():
-    page = (ROOT / "docs" / "reproduce.md").read_text()
-    assert miniature.tables(ROOT / "benchmarks/results/miniature") in page, "paste what miniature.py --table prints"
+    tables = miniature.tables(ROOT / "benchmarks/results/miniature")
+    assert tables in miniature.PAGE.read_text(), "run 'python benchmarks/miniature.py --table'"

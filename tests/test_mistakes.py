@@ -1,12 +1,16 @@
 """What is said at once to mistakes: data that would be the wrong one, values of another type, folders that clash."""
 
+import json
 import logging
+import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
 from folders import tree
 from frozen import a_run
-from helpers import ENVIRONMENT, ROOT, flags, inside, logged, real, refused
+from helpers import ENVIRONMENT, ROOT, flags, inside, logged, refused
 
 from idmm.config import Data, PretrainConfig
 from idmm.config.parsing import build, dump, parse
@@ -49,43 +53,49 @@ def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, c
     assert not (tmp_path / "o").exists()
 
 
-def test_a_root_alone_in_a_check_and_a_grid(pictures, capsys):
-    assert refused(capsys, ["data", "check"]) == ["name: missing; expected --name or --root"]
+def test_a_root_without_a_name_in_a_grid(pictures):
     grid = {"out": "o", "sources": [{"root": str(pictures)}], "targets": [{"root": str(pictures), "label": "mine"}]}
     jobs = GridPlan(build(GridConfig, grid)).checked().jobs.values()
     assert {job.config["data"]["name"] for job in jobs} == {"folder"}
 
 
 # ------------------------------------------------------------------ before torch
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["finetune", "--config", "paper"], NO_OUT),
-        (["pretrain", "--data.name", "digits", "--data.root", "d"], "data.root: 'd', but data.name 'digits'"),
-        (["pretrain", "--method.name", "simclr", "--method.queue", "3", "--out", "o"], "method.queue: got 3"),
-        (["train", "nowhere", "--out", "o"], "data.root: 'nowhere' does not exist; expected a folder of images"),
-        (["pretrain", "--data.name", "flower", "--out", "o"], "data.name: 'flower' is not known"),
-        (["finetune", "--init", "runs/a", "--out", "o"], "init: 'runs/a' does not exist; give a run folder, or a "),
-        (["probe", "--init", "a", "--data.name", "flower"], "data.name: 'flower' is not known"),
-        (["fewlabel", "--init", "[a, b]", "--out", "o"], "init: 'a' does not exist; give a run folder, or a "),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)  # fmt: skip
-def test_what_needs_no_torch_is_told_without_it(argv, line, tmp_path):
+INIT = "init: 'a' does not exist; give a run folder, or a "
+FLOWER = "data.name: 'flower' is not known"
+MISTAKES = [  # command line, how each line of the answer begins
+    ("finetune --config paper", [NO_OUT]),
+    ("pretrain --data.name digits --data.root d", ["data.root: 'd', but data.name 'digits'", NO_OUT]),
+    ("pretrain --method.name simclr --method.queue 3 --out o", ["method.queue: got 3"]),
+    ("train nowhere --out o", ["data.root: 'nowhere' does not exist; expected a folder of images"]),
+    ("pretrain --data.name flower --out o", [FLOWER]),
+    ("finetune --init a --out o", [INIT]),
+    ("probe --init a --data.name flower", [FLOWER]),
+    ("fewlabel --init '[a, b]' --out o", [INIT]),
+    ("data check", ["name: missing; expected --name or --root"]),
+    ("finetune --stages '[{sise: 224}]'", ["stages[0].sise: unknown key; did you mean 'stages[0].size'?"]),
+    ("finetune --stages '[{epochs: 2}]'", ["stages[0].size: missing; expected image side (pixels)"]),
+]
+LOOP = (
+    "import json, sys; from idmm.cli import main; [print(main(argv), file=sys.stderr) for argv in json.load(sys.stdin)]"
+)
+
+
+def test_a_mistake_is_a_line_each_and_exit_code_2_without_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
-    done = real(*argv, cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(line)
-    assert done.stderr.count("\n") == 1 + ("d" in argv), "out is missing, too"
+    env = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    argvs = json.dumps([shlex.split(command) for command, _ in MISTAKES])
+    command = [sys.executable, "-c", LOOP]
+    done = subprocess.run(command, input=argvs, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    answers = iter(done.stderr.splitlines())
+    for command, lines in MISTAKES:
+        for line in lines:
+            assert (answer := next(answers)).startswith(line), (command, answer)
+        assert next(answers) == "2", command
+    assert not list(answers)
 
 
 # ------------------------------------------------------------------ values
-def test_a_misspelled_key_is_not_missing_too(capsys):
-    line = "stages[0].sise: unknown key; did you mean 'stages[0].size'?"
-    assert refused(capsys, ["finetune", "--stages", "[{sise: 224}]"]) == [line]
-    said = refused(capsys, ["finetune", "--stages", "[{epochs: 2}]"])
-    assert said == ["stages[0].size: missing; expected image side (pixels)"]
-
-
 def test_a_file_is_blamed_for_its_own_values(tmp_path, capsys):
     path = tmp_path / "f.yaml"
     path.write_text("augment: {scale: [0.5, 0.1], flip: 0.5}\n")
@@ -113,22 +123,28 @@ def test_out_may_not_be_init(tmp_path, capsys):
 
 
 # ------------------------------------------------------------------ warnings before there is a folder
-@pytest.mark.parametrize(("below", "allowed"), [("runs/a", True), ("train/runs/a", False), ("train", False)])
-def test_out_may_not_be_among_the_images(below, allowed, pictures, capsys):
+@pytest.mark.parametrize(
+    ("root", "below", "allowed"),
+    [("", "runs/a", True), ("", "train/runs/a", False), ("", "train", False), ("train", "out", False)],
+)
+def test_out_may_not_be_among_the_images(root, below, allowed, pictures, capsys):
     """A later run would take its pictures for a class."""
-    argv = ["pretrain", "--data.root", pictures, "--out", pictures / below]
-    line = f"out: '{pictures / below}' lies among the images of '{pictures / 'train'}' and would become one of their"
-    said = refused(capsys, [*argv, "--init", pictures / "none"])
-    assert (f"{line} classes" in said) != allowed and any("does not exist" in one for one in said)
+    root = pictures / root
+    argv = ["pretrain", "--data.root", root, "--out", root / below, "--init", pictures / "none"]
+    line = (
+        f"out: '{root / below}' lies among the images of '{pictures / 'train'}' and would become one of their classes"
+    )
+    lines = refused(capsys, argv)
+    assert (line in lines) != allowed and any("does not exist" in one for one in lines)
 
 
-def test_out_may_not_be_among_class_folders(tmp_path, capsys):
-    line = f"out: '{tmp_path}/out' lies among the images of '{tmp_path}' and would become one of their classes"
-    argv = ["pretrain", "--data.root", tmp_path, "--out", tmp_path / "out"]
-    assert refused(capsys, argv) == [line]
+def test_a_run_that_began_among_class_folders_resumes(tmp_path, capsys):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/config.yaml").touch()  # a run that began there before this was looked at
-    assert line not in refused(capsys, [*argv, "--init", tmp_path / "none"])
+    (tmp_path / "out/config.yaml").touch()
+    lines = refused(
+        capsys, ["pretrain", "--data.root", tmp_path, "--out", tmp_path / "out", "--init", tmp_path / "none"]
+    )
+    assert not any("lies among" in line for line in lines)
 
 
 def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
