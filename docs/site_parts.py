@@ -51,7 +51,7 @@ def _flat(before: str, commands: dict[str, Command | Group]):
 def _section(words: str, command: Command) -> nodes.section:
     section = nodes.section(ids=[f"idmm-{nodes.make_id(words)}"], names=[f"idmm {words}"])
     section += nodes.title("", f"idmm {words}")
-    section += nodes.paragraph("", f"{command.help[:1].upper()}{command.help[1:]}.")
+    section += nodes.paragraph("", command.help)
     groups: dict[type, list] = {}
     for leaf in flags_of(command.config):
         groups.setdefault(leaf.owner, []).append(leaf)

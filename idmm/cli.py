@@ -32,11 +32,15 @@ class Command:
     run: str
     """Module and function, imported when the command runs, so that ``--help`` needs no torch. The function takes the
     config. A text that it returns is printed, a number is the exit code."""
-    help: str
     logged: bool = True  # whether the log is shown at once; a training run shows it when its folder is open
     timed: bool = False  # whether the function takes the time when the command began
     words: tuple[str, ...] = ()  # keys of _WORDS that may stand without their flags, in this order
     subcommands: "dict[str, Command]" = field(default_factory=dict)  # by the word that follows
+
+    @property
+    def help(self) -> str:
+        """The first sentence of the config's docstring."""
+        return " ".join(self.config.__doc__.split()).partition(". ")[0].removesuffix(".") + "."
 
 
 @dataclass(frozen=True)
@@ -54,79 +58,32 @@ _WORDS = {  # values that may stand without their flags, as the help names them
     "paths": "PATH [PATH ...]", "out": "OUT",
 }  # fmt: skip
 DATA = {
-    "list": Command(keys.DataListConfig, "data.registry:table", "all datasets with their sizes"),
-    "info": Command(
-        keys.DataInfoConfig, "data.registry:info", "figures, licence, citation and files of one", words=("name",),
-    ),
-    "check": Command(
-        keys.DataCheckConfig, "stages.check:checkup",
-        "look at every image: unreadable, duplicates, leakage; exits 1 if there is something to fix",
-        words=("name",),
-    ),
-    "download": Command(
-        keys.DataDownloadConfig, "stages.check:download", "fetch one, checked; files that are whole are kept",
-        words=("name",),
-    ),
-}  # fmt: skip
+    "list": Command(keys.DataListConfig, "data.registry:table"),
+    "info": Command(keys.DataInfoConfig, "data.registry:info", words=("name",)),
+    "check": Command(keys.DataCheckConfig, "stages.check:checkup", words=("name",)),
+    "download": Command(keys.DataDownloadConfig, "stages.check:download", words=("name",)),
+}
+_TRAINING = {"logged": False, "timed": True}
 COMMANDS = {
-    "train": Command(
-        keys.TrainCommand, "stages.train:train",
-        "from a folder of images to a classifier in a given time, pretraining where that pays",
-        logged=False, timed=True, words=("data.root",),
-    ),
-    "pretrain": Command(
-        PretrainConfig, "stages.run:run_stage", "stage 1: learn a backbone from images alone", logged=False, timed=True,
-    ),
-    "finetune": Command(
-        FinetuneConfig, "stages.run:run_stage",
-        "stage 2: train a classifier on labels, from a backbone or from scratch", logged=False, timed=True,
-    ),
-    "detect": Command(
-        DetectConfig, "stages.run:run_stage",
-        "stage 2 for boxes: train a detector (COCO format), of masks too where there are any", logged=False, timed=True,
-    ),
-    "segment": Command(
-        SegmentConfig, "stages.run:run_stage",
-        "stage 2 for masks: train a semantic segmentation (images and PNG masks, ADE20K)", logged=False, timed=True,
-    ),
+    "train": Command(keys.TrainCommand, "stages.train:train", words=("data.root",), **_TRAINING),
+    "pretrain": Command(PretrainConfig, "stages.run:run_stage", **_TRAINING),
+    "finetune": Command(FinetuneConfig, "stages.run:run_stage", **_TRAINING),
+    "detect": Command(DetectConfig, "stages.run:run_stage", **_TRAINING),
+    "segment": Command(SegmentConfig, "stages.run:run_stage", **_TRAINING),
     "transfer": Command(
-        GridConfig, "transfer.grid:command",
-        "stage 3: a grid of sources, methods, backbones and targets; 'transfer status OUT' shows how far it is",
-        logged=False,
-        subcommands={
-            "status": Command(StatusConfig, "transfer.status:status", "the progress of a grid", words=("out",)),
-        },
+        GridConfig, "transfer.grid:command", logged=False,
+        subcommands={"status": Command(StatusConfig, "transfer.status:status", words=("out",))},
     ),
-    "probe": Command(
-        keys.ProbeConfig, "stages.probe_command:probe",
-        "how good the frozen features of a run are: kNN and a linear probe, in minutes",
-    ),
-    "fewlabel": Command(
-        keys.FewLabelConfig, "stages.fewlabel:fewlabel",
-        "accuracy over the labelled images a class, of several runs, as a table and a picture",
-    ),
-    "predict": Command(
-        usage.PredictConfig, "inference.predict:predict",
-        "the classes of images, with probabilities; of detectors boxes, of segmentations masks", words=("paths",),
-    ),
-    "embed": Command(
-        usage.EmbedConfig, "inference.embed:embed", "the features of images", words=("paths",),
-    ),
-    "similar": Command(
-        usage.SimilarConfig, "inference.similar:similar", "the images that are most like one", words=("query", "paths"),
-    ),
-    "explore": Command(
-        usage.ExploreConfig, "inference.explore:explore",
-        "which training images are alike: neighbours, clusters, likely duplicates and wrong labels", words=("run",),
-    ),
-    "report": Command(
-        usage.ReportConfig, "inference.report:report", "a page on finished runs, with pictures", words=("runs",),
-    ),
-    "export": Command(
-        usage.ExportConfig, "inference.export:export", "the model for other programs: ONNX, timm, hf",
-    ),
+    "probe": Command(keys.ProbeConfig, "stages.probe_command:probe"),
+    "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel"),
+    "predict": Command(usage.PredictConfig, "inference.predict:predict", words=("paths",)),
+    "embed": Command(usage.EmbedConfig, "inference.embed:embed", words=("paths",)),
+    "similar": Command(usage.SimilarConfig, "inference.similar:similar", words=("query", "paths")),
+    "explore": Command(usage.ExploreConfig, "inference.explore:explore", words=("run",)),
+    "report": Command(usage.ReportConfig, "inference.report:report", words=("runs",)),
+    "export": Command(usage.ExportConfig, "inference.export:export"),
     "data": Group(
-        "datasets: list them, show, download or check one", DATA,
+        "List, show, download or check datasets.", DATA,
         """usage: idmm data list
        idmm data info NAME
        idmm data check [NAME] --root DIR [--out DIR]
@@ -136,11 +93,8 @@ COMMANDS = {
 
 'idmm data COMMAND --help' explains every flag.""",
     ),
-    "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list", "the recipes that --config takes by name"),
-    "demo": Command(
-        keys.DemoConfig, "stages.demo:demo",
-        "idmm train on scikit-learn's digits, few of them labelled, against scratch, with pictures", logged=False,
-    ),
+    "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list"),
+    "demo": Command(keys.DemoConfig, "stages.demo:demo", logged=False),
 }  # fmt: skip
 IDMM = Group(
     "",
@@ -150,7 +104,7 @@ IDMM = Group(
 commands:
 {commands}
 
-'idmm COMMAND --help' explains every flag; 'idmm --version' prints the version.""",
+'idmm COMMAND --help' explains every flag. 'idmm --version' prints the version.""",
 )
 
 

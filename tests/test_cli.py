@@ -85,11 +85,11 @@ FAULTS = {
     "unknown flag": ("--train.epoch 3", "--train.epoch: unknown flag; did you mean '--train.epochs'?"),
     "flag of other commands": (
         "--augment.flip 0",
-        "--augment.flip: unknown flag of this command; it belongs to idmm finetune, idmm detect, idmm segment",
+        "--augment.flip: unknown flag of this command, it belongs to idmm finetune, idmm detect, idmm segment",
     ),
-    "stray word": ("runs/a", "runs/a: unexpected argument; values follow their --flag"),
+    "stray word": ("runs/a", "runs/a: unexpected argument. Values follow their --flag."),
     "missing value": ("--train.lr", "--train.lr: expected a value (FLOAT)"),
-    "an unset variable": (["--init", ""], "init: empty value (unset shell variable?); use null for none"),
+    "an unset variable": (["--init", ""], "init: empty value (unset shell variable?), expected null for none"),
     "a long name": (
         f"--data.root {300 * 'a'} --out /nowhere/run",
         f"data.root: '{300 * 'a'}' does not exist; expected a folder of images",
@@ -109,7 +109,7 @@ FAULTS = {
     ),
     "option of another method": (
         "--method.name simclr --method.queue 3",
-        "method.queue: got 3, but simclr has no such option; leave it out",
+        "method.queue: got 3, but simclr has no such option. Leave it out.",
     ),
     "not a section": ("--data.subset 10", "data.subset: got 10, expected a mapping, such as '{per_class: 10}'"),
     "not a list": ("--views.crops 3", "views.crops: got 3, expected a list, such as '[{count: 3}]'"),
@@ -142,11 +142,11 @@ FILES = {
     "a number for a section": ("drloc: 0.5", "drloc: got 0.5, expected a mapping, such as '{weight: 0.5}' (in {path})"),
     "option of another method": (
         "method: {name: simclr, queue: 3}",
-        "method.queue: got 3, but simclr has no such option (in {path}); leave it out",
+        "method.queue: got 3, but simclr has no such option (in {path}). Leave it out.",
     ),
-    "a list": ("- 1", "--config: '{path}' holds a list; expected a mapping of keys"),
-    "not UTF-8": (b"name: \xff\xfe", "--config: cannot read '{path}' (not UTF-8 text); expected a YAML file"),
-    "a folder": (None, "--config: cannot read '{path}' (Is a directory); expected a YAML file"),
+    "a list": ("- 1", "--config: '{path}' holds a list, expected a mapping of keys"),
+    "not UTF-8": (b"name: \xff\xfe", "--config: cannot read '{path}' (not UTF-8 text), expected a YAML file"),
+    "a folder": (None, "--config: cannot read '{path}' (Is a directory), expected a YAML file"),
 }
 
 
@@ -169,7 +169,7 @@ def test_all_faults_at_once(tmp_path, capsys):
     argv += ["--train.batch_size", "0", "--method.classifier", "cosin", "--train.warmup_epochs"]
     lines = refused(capsys, argv)
     assert sorted(lines) == sorted([
-        "--config: cannot read 'none.yaml' (No such file or directory); expected a YAML file",
+        "--config: cannot read 'none.yaml' (No such file or directory), expected a YAML file",
         "--sed: unknown flag; did you mean '--seed'?",
         "--train.warmup_epochs: expected a value (FLOAT)",
         "train.batch_size: got 0, expected greater than or equal to 1",
@@ -248,7 +248,7 @@ def test_unknown_model_and_dataset(tmp_path, capsys):
     )
     assert inside("pretrain", tmp_path / "b", data__name="digit") == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("data.name: 'digit' is not known; wanted one of flowers, pets,")
+    assert last.startswith("data.name: 'digit' is not known; expected one of flowers, pets,")
     assert last.endswith("; did you mean 'digits'?")
 
 

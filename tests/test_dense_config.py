@@ -79,7 +79,7 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
         ([*segment, "--data.name", "flowers"], "data.name: got 'flowers'"),
         (
             [*detect, "--data.labels", "a.csv"],
-            "--data.labels: unknown flag of this command; it belongs to idmm train, ",
+            "--data.labels: unknown flag of this command, it belongs to idmm train, ",
         ),
         ([*detect, "--data.subset", "{per_class: 2}"], "data.subset.per_class: unknown key"),
         ([*detect, "--data.root", masks], "has no annotations of objects to train on; expected"),

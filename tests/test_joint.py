@@ -311,9 +311,9 @@ def test_other_methods_refuse_the_keys(root, tmp_path, capsys):
     own = {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")}
     given = {**own, "method__name": "supcon", "data__labelled": {"per_class": 2}}
     *_, line = mistake(capsys, tmp_path / "run", root, **given)
-    assert line.startswith("data.labelled: supcon cannot use images without labels; ")
+    assert line.startswith("data.labelled: supcon cannot use images without labels. ")
     *_, line = mistake(capsys, tmp_path / "run", root, **{**own, "method__name": "simclr", "method__label_weight": 1})
-    assert line == "method.label_weight: got 1, but simclr has no such option; leave it out"
+    assert line == "method.label_weight: got 1, but simclr has no such option. Leave it out."
     argv = ["finetune", "--data.root", root, "--out", tmp_path / "run", "--data.labelled", "{per_class: 2}"]
     assert refused(capsys, argv) == ["data.labelled: is for pretraining; data.subset draws the images of a finetune"]
 

@@ -71,9 +71,9 @@ MISTAKES = [  # command line, how each line of the answer begins
     ("finetune --init a --out o", [INIT]),
     ("probe --init a --data.name flower", [FLOWER]),
     ("fewlabel --init '[a, b]' --out o", [INIT]),
-    ("data check", ["name: missing; expected --name or --root"]),
+    ("data check", ["name: missing, expected --name or --root"]),
     ("finetune --stages '[{sise: 224}]'", ["stages[0].sise: unknown key; did you mean 'stages[0].size'?"]),
-    ("finetune --stages '[{epochs: 2}]'", ["stages[0].size: missing; expected image side (pixels)"]),
+    ("finetune --stages '[{epochs: 2}]'", ["stages[0].size: missing, expected image side (pixels)"]),
 ]
 LOOP = (
     "import json, sys; from idmm.cli import main; [print(main(argv), file=sys.stderr) for argv in json.load(sys.stdin)]"

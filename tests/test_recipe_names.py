@@ -57,9 +57,9 @@ def test_a_file_of_that_name_comes_first(tmp_path):
 
 
 def test_no_such_recipe_is_a_line(capsys):
-    line = "is neither a file nor a recipe; did you mean 'idmm_fast'?; 'idmm configs' lists the recipes"
+    line = "is neither a file nor a recipe; did you mean 'idmm_fast'?. 'idmm configs' lists the recipes."
     assert refused(capsys, ["pretrain", "--config", "idm_fast"]) == [f"--config: 'idm_fast' {line}"]
-    line = "is a recipe of idmm pretrain, not of this command; 'idmm configs' lists the recipes of each"
+    line = "is a recipe of idmm pretrain, not of this command. 'idmm configs' lists the recipes of each."
     for command in ("finetune", "train"):
         assert refused(capsys, [command, "--config", "idmm_fast"])[:1] == [f"--config: 'idmm_fast' {line}"]
 
@@ -135,7 +135,7 @@ def test_in_a_grid_with_one_recipe(tmp_path):
     }
     assert found == {"idmm": ("cosine", 1), "simclr": (None, 1)}, "the recipe's light crops"
     own = GridPlan(build(GridConfig, {**config, "out": "o", "pretrain": {"method": {"classifier": "cosine"}}})).faults
-    line = "method.classifier: got 'cosine', but simclr has no such option; leave it out"
+    line = "method.classifier: got 'cosine', but simclr has no such option. Leave it out."
     assert own == [f"pretrain: {line}"], "what the user wrote is still one"
 
 

@@ -182,14 +182,14 @@ def test_groups_carry_any_colour_and_are_checked(tmp_path):
 
 def test_fields_that_a_method_does_not_read_are_refused():
     assert refused(name="simclr", classifier="cosine", queue=5, cutmix_alpha=0.1) == [
-        f"method.{key}: got {value}, but simclr has no such option; leave it out"
+        f"method.{key}: got {value}, but simclr has no such option. Leave it out."
         for key, value in (("classifier", "'cosine'"), ("queue", 5), ("cutmix_alpha", 0.1))
     ]
     assert len(refused(name="idmm", temperature=0.1)) == 1
 
 
 def test_widths_of_an_mlp_that_is_not_there_are_refused():
-    why = "without method.projection has no projection head; leave it out"
+    why = "without method.projection has no projection head. Leave it out."
     assert refused(name="idmm", dim=64) == [f"method.dim: got 64, but idmm {why}"]
     assert refused(name="simclr", projection=False, hidden_dim=9) == [f"method.hidden_dim: got 9, but simclr {why}"]
     config, notes = resolved(name="simclr", projection=False)
@@ -199,11 +199,11 @@ def test_widths_of_an_mlp_that_is_not_there_are_refused():
 
 def test_crops_that_a_method_compares():
     for crops in ([1], [2, 1]):
-        line = f"views.crops: got {sum(crops)} crops per image, but simclr compares crops; expected 2"
+        line = f"views.crops: got {sum(crops)} crops per image, but simclr compares crops, expected 2"
         assert refused(name="simclr", crops=crops) == [line]
     resolved(name="simclr", crops=[1, 1])
     assert refused(name="dino", crops=[1]) == [
-        "views.crops: got 1 crops per image, but dino compares crops; expected at least 2"
+        "views.crops: got 1 crops per image, but dino compares crops, expected at least 2"
     ]
     resolved(name="dino", crops=[1, 4])
     resolved(name="idmm", crops=[1, 4])
@@ -229,7 +229,7 @@ def test_methods_that_compare_the_images_of_a_pass(tmp_path, capsys):
     """Passes of a batch are smaller batches to them: refused where an image is alone, of a small set too."""
     given = dict(BARE, method__name="simclr", train__epochs=1)
     alone = {"train__batch_size": 1, "train__accumulate": 1, "data__subset": {"total": 8}}
-    line = "but simclr compares the images of a pass with each other; expected at least 2 per pass"
+    line = "but simclr compares the images of a pass with each other, expected at least 2 per pass"
     assert inside("pretrain", tmp_path / "a", **{**given, **alone}) == 2
     assert f"train.batch_size: got 1, {line}" in capsys.readouterr().err.splitlines()
     few = {"data__subset": {"total": 3}, "train__batch_size": 40, "train__accumulate": 2}

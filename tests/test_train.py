@@ -197,8 +197,8 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     assert lines[0].startswith("data.root: ") and not (tmp_path / "x").exists()
     (line,) = refused(capsys, given(images, tmp_path / "x", compare="true"))
     assert line.startswith("compare: there is no pretraining")
-    where = "data.root: missing; expected --data.root or --data.name"
-    out = "out: missing; expected folder for the classifier and all other files"
+    where = "data.root: missing, expected --data.root or --data.name"
+    out = "out: missing, expected folder for the classifier and all other files"
     assert refused(capsys, ["train"]) == [where, out]
     assert refused(capsys, ["train", "--out", tmp_path / "x"]) == [where]
     (line,) = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=1e-4))

@@ -263,7 +263,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "backbones 'resnet18': kwargs: got [1], expected a mapping",
         "weights 'IN': path: got '/none', expected an existing run folder or file of weights",
         "weights 'IN': backbone: got None, expected one of tiny, resnet18, resnet18",
-        f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory); expected a YAML file",
+        f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory), expected a YAML file",
         "finetune: train.lr: got -1, expected greater than 0",
         "finetune: train.epoch: unknown key; did you mean 'train.epochs'?",
     ]
@@ -277,9 +277,9 @@ def test_faults_of_an_entrys_options_are_said_once():
     }
     assert wrong(**bad) == [
         "pretrain of idmm on digits: train.epochs: got 0, expected greater than or equal to 1",
-        "pretrain of mocov2 on digits: method.outputs: got 5, but mocov2 has no such option; leave it out",
-        "finetune on digits: drloc.weight: got 1, but model.freeze is true, so nothing of the backbone learns from it; "
-        "leave one of them out",
+        "pretrain of mocov2 on digits: method.outputs: got 5, but mocov2 has no such option. Leave it out.",
+        "finetune on digits: drloc.weight: got 1, but model.freeze is true, so nothing of the backbone learns from it. "
+        "Leave one of them out.",
     ]
 
 

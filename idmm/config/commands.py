@@ -103,8 +103,8 @@ class TrainCommand:
 
 @section
 class DemoConfig:
-    """Run idmm train on scikit-learn's digits with 5 labels per class, and compare with training from scratch and with
-    hand-made features. Exits with 1 if the mean gain over the better of both is under 2 points."""
+    """Run idmm train on scikit-learn's digits with 5 labels per class, and compare it with baselines. These are training
+    from scratch and hand-made features. Exits with 1 if the mean gain over the better is under 2 points."""
 
     out: str = "runs/demo"
     """Folder for the images, the runs, demo.json and comparison.png."""
@@ -116,7 +116,7 @@ class DemoConfig:
 
 @section
 class ConfigsConfig:
-    """List the recipes that --config takes by name: NAME for those of the command's own stage, FOLDER/NAME for all."""
+    """List the recipes that --config takes by name."""
 
 
 @section
@@ -133,19 +133,17 @@ class DataInfoConfig:
 
 
 @section
-class DataDownloadConfig:
+class DataDownloadConfig(DataInfoConfig):
     """Download a dataset, check it and unpack it. Repeat the command to resume."""
 
-    name: str = REQUIRED
-    """Dataset, one of 'idmm data list'."""
     root: str = REQUIRED
     """Folder to put it into. Pass the same as data.root later."""
 
 
 @section
 class DataCheckConfig:
-    """Check every image of a dataset before training: unreadable files, classes, sizes, duplicates within and across
-    splits, and a baseline to beat. Exits with 1 if something should be fixed."""
+    """Check every image of a dataset: unreadable files, class sizes, duplicates, leaks, and a baseline to beat. Exits
+    with 1 if something should be fixed."""
 
     ONE_OF: ClassVar[tuple[str, ...]] = ("name", "root")
 

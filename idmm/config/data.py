@@ -123,7 +123,7 @@ class Images:
             faults["std"] = f"got {self.std}, expected numbers > 0"
         if self.fold is not None and self.fold > (self.folds or 0):
             folds = "data.folds is not given" if self.folds is None else f"there are {self.folds} folds"
-            faults["fold"] = f"got {self.fold}, but {folds}; expected folds, and one of them"
+            faults["fold"] = f"got {self.fold}, but {folds}, expected folds, and one of them"
         raise_faults(faults)
         return self
 

@@ -86,11 +86,11 @@ class DenseTrain(Train):
         if self.schedule != "steps" and steps:
             faults["lr_steps"] = f"got {steps}, expected none without schedule steps"
         elif self.schedule == "steps" and self.minutes is not None:
-            faults["lr_steps"] = f"got {steps}, but minutes decide on the epochs; expected schedule cosine or linear"
+            faults["lr_steps"] = f"got {steps}, but minutes decide on the epochs, expected schedule cosine or linear"
         elif self.schedule == "steps" and not in_order:
             faults["lr_steps"] = f"got {steps}, expected rising epochs before the last ({self.epochs}), e.g. [8, 11]"
         if self.compile:
-            faults["compile"] = "got true, but boxes and masks are not compiled; expected false"
+            faults["compile"] = "got true, but boxes and masks are not compiled, expected false"
         raise_faults(faults)
         return self
 

@@ -41,18 +41,13 @@ class Method:
     name: str
     """Pretraining method. supcon and supervised need labels. All but idmm and supervised need the extra 'baselines'."""
 
-    @property
-    def learns_labels(self) -> bool:
-        """Whether a classifier is trained next to the backbone, on the labels that exist."""
-        return False
-
     def crop_faults(self, crops: list[CropGroup]) -> list[str]:
         """Return what is wrong with the number of crops per image."""
         count, (fewest, most) = sum(group.count for group in crops), self.CROPS_COMPARED
         if fewest <= count <= (most or count):
             return []
         expected = f"{fewest}" if most else f"at least {fewest}"
-        return [f"views.crops: got {count} crops per image, but {self.name} compares crops; expected {expected}"]
+        return [f"views.crops: got {count} crops per image, but {self.name} compares crops, expected {expected}"]
 
     def missing_libraries(self) -> list[str]:
         """Return a fault for each library that the method needs and that is not installed."""
@@ -85,7 +80,7 @@ class Projected(Method):
     @model_validator(mode="after")
     def _check_widths(self):
         widths = {} if self.projection else {name: getattr(self, name) for name in ("hidden_dim", "dim")}
-        why = f"but {self.name} without method.projection has no projection head; leave it out"
+        why = f"but {self.name} without method.projection has no projection head. Leave it out."
         raise_faults({name: f"got {width}, {why}" for name, width in widths.items() if width is not None})
         return self
 
@@ -111,14 +106,9 @@ class IDMM(Projected, Mixed):
     instance_decay: Literal["none", "cosine"] = "none"
     """Weight of the N-way loss if label_weight is above 0: constant, or falling to zero along half a 'cosine'."""
 
-    @property
-    def learns_labels(self) -> bool:
-        """Whether a classifier is trained next to the backbone, on the labels that exist."""
-        return self.label_weight > 0
-
     @model_validator(mode="after")
     def _check_decay(self):
-        if self.instance_decay != "none" and not self.learns_labels:
+        if self.instance_decay != "none" and not self.label_weight:
             raise_faults(
                 {"instance_decay": f"got {self.instance_decay!r} with label_weight 0, expected label_weight > 0"}
             )

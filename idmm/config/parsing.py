@@ -50,7 +50,7 @@ def parse(
     for key in (key for key in words if rest and key not in texts):
         takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
         texts[key], rest = (rest, []) if takes_all else (rest[0], rest[1:])
-    faults += [f"{word}: unexpected argument; values follow their --flag" for word in rest]
+    faults += [f"{word}: unexpected argument. Values follow their --flag." for word in rest]
     values, more = _values(texts, flags)
     faults, files = faults + more, []
     for name in names:
@@ -176,7 +176,7 @@ def _values(texts: dict[str, Any], flags: dict[str, Key]) -> tuple[dict[str, Any
         elif text is NO_VALUE:
             faults.append(f"--{name}: expected a value ({flags[name].metavar})")
         elif not text:
-            faults.append(f"{name}: empty value (unset shell variable?); use null for none")
+            faults.append(f"{name}: empty value (unset shell variable?), expected null for none")
         else:
             try:
                 values[name] = _value(text, flags[name].kind)
@@ -203,7 +203,7 @@ def _unknown(
             name = word.partition("=")[0].removeprefix("--")
             others = [command for command, other in commands.items() if other is not kind and name in _flags(other)]
             hint = nearest(f"--{name}", ["--config", "--print_config", *(f"--{flag}" for flag in flags)])
-            owners = f" of this command; it belongs to {listed(others, most=9)}" if others else hint
+            owners = f" of this command, it belongs to {listed(others, most=9)}" if others else hint
             faults.append(f"--{name}: unknown flag{owners}")
         elif not previous.startswith("--") or "=" in previous:  # else the value of the unknown flag
             words.append(word)
@@ -243,7 +243,7 @@ def _checked(
     # a key that was misspelled, or whose value could not be read, is not missing as well
     named = {fault.partition("did you mean '")[2].removesuffix("'?").removeprefix("--") for fault in faults}
     named |= {fault.partition(":")[0].removeprefix("--") for fault in faults}
-    faults += [f"{key}: missing; expected {text}" for key, text in missing.items() if key not in named]
+    faults += [f"{key}: missing, expected {text}" for key, text in missing.items() if key not in named]
     if faults:
         raise UserError(*faults)
     return config
@@ -264,7 +264,7 @@ def _faults(kind: type, error: dict, origin: dict[str, str]) -> list[str]:
     if error["type"] in ("unexpected_keyword_argument", "invalid_key"):
         names = [known.key for known in keys_of(kind)]
         if method and key in names:
-            return [f"{key}: got {error['input']!r}, but {method} has no such option{place}; leave it out"]
+            return [f"{key}: got {error['input']!r}, but {method} has no such option{place}. Leave it out."]
         index = key[key.find("[") : key.find("]") + 1] if "[" in key else ""
         return [f"{key}: unknown key{place}{nearest(_shape(key), names).replace('[]', index)}"]
     if error["type"] == "union_tag_invalid":

@@ -61,11 +61,11 @@ def read_file(path: str | Path) -> dict:
         loaded = read_value(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"--config: cannot read '{path}' ({reason}); expected a YAML file") from None
+        raise UserError(f"--config: cannot read '{path}' ({reason}), expected a YAML file") from None
     except yaml.YAMLError as error:
         raise UserError(f"--config: '{path}' is not YAML: {yaml_problem(error)}") from None
     if loaded is not None and not isinstance(loaded, dict):
-        raise UserError(f"--config: '{path}' holds a {type(loaded).__name__}; expected a mapping of keys")
+        raise UserError(f"--config: '{path}' holds a {type(loaded).__name__}, expected a mapping of keys")
     return loaded or {}
 
 
@@ -99,9 +99,9 @@ def recipe(kind: type, name: str | Path) -> dict:
         return merged(read_file(path))
     if others := [other for other in STAGES if f"{other}/{key}" in files]:
         belongs = f"a recipe of idmm {listed(others)}, not of this command"
-        raise UserError(f"--config: '{name}' is {belongs}; 'idmm configs' lists the recipes of each")
+        raise UserError(f"--config: '{name}' is {belongs}. 'idmm configs' lists the recipes of each.")
     hint = nearest(key, [*(name.removeprefix(f"{stage}/") for name in files), *files])
-    raise UserError(f"--config: '{name}' is neither a file nor a recipe{hint}; 'idmm configs' lists the recipes")
+    raise UserError(f"--config: '{name}' is neither a file nor a recipe{hint}. 'idmm configs' lists the recipes.")
 
 
 def of_method(data: dict, name: str | None, where: str) -> tuple[dict, str]:
@@ -127,7 +127,7 @@ def about(path: Path) -> str:
 
 
 def recipe_list(_: Any) -> str:
-    """Return the recipes, one line each; those of a stage by the names that its command takes."""
+    """Return the recipes, one line each, those of a stage by the names that its command takes."""
     groups = {stage: [f"idmm {stage} --config NAME:"] for stage in STAGES}
     others = ["--config FOLDER/NAME, most of them after one of the above:"]
     for key, path in recipes().items():

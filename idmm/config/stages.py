@@ -100,7 +100,7 @@ class PretrainConfig(Common):
     @property
     def learns_labels(self) -> bool:
         """Whether a classifier is trained next to the backbone, on the labels that exist."""
-        return self.method.learns_labels
+        return getattr(self.method, "label_weight", 0) > 0
 
     @property
     def needs_labels(self) -> bool:
@@ -144,8 +144,8 @@ class PretrainConfig(Common):
             return []
         if self.needs_labels:
             why = f"{self.method.name} cannot use images without labels"
-            return [f"data.labelled: {why}; use data.subset to draw the images to train on"]
-        return ["data.labelled: no label is used, as method.label_weight is 0; expected a weight > 0, or no labelled"]
+            return [f"data.labelled: {why}. Use data.subset to draw the images to train on."]
+        return ["data.labelled: no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"]
 
     def _drloc_faults(self) -> list[str]:
         """Return a fault per group of crops whose size drloc cannot use: its head knows one grid."""
@@ -167,7 +167,7 @@ class PretrainConfig(Common):
             return []
         split = f" in {passes} passes (train.accumulate)" if passes > 1 else ""
         why = f"{self.method.name} compares the images of a pass with each other"
-        return [f"train.batch_size: got {batch_size}{split}, but {why}; expected at least 2 per pass"]
+        return [f"train.batch_size: got {batch_size}{split}, but {why}, expected at least 2 per pass"]
 
 
 @section
@@ -190,7 +190,7 @@ class FinetuneConfig(Common):
         if epochs is not None and epochs < stages:
             faults["train.max_epochs"] = f"got {epochs}, expected at least one epoch for each of {stages} stages"
         if self.drloc.weight and self.model.freeze:
-            why = "but model.freeze is true, so nothing of the backbone learns from it; leave one of them out"
+            why = "but model.freeze is true, so nothing of the backbone learns from it. Leave one of them out."
             faults["drloc.weight"] = f"got {self.drloc.weight:g}, {why}"
         raise_faults(faults)
         return self

@@ -40,7 +40,7 @@ class Target:
 @section
 class GridConfig:
     """Stage 3: pretrain on every source, fine-tune on every target and write a grid of accuracies. Repeat the command
-    to resume. A changed option reruns only the jobs that depend on it."""
+    to resume. A changed option reruns only the jobs that depend on it. See also: idmm transfer status OUT."""
 
     STAGE: ClassVar[str] = "transfer"
     STAGES: ClassVar[dict[str, type]] = KINDS  # whose flags it takes, as --pretrain.train.lr
@@ -89,7 +89,7 @@ class GridConfig:
 
 @section
 class StatusConfig:
-    """The progress of a grid: its finished and failed cells, and its running jobs."""
+    """Print the progress of a grid: its finished and failed cells, and its running jobs."""
 
     out: str = REQUIRED
     """Folder of the grid."""
