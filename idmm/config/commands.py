@@ -103,7 +103,7 @@ class TrainCommand:
 
 @section
 class DemoConfig:
-    """Run idmm train on scikit-learn's digits with 5 labels per class, and compare it with baselines. These are training
+    """Run idmm train on scikit-learn's digits with 5 labels per class, and compare with baselines. These are training
     from scratch and hand-made features. Exits with 1 if the mean gain over the better is under 2 points."""
 
     out: str = "runs/demo"
