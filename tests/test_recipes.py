@@ -218,7 +218,7 @@ def test_a_missing_library(tmp_path, monkeypatch, capsys):
     original = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lightly" else original(name, *a))
     resolved(name="idmm")
-    line = f"needs lightly; install it with: {install('baselines')}"
+    line = f"needs lightly, install it with: {install('baselines')}"
     assert refused(name="idmm", projection=True) == [f"method.name: idmm {line}"]
     assert inside("pretrain", tmp_path / "run", **BARE, method__name="simclr") == 2
     assert capsys.readouterr().err.splitlines() == [f"method.name: simclr {line}"]

@@ -1,4 +1,4 @@
-"""What the sections of a config have in common."""
+"""Shared parts of the sections of a config."""
 
 from typing import Annotated, Any, dataclass_transform
 

@@ -53,7 +53,7 @@ class Method:
         """Return a fault for each library that the method needs and that is not installed."""
         names = {*self.LIBRARIES} | ({"lightly"} if getattr(self, "projection", False) else set())
         missing = [name for name in sorted(names) if importlib.util.find_spec(name) is None]
-        return [f"method.name: {self.name} needs {name}; install it with: {install('baselines')}" for name in missing]
+        return [f"method.name: {self.name} needs {name}, install it with: {install('baselines')}" for name in missing]
 
 
 @section

@@ -46,7 +46,7 @@ def parse(
     flags = _flags(kind)
     texts, rest = _split(_parser(kind, prog, flags), argv, flags)
     names, only_print = texts.pop("config", []), texts.pop("print_config", False)
-    faults, rest = _unknown(rest, kind, flags, commands)
+    faults, rest = _unknown(rest, flags, commands)
     for key in (key for key in words if rest and key not in texts):
         takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
         texts[key], rest = (rest, []) if takes_all else (rest[0], rest[1:])
@@ -125,17 +125,10 @@ class _Help(argparse.HelpFormatter):
 
 def _parser(kind: type, prog: str, flags: dict[str, Key]) -> argparse.ArgumentParser:
     usage = f"{prog} [--config FILE] [--KEY VALUE ...]"
-    parser = argparse.ArgumentParser(
-        prog,
-        usage,
-        kind.__doc__,
-        HELP,
-        formatter_class=_Help,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
+    parser = argparse.ArgumentParser(prog, usage, kind.__doc__, HELP, formatter_class=_Help, allow_abbrev=False)
     parser._negative_number_matcher = re.compile(r"-\.?\d")  # Python's own does not know -1e-3
-    any_value = {"nargs": "?", "const": NO_VALUE}  # so that all faults can be reported together
+    # a flag may stand without a value, so that all faults are reported together
+    any_value = {"nargs": "?", "const": NO_VALUE, "default": argparse.SUPPRESS}
     text = "YAML file of the keys below, or a recipe of 'idmm configs'. Flags and later files override it."
     parser.add_argument("--config", metavar="FILE", help=text, action="append", **any_value)
     parser.add_argument("--print_config", help="Print the resulting config as YAML and exit.", **any_value, metavar="")
@@ -154,7 +147,7 @@ def _parser(kind: type, prog: str, flags: dict[str, Key]) -> argparse.ArgumentPa
 
 
 def _split(parser: argparse.ArgumentParser, argv: list[str], flags: dict[str, Key]) -> tuple[dict[str, Any], list[str]]:
-    """Return the texts of the flags, and what argparse does not know: words, and unknown flags with their values.
+    """Return the texts of the flags, and the rest: words, and unknown flags with their values.
 
     A switch without a value means true. It takes only YAML's true, false and null, so that a word may follow it.
     """
@@ -193,15 +186,13 @@ def _value(text: str, kind: Any) -> Any:
     return read_value(text)
 
 
-def _unknown(
-    loose: list[str], kind: type, flags: dict[str, Key], commands: Mapping[str, type]
-) -> tuple[list[str], list[str]]:
+def _unknown(rest: list[str], flags: dict[str, Key], commands: Mapping[str, type]) -> tuple[list[str], list[str]]:
     """Return a fault for each unknown flag, and the words that follow no flag."""
     faults, words, previous = [], [], ""
-    for word in loose:
+    for word in rest:
         if word.startswith("--"):
             name = word.partition("=")[0].removeprefix("--")
-            others = [command for command, other in commands.items() if other is not kind and name in _flags(other)]
+            others = [command for command, kind in commands.items() if name in _flags(kind)]
             hint = nearest(f"--{name}", ["--config", "--print_config", *(f"--{flag}" for flag in flags)])
             owners = f" of this command, it belongs to {listed(others, most=9)}" if others else hint
             faults.append(f"--{name}: unknown flag{owners}")
@@ -212,17 +203,10 @@ def _unknown(
 
 
 # ------------------------------------------------------------------ checks
-def _checked(
-    kind: type[Config], data: dict, origin: dict[str, str], faults: list[str], partial: bool = False
-) -> Config:
-    """Return the config, or raise UserError with the faults so far and those of the keys.
+def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: list[str], partial=False) -> Config:
+    """Return the config, or raise UserError with ``faults`` and those of the keys.
 
-    Args:
-        kind: Class of the config.
-        data: Its nested keys.
-        origin: The file of each key, empty for a flag.
-        faults: Found so far.
-        partial: Whether required keys may be missing.
+    ``origin`` has the file of each key, empty for a flag. A ``partial`` config may lack required keys.
     """
     config, missing, faults = None, {}, [*faults]
     try:
@@ -275,7 +259,7 @@ def _faults(kind: type, error: dict, origin: dict[str, str]) -> list[str]:
 
 
 def _expected(kind: type, key: str, error: dict) -> str:
-    """Return what pydantic expects of a value, with an example if it is a section or a list."""
+    """Return the expectation of pydantic, with an example if it is a section or a list."""
     text = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
     text = re.sub(r"a (valid )?dictionary( or .*)?", "a mapping", text)
     text = re.sub(r"\w+ should have (at \w+ \d+ items?).*", r"\1", text)
@@ -286,13 +270,12 @@ def _expected(kind: type, key: str, error: dict) -> str:
     inner.sort(key=lambda known: type(error["input"]) not in options(known.kind))  # the first that accepts the value
     name = inner[0].key.rpartition(".")[2] if inner else ""
     example = f"{{{name}: {error['input']}}}" if name else error["input"]
-    if error["type"] == "list_type":
-        return f"{text}, such as '[{example}]'"
-    return f"{text}, such as '{example}'" if name else text
+    example = f"[{example}]" if error["type"] == "list_type" else example
+    return f"{text}, such as '{example}'" if name or error["type"] == "list_type" else text
 
 
 def _described(kind: type, key: str) -> str:
-    """Return what a key is, by the first sentence of its help."""
+    """Return the first sentence of a key's help."""
     text = next((known.help for known in keys_of(kind) if known.key == _shape(key)), "")
     text = re.split(r"(?<!e\.g)\.(?=\s|$)", text, maxsplit=1)[0] or "a value"
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]

@@ -17,7 +17,7 @@ class Key(NamedTuple):
 
     key: str  # with dots, within the items of a list e.g. ``stages[].size``
     kind: Any  # its type
-    help: str  # one or two sentences, with what null means
+    help: str  # one or two sentences, with the meaning of null
     default: str  # as YAML, empty if null or required. Of options that differ between methods, one default per method
     required: bool
     owner: type  # the class that it is a field of

@@ -40,7 +40,7 @@ class Train:
     clip_grad: float | None = Field(None, gt=0)
     """Largest norm of the gradient. Default: no clipping."""
     clip_grad_mode: Literal["norm", "tensor"] = "norm"
-    """What clip_grad limits: the norm of the whole gradient, or of each tensor's (DINO's release)."""
+    """Norm that clip_grad limits: the whole gradient's, or each 'tensor's own as in DINO's release."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay per step of averaged weights (EMA), which are then evaluated and exported. It warms up. Default: no EMA."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

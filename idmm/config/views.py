@@ -1,4 +1,4 @@
-"""What training sees of an image: crops and colours of pretraining, augmentation of fine-tuning."""
+"""Crops and colours of pretraining, augmentation of fine-tuning."""
 
 from dataclasses import field, fields, replace
 from typing import Annotated, Any
