@@ -98,10 +98,10 @@ def test_flags_and_files_in_the_text_exist(page, flags):
 
 
 def test_sizes():
-    """The budgets: README 1,100 words, 16 pages of at most 2,200 words, 24,000 words in all."""
+    """The budgets: README 1,100 words, 16 pages of at most 2,600 words, 24,000 words in all."""
     words = {page.name: len(page.read_text().split()) for page in DOCS}
     assert words["README.md"] <= 1100 and len(words) - 1 <= 16 and sum(words.values()) <= 24_000, words
-    assert max(words.values()) <= 2200, words
+    assert max(words.values()) <= 2600, words
     assert len((ROOT / "CHANGELOG.md").read_text().partition("## [0.1.0]")[2].split()) <= 250
 
 
