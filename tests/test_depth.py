@@ -13,7 +13,7 @@ from helpers import call, inside, refused
 from PIL import Image
 
 import idmm
-from idmm.data import image_store
+from idmm.data import decode
 from idmm.data.formats import BadImage
 from idmm.data.images import read_image
 from idmm.data.listing import list_images
@@ -94,7 +94,7 @@ def test_8_bit_images_cost_nothing_and_stay_as_they_are(tmp_path, monkeypatch):
         raise AssertionError("a second look at an image of 8 bits")
 
     root = tree(tmp_path / "d", train={"a": 3, "b": 3})
-    monkeypatch.setattr(image_store, "measure_range", never)
+    monkeypatch.setattr(decode, "measure_range", never)
     stores = [opened(root, range=given) for given in ("auto", [0, 4095])]
     for store in stores:
         assert store.value_range is None and same_images(store, stores[0])
@@ -107,7 +107,7 @@ def test_the_image_that_memory_does_not_hold_is_named(tmp_path, monkeypatch):
         raise MemoryError
 
     deep(tmp_path / "d/train/0.png", 0, 100)
-    monkeypatch.setattr(image_store, "read_image", full)
+    monkeypatch.setattr(decode, "read_image", full)
     line = f"out of memory while decoding '{tmp_path}/d/train/0.png'; a lower data.max_pixels refuses it"
     with pytest.raises(RunError, match=f"^{line}$"):
         opened(tmp_path / "d")

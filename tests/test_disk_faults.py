@@ -16,6 +16,7 @@ import pytest
 from folders import entry_of, opened, paint, same, sums
 from helpers import temporary
 
+from idmm.data import decode as decode_module
 from idmm.data import image_store
 from idmm.progress import size as size_of
 
@@ -47,7 +48,7 @@ def hang(reached):
 
 def stop_at(moment, reached):
     """Patches this process, which is to be killed, so that it stops at a moment of the build."""
-    read, replace, done = image_store.read_image, os.replace, []
+    read, replace, done = decode_module.read_image, os.replace, []
 
     def decode(*args, **named):
         done.append(None)
@@ -66,7 +67,7 @@ def stop_at(moment, reached):
         file.flush()
         hang(reached)
 
-    image_store.read_image, os.replace = decode, rename
+    decode_module.read_image, os.replace = decode, rename
     if moment == "half of the index":
         np.savez = save
 
@@ -116,7 +117,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     journal, start, answers = tmp_path / "journal", processes.Barrier(3), processes.Queue()
 
     def run():
-        read = image_store.read_image
+        read = decode_module.read_image
 
         def slowed(*args):
             with open(journal, "a") as file:
@@ -124,7 +125,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
             time.sleep(0.02)
             return read(*args)
 
-        image_store.read_image = slowed
+        decode_module.read_image = slowed
         start.wait(60)
         store = opened(root)
         answers.put((store.decodes, sums(store)))

@@ -29,7 +29,7 @@ class Store:
         rng = np.random.default_rng(seed)
         self.sizes = rng.integers(20, 60, (count, 2))
         self.images = [torch.from_numpy(rng.integers(0, 256, (3, *size), dtype=np.uint8)) for size in self.sizes]
-        self.labels, self.bound = np.arange(count) % 3, None
+        self.labels, self.stored_size = np.arange(count) % 3, None
 
     def image(self, i):
         return self.images[i]
@@ -186,7 +186,7 @@ def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugme
 
 
 def test_a_randaugment_that_is_not_understood_is_the_users_to_mend():
-    with pytest.raises(UserError, match="^augment.randaugment: 'rand-q3' is not understood; wanted timm's form"):
+    with pytest.raises(UserError, match="^augment.randaugment: 'rand-q3' is unknown; expected timm's form"):
         TrainTransform(Store(), Augment(randaugment="rand-q3"), 16, GREY, GREY, key=5)
 
 

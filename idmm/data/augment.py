@@ -17,16 +17,16 @@ from idmm.seeding import derive, seeded
 
 
 class TrainTransform:
-    """Makes the augmented images of a batch; a :data:`idmm.data.loaders.BatchFn`.
+    """Makes the augmented images of a batch, a :data:`idmm.data.loaders.BatchFn`.
 
-    Random resized crop, flip, colour jitter and grey as stage 1 makes them; then timm's RandAugment, which knows RGB
-    images of 8 bits alone, each under a seed of its own, from (seed, stage, epoch, image); then turns.
+    Random resized crop, flip, colour jitter and grey are those of stage 1. Then comes timm's RandAugment for RGB images
+    of 8 bits, each with its own seed from (seed, stage, epoch, image). Turns are last.
 
     Args:
         store: Images by number, with ``labels``.
         config: Strengths and probabilities.
         size: Side of the result (pixels).
-        mean, std: Of each channel; one value makes RGB images grey.
+        mean, std: Of each channel. One value makes RGB images grey.
         key: From :func:`idmm.seeding.derive`, another for each seed and stage.
     """
 
@@ -37,7 +37,7 @@ class TrainTransform:
         self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
+        """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
         images = [self.store.image(i) for i in indices]
         key, sizes = derive(self.key, "views", epoch), self.store.sizes[indices]
         plan = draw_views(Views(), self.crop, key, indices, sizes, len(images[0]))
@@ -55,10 +55,9 @@ class TrainTransform:
 
 
 class EvalTransform:
-    """Makes the centre crops of a batch; one ``mean`` and ``std`` make RGB images grey.
+    """Makes the centre crops of a batch. One ``mean`` and ``std`` make RGB images grey.
 
-    Images to evaluate on are stored as such crops; of training images, which are stored larger, :func:`centre_crop`
-    makes them.
+    Images to evaluate on are stored as such crops. Training images are stored larger. :func:`centre_crop` cuts them.
     """
 
     def __init__(self, store, size: int, crop_pct: float, mean, std):
@@ -66,7 +65,7 @@ class EvalTransform:
         self.finished = store.stored_size == CentreCrop(size, crop_pct)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Returns ``images`` (float [B, C, size, size]) and what :func:`idmm.data.views.numbered` adds."""
+        """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
         images = [self.store.image(i) for i in indices]
         if not self.finished:
             images = [centre_crop(image, self.size, self.crop_pct) for image in images]
@@ -78,20 +77,19 @@ class EvalTransform:
 
 
 def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
-    """Returns :class:`idmm.data.images.CentreCrop` of a stored image, [C, H, W] -> [C, size, size] of the type that
-    :func:`idmm.data.views.resize` gives."""
+    """Return the centre crop of a stored image, [C, H, W] -> [C, size, size], resized by :func:`resize`."""
     sides, (rows, columns) = CentreCrop(size, crop_pct).place(*image.shape[1:])
     return resize(image, list(sides))[:, rows, columns]
 
 
 def _randaugment(text: str, size: int, mean):
-    """timm's RandAugment; its strongest posterize asks for 0 bits, which Pillow 13 refuses: 1 is the least."""
+    """Return timm's RandAugment. Its strongest posterize keeps 0 bits, which Pillow 13 refuses: 1 is the least."""
     fill = tuple(round(255 * m) for m in (mean * 3)[:3])  # pixels moved in from outside the image
     try:
         transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": fill})
     except (AssertionError, ValueError, KeyError, IndexError):
-        wanted = "wanted timm's form, e.g. rand-m9-mstd0.5-inc1, or null"
-        raise UserError(f"augment.randaugment: '{text}' is not understood; {wanted}") from None
+        expected = "expected timm's form, e.g. rand-m9-mstd0.5-inc1, or null"
+        raise UserError(f"augment.randaugment: '{text}' is unknown; {expected}") from None
     for op in transform.ops:
         if op.name.startswith("Posterize"):
             op.level_fn = partial(_at_least_one_bit, op.level_fn)

@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from idmm import config
+from idmm.data.decode import measure_range
 from idmm.data.formats import BadImage
-from idmm.data.image_store import measure_range
 from idmm.data.images import Bands, CentreCrop, Decoded, composite, digest, header, read_image
 from idmm.data.listing import read_splits
 from idmm.data.parallel import parallel_map
@@ -45,7 +45,7 @@ class ImageRef:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two images that are the same or nearly so; across splits, the training image comes first."""
+    """Two images that are the same or nearly so. Across splits, the training image comes first."""
 
     kind: str  # same file, same pixels or near
     first: ImageRef
@@ -86,11 +86,11 @@ class DatasetReport:
     transparent: list[dict] = field(default_factory=list)  # {"split", "name"}: opacity 0 everywhere, colours are read
     one_colour: list[dict] = field(default_factory=list)  # {"split", "name"}: every pixel is the same
     range: ValueRange = None  # of training images of more than 8 bits under data.range auto
-    bands: Bands | None = None  # channels that are used; None: the images are pictures
+    bands: Bands | None = None  # channels that are used. None: the images are pictures
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # images of each class of each split
     sides: dict[str, list[int]] = field(default_factory=dict)  # smallest, median and largest short side (pixels)
     pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
-    # the baseline: {"baseline_top1", "largest_class", "train_images", "images", "of"}; None: no labels
+    # the baseline: {"baseline_top1", "largest_class", "train_images", "images", "of"}. None: no labels
     floor: dict | None = None
     enough_to_pretrain: bool = True  # no fault of the layout matters to pretraining
 
@@ -133,7 +133,7 @@ def check(
 
     Args:
         data: The ``data`` section of a config.
-        crops_of: Returns, for the labels of a split, the numbers of the images whose crops are returned; None: none.
+        crops_of: Returns, for the labels of a split, the numbers of the images whose crops are returned. None: none.
         progress: Show a bar on standard error.
 
     Raises:
@@ -169,7 +169,7 @@ def check(
 
 
 def _open(data: config.Data, report: DatasetReport) -> Listing:
-    """Open the dataset as fine-tuning does; if that fails as pretraining does, and note what fine-tuning lacks."""
+    """Open the dataset as fine-tuning does. If that fails as pretraining does, and note what fine-tuning lacks."""
     try:
         return read_splits(data, labelled=True, evaluated=True, unlabelled=True)
     except BadList:
@@ -275,7 +275,7 @@ def _near_pairs(summaries: list[_Summary]) -> list[Pair]:
 
 
 def similarity(one: np.ndarray, two: np.ndarray) -> float:
-    """Return the correlation of two thumbnails [T, T, 3], each colour about its mean; of plain ones, 1 or 0."""
+    """Return the correlation of two thumbnails [T, T, 3], each colour about its mean. Of plain ones, 1 or 0."""
     means = one.mean((0, 1)) - two.mean((0, 1))  # [3]
     a, b = one - one.mean((0, 1)), two - two.mean((0, 1))
     if min(a.std(), b.std()) < FLAT:

@@ -1,4 +1,4 @@
-"""Fetching a dataset: its files are checked and unpacked aside, then moved into place."""
+"""Download of a dataset: its files are checked and unpacked aside, then moved into place."""
 
 import contextlib
 import logging
@@ -26,9 +26,9 @@ _FAILED = (OSError, RuntimeError, EOFError, tarfile.TarError, zipfile.BadZipFile
 
 
 def fetch(spec: Spec, root: str | os.PathLike) -> None:
-    """Downloads and unpacks a dataset into its ``root``, unless it is there.
+    """Download and unpack a dataset into its ``root``, unless it is there.
 
-    Files that an interrupted call fetched whole are not fetched again. One process works at a time, the others wait.
+    Whole files of an interrupted call are not fetched again. One process works at a time, the others wait.
 
     Raises:
         UserError: There is nothing to download it from, or ``root`` cannot be written.
@@ -41,7 +41,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     try:
         lock.acquire(lambda: log.info("waiting for another process that fetches into '%s'", root))
     except OSError as error:
-        raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}); wanted a folder") from None
+        raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}); expected a folder") from None
     with contextlib.closing(lock):
         with contextlib.suppress(FilesMissing):
             spec.read(config.Data(name=spec.name, root=str(root)), True)
@@ -62,7 +62,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
 
 
 def _unpack(archive: Archive, aside: Path) -> None:
-    """Downloads a file, unless it is there and whole, and puts what it holds into the folder ``unpacked``."""
+    """Download a file, unless it is there and whole, and unpack or copy it into the folder ``unpacked``."""
     from torchvision.datasets.utils import download_url, extract_archive
 
     tqdm.monitor_interval = 0  # its thread would be there when loader workers are forked
@@ -82,7 +82,7 @@ def _unpack(archive: Archive, aside: Path) -> None:
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Moves a tree into another, file over file of the same name; a half-unpacked one is completed by it."""
+    """Move a tree into another, file over file of the same name. This completes a half-unpacked one."""
     for path in sorted(source.iterdir()):
         place = target / path.name
         if path.is_dir() and place.is_dir():

@@ -25,7 +25,7 @@ class FilesMissing(UserError):
 
 
 def root_folder(data: config.Data) -> Path:
-    """Return ``data.root``; FilesMissing if it is not given, missing, or no folder."""
+    """Return ``data.root``. FilesMissing if it is not given, missing, or no folder."""
     is_folder = data.name == "folder"
     if not data.root:
         expected = "a folder of images" if is_folder else f"its folder ('idmm data info {data.name}' shows it)"
@@ -43,7 +43,7 @@ class _Tree:
     """The images under a folder as tuples of path parts, the number of other files, and the folders at its top."""
 
     path: str
-    key: str = "data.root"  # of the config; messages begin with it
+    key: str = "data.root"  # of the config. Messages begin with it
     images: list[tuple[str, ...]] = field(default_factory=list)
     others: int = 0
     folders: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class _Tree:
 
 # ---------------------------------------------------------------------- datasets
 def read_labelled(root: str) -> Listing:
-    """Read ROOT/train/CLASS/**, and val and test likewise if they exist; without these folders, ROOT/CLASS/**.
+    """Read ROOT/train/CLASS/**, and val and test likewise if they exist. Without these folders, ROOT/CLASS/**.
 
     Raises:
         LabelsMissing: No train folder, or one with a single class or none, and nothing else is wrong.
@@ -105,12 +105,12 @@ def read_unlabelled(root: str) -> Split | None:
 
 
 def images_under(root: str) -> list[str]:
-    """Return the names of all images under ROOT, '/' between; UserError if there is none."""
+    """Return the names of all images under ROOT, '/' between. UserError if there is none."""
     return ["/".join(parts) for parts in _not_empty(_walk(root)).images]
 
 
 def _trees(root: str) -> dict[str, _Tree]:
-    """Return the folders of splits that there are; nothing without ``train``."""
+    """Return the folders of splits that there are. Nothing without ``train``."""
     paths = {name: os.path.join(root, name) for name in PARTS}
     if not os.path.isdir(paths["train"]):
         return {}
@@ -118,7 +118,7 @@ def _trees(root: str) -> dict[str, _Tree]:
 
 
 def _class_folders(root: str) -> dict[str, _Tree]:
-    """Return ROOT itself as the training images if its folders can be classes; LabelsMissing or UserError if not."""
+    """Return ROOT itself as the training images if its folders can be classes. LabelsMissing or UserError if not."""
     tree = _walk(root)
     nested = all(len(parts) > 1 for parts in tree.images) and len({parts[0] for parts in tree.images}) > 1
     if nested and not {name.lower() for name in tree.folders} & set(PARTS):
@@ -207,7 +207,7 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[FoundImage]:
 
     Args:
         paths: Files and folders, in order.
-        key: Of the config; messages begin with it.
+        key: Of the config. Messages begin with it.
 
     Raises:
         UserError: A line for each path that does not exist, and each folder without images or that cannot be read.

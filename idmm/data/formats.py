@@ -38,10 +38,10 @@ _ORIENTED = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")  # keywords of 
 _J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)  # the bits of the first component, less one
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")  # of TIFF, that tifffile reads as grey or RGB
 
-warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like, which does not spoil the pixels
+warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like does not spoil the pixels
 for _name in ("tifffile", "PIL"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)  # what spoils them is raised, too
-with contextlib.suppress(OSError, AttributeError):  # libtiff prints the same; builds that hide its functions go on so
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # errors are raised, too
+with contextlib.suppress(OSError, AttributeError):  # libtiff prints the same. Some builds hide its functions
     _libtiff = ctypes.CDLL(Image.core.__file__)
     _libtiff.TIFFSetErrorHandler(None), _libtiff.TIFFSetWarningHandler(None)
 
@@ -60,7 +60,7 @@ class ImageFile:
     Attributes:
         height, width: As stored, before EXIF's orientation is applied (pixels).
         channels, dtype: Of :meth:`values`.
-        fault: Why it cannot be read as a picture; None: it can.
+        fault: Why it cannot be read as a picture. None: it can.
         has_alpha: Whether the last of two or four channels of a picture is its opacity.
         premultiplied: Whether the other channels are multiplied by the opacity.
     """
@@ -78,11 +78,11 @@ class ImageFile:
         return self.dtype not in (np.uint8, bool)
 
     def values(self) -> np.ndarray:
-        """Read the channels as stored, [H, W, C], in the file's own numbers; 8 bits and bool are uint8."""
+        """Read the channels as stored, [H, W, C], in the file's own numbers. 8 bits and bool are uint8."""
         raise NotImplementedError
 
     def picture(self) -> np.ndarray | None:
-        """Read a picture of 8 bits, upright RGB or RGBA, uint8 [H, W, C]; None: :meth:`values` are all there is."""
+        """Read a picture of 8 bits, upright RGB or RGBA, uint8 [H, W, C]. None: :meth:`values` are all there is."""
         return None
 
     def orientation(self) -> int:
@@ -203,7 +203,7 @@ class _NumpyFile(ImageFile):
 
     def values(self):
         self._file.seek(0)
-        array = np.lib.format.read_array(self._file)  # no pickles; ValueError: cut short
+        array = np.lib.format.read_array(self._file)  # no pickles. ValueError: cut short
         array = np.moveaxis(array, 0, 2) if self._channels_first else _three_axes(array)  # [H, W, C]
         return _as_uint8(array.astype(self.dtype.newbyteorder("="), copy=False))
 

@@ -1,8 +1,8 @@
 """The decoded images of a split: each file is read once, checked, hashed, reduced, and kept in the cache folder.
 
 An entry of the cache is a folder for one split of a dataset at one size. It holds ``pixels-SIGNATURE`` (all images end
-to end) and ``index.npz``, which names the signature of the files that they were decoded from and is written last. So
-whatever a kill leaves, an index only ever goes with its own pixels.
+to end) and ``index.npz``, which names the signature of their files and is written last. So a kill leaves no index with
+pixels of other files.
 """
 
 import hashlib
@@ -13,9 +13,8 @@ import shutil
 import warnings
 from collections import Counter
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import PIL
@@ -23,24 +22,11 @@ import tifffile
 import torch
 
 from idmm import config
+from idmm.data.decode import Index, Reading, decode_split
 from idmm.data.formats import BadImage
-from idmm.data.images import (
-    Bands,
-    CentreCrop,
-    Decoded,
-    RangeUnknown,
-    StoredSize,
-    bands_of,
-    composite,
-    digest,
-    fitted,
-    fitted_size,
-    header,
-    read_image,
-)
-from idmm.data.parallel import parallel_map
+from idmm.data.images import Bands, CentreCrop, StoredSize, bands_of, composite, digest, fitted_size, header
 from idmm.data.split import Split, counted
-from idmm.data.values import AUTO, ValueRange, as_range, common_range
+from idmm.data.values import AUTO, ValueRange, as_range
 from idmm.errors import RunError, UserError, by_reason, capped, listed, reason
 from idmm.files import Lock, replacing, sweep
 from idmm.progress import size as size_of
@@ -51,46 +37,6 @@ _FORMAT = "7"  # of the cache's files and of what is done to the pixels
 _SAMPLED = 64  # images whose headers give an estimate of the size of a cache
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How the images of a split are read."""
-
-    stored_size: StoredSize  # longest short side (pixels), or the centre crop; None: whole images
-    max_pixels: int  # images with more pixels are refused
-    value_range: ValueRange  # of images of more than 8 bits; AUTO: the range of these images
-    bands: Bands | None  # channels of the files; None: pictures
-
-    @property
-    def channels(self) -> int:
-        """Channels of a stored image."""
-        return self.bands.used if self.bands else 3
-
-    def read(self, item: str | np.ndarray, measure: bool = True) -> Decoded:
-        """Decode an image to its stored size; errors as of :func:`idmm.data.images.read_image`."""
-        decoded = read_image(item, self.max_pixels, self.value_range, self.bands, measure)
-        return decoded._replace(pixels=fitted(decoded.pixels, self.stored_size))
-
-
-@dataclass(frozen=True)
-class Index:
-    """Facts about the decoded images of a split, without their pixels."""
-
-    sizes: np.ndarray  # height and width of each good image, int64 [G, 2] (pixels)
-    digests: np.ndarray  # BLAKE2b of each good image's file, uint8 [G, 16]
-    good: np.ndarray  # their numbers in the split, int64 [G]
-    bad: np.ndarray  # numbers of the others, int64 [B]
-    reasons: np.ndarray  # why those cannot be used, text [B]
-    range: np.ndarray  # measured value range, float64 [1, 2], of bands [C, 2]; no image of more than 8 bits: [0, 2]
-    pixel_bytes: np.ndarray  # bytes per pixel of each good image, all channels, int64 [G]
-    channels: int = 3  # of the pixels
-    file_channels: int = 0  # of the files; 0: pictures
-
-    @property
-    def ends(self) -> np.ndarray:
-        """End of each good image in the file of pixels, int64 [G] (bytes)."""
-        return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
-
-
 class ImageStore:
     """The images of a split as uint8 or uint16 tensors, in the split's order. :func:`store_split` makes it.
 
@@ -99,17 +45,17 @@ class ImageStore:
     Args:
         split: The good images.
         index: Facts about them.
-        pixels: File of all images end to end; None: images are decoded at each use.
+        pixels: File of all images end to end. None: images are decoded at each use.
         reading: How their files are read.
 
     Attributes:
         names, labels, classes, groups: The split's.
         sizes: Height and width of each image (pixels), int64 [N, 2].
         pixel_bytes: Bytes per pixel, all channels, [N].
-        channels: Channels of an image; 3 for pictures.
-        bands: Channels of the files that are used; None: pictures.
+        channels: Channels of an image. 3 for pictures.
+        bands: Channels of the files that are used. None: pictures.
         high_bit: Number of images of more than 8 bits.
-        value_range: Their value range, or one per channel; None: there are none.
+        value_range: Their value range, or one per channel. None: there are none.
         stored_size: What is stored of an image, see :class:`Reading`.
         decodes: Whether an image is decoded at each use.
     """
@@ -217,12 +163,12 @@ def store_split(
 
     Args:
         split: From :func:`idmm.data.listing.list_images`.
-        stored_size: Longest short side (pixels), or the centre crop, that is stored of each image; None: all of it.
+        stored_size: Longest short side (pixels), or the centre crop, that is stored of each image. None: all of it.
         data: The config's section: channels (``in_chans``, ``bands``), the cache (``cache``, ``cache_dir``),
             ``on_error`` and ``max_pixels``.
         part: Name of this split: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
-        value_range, bands: Of images of more than 8 bits, and the channels of all files; None: as in ``data``.
+        value_range, bands: Of images of more than 8 bits, and the channels of all files. None: as in ``data``.
 
     Returns:
         The store, without the bad images if ``data.on_error`` is 'skip'.
@@ -242,78 +188,11 @@ def store_split(
         except RunError as error:
             log.warning("%s: images are decoded at each use instead", error)
     if index is None:
-        index = _decode(split, reading, None, progress)
+        index = decode_split(split, reading, None, progress)
     if len(index.bad):
         _report_bad(split, index, data.on_error)
         split = split.take(index.good)
     return ImageStore(split, index, pixels, reading)
-
-
-def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
-    """Read all images of a split and append the good ones to ``file``, if there is one.
-
-    The first image of more than 8 bits under AUTO starts the measuring of all values, then everything again.
-    """
-    if reading.bands and reading.bands.count is None:
-        reading = replace(reading, bands=reading.bands._replace(count=_first_channels(split, reading.max_pixels)))
-    try:
-        return _decode_known(split, reading, file, progress)
-    except RangeUnknown:
-        value_range = measure_range(split, reading.max_pixels, reading.bands, progress)
-    if file is not None:
-        file.seek(0)
-        file.truncate()
-    return _decode_known(split, replace(reading, value_range=value_range), file, progress)
-
-
-def _decode_known(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
-    good, bad = {}, {}  # decoded images without pixels, and reasons, by number
-    sizes, pixel_bytes = [], []
-    results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images", progress)
-    with closing(results):
-        for i, result in enumerate(results):
-            if isinstance(result, BadImage):
-                bad[i] = result.reason
-                continue
-            if file is not None:
-                file.write(np.ascontiguousarray(result.pixels).data)
-            sizes.append(result.pixels.shape[:2])
-            pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
-            good[i] = result._replace(pixels=None)
-    measured = common_range([decoded.min_max for decoded in good.values()], reading.bands is not None)
-    return Index(
-        sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
-        digests=np.frombuffer(b"".join(decoded.digest for decoded in good.values()), np.uint8).reshape(-1, 16),
-        good=np.array(list(good), dtype=np.int64),
-        bad=np.array(list(bad), dtype=np.int64),
-        reasons=np.array(list(bad.values()), dtype=np.str_),
-        range=np.array(measured or (), dtype=np.float64).reshape(-1, 2),
-        pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
-        channels=reading.channels,
-        file_channels=(reading.bands and reading.bands.count) or 0,
-    )
-
-
-def measure_range(split: Split, max_pixels: int, bands: Bands | None, progress: bool) -> ValueRange:
-    """Return the value range of a split's images of more than 8 bits, of bands one per channel; None: there are none.
-
-    Raises:
-        RunError: An image does not fit into memory.
-    """
-
-    def measured(i: int):
-        return read_image(split.items[i], max_pixels, (0, 1), bands).min_max
-
-    with closing(parallel_map(measured, len(split), split.place, "measuring values", progress)) as results:
-        return common_range([pairs for pairs in results if not isinstance(pairs, BadImage)], bands is not None)
-
-
-def _first_channels(split: Split, max_pixels: int) -> int | None:
-    """Return the number of channels of the first readable file; None: none is readable."""
-    for item in split.items:
-        with suppress(BadImage):
-            return header(item, max_pixels, Bands()).channels
-    return None
 
 
 def _report_bad(split: Split, index: Index, on_error: str) -> None:
@@ -335,7 +214,7 @@ def _report_bad(split: Split, index: Index, on_error: str) -> None:
 
 # ---------------------------------------------------------------------- the cache on the disk
 def cache_folder(cache_dir: str | None) -> Path:
-    """Return ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder; RunError: no home to expand '~'."""
+    """Return ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder. RunError: no home to expand '~'."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "idmm")
     folder = Path(cache_dir or os.environ.get("IDMM_CACHE") or default)
     try:
@@ -347,7 +226,7 @@ def cache_folder(cache_dir: str | None) -> Path:
 def _cached(
     split: Split, part: str, data: config.Data, reading: Reading, progress: bool
 ) -> tuple[Index | None, Path | None]:
-    """Return index and file of pixels of a split, from the cache or written to it now; None: there is no room.
+    """Return index and file of pixels of a split, from the cache or written to it now. None: there is no room.
 
     One process writes, the others wait for it.
 
@@ -379,7 +258,7 @@ def _cached(
             return None, None
         log.info("cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size_of(need))
         with replacing(pixels) as file:
-            index = _decode(split, reading, file, progress)
+            index = decode_split(split, reading, file, progress)
         with replacing(folder / "index.npz") as file:
             np.savez(file, signature=np.array(signature), **vars(index))
         for path in folder.glob("pixels-*"):

@@ -21,9 +21,9 @@ class Bands(NamedTuple):
     """Channels that are used as they are."""
 
     count: int | None = None
-    """Channels that a file must have; None: any number that includes those chosen."""
+    """Channels that a file must have. None: any number that includes those chosen."""
     chosen: tuple[int, ...] | None = None
-    """Channels that are used, in that order, from 0; None: all."""
+    """Channels that are used, in that order, from 0. None: all."""
 
     @property
     def used(self) -> int:
@@ -32,7 +32,7 @@ class Bands(NamedTuple):
 
 
 def bands_of(in_chans: int | None, bands: Sequence[int] | None, count: int | None = None) -> Bands | None:
-    """Return the bands of ``data.in_chans`` and ``data.bands`` for files of ``count`` channels; None: pictures."""
+    """Return the bands of ``data.in_chans`` and ``data.bands`` for files of ``count`` channels. None: pictures."""
     if bands is not None:
         return Bands(count, tuple(bands))
     return None if in_chans in (None, *PICTURE_CHANNELS) else Bands(in_chans)
@@ -44,7 +44,7 @@ class Decoded(NamedTuple):
     pixels: np.ndarray
     """uint8, or uint16 if it has more than 8 bits, [H, W, C], contiguous. The type's largest value stands for 1."""
     min_max: tuple[MinMax, ...]
-    """Smallest and largest value of an image of more than 8 bits, of bands one pair per channel; else empty."""
+    """Smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else empty."""
     digest: bytes
     """BLAKE2b of its file, or of the pixels if it has none."""
     transparent: bool
@@ -52,7 +52,7 @@ class Decoded(NamedTuple):
 
 
 def read(path: str | os.PathLike) -> bytes:
-    """Return a file's bytes; BadImage if it is gone, may not be read, or is empty."""
+    """Return a file's bytes. BadImage if it is gone, may not be read, or is empty."""
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -78,14 +78,14 @@ def read_image(
     """Decode an image, upright by EXIF's orientation. Of an animation the first frame counts.
 
     A picture has three channels, which are equal if it is grey. Its transparent pixels are white, unless all are. Bands
-    are the channels of the file; those of a palette are its colours'.
+    are the channels of the file. Those of a palette are its colours'.
 
     Args:
         item: A file's path or content, numbers as files have them ([H, W] or [H, W, C]), or an open image of Pillow's,
             which has 8 bits of colours only.
         max_pixels: Images with more pixels are refused by their header.
         value_range: Of images of more than 8 bits. Values outside are clipped.
-        bands: Channels that are used; None: a picture.
+        bands: Channels that are used. None: a picture.
         measure: Measure ``min_max``, which takes longer than the pixels.
 
     Raises:
@@ -121,7 +121,7 @@ def read_image(
 
 
 def header(item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, bands: Bands | None = None) -> ImageFile:
-    """Return an image with its header read, its pixels not; BadImage as :func:`read_image`."""
+    """Return an image with its header read, its pixels not. BadImage as :func:`read_image`."""
     with reporting(max_pixels):
         content = read(item) if isinstance(item, (str, os.PathLike)) else item
         return open_image(content, max_pixels, _expected(bands))
@@ -173,7 +173,7 @@ def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
 
 
 def _chosen(image: ImageFile, bands: Bands) -> list[int]:
-    """Return the numbers of the channels that are used; BadImage if the file has others than expected."""
+    """Return the numbers of the channels that are used. BadImage if the file has others than expected."""
     if bands.count not in (None, image.channels):
         raise BadImage(f"has {counted(image.channels, 'channel')}; expected {bands.count}")
     chosen = list(bands.chosen or range(image.channels))
@@ -189,7 +189,7 @@ def resized(
     """Resize an image with antialiasing, uint8 or uint16 [H, W, C] -> [height, width, C]. 16 bits go through floats.
 
     Args:
-        box: Left, top, right, bottom of the part that is taken (pixels); None: all.
+        box: Left, top, right, bottom of the part that is taken (pixels). None: all.
     """
     if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
         return np.array(Image.fromarray(pixels).resize((width, height), how, box))

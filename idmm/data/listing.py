@@ -28,7 +28,7 @@ def list_images(data: config.Data, labelled: bool, evaluated: bool = True, unlab
     Args:
         data: The ``data`` section of a config.
         labelled, evaluated: See :func:`read_splits`.
-        unlabelled: Whether images without labels are listed, too; None: if labels are not needed.
+        unlabelled: Whether images without labels are listed, too. None: if labels are not needed.
     """
     unlabelled = not labelled if unlabelled is None else unlabelled
     return with_unlabelled(read_splits(data, labelled, evaluated, unlabelled))
@@ -43,7 +43,7 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
 
     Args:
         data: The ``data`` section of a config.
-        labelled: True: every split has labels. False (pretraining): any images will do; labels, val and test come
+        labelled: True: every split has labels. False (pretraining): any images will do. Labels, val and test come
             along if the dataset has them.
         evaluated: Whether labelled images to evaluate on are needed, too. Then ``data.folds`` makes one fold ``test``
             (the first if ``data.fold`` is None), which replaces the dataset's own.
@@ -55,7 +55,7 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
 
     Raises:
         UserError: Unknown dataset, missing or damaged files, sizes that are not the protocol's, classes that do not
-            agree, nothing to evaluate on, a subset or folds that cannot be drawn; all faults of a folder in one.
+            agree, nothing to evaluate on, a subset or folds that cannot be drawn. All faults of a folder in one.
             BadList: one of the user's lists is bad.
     """
     data = resolve_name(data)[0]
@@ -157,7 +157,7 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
 
 
 def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
-    """Return training images with the labels of those only that a draw names; the others' are -1."""
+    """Return training images with the labels of those only that a draw names. The others' are -1."""
     numbers = _drawn_from(train, drawn, "data.labelled")
     if len(classes := np.unique(train.labels[numbers])) < 2:
         only = f"the images that are drawn are all of class '{train.classes[classes[0]]}'"
@@ -168,7 +168,7 @@ def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
 
 
 def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
-    """Return the numbers of a subset's images in order; errors as of :func:`draw_subset`, with the key ``field``."""
+    """Return the numbers of a subset's images in order. Errors as of :func:`draw_subset`, with the key ``field``."""
     if subset.per_class is not None and split.labels is None:
         raise UserError(f"{field}.per_class: these images have no labels; expected total or fraction")
     if subset.total is not None and subset.total > len(split):
@@ -218,7 +218,7 @@ def _divided(train: Split, held: np.ndarray, how: str) -> tuple[Split, Split]:
 def _of_each_class(train: Split, fraction: float) -> np.ndarray:
     """Draw a share of each class, which keeps at least one image."""
     classes = _by_class(train)
-    # a class keeps one image for training; one with a single image gives none
+    # a class keeps one image for training. One with a single image gives none
     counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in classes]
     held = _draw(classes, counts, numpy_rng(0, "val_fraction"))
     if not len(held):

@@ -24,19 +24,19 @@ BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Which images make which step."""
+    """The images of each step."""
 
     count: int  # images in all
-    batch_size: int  # images a step, over all processes and micro-batches
+    batch_size: int  # images per step, over all processes and micro-batches
     epochs: int
     seed: int  # of the order, another for each stage
     rank: int = 0  # this process
     world: int = 1  # processes
-    accumulate: int = 1  # micro-batches a step, a forward and backward pass each
+    accumulate: int = 1  # micro-batches per step, each a forward and backward pass
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps an epoch; the last, smaller batch is kept."""
+        """Optimizer steps per epoch. The last, smaller batch is kept."""
         return -(-self.count // self.batch_size)
 
     def step_size(self, step: int) -> int:
@@ -44,7 +44,7 @@ class BatchPlan:
         return min(self.batch_size, self.count - step * self.batch_size)
 
     def step_images(self, epoch: int, step: int, order: np.ndarray | None = None) -> np.ndarray:
-        """Returns the numbers of the images of one step over all processes, in order."""
+        """Return the numbers of the images of one step over all processes, in order."""
         order = permutation(self.seed, "order", self.count, epoch) if order is None else order
         return order[step * self.batch_size : (step + 1) * self.batch_size]
 
@@ -52,9 +52,9 @@ class BatchPlan:
         """Listing a step's images into this process's micro-batches.
 
         Returns:
-            For each the image numbers and the factor for its mean loss, such that the gradient, averaged over
-            processes, is that of the mean over all the step's images, however unevenly they divide. A process that is
-            left without an image runs the first one at factor 0: it has to take part.
+            For each the image numbers and the factor for its mean loss. With it the gradient, averaged over processes,
+            is that of the mean over all images of the step, however unevenly they divide. A process without an image
+            runs the first one at factor 0, because it has to take part.
         """
         mine = np.array_split(images[self.rank :: self.world], self.accumulate)
         weight = self.world / len(images)
@@ -62,7 +62,7 @@ class BatchPlan:
 
 
 class _Batches(Dataset):
-    """A map-style dataset whose items are whole batches, numbered by what is in them."""
+    """A map-style dataset of whole batches. A batch's key is its epoch, image numbers and weight."""
 
     def __init__(self, batch_fn: BatchFn):
         self.batch_fn = batch_fn
@@ -70,7 +70,7 @@ class _Batches(Dataset):
     def __getitem__(self, request: tuple[int, np.ndarray, float]) -> dict:
         epoch, indices, weight = request
         try:
-            with one_thread():  # reductions round differently on more; results must not depend on the workers
+            with one_thread():  # reductions round differently on more. Results must not depend on the workers
                 return {**self.batch_fn(epoch, indices), "weight": weight}
         except RunError as error:  # a worker's exception would come wrapped in its traceback
             return {"failed": str(error)}
@@ -78,7 +78,7 @@ class _Batches(Dataset):
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Runs torch on one thread inside the block."""
+    """Run torch on one thread inside the block."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield
@@ -91,7 +91,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _requests(plan: BatchPlan, first_epoch: int, first_step: int) -> Iterator[tuple[int, np.ndarray, float]]:
-    """What a whole stage asks for from a given step on, in order."""
+    """Yield the keys of a whole stage's batches from a step on, in order."""
     for epoch in range(first_epoch, plan.epochs):
         order = permutation(plan.seed, "order", plan.count, epoch)
         for step in range(first_step if epoch == first_epoch else 0, plan.steps_per_epoch):
@@ -100,7 +100,7 @@ def _requests(plan: BatchPlan, first_epoch: int, first_step: int) -> Iterator[tu
 
 
 def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
-    """Yields the micro-batches of all steps from (epoch, step) to the stage's end.
+    """Yield the micro-batches of all steps from (epoch, step) to the stage's end.
 
     One loader serves the whole stage: workers start once, not every epoch.
     """
@@ -110,14 +110,14 @@ def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: in
 def evaluation_batches(
     batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: int, rank: int = 0, world: int = 1
 ) -> Iterator[dict]:
-    """Yields this process's share of the image numbers ``images`` [n], in order, each once."""
+    """Yield this process's share of the image numbers ``images`` [n], in order, each once."""
     mine = images[rank::world]
     return _load(batch_fn, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 
 def on_device(batch: dict, device) -> dict:
-    """Sends a batch to the device."""
-    from accelerate.utils import send_to_device  # what only evaluates need not wait for accelerate
+    """Send a batch to the device."""
+    from accelerate.utils import send_to_device  # an evaluation need not wait for its import
 
     return send_to_device(batch, device, non_blocking=True)
 
@@ -132,15 +132,17 @@ def centre_crops(
     workers: int | None = None,
     images: np.ndarray | None = None,
 ) -> Iterator[dict]:
-    """Yields this process's share of a split, centre-cropped; ``images``: only those numbers."""
+    """Yield this process's share of a split, centre-cropped. ``images``: only those numbers."""
     images = np.arange(len(store)) if images is None else images
     crops = EvalTransform(store, size, crop_pct, mean, std)
     return own_share(crops, images, batch_size, workers, batch_size * len(mean) * size**2 * 4)
 
 
 def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: int | None, nbytes: int) -> Iterator:
-    """Yields this process's share of the image numbers ``images`` [n], in batches of ``nbytes`` each, made by as many
-    ``workers`` as that is worth."""
+    """Yield this process's share of the image numbers ``images`` [n], in batches of ``nbytes`` each.
+
+    Few images are loaded without ``workers``.
+    """
     rank, world = distributed.rank(), distributed.world()
     few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work
     workers = 0 if few else worker_count(workers, nbytes)[0]
@@ -148,17 +150,17 @@ def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: i
 
 
 def most_workers() -> int:
-    """Returns how many loader workers ``data.workers`` null comes to at most, in each process of this machine."""
+    """Return the largest number of loader workers of ``data.workers`` null, per process of this machine."""
     processes = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(0, min(8, cores() // max(1, int(processes) if processes.isdigit() else 1) - 1))
 
 
-def worker_count(wanted: int | None, bytes_per_batch: int) -> tuple[int, str | None]:
-    """Resolves ``data.workers``, and says why where it falls back to 0.
+def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | None]:
+    """Resolve ``data.workers``. If it becomes 0 for want of shared memory, return a line on that, too.
 
-    Workers hand batches over in shared memory; containers often have 64 MiB of it, and a worker that runs out dies.
+    Workers hand batches over in shared memory. Containers often have 64 MiB of it, and a worker that runs out dies.
     """
-    workers = most_workers() if wanted is None else wanted
+    workers = most_workers() if workers is None else workers
     need = 3 * workers * bytes_per_batch  # two waiting, one in the making
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else need
     if need > free:
@@ -176,7 +178,7 @@ def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
         num_workers=workers,
         multiprocessing_context="fork" if forked else None,
         worker_init_fn=_own_process_group,
-        pin_memory=torch.cuda.is_initialized(),  # a run on the CPU leaves the GPU alone
+        pin_memory=torch.cuda.is_initialized(),  # not in a run on the CPU
     )
     batches = iter(loader)
     while True:
@@ -194,7 +196,7 @@ def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
 
 
 def _own_process_group(worker: int) -> None:
-    """Keeps Ctrl-C and what else is sent to the process group from a worker: the training process ends it."""
+    """Keep Ctrl-C and other signals to the process group from a worker. The training process ends it."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -25,7 +25,7 @@ _NUMBERED = r"(\S+)\s+(.+)"  # a word, and the rest of the line
 
 # ---------------------------------------------------------------------- helpers
 def folder_of(name: str, root: Path, folder: str, *needed: str) -> Path:
-    """Return ROOT/FOLDER; FilesMissing if it lacks some of ``needed``."""
+    """Return ROOT/FOLDER. FilesMissing if it lacks some of ``needed``."""
     base = root / folder
     if missing := [item for item in needed if not (base / item).exists()]:
         what = f"'{base}' lacks {listed(missing)}"
@@ -34,7 +34,7 @@ def folder_of(name: str, root: Path, folder: str, *needed: str) -> Path:
 
 
 def lines(path: Path) -> list[str]:
-    """Return the stripped lines of a list that are not blank; FilesMissing if there are none."""
+    """Return the stripped lines of a list that are not blank. FilesMissing if there are none."""
     return [line for (line,) in rows(path, "(.*)", "")]
 
 
@@ -66,7 +66,7 @@ def names_by_number(pairs: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Listing:
-    """Return the splits of listed images; FilesMissing if none is listed or some are not there."""
+    """Return the splits of listed images. FilesMissing if none is listed or some are not there."""
     return Listing(_listed_split(base, classes, train), None, _listed_split(base, classes, test))
 
 
@@ -114,7 +114,7 @@ def read_digits() -> Listing:
 
 
 def _torchvision(kind: str, base: Path, root: Path | None = None, **options):
-    """Return torchvision's dataset in ``base``, looked for in ``root``; FilesMissing if it refuses the files."""
+    """Return torchvision's dataset in ``base``, looked for in ``root``. FilesMissing if it refuses the files."""
     from torchvision import datasets
 
     try:
@@ -134,7 +134,7 @@ def _images_of(base: Path, *datasets, key: str = "_image_files") -> Listed:
 
 
 def read_flowers(root: Path) -> Listing:
-    """Oxford Flowers-102; train is its train and val, 2,040 images."""
+    """Oxford Flowers-102. Train is its train and val, 2,040 images."""
     base = folder_of("flowers", root, "flowers-102", "jpg", "imagelabels.mat", "setid.mat")
     train, val, test = (_torchvision("Flowers102", base, split=part) for part in ("train", "val", "test"))
     classes = lines(files("idmm.data") / "flowers102.txt")
@@ -142,7 +142,7 @@ def read_flowers(root: Path) -> Listing:
 
 
 def read_pets(root: Path) -> Listing:
-    """Oxford-IIIT Pet; train is trainval."""
+    """Oxford-IIIT Pet. Train is trainval."""
     base = folder_of("pets", root, "oxford-iiit-pet", "images", "annotations/trainval.txt", "annotations/test.txt")
     parts = [
         _images_of(base, _torchvision("OxfordIIITPet", base, split=part), key="_images")
@@ -153,7 +153,7 @@ def read_pets(root: Path) -> Listing:
 
 
 def read_dtd(root: Path) -> Listing:
-    """Describable Textures; train is train and val of split 1, 3,760 images."""
+    """Describable Textures. Train is train and val of split 1, 3,760 images."""
     base = folder_of("dtd", root, "dtd/dtd", "images", *(f"labels/{part}1.txt" for part in ("train", "val", "test")))
     train, val, test = (_torchvision("DTD", base.parent, split=part) for part in ("train", "val", "test"))
     names = [[name for name, _ in _images_of(base, *some)] for some in ((train, val), (test,))]
@@ -162,7 +162,7 @@ def read_dtd(root: Path) -> Listing:
 
 
 def read_aircraft(root: Path) -> Listing:
-    """FGVC-Aircraft, its variants; train is trainval."""
+    """FGVC-Aircraft, its variants. Train is trainval."""
     lists = ("variants.txt", "images_variant_trainval.txt", "images_variant_test.txt")
     base = folder_of("aircraft", root, "fgvc-aircraft-2013b/data", "images", *lists)
     train, test = (_torchvision("FGVCAircraft", base.parent, split=part) for part in ("trainval", "test"))

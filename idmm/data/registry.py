@@ -59,7 +59,7 @@ class Spec:
 
 
 def spec_of(name: str) -> Spec:
-    """Return the dataset of ``data.name``; UserError if it is unknown."""
+    """Return the dataset of ``data.name``. UserError if it is unknown."""
     if name in DATASETS:
         return DATASETS[name]
     raise UserError(f"data.name: '{name}' is not known; expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")

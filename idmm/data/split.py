@@ -29,9 +29,9 @@ class Split:
 
     items: list[str] | np.ndarray  # paths, or the images themselves: uint8 [N, H, W, 3]
     names: list[str]  # of the images, independent of the dataset's place, with '/' for separator
-    labels: np.ndarray | None  # int64 [N]; in training images of stage 1, -1 for none
+    labels: np.ndarray | None  # int64 [N]. In training images of stage 1, -1 for none
     classes: list[str] | None  # name of each label
-    drawn: str = ""  # how it was drawn from a whole split; empty: it is whole
+    drawn: str = ""  # how it was drawn from a whole split. Empty: it is whole
     groups: np.ndarray | None = None  # name of each image's group, [N]. A group is never divided between splits
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Listing:
 
 
 def arranged(splits: dict[str, Split | None]) -> Listing:
-    """Return ``train``, ``val`` and ``test`` by these names; a single one to evaluate on is ``test``."""
+    """Return ``train``, ``val`` and ``test`` by these names. A single one to evaluate on is ``test``."""
     val, test = splits.get("val"), splits.get("test")
     return Listing(splits["train"], None, val) if test is None else Listing(splits["train"], val, test)
 

@@ -23,7 +23,7 @@ class Stores:
     val: ImageStore | None
     test: ImageStore | None
     crops: dict[int, dict[str, ImageStore]]  # ``val`` and ``test`` at each size (pixels), if there are any
-    value_range: ValueRange  # of images of more than 8 bits; None: there are none and the run was given no range
+    value_range: ValueRange  # of images of more than 8 bits. None: there are none and the run was given no range
     mean: list[float]  # of each channel, on values in [0, 1]
     std: list[float]
     remarks: dict  # entries of ``result.json`` about the data
@@ -60,11 +60,11 @@ def store_images(
     Args:
         listing: The images.
         data: The config's section.
-        train_size: What is stored of training images, see :class:`idmm.data.image_store.Reading`.
-        eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are evaluated at; the last
+        train_size: What is stored of training images, see :class:`idmm.data.decode.Reading`.
+        eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are evaluated at. The last
             one is the stores' own.
         parts: Splits that are needed.
-        value_range, mean, std: If they are known (from the config, the checkpoint or the run's saved state); AUTO and
+        value_range, mean, std: If they are known (from the config, the checkpoint or the run's saved state). AUTO and
             None: measured from the training images.
         progress: Show a bar on standard error if this takes longer than a second.
 
@@ -113,7 +113,7 @@ def _faults(splits: Mapping, sizes: list[StoredSize], **common) -> list[str]:
 
 # ---------------------------------------------------------------------- mean and standard deviation
 def _statistics(store: ImageStore, grey: bool, progress: bool) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of each channel of a split as it is stored; ``grey``: of the brightness."""
+    """Return mean and standard deviation of each channel of a split as it is stored. ``grey``: of the brightness."""
 
     def measured(i: int):
         return moments(store.image(i).numpy(), grey)
@@ -150,7 +150,7 @@ def fingerprint(store: ImageStore) -> dict:
 
 
 def compare(old: dict, new: dict) -> list[str]:
-    """Return in a few lines how two fingerprints differ; an empty list if image i is still image i."""
+    """Return in a few lines how two fingerprints differ. An empty list if image i is still image i."""
     before, now = old["images"], new["images"]
     if old == new and list(before) == list(now):  # dicts are equal in any order
         return []

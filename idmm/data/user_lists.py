@@ -45,7 +45,7 @@ class UserList:
         self._faults = []
 
     def text(self, expected: str) -> str:
-        """Return the whole file; bytes of names that are not UTF-8 become surrogates. BadList: it cannot be read."""
+        """Return the whole file. Bytes of names that are not UTF-8 become surrogates. BadList: it cannot be read."""
         try:
             return home(self.file).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
@@ -120,7 +120,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     always ``unlabelled``.
 
     Raises:
-        BadList: The file has bad lines, or no class, or no image to train on; or classes to evaluate on that are not
+        BadList: The file has bad lines, or no class, or no image to train on. Or classes to evaluate on that are not
             trained on.
     """
     images = images_under(root)

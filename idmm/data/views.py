@@ -1,10 +1,10 @@
 """Stage 1's views: random crops in groups, then colour, each a function of (seed, epoch, image).
 
-All that is random about a view is drawn first, for a batch at once, into a :class:`ViewPlan`; the pixels follow from
-it, one view after the other: it stays in the processor's cache from its crop to its normalised channels.
+All random numbers of a batch are drawn first, into a :class:`ViewPlan`. The pixels follow from it, one view after the
+other, so that a view stays in the processor's cache from its crop to its normalised channels.
 
-Images have any number of channels, of 8 or 16 bits; three are RGB. RGB of 8 bits is resized as bytes, all other images
-as floats. Hue, saturation and grey are of RGB alone: images of other channels go without.
+Images have any number of channels, of 8 or 16 bits. Three are RGB. RGB of 8 bits is resized as bytes, all other images
+as floats. Hue, saturation and grey apply to RGB only.
 """
 
 import functools
@@ -24,18 +24,18 @@ from idmm.data.values import LUMA, unit
 from idmm.seeding import derive, uniforms
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a crop, as torchvision's RandomResizedCrop
-TRIES = 10  # boxes tried until one fits, likewise
+TRIES = 10  # boxes tried until one fits, as torchvision
 ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
 BLUR_SIGMA = 0.1, 2.0  # pixels
 SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255
-DRAWS = 2 * TRIES + 2 + 12  # numbers a view
+DRAWS = 2 * TRIES + 2 + 12  # numbers per view
 
 cv2.setNumThreads(0)  # loader workers are the parallel part, and OpenCV's own threads do not survive a fork
 
 
 @dataclass(frozen=True)
 class ViewPlan:
-    """What was drawn for V views."""
+    """The random numbers of V views."""
 
     box: np.ndarray  # top, left, height and width of the crop in the image (pixels), int64 [V, 4]
     flip: np.ndarray  # bool [V]
@@ -45,17 +45,17 @@ class ViewPlan:
     grey: np.ndarray  # bool [V]
     sigma: np.ndarray  # of the blur (pixels), 0 for none, float64 [V]
     solarize: np.ndarray  # bool [V]
-    vflip: np.ndarray | None = None  # bool [V]; None: no turns are asked for
+    vflip: np.ndarray | None = None  # bool [V]. None: no turns are asked for
     turns: np.ndarray | None = None  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
 
 
 def short_side_bound(size: int, smallest_scale: float) -> int:
-    """Short side beyond which an image needs not be stored: no crop is up-sampled for it (pixels)."""
+    """Return the longest short side (pixels) worth storing: no crop is up-sampled for it."""
     return int(np.ceil(size / np.sqrt(smallest_scale * RATIO[0])))
 
 
 def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> np.ndarray:
-    """Draws crops that cover a random share of the area at a random ratio, uniformly placed.
+    """Draw crops that cover a random share of the area at a random ratio, uniformly placed.
 
     Args:
         sizes: Height and width of each view's image (pixels), [V, 2].
@@ -63,7 +63,7 @@ def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> 
         u: Numbers in [0, 1), [V, 2 * TRIES + 2].
 
     Returns:
-        Top, left, height, width, int64 [V, 4]. Where no try fits, the largest centred box of an allowed ratio.
+        Top, left, height, width, int64 [V, 4]. If no try fits, the largest centred box of an allowed ratio.
     """
     height, width = sizes[:, :1].astype(float), sizes[:, 1:].astype(float)  # [V, 1]
     area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:, :TRIES])  # [V, T]
@@ -84,17 +84,17 @@ def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> 
 def draw_views(
     config: Views, group: CropGroup, key: int, indices: np.ndarray, sizes: np.ndarray, channels: int = 3
 ) -> ViewPlan:
-    """Draws ``group.count`` views of each image.
+    """Draw ``group.count`` views of each image.
 
     Args:
-        group: How many crops, of what scale, and where its colours differ from ``config``'s.
+        group: Number and scale of the crops, and colours that replace those of ``config``.
         key: From :func:`idmm.seeding.derive`, another for each epoch and group.
         indices: Image numbers, [B].
         sizes: Height and width of these images (pixels), [B, 2].
         channels: Of these images.
 
     Returns:
-        The plan of V = B * count views, those of one image next to each other.
+        The plan of V = B * count views. Those of one image are neighbours.
     """
     count, colours = group.count, colours_of(config, group)
     u = uniforms(key, indices, count * DRAWS).reshape(-1, DRAWS)  # [B, count * D] -> [V, D]
@@ -118,22 +118,22 @@ def draw_views(
 
 
 def _turns(colours: Colours, key: int, indices: np.ndarray, count: int, channels: int) -> dict[str, np.ndarray]:
-    """Draws turns if they are asked for, from numbers of their own: what else is drawn stays the same."""
+    """Draw turns if they are on. They have numbers of their own, so that nothing else changes with them."""
     if not (colours.vflip or colours.rotate90):
         return {}
-    each = 2 + 3 * channels  # numbers a view; those after the first two are spare
+    each = 2 + 3 * channels  # numbers a view. Those after the first two are spare
     u = uniforms(derive(key, "channels"), indices, count * each).reshape(-1, each)  # [V, D]
     return {"vflip": u[:, 0] < colours.vflip, "turns": (u[:, 1] * 4).astype(np.int64) * colours.rotate90}
 
 
 def crop_resize(image: Tensor, box, size: int) -> Tensor:
-    """Cuts a box out of an image [C, H, W] and resizes it (antialiased) to [C, size, size], as :func:`resize` does."""
+    """Cut a box out of an image [C, H, W] and :func:`resize` it to [C, size, size]."""
     top, left, height, width = (int(n) for n in box)
     return resize(image[:, top : top + height, left : left + width], [size, size])
 
 
 def resize(image: Tensor, shape: list[int]) -> Tensor:
-    """Resizes an image (bicubic, antialiased): uint8 [3, H, W] as such, others to float32 [C, *shape] in [0, 1]."""
+    """Resize an image (bicubic, antialiased): uint8 [3, H, W] stays uint8, others become float32 in [0, 1]."""
     how = {"size": shape, "mode": "bicubic", "antialias": True, "align_corners": False}
     if is_rgb8(image):
         return F.interpolate(image[None], **how)[0]
@@ -141,15 +141,15 @@ def resize(image: Tensor, shape: list[int]) -> Tensor:
 
 
 def is_rgb8(image: Tensor) -> bool:
-    """Whether an image is RGB of 8 bits, which everything there is can be done to."""
+    """Return whether an image is RGB of 8 bits."""
     return len(image) == 3 and image.dtype == torch.uint8
 
 
 def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
-    """Flips, jitters, greys, blurs and solarizes view ``v`` of a plan, as torchvision does.
+    """Flip, jitter, grey, blur and solarize view ``v`` of a plan, as torchvision does.
 
     Args:
-        view: float32 [H, W, 3] in [0, 1]; may be overwritten.
+        view: float32 [H, W, 3] in [0, 1], which may be overwritten.
 
     Returns:
         The same shape and range.
@@ -169,12 +169,12 @@ def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
 
 
 def recolour_bands(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
-    """Flips, jitters, blurs and solarizes view ``v`` of a plan where channels are no colours.
+    """Flip, jitter, blur and solarize view ``v`` of a plan of channels that are no colours.
 
-    The same factor of brightness and of contrast holds for all channels, contrast around each channel's own mean.
+    All channels have the same factors of brightness and contrast. Contrast is about each channel's own mean.
 
     Args:
-        view: float32 [C, H, W] in [0, 1]; may be overwritten.
+        view: float32 [C, H, W] in [0, 1], which may be overwritten.
 
     Returns:
         The same shape and range.
@@ -195,14 +195,14 @@ def recolour_bands(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
 
 
 def turned(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
-    """Turns view ``v`` of a plan, [C, S, S], if that is asked for, the last thing before normalisation."""
+    """Turn view ``v`` of a plan, [C, S, S], if turns are on, as the last step before normalisation."""
     if plan.vflip is None:
         return view
     return np.ascontiguousarray(np.rot90(view[:, ::-1] if plan.vflip[v] else view, plan.turns[v], (1, 2)))
 
 
 def _scale(values: np.ndarray, factor: float, around: np.ndarray | float) -> None:
-    """Multiplies values' distances from a point by a factor, in place; what leaves [0, 1] is clipped."""
+    """Multiply values' distances from a point by a factor, in place, and clip to [0, 1]."""
     if factor != 1:
         values *= np.float32(factor)
         values += np.float32(1 - factor) * around
@@ -210,18 +210,18 @@ def _scale(values: np.ndarray, factor: float, around: np.ndarray | float) -> Non
 
 
 def gaussian_blur(view: np.ndarray, sigma: float) -> np.ndarray:
-    """Blurs float32 [H, W] or [H, W, C] by a kernel that reaches three ``sigma`` (pixels, > 0), borders mirrored."""
+    """Blur float32 [H, W] or [H, W, C] by a kernel that reaches three ``sigma`` (pixels, > 0), borders mirrored."""
     side = 2 * math.ceil(3 * sigma) + 1
     return cv2.GaussianBlur(view, (side, side), sigma, borderType=cv2.BORDER_REFLECT_101)
 
 
 def luma(images: Tensor) -> Tensor:
-    """Brightness of RGB images, [V, 3, H, W] -> [V, 1, H, W]."""
+    """Return the brightness of RGB images, [V, 3, H, W] -> [V, 1, H, W]."""
     return sum(weight * images[:, channel : channel + 1] for channel, weight in enumerate(LUMA))
 
 
 def normalise(images: Tensor, mean, std) -> Tensor:
-    """Subtracts the mean and divides by std, [V, C, H, W] of the same shape; one mean makes RGB grey, [V, 1, H, W]."""
+    """Subtract mean and divide by std, [V, C, H, W] of the same shape. One mean makes RGB grey, [V, 1, H, W]."""
     images = luma(images) if len(mean) == 1 and images.shape[1] == 3 else images
     shape = (1, len(mean), 1, 1)
     return (images - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
@@ -231,11 +231,11 @@ Extra = Callable[[np.ndarray, int], np.ndarray]  # (view float32 [S, S, 3] in [0
 
 
 def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None = None) -> Tensor:
-    """Turns images, uint8 or uint16 [C, H, W], and a plan of as many views of each into normalised views.
+    """Make normalised views of images, uint8 or uint16 [C, H, W], by a plan with the same number for each.
 
     Args:
-        mean, std: Of each channel; one value makes the views of RGB images grey.
-        extra: What else is done to views of RGB images, after their colours.
+        mean, std: Of each channel. One value makes the views of RGB images grey.
+        extra: Called with views of RGB images after their colours.
 
     Returns:
         float32 [B, views of an image, len(mean), size, size].
@@ -248,8 +248,7 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
 
 
 def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mean, std, extra: Extra | None = None) -> None:
-    """Writes view ``v`` of a plan, normalised, into ``out``, float32 [len(mean), size, size]; else as
-    :func:`make_views`."""
+    """Write view ``v`` of a plan, normalised, into ``out``, float32 [len(mean), size, size], see :func:`make_views`."""
     crop = crop_resize(image, plan.box[v], out.shape[-1])  # [C, S, S], uint8 or float32 in [0, 1]
     if len(crop) != 3:
         view = turned(recolour_bands(crop.numpy(), plan, v), plan, v)
@@ -267,20 +266,20 @@ def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mean, std,
 
 @functools.cache
 def _affine(mean: tuple, std: tuple) -> np.ndarray:
-    """What :func:`normalise` does to a pixel (red, green, blue, 1), float32 [C, 4]."""
+    """Return :func:`normalise` as a matrix for pixels (red, green, blue, 1), float32 [C, 4]."""
     channels = np.array([LUMA]) if len(mean) == 1 else np.eye(3)  # [C, 3]
     scale = 1 / np.array(std)[:, None]
     return np.hstack([channels * scale, -np.array(mean)[:, None] * scale]).astype(np.float32)
 
 
 class MultiCropTransform:
-    """Makes the views of a batch: what the loader of stage 1 calls.
+    """Makes the views of a batch, a :data:`idmm.data.loaders.BatchFn` of stage 1.
 
     Args:
         store: Images by number: ``store.image(i)`` -> uint8 or uint16 [C, H, W], ``store.sizes`` [N, 2],
             ``store.labels`` int64 [N] or None.
         config: Crops and colours.
-        mean, std: Of each channel; one value makes the views of RGB images grey.
+        mean, std: Of each channel. One value makes the views of RGB images grey.
         seed: Of the run.
     """
 
@@ -288,7 +287,7 @@ class MultiCropTransform:
         self.store, self.config, self.mean, self.std, self.seed = store, config, mean, std, seed
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Returns ``views`` (a list of float [B, count, C, S, S], a group each) and what :func:`numbered` adds."""
+        """Return ``views`` (a list of float [B, count, C, S, S], one per group), ``index`` and ``label``."""
         images, sizes = [self.store.image(i) for i in indices], self.store.sizes[indices]
         views = []
         for number, (group, size) in enumerate(zip(self.config.crops, self.config.group_sizes(), strict=True)):
@@ -299,7 +298,7 @@ class MultiCropTransform:
 
 
 def numbered(batch: dict, store, indices: np.ndarray) -> dict:
-    """Adds the images' numbers, ``index``, and with labels ``label`` (int64 [B])."""
+    """Add the images' numbers, ``index``, and if there are labels ``label`` (int64 [B])."""
     batch["index"] = torch.from_numpy(np.asarray(indices))
     if store.labels is not None:
         batch["label"] = torch.from_numpy(store.labels[indices])
@@ -307,10 +306,10 @@ def numbered(batch: dict, store, indices: np.ndarray) -> dict:
 
 
 def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
-    """Changes brightness (0), contrast (1), saturation (2) or hue (3, by a share of the circle)."""
+    """Change brightness (0), contrast (1), saturation (2) or hue (3, by a share of the circle)."""
     if number == 3:
         hsv = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
-        hsv[..., 0] += 360 * (factor % 1)  # degrees; any number of turns is the same hue
+        hsv[..., 0] += 360 * (factor % 1)  # degrees. Any number of turns is the same hue
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
     if number == 2:
         view = cv2.addWeighted(view, factor, _grey(view), 1 - factor, 0)
@@ -321,5 +320,5 @@ def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
 
 
 def _grey(view: np.ndarray) -> np.ndarray:
-    """Three equal channels by :data:`LUMA`, [H, W, 3]."""
+    """Return three equal channels by :data:`LUMA`, [H, W, 3]."""
     return cv2.cvtColor(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)

@@ -30,7 +30,7 @@ BATCH = 64  # images per call of the hand-made features
 
 
 def download(given: DataDownloadConfig) -> str:
-    """Fetch a dataset unless it is there, and check its sizes; errors as of `fetch` and `list_images`."""
+    """Fetch a dataset unless it is there, and check its sizes. Errors as of `fetch` and `list_images`."""
     fetch(spec_of(given.name), given.root)
     listing = list_images(config.Data(name=given.name, root=given.root), labelled=True)
     counts = ", ".join(f"{len(split):,} {name}" for name, split in listing.parts.items())

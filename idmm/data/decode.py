@@ -1,0 +1,116 @@
+"""All images of a split decoded once, on several threads."""
+
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from typing import IO
+
+import numpy as np
+
+from idmm.data.formats import BadImage
+from idmm.data.images import Bands, Decoded, StoredSize, fitted, header, read_image
+from idmm.data.parallel import parallel_map
+from idmm.data.split import Split
+from idmm.data.values import RangeUnknown, ValueRange, common_range
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the images of a split are read."""
+
+    stored_size: StoredSize  # longest short side (pixels), or the centre crop. None: whole images
+    max_pixels: int  # images with more pixels are refused
+    value_range: ValueRange  # of images of more than 8 bits. AUTO: the range of these images
+    bands: Bands | None  # channels of the files. None: pictures
+
+    @property
+    def channels(self) -> int:
+        """Channels of a stored image."""
+        return self.bands.used if self.bands else 3
+
+    def read(self, item: str | np.ndarray, measure: bool = True) -> Decoded:
+        """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
+        decoded = read_image(item, self.max_pixels, self.value_range, self.bands, measure)
+        return decoded._replace(pixels=fitted(decoded.pixels, self.stored_size))
+
+
+@dataclass(frozen=True)
+class Index:
+    """Facts about the decoded images of a split, without their pixels."""
+
+    sizes: np.ndarray  # height and width of each good image, int64 [G, 2] (pixels)
+    digests: np.ndarray  # BLAKE2b of each good image's file, uint8 [G, 16]
+    good: np.ndarray  # their numbers in the split, int64 [G]
+    bad: np.ndarray  # numbers of the others, int64 [B]
+    reasons: np.ndarray  # why those cannot be used, text [B]
+    range: np.ndarray  # measured value range, float64 [1, 2], of bands [C, 2]. No image of more than 8 bits: [0, 2]
+    pixel_bytes: np.ndarray  # bytes per pixel of each good image, all channels, int64 [G]
+    channels: int = 3  # of the pixels
+    file_channels: int = 0  # of the files. 0: pictures
+
+    @property
+    def ends(self) -> np.ndarray:
+        """End of each good image in the file of pixels, int64 [G] (bytes)."""
+        return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
+
+
+def decode_split(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
+    """Read all images of a split and append the good ones to ``file``, if there is one.
+
+    The first image of more than 8 bits under AUTO starts the measuring of all values, then everything again.
+    """
+    if reading.bands and reading.bands.count is None:
+        reading = replace(reading, bands=reading.bands._replace(count=_first_channels(split, reading.max_pixels)))
+    try:
+        return _decode(split, reading, file, progress)
+    except RangeUnknown:
+        value_range = measure_range(split, reading.max_pixels, reading.bands, progress)
+    if file is not None:
+        file.seek(0)
+        file.truncate()
+    return _decode(split, replace(reading, value_range=value_range), file, progress)
+
+
+def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
+    good, bad = {}, {}  # decoded images without pixels, and reasons, by number
+    sizes, pixel_bytes = [], []
+    results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images", progress)
+    with closing(results):
+        for i, result in enumerate(results):
+            if isinstance(result, BadImage):
+                bad[i] = result.reason
+                continue
+            if file is not None:
+                file.write(np.ascontiguousarray(result.pixels).data)
+            sizes.append(result.pixels.shape[:2])
+            pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
+            good[i] = result._replace(pixels=None)
+    measured = common_range([decoded.min_max for decoded in good.values()], reading.bands is not None)
+    return Index(
+        sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
+        digests=np.frombuffer(b"".join(decoded.digest for decoded in good.values()), np.uint8).reshape(-1, 16),
+        good=np.array(list(good), dtype=np.int64),
+        bad=np.array(list(bad), dtype=np.int64),
+        reasons=np.array(list(bad.values()), dtype=np.str_),
+        range=np.array(measured or (), dtype=np.float64).reshape(-1, 2),
+        pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
+        channels=reading.channels,
+        file_channels=(reading.bands and reading.bands.count) or 0,
+    )
+
+
+def measure_range(split: Split, max_pixels: int, bands: Bands | None, progress: bool) -> ValueRange:
+    """Return the value range of a split's images of more than 8 bits, per channel of bands. None: no such image."""
+
+    def measured(i: int):
+        return read_image(split.items[i], max_pixels, (0, 1), bands).min_max
+
+    with closing(parallel_map(measured, len(split), split.place, "measuring values", progress)) as results:
+        return common_range([pairs for pairs in results if not isinstance(pairs, BadImage)], bands is not None)
+
+
+def _first_channels(split: Split, max_pixels: int) -> int | None:
+    """Return the number of channels of the first readable file. None: none is readable."""
+    for item in split.items:
+        with suppress(BadImage):
+            return header(item, max_pixels, Bands()).channels
+    return None
