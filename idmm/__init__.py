@@ -1,7 +1,7 @@
 """Train image networks on a few thousand images, few of them labelled.
 
     idmm.train({"data": {"root": "DIR"}, "minutes": 20, "out": "runs/x"})        # to a classifier, in a given time
-    idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    # from images alone
+    idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    # from images
     idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from labels
     idmm.detect({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/d"})    # boxes, in COCO's format
     idmm.segment({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/e"})   # a class for each pixel
@@ -9,21 +9,21 @@
     idmm.transfer("grid.yaml")                                                   # which data to pretrain on?
     backbone = idmm.load_backbone("runs/a", img_size=224)  # a timm model: images [B, 3, H, W] -> features [B, d]
     clf = idmm.load_classifier("runs/b")
-    clf.predict(["a.jpg", image, array])[0].label          # its class; .probability, .top
+    clf.predict(["a.jpg", image, array])[0].label          # its class, also .probability and .top
     idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
     predictor = idmm.load_predictor("runs/d")
-    predictor.predict(["a.jpg", image])[0].objects.boxes   # in pixels; .labels, .scores; of runs/e .mask, [H, W]
+    predictor.predict(["a.jpg", image])[0].objects.boxes   # pixels, also .labels and .scores
 
 ``idmm pretrain --help`` and its like list the keys of a config.
-Parts to build with: ``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
-``idmm.models.create_backbone``, ``idmm.models.token_grid``, ``idmm.data.DATASETS``. All are
-imported when first used: torch takes seconds, ``--help`` must not.
+Building blocks: ``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
+``idmm.models.create_backbone``, ``idmm.models.token_grid``, ``idmm.data.DATASETS``. All are imported on first use,
+because torch takes seconds and ``--help`` must not.
 """
 
 import importlib
 from typing import Any
 
-_WHERE = {
+_FUNCTIONS = {
     "train": "idmm.stages.train",
     "pretrain": "idmm.stages.pretrain",
     "finetune": "idmm.stages.finetune",
@@ -35,13 +35,13 @@ _WHERE = {
     "load_predictor": "idmm.dense.predictor",
     "embed": "idmm.evaluation.predictor",
 }
-_PARTS = ("data", "losses", "models", "transfer")  # the last is called like a function
-__all__ = [*_WHERE, *_PARTS]
+_PACKAGES = ("data", "losses", "models", "transfer")  # idmm.transfer can be called
+__all__ = [*_FUNCTIONS, *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
-    if name in _PARTS:
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+    if name in _PACKAGES:
         return importlib.import_module(f"idmm.{name}")
     raise AttributeError(f"module 'idmm' has no attribute '{name}'")

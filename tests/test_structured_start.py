@@ -11,7 +11,7 @@ from helpers import inside, logged, same
 from test_resume import stop_at
 
 from idmm.models import create_backbone
-from idmm.models.start import structured_start
+from idmm.models.vit_init import init_vit
 from idmm.seeding import derive, seeded
 
 STRUCTURED = dict(model__start="structured", train__epochs=2)
@@ -26,7 +26,7 @@ def batches(count=40, side=16, channels=3, parts=2):
 def test_heads_look_at_like_patches_and_take_off_what_they_find(heads):
     """W_q' W_k is the nearest matrix of a head's rank to 0.7 Z + 0.7 I, W_proj W_v is 0.4 Z - 0.4 I."""
     model = tiny.backbone(num_heads=heads, depth=2)
-    structured_start(model, batches(), seed=3)
+    init_vit(model, batches(), seed=3)
     draw, width = torch.Generator().manual_seed(derive(3, "start")), 16
     for block in model.blocks:
         query, key, value = block.attn.qkv.weight.detach().reshape(3, width, width)
@@ -47,7 +47,7 @@ def test_positions_are_sines_and_cosines_of_row_and_column(token):
     given = {} if token else dict(class_token=False, global_pool="avg")
     model = create_backbone("vit_tiny_patch16_224", [16, 24], **{**tiny.VIT, **given})
     drawn = model.pos_embed.detach().clone()
-    structured_start(model, [{"images": torch.randn(4, 3, 16, 24)}], seed=0)
+    init_vit(model, [{"images": torch.randn(4, 3, 16, 24)}], seed=0)
     places = model.pos_embed.detach()[0, token:]
     for place, (row, column) in enumerate((r, c) for r in range(2) for c in range(3)):
         waves = [10000 ** (-k / 4) for k in range(4)]
@@ -64,7 +64,7 @@ def test_the_patch_embedding_whitens(channels, patch, side):
         model = create_backbone("vit_tiny_patch16_224", side, **given)
     layer, drawn = model.patch_embed.proj, model.patch_embed.proj.weight.detach().clone()
     made = batches(channels=channels, side=side)
-    structured_start(model, made, seed=0)
+    init_vit(model, made, seed=0)
     images = torch.cat([batch["images"] for batch in made])
     patches = F.unfold(images, patch, stride=patch // 2).transpose(1, 2).flatten(0, 1)
     count = min(16, patches.shape[1])
@@ -80,7 +80,7 @@ def test_patches_that_are_all_the_same():
     """Or one patch in all: nothing to whiten, and no weight is lost by it."""
     for images in (torch.zeros(4, 3, 16, 16), torch.full((4, 3, 16, 16), 0.3), torch.randn(1, 3, 8, 8)):
         model = create_backbone("vit_tiny_patch16_224", images.shape[-1], **tiny.VIT)
-        structured_start(model, [{"images": images}], seed=0)
+        init_vit(model, [{"images": images}], seed=0)
         assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
 
 
@@ -109,7 +109,7 @@ def test_weights_to_start_from_and_other_models_stay_as_they_are(tmp_path, capsy
     assert same(tmp_path / "b", tmp_path / "c")
     net = dict(model__name="resnet10t", model__kwargs={"channels": [8, 8, 8, 16]})
     assert inside("finetune", tmp_path / "d", **few, **net, model__start="structured") == 2
-    line = "model.start: structured, but resnet10t is none of timm's vision transformers with learned positions; wanted"
+    line = "model.start: structured, but resnet10t is not one of timm's vision transformers with learned positions"
     assert line in capsys.readouterr().err and not (tmp_path / "d").exists()
     assert inside("finetune", tmp_path / "d", **few, **net, model__start="auto") == 0
     assert "model.start" not in logged(tmp_path / "d")

@@ -210,13 +210,13 @@ class CvT(TokenModel):
         ``indices`` are numbers of stages. A single number means the last so many, None all.
         """
         take, _ = feature_take_indices(len(self.stages), indices)
-        taken = []
+        outputs = []
         for i, stage in enumerate(self.stages):
             tokens, grid = stage(x)
             x = as_map(tokens[:, stage.prefix :], grid)
             if i in take:
-                taken.append(x.contiguous())
-        return taken if intermediates_only else (self.norm(tokens), taken)
+                outputs.append(x.contiguous())
+        return outputs if intermediates_only else (self.norm(tokens), outputs)
 
 
 _cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")

@@ -198,12 +198,12 @@ class T2TViT(TokenModel):
         ``indices`` are numbers of blocks. A single number means the last so many, None all.
         """
         take, _ = feature_take_indices(len(self.blocks), indices)
-        (x, grid), taken = self.embed(x), []
+        (x, grid), outputs = self.embed(x), []
         for i, block in enumerate(self.blocks):
             x = block(x)
             if i in take:
-                taken.append(as_map(x[:, 1:], grid).contiguous())
-        return taken if intermediates_only else (self.norm(x), taken)
+                outputs.append(as_map(x[:, 1:], grid).contiguous())
+        return outputs if intermediates_only else (self.norm(x), outputs)
 
     def adapt_input(self, state: dict[str, Tensor], in_chans: int) -> tuple[dict[str, Tensor], int] | None:
         """Return weights for ``in_chans`` channels and the number of channels before, or None for no change.

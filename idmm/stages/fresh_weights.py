@@ -1,4 +1,4 @@
-"""The structured start of a run's fresh weights, see :mod:`idmm.models.start`."""
+"""The structured start of a run's fresh weights, see :mod:`idmm.models.vit_init`."""
 
 import logging
 
@@ -8,7 +8,7 @@ from torch import nn
 from idmm import distributed
 from idmm.data.image_store import ImageStore
 from idmm.models.hog_conv import HogConv
-from idmm.models.start import structured_start, takes_structure
+from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.seeding import numpy_rng
 from idmm.stages import Phase
 from idmm.stages.evaluators import eval_batches
@@ -27,7 +27,7 @@ def init_structured(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
     """
     config = setup.config
     learns_start = isinstance(model, HogConv)  # whatever model.start: random filters are of no use
-    structured = config.model.start != "timm" and takes_structure(model)
+    structured = config.model.start != "timm" and can_init_vit(model)
     if setup.spec.init is not None or not (learns_start or structured):
         return
     batch_size = min(phase.batch_size, PATCH_IMAGES)
@@ -39,7 +39,7 @@ def init_structured(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
         return
     numbers = numbers[: PATCH_IMAGES * distributed.world()]
     batches = eval_batches(run, setup, train, phase.size, batch_size, images=numbers)
-    structured_start(model, batches, config.seed)
+    init_vit(model, batches, config.seed)
     log.info("model.start: attention, positions and the patch embedding of %s are structured", setup.spec.name)
 
 

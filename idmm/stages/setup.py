@@ -17,7 +17,7 @@ from idmm.evaluation.evaluators import Evaluator
 from idmm.files import begun
 from idmm.methods.drloc import Localization
 from idmm.models.build import try_size
-from idmm.models.start import takes_structure
+from idmm.models.vit_init import can_init_vit
 from idmm.progress import logging_to
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase
@@ -92,7 +92,7 @@ def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None
     if faults:
         raise UserError(*faults)
     structured = getattr(setup.config.model, "start", "timm") == "structured" and spec.init is None
-    if structured and not takes_structure(backbone):
+    if structured and not can_init_vit(backbone):
         line = f"{spec.name} is not one of timm's vision transformers with learned positions; expected timm or auto"
         raise UserError(f"model.start: structured, but {line}")
     if with_weights:

@@ -19,8 +19,8 @@ CHUNK = 32  # images whose patches are in memory together
 NOISE = 0.01  # share of the mean variance that is added to each, so that none is 0
 
 
-def takes_structure(model: nn.Module) -> bool:
-    """Whether :func:`structured_start` supports the model: timm's vision transformers with learned positions."""
+def can_init_vit(model: nn.Module) -> bool:
+    """Whether :func:`init_vit` supports the model: timm's vision transformers with learned positions."""
     return (
         isinstance(model, VisionTransformer)
         and model.pos_embed is not None
@@ -32,11 +32,11 @@ def takes_structure(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def structured_start(model: VisionTransformer, batches: Iterable[dict], seed: int) -> None:
+def init_vit(model: VisionTransformer, batches: Iterable[dict], seed: int) -> None:
     """Set attention, positions and the patch embedding of fresh weights in place.
 
     Args:
-        model: On the CPU. :func:`takes_structure` must be true.
+        model: On the CPU. :func:`can_init_vit` must be true.
         batches: With normalised ``images``, float [B, C, H, W], of the size that the model is built for.
         seed: Of the random matrices and the sample of patches.
     """
