@@ -29,7 +29,7 @@ from pathlib import Path
 
 from side_by_side import head, mean_and_spread, row
 
-from idmm.stages.train_plan import BACKBONE
+from idmm.stages.train_plan import CONVNET
 
 IDMM = str(Path(sys.executable).with_name("idmm"))
 CORES = sorted(os.sched_getaffinity(0))[:2]
@@ -77,7 +77,7 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
         flags = [*common, *labelled, *way, "--minutes", job["minutes"], "--flip", flip]
         return [["train", *flags, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
     first, share = out / "stage1", FIRST * job["minutes"]
-    model = ["--model.name", BACKBONE["name"], "--model.kwargs", json.dumps(BACKBONE["kwargs"])]
+    model = ["--model.name", CONVNET["name"], "--model.kwargs", json.dumps(CONVNET["kwargs"])]
     size = 64 if job["set"] in ("stamps", "speech") else 32
     stage1 = ["--config", "simclr", *common, *model, "--views.size", size, "--views.flip", flip]
     stage2 = ["--config", "fast", *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]

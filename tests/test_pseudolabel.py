@@ -147,7 +147,7 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     argv = ["train", images, *MODEL, *FEW, "--device", "cpu", "--minutes", 0.5, "--size", 16, "--out", out]
     assert call(argv) == 0
     kept, said = read(out / "train.json"), capsys.readouterr().out
-    assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["alike"] > train_pseudolabels.ALIKE
+    assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["alike"] > train_pseudolabels.AGREEMENT
     assert kept["pseudolabels"]["found"] == 18 and kept["pseudolabels"]["given"] == 4
     sizes = [read(out / place / "result.json")["train_size"] for place in ("stage1", "teacher", "")]
     assert sizes == [22, 4, 22]
@@ -200,5 +200,5 @@ RESULT = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_
 def test_what_is_said(more, gain, line, capsys):
     plan = Plan("pretrain", {}, [], size=32, scratch_size=32)
     gain = gain and {"points": gain[0], "p": gain[1]}
-    train._say(train.State({}, {}, None, plan, result=RESULT | more, scratch=RESULT, gain=gain))
+    train._report(train.TrainState({}, {}, None, plan, result=RESULT | more, scratch=RESULT, gain=gain))
     assert capsys.readouterr().out.splitlines()[-1] == line

@@ -13,7 +13,7 @@ from idmm.config import Data
 from idmm.config.commands import TrainCommand
 from idmm.errors import Interrupted, UserError
 from idmm.progress import logging_to
-from idmm.stages import results, stage_of, train, train_plan
+from idmm.stages import results, stage_of, train, train_configs, train_plan
 from idmm.stages.train_plan import Counts, choose
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -204,7 +204,7 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     (line,) = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=1e-4))
     assert line.startswith("minutes: got 0.0001, but ") and "before the first stage" in line
     (line,) = refused(capsys, given(images, tmp_path / "x", **{"data.folds": 2}))
-    assert line == "data.folds: got 2, but idmm train makes a single classifier; wanted null"
+    assert line == "data.folds: got 2, but idmm train makes one classifier; expected null"
     assert not (tmp_path / "x").exists()
     (tmp_path / "y").mkdir()
     for text in ("{", "[]"):
@@ -261,7 +261,7 @@ SPEECH, FEW_DIGITS = Counts(2000, 50, 10, 64), Counts(1437, 50, 10, 8)
     [
         (1, FEW_DIGITS, {}, "pretrain", (32, 32, 32)),
         (3, PHOTOS, {}, "scratch", (32, 0, 32)),
-        (3, STAMPS, {}, "scratch", (96, 0, 96)),
+        (3, STAMPS, {}, "scratch", (80, 0, 96)),  # a trial of two networks comes first
         (0.7, STAMPS, {}, "scratch", (32, 0, 32)),
         (3, STAMPS, {"way": "pretrain"}, "pretrain", (48, 0, 96)),  # the comparison has a size of its own
         (1, SPEECH, {}, "scratch", (32, 64, 64)),  # for 5 passes at 32 px pretraining is left out
@@ -318,15 +318,15 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
     """Of 8 labelled images at 16 px, 4 a class."""
     monkeypatch.setattr(train_plan, "PIXELS", {"cpu": 4 * 8 * 16**2 / 0.8})  # a pass over them takes 0.8 s
     for minutes, labels, alpha in ((0.9, 4, 1.0), (0.7, 4, 0.0), (0.9, 5, 0.0)):  # 67 and 52 passes; too few labels
-        monkeypatch.setattr(train, "MANY_LABELS", labels)
+        monkeypatch.setattr(train_configs, "MANY_LABELS", labels)
         ((_, config),) = stages_run(
             monkeypatch, given(images, tmp_path / f"{minutes}{labels}", way="scratch", minutes=minutes)
         )
         assert config.augment.cutmix_alpha == alpha and config.augment.mixup_alpha == 0.2 * alpha
-    monkeypatch.setattr(train, "MANY_LABELS", 4)
+    monkeypatch.setattr(train_configs, "MANY_LABELS", 4)
     monkeypatch.setattr(train, "count", lambda *_: Counts(10, 8, 2, 16))
     for minutes, name, alpha in ((2.4, MODEL[1], 0.0), (2.6, MODEL[1], 1.0), (2.6, "other", 0.0)):
-        monkeypatch.setattr(train, "BACKBONE", {"name": name})  # of which it was measured
+        monkeypatch.setattr(train_configs, "CONVNET", {"name": name})  # of which it was measured
         # 40 % of the time: 29 and 31 passes over two crops of 10 images
         argv = given(images, tmp_path / f"p{minutes}{name}", way="pretrain", minutes=minutes)
         (_, first), (_, last) = stages_run(monkeypatch, argv)
@@ -351,3 +351,38 @@ def test_compared(tmp_path):
     found = results.compared(tmp_path / "a", tmp_path / "b")
     # three images are named right by the first alone, one by the second: 2 * (C(4, 0) + C(4, 1)) / 2^4
     assert found["points"] == pytest.approx(100 * 2 / 7) and found["p"] == pytest.approx(10 / 16)
+
+
+def test_copies_are_left_out_with_a_warning(images, tmp_path, monkeypatch, caplog):
+    root = tree(tmp_path / "d", train={"cat": 4, "dog": 4}, test={"cat": 2, "dog": 2})
+    (root / "train/cat/copy.png").write_bytes((root / "train/cat/0.png").read_bytes())
+    (root / "train/dog/held.png").write_bytes((root / "test/dog/0.png").read_bytes())
+    ((listing, _),) = stages_run(monkeypatch, given(root, tmp_path / "x", way="scratch"))
+    assert not {"train/cat/copy.png", "train/dog/held.png"} & {*listing.train.names} and len(listing.train) == 8
+    assert (tmp_path / "x/duplicates.txt").read_text().split() == ["train/cat/copy.png", "train/dog/held.png"]
+    assert any("2 training images are copies of other training images or of test images" in m for m in caplog.messages)
+
+
+def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
+    """Of the default model and hog_conv, on a fifth of the labelled training images."""
+    root, ran = tree(tmp_path / "d", train={"cat": 10, "dog": 10}, test={"cat": 2, "dog": 2}), []
+
+    def stage(given, state, part, minutes):
+        _, config = train._config(given, state, part, minutes)
+        ran.append((part, config["model"]["name"], config["train"].get("max_epochs"), config["model"].get("freeze")))
+        top1 = {"trial": 60.0, "trial_convnet": convnet}.get(part, 70.0)
+        more = {"test_size": 4, "top1_interval": [40.0, 90.0], "largest_class": 50.0, "seconds": 1.0}
+        return more | {"top1": top1, "start_top1": linear, "baseline_top1": 40.0}
+
+    monkeypatch.setattr(train, "_stage", stage)
+    for convnet, linear, last in (
+        (50.0, 62.0, ("last", "hog_conv", None, None)),  # the networks have more time in the end
+        (50.0, 99.0, ("last", "hog_conv", 1, True)),
+        (65.0, 62.0, ("last", "resnet10t", None, None)),
+    ):
+        out = tmp_path / f"x{convnet}{linear}"
+        assert call(["train", root, "--out", out, "--minutes", 10, "--device", "cpu"]) == 0
+        assert [part for part, *_ in ran[-3:]] == ["trial", "trial_convnet", "last"] and ran[-1] == last
+        assert f"  ConvNet: {convnet:.1f} %" in capsys.readouterr().out
+    rows = (out / "trial.csv").read_text().splitlines()
+    assert sum(",test" in row for row in rows) == 4 and len(rows) == 21 and not any("test/" in row for row in rows)

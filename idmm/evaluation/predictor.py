@@ -163,6 +163,11 @@ class Embedder(_Predictor):
     ):
         super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
 
+    @property
+    def network(self) -> Network:
+        """The network and how its images are prepared."""
+        return self._network
+
     def picture(self, image: AnyImage, side: int) -> np.ndarray:
         """Return an image as the run reads it, before the crop, its short side at most ``side`` pixels, uint8
         [H, W, 3]."""

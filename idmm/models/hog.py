@@ -105,7 +105,7 @@ class Hog(nn.Module):
         self.grey_weights = LUMA if rgb else (1 / in_chans,) * in_chans
         blocks = (SIDE // CELL - 1) ** 2
         colours = math.prod(HSV_BINS) if rgb else CHANNEL_BINS * in_chans
-        self.num_features = self.head_hidden_size = self.hand_made = blocks * 4 * ORIENTATIONS + colours
+        self.num_features = self.head_hidden_size = self.fixed = self.hand_made = blocks * 4 * ORIENTATIONS + colours
         self.reset_classifier(num_classes)
 
     def set_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:

@@ -82,6 +82,7 @@ class HogConv(Hog):
             nn.Linear(16 * widths[1], dim),
         )
         self.num_features = self.head_hidden_size = fixed + dim
+        self.fixed = fixed
         self.reset_classifier(num_classes)
 
     def _dictionary(self, pixels: Tensor) -> Tensor:

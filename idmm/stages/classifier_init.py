@@ -106,13 +106,15 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
     """
     layers, fit = linear_classifiers(model), None
     if distributed.rank() == 0:
+        width = features.shape[1]
+        features = features[:, : getattr(model, "fixed", width)]  # hog_conv's others are worth nothing before training
         balanced = "balanced" if config.train.class_weights == "balanced" else None
         choice = choose_strength(features, labels, config.seed, class_weight=balanced)
         loss = dict(seed=config.seed, smoothing=config.augment.label_smoothing, class_weight=balanced)
         temperature = fit_temperature(features, labels, choice.strength, **loss)
         weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
         weight, bias = weight / temperature, bias / temperature
-        fit = weight, _finite_bias(features, weight, bias)
+        fit = np.pad(weight, ((0, 0), (0, width - weight.shape[1]))), _finite_bias(features, weight, bias)
         line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s; "
         log.info(line + "temperature %.2g", len(labels), choice.strength, choice.by, temperature)
     weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fit))  # [K, d], [K]

@@ -3,7 +3,8 @@
 import contextlib
 import json
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -15,9 +16,12 @@ from idmm.data.listing import list_images
 from idmm.data.split import Listing
 from idmm.distributed import pick_device
 from idmm.errors import UserError
+from idmm.files import write_json
+from idmm.models.hog import SIDE
 
 FIRST = ("pretrain", "joint")  # ways with two stages, of which this is the first
-BACKBONE = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
+HAND_MADE = {"name": "hog_conv", "kwargs": {}}
+CONVNET = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 CROPS = 2  # of an image, in the first of two stages
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
 LOOKED_AT = 64  # images, for their sizes
@@ -28,16 +32,24 @@ OTHERS = 0.25  # of it, for other networks
 PASSES = 30  # over the images, which a size must leave time for
 FEWEST = 10  # of stage 1 at a size reduced for it, from which on it pays
 MANY_PASSES = 60  # from which on mixed images pay; stage 1 counts each of its crops
-AROUND = 20.0  # seconds of imports, reading images and the end
+STARTUP = 20.0  # seconds of imports, reading images and the end
 # Of the time, for each stage: in OUT/stage1 what learns from all images, in OUT/teacher the classifier that makes
 # pseudo-labels, in OUT the one that is asked for.
 SHARES = {
     "from labels": {"last": 1.0},
+    "with a trial": {"trial": 0.15, "trial_convnet": 0.15, "last": 0.7},
     "two stages": {"stage1": 0.4, "last": 0.6},
     "pseudo-labels": {"teacher": 0.3, "last": 0.7},
     "all": {"stage1": 0.45, "teacher": 0.15, "last": 0.4},
 }
+TRIED = 5  # labels per class, from which on a trial holds some out
 MANY_IMAGES = 3  # times the labelled ones, from which on the others are given pseudo-labels
+
+
+# What may be kept
+BASELINE, LINEAR, TUNED = "baseline", "linear classifier on hog_conv", "hog_conv"
+FROM_SCRATCH, PRETRAINED, PSEUDO = "ConvNet", "pretrained network", "pseudo-labels"
+FILE, LABELS, PSEUDOLABELS, COPIES = "train.json", "labels.csv", "pseudolabels.csv", "duplicates.txt"
 
 
 @dataclass(frozen=True)
@@ -62,8 +74,10 @@ class Plan:
     pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
     size: int = 0  # of the images (pixels)
     few_size: int = 0  # the same of stages beside pseudo-labels that learn from the given labels alone
+    hand_size: int = SIDE  # the same on hand-made features
     scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
     pixels: float = PIXELS["cpu"]  # that are trained on in a second
+    trial: bool = False  # whether a trial on held-out training images chooses what is kept
 
     def many_passes(self, images: int, size: int, minutes: float) -> bool:
         """Whether there is time for :data:`MANY_PASSES` over so many images."""
@@ -74,7 +88,50 @@ class Plan:
         """Of the time, for each stage, in their order."""
         if self.way in FIRST:
             return SHARES["all" if self.pseudolabel else "two stages"]
+        if self.trial:
+            return SHARES["with a trial"]
         return SHARES["pseudo-labels" if self.pseudolabel else "from labels"]
+
+
+@dataclass
+class TrainState:
+    """What ``train.json`` holds, so that a stopped command goes on."""
+
+    command: dict  # its keys
+    data: dict  # those of the images, with what is held out
+    counts: Counts
+    plan: Plan
+    minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})  # of each stage, and before the first
+    pseudolabels: dict | None = None
+    candidates: dict[str, float] | None = None  # accuracy on held-out training images of what was tried (percent)
+    best: str | None = None  # of the candidates
+    result: dict | None = None  # of the classifier
+    scratch: dict | None = None  # of the comparison
+    gain: dict | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the last stage learns from pseudo-labels."""
+        return self.best == PSEUDO
+
+    def hand_made(self, part: str) -> bool:
+        """Whether a stage's network learns on hand-made features."""
+        return part == "trial" or (part == "last" and self.best in (BASELINE, LINEAR, TUNED))
+
+    def size(self, part: str) -> int:
+        """The side of the images in a stage (pixels)."""
+        if part == "scratch":
+            return self.plan.scratch_size
+        if self.hand_made(part):
+            return self.plan.hand_size
+        few = part == "teacher" or (part == "last" and self.plan.pseudolabel and not self.trusted)
+        return self.plan.few_size if few else self.plan.size
+
+    def save(self, out: Path) -> dict:
+        """Writes the file and returns what it holds."""
+        content = {name: value for name, value in asdict(self).items() if value is not None}
+        write_json(out / FILE, content)
+        return content
 
 
 def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
@@ -155,14 +212,22 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
     model = parsing.to_dict(given.model)
     if not given.init and not given.model.name:
-        model |= BACKBONE
+        model |= CONVNET
     why = [f"{what}; --way {way}, {reason}", f"model: {model['name']} {json.dumps(model['kwargs'])}"]
     if pseudolabel:
         why.append("pseudolabel: what was learned by then labels the images without a label, then all are learned from")
-    pixels = PIXELS[pick_device(given.device)] * (1.0 if model["name"] == BACKBONE["name"] else OTHERS)
-    plan = _sized(given, Plan(way, model, why, given.init, pseudolabel, pixels=pixels), counts)
+    pixels = PIXELS[pick_device(given.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
+    own_model = given.init or given.model.name
+    trial = not own_model and way == "scratch" and not pseudolabel and given.data.name in (None, "folder")
+    trial = trial and counts.labelled >= TRIED * counts.classes
+    plan = Plan(way, model, why, given.init, pseudolabel, pixels=pixels, trial=trial, hand_size=given.size or SIDE)
+    plan = _sized(given, plan, counts)
+    if trial:
+        plan.why.append(
+            f"{HAND_MADE['name']} at {plan.hand_size} px and the model are tried on held-out training images"
+        )
     if given.way == "auto" and way == "pretrain" and plan.size < _sides(counts)[-1]:
-        seconds = plan.shares["stage1"] * max(1.0, 60 * given.minutes - AROUND)
+        seconds = plan.shares["stage1"] * max(1.0, 60 * given.minutes - STARTUP)
         passes = seconds * plan.pixels / (CROPS * counts.images * plan.size**2)
         if passes < FEWEST:
             reason = f"as pretraining has time for about {passes:.0f} passes, at {plan.size} px of {counts.side}"
@@ -182,7 +247,7 @@ def _hindrance(given: TrainCommand, counts: Counts) -> str | None:
 
 def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     """Returns the plan with the sizes of the images: the largest at which there is time for :data:`PASSES`."""
-    seconds, sides = max(1.0, 60 * given.minutes - AROUND), _sides(counts)
+    seconds, sides = max(1.0, 60 * given.minutes - STARTUP), _sides(counts)
 
     def size_for(each: float) -> int:
         """The size where each view of a pass has such a share of the time; the smallest if there is none."""

@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from idmm.config import Data
+from idmm.config.commands import TrainCommand
 from idmm.data.listing import list_images
 from idmm.data.split import Split, counted
 from idmm.data.user_lists import class_rows
@@ -14,9 +16,12 @@ from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.predictor import Embedder
 from idmm.evaluation.similarity import nearest, spread_labels, unit_rows
 from idmm.files import write_csv
+from idmm.models import create_backbone
+from idmm.models.hog import SIDE
 from idmm.progress import log
+from idmm.stages.train_plan import BASELINE, HAND_MADE, LINEAR, PRETRAINED, tuned_on
 
-ALIKE = 60  # percent: see pseudolabel; under it pseudo-labels did harm (benchmarks/results/few_labels.md)
+AGREEMENT = 60  # percent: see pseudolabel; under it pseudo-labels did harm (benchmarks/results/few_labels.md)
 NEIGHBOURS = 10  # nearest images that each image is joined to
 
 
@@ -57,11 +62,40 @@ def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
     images = counted(about["found"], "image")
     log.info("%s: %s without a label got one, from %d that had one", out, images, about["given"])
     line = f"a linear classifier gives {alike:.0f} % of the nearest images the class of the image (0 is chance)"
-    if alike < ALIKE:
-        log.warning("the classifier learns from the given labels alone: %s, under %d", line, ALIKE)
+    if alike < AGREEMENT:
+        log.warning("the classifier learns from the given labels alone: %s, under %d", line, AGREEMENT)
     else:
         log.info("the labels are good enough to learn from, though some are wrong: %s", line)
     return about
+
+
+def compared_features(run: str, data: Data, given: TrainCommand) -> dict[str, float]:
+    """Return the accuracy of linear classifiers on frozen features of the labelled images (percent).
+
+    It is that of the best strength on stratified folds, for each of three kinds of features.
+
+    Args:
+        run: The pretrained network.
+        data: The images, some of which have a label.
+        given: Has device, size and seed.
+    """
+    labelled = list_images(tuned_on(data), labelled=True).train
+    embedder = Embedder(run, device=given.device, max_pixels=data.max_pixels)
+    pretrained = embedder.embed(labelled.items, on_error="skip")
+    labels = labelled.labels[[path not in pretrained.unreadable for path in labelled.items]]
+    network = replace(embedder.network, size=given.size or SIDE, crop_pct=1.0, device="cpu")
+    batches = network.file_batches(pretrained.paths, pretrained.paths, data.max_pixels, {})
+    images = torch.cat([batch["images"] for batch in batches])  # [N, C, S, S]
+    features = {PRETRAINED: pretrained.features}
+    for label, name in ((BASELINE, "hog"), (LINEAR, HAND_MADE["name"])):
+        model = create_backbone(name, in_chans=images.shape[1], num_classes=0).eval()
+        model.set_statistics(network.mean, network.std)
+        if name == HAND_MADE["name"]:
+            model.learn_start([{"images": images}], given.seed)
+        with torch.inference_mode():
+            features[label] = torch.cat([model(part)[:, : model.fixed] for part in images.split(64)]).numpy()
+    choices = {label: choose_strength(rows, labels, given.seed) for label, rows in features.items()}
+    return {label: max(choice.accuracies.values(), default=0.0) for label, choice in choices.items()}
 
 
 def _spread(rows: np.ndarray, train: Split) -> tuple[np.ndarray, float]:

@@ -1,0 +1,144 @@
+"""The configs of the stages of ``idmm train``: a recipe each, on the images and at the size of the plan."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from idmm.config import PATHS, RESUME_IGNORED, Data, FinetuneConfig, PretrainConfig, parsing
+from idmm.config.commands import TrainCommand
+from idmm.config.reading import recipe
+from idmm.config.schema import merged
+from idmm.config.train import Train
+from idmm.data import user_lists
+from idmm.data.listing import hold_out, list_images
+from idmm.files import write_csv
+from idmm.stages.train_plan import (
+    BASELINE,
+    CONVNET,
+    COPIES,
+    FIRST,
+    HAND_MADE,
+    LABELS,
+    LINEAR,
+    PRETRAINED,
+    PSEUDOLABELS,
+    TrainState,
+    tuned_on,
+)
+
+RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
+ADAPT = "adapt"  # pretraining's recipe if there are weights to start from
+JITTER_PROB = 0.8
+# Small steps at a high rate suit the small ConvNet, in which few-label accuracy was measured so
+QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
+# Many passes over all labels gain from mixing. With few labels the ConvNet lost by it
+MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
+# hog_conv starts from a linear classifier on hand-made features, and sees whole images when it is tested
+FROM_FEATURES = MIXED | {"train.classifier_init": "features", "train.layer_decay": 1.0, "augment.crop_pct": 1.0}
+FROM_FEATURES |= {"train.lr": 2e-3}
+# An epoch that changes nothing: the classifier stays the linear fit on frozen features
+FROZEN = {"model.freeze": True, "train.max_epochs": 1, "train.lr": 1e-9, "train.warmup_epochs": 0}
+# With it many passes of IDMM by light crops go on learning what classes have in common; few have no use for it
+# (benchmarks/results/pretraining.md)
+CUTMIX = 1.0
+MANY_LABELS = 20  # a class
+MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
+HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for the trial
+SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
+
+
+def images_of(given: TrainCommand, state: TrainState) -> Data:
+    """Returns the images, with paths and all that does not change results as this command has them."""
+    names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
+    data = replace(Data(**state.data), **{name: getattr(given.data, name) for name in names})
+    for name, file in (("labels", LABELS), ("exclude", COPIES)):
+        if state.data[name] != state.command["data"][name]:  # the file that this command wrote
+            data = replace(data, **{name: str(Path(given.out) / file)})
+    return data
+
+
+def _trial_data(data: Data, out: Path) -> Data:
+    """Return the labelled training images by OUT/trial.csv, a part of each class held out as a test split."""
+    listing = list_images(tuned_on(data), labelled=True)
+    split = hold_out(replace(listing, val=None, test=None), HELD_OUT)
+    write_csv(out / "trial.csv", user_lists.class_rows(split.parts))
+    return replace(data, labels=str(out / "trial.csv"), subset=None, labelled=None, groups=None, val_fraction=0.0)
+
+
+def _common(given: TrainCommand, state: TrainState, part: str, minutes: float, init: str | None, model: dict) -> dict:
+    """Return the keys of all stages."""
+    out = Path(given.out)
+    keys: dict[str, Any] = {"seed": given.seed, "out": str(out if part == "last" else out / part)}
+    keys |= {"train.minutes": minutes, "train.save_minutes": min(Train().save_minutes, SAVED * minutes)}
+    keys |= {"train.device": given.device} | ({"init": init} if init else {"model": model})
+    if init and init == state.plan.init:
+        keys |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
+    return keys
+
+
+def _batch_size(images: int, recipe_size: int) -> int:
+    """Return the recipe's batch size, less for few images: networks learn by steps."""
+    return min(recipe_size, max(8, 2 ** int(math.log2(max(1, images / 8)))))
+
+
+def pretraining(given: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
+    """Return the recipe and the config of stage 1."""
+    plan, data, init = state.plan, images_of(given, state), state.plan.init
+    name = ADAPT if plan.way == "pretrain" and init else RECIPES[plan.way]
+    shipped, images = recipe(PretrainConfig, name), state.counts.images
+    keys = _common(given, state, part, minutes, init, plan.model)
+    light = recipe(PretrainConfig, RECIPES["pretrain"])["views"]  # for the other recipes, too
+    keys |= {f"views.{key}": value for key, value in light.items()}
+    keys |= {"views.size": plan.size, "views.flip": given.flip, "views.jitter_prob": JITTER_PROB}
+    keys |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0]}
+    quick = not init and plan.model["name"] == CONVNET["name"]  # the small ConvNet, from fresh weights
+    if quick:
+        shipped = merged(shipped, QUICK)
+    if plan.way == "pretrain":
+        data = replace(data, labelled=None)
+        keys["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, plan.size, minutes))
+    keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
+    return name, merged(shipped, {**keys, "data": parsing.to_dict(data)})
+
+
+def fine_tuning(given: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
+    """Return the recipe and the config of a stage that learns from labels."""
+    plan, data, out, size = state.plan, images_of(given, state), Path(given.out), state.size(part)
+    images, last, hand_made = state.counts.labelled, part == "last", state.hand_made(part)
+    name, init = _start(state, part, out)
+    model = {"name": "hog"} if last and state.best == BASELINE else HAND_MADE if hand_made else plan.model
+    if last and state.trusted:
+        images = state.pseudolabels["given"] + state.pseudolabels["found"]
+        # the file has who is held out, and the group of each image
+        data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None, val_fraction=0.0)
+    elif part.startswith("trial"):
+        data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
+    keys = _common(given, state, part, minutes, init, model) | {"train.size": size, "augment.flip": given.flip}
+    if hand_made:
+        frozen = last and (state.best == BASELINE or (state.best == LINEAR and plan.trial))
+        keys |= FROM_FEATURES | (FROZEN if frozen else {})
+    elif name == RECIPES["scratch"]:
+        keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
+        many = images >= MANY_LABELS * state.counts.classes
+        if many and not (last and state.trusted) and plan.many_passes(images, size, minutes):
+            keys |= MIXED
+    if part == "teacher":
+        keys["train.max_epochs"] = MOST_PASSES
+    shipped = recipe(FinetuneConfig, name)
+    keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
+    return name, merged(shipped, {**keys, "data": parsing.to_dict(tuned_on(data))})
+
+
+def _start(state: TrainState, part: str, out: Path) -> tuple[str, str | None]:
+    """Return the recipe of a stage that learns from labels, and the weights that it starts from."""
+    plan = state.plan
+    learned = str(out / "stage1") if plan.way in FIRST else plan.init
+    if part == "scratch" or (part == "trial_convnet"):
+        return RECIPES["scratch"], None
+    if state.hand_made(part):
+        return RECIPES["finetune"], None
+    if plan.init or (plan.way == "joint" and not plan.pseudolabel) or (part == "last" and state.best == PRETRAINED):
+        return RECIPES["finetune"], learned
+    # with pseudo-labels fresh weights learn more from the labels than those that found them
+    return RECIPES["scratch"], None if plan.pseudolabel and part == "last" else learned
