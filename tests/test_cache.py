@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from PIL import Image
 from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
 from idmm.data.listing import list_images
-from idmm.data.store import compare, fingerprint
+from idmm.data.store import compare, fingerprint, store_images
 from idmm.errors import RunError
+from idmm.stages.images import log_values
 
 
 def mixed_folder(root):
@@ -99,11 +101,22 @@ def test_bad_images_are_skipped_aloud(tmp_path, caplog):
         assert f"  {train}/a/0.png: empty file\n" in caplog.text
 
 
-def test_no_image_is_left(tmp_path):
+def test_no_image_is_left(tmp_path, caplog):
     tree(tmp_path, train={"a": 1})
     split = list_images(section(tmp_path), labelled=False).train
     (line, _) = faults(store_split, split, stored_size=None, data=section(on_error="skip", max_pixels=1))
     assert line == "data.root: none of the 1 images can be used:"
+    assert not caplog.messages, "the files are listed once"
+
+
+def test_images_of_one_pixel_are_warned_of(tmp_path, caplog):
+    for i, size in enumerate([(1, 1), (1, 1), (4, 4)]):
+        paint(tmp_path / f"d/{i}.png", i, size)
+    data = section(tmp_path / "d", cache="off")
+    stores = store_images(list_images(data, labelled=False), data, None, {})
+    run_setup = SimpleNamespace(config=SimpleNamespace(), spec=SimpleNamespace(mean=[0.5], std=[0.5]))
+    log_values(run_setup, stores)
+    assert [line for line in caplog.messages if "2 of 3 training images have a single pixel" in line]
 
 
 def test_skipping_a_whole_class_is_an_error(tmp_path):

@@ -237,7 +237,7 @@ def test_the_check_looks_at_images_without_a_row_too(flat, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "12 train, 3 unlabelled images" in said and "classes of train: 2, with 6 images each\n" in said
     left_out = (tmp_path / "out/exclude.txt").read_text()
-    assert left_out.startswith(f"# for --data.exclude: what 'idmm data check --root {root}' would")
+    assert left_out.startswith(f"# for --data.exclude: the findings of 'idmm data check --root {root}'")
     assert left_out.splitlines()[-1] == "new/broken.png"
 
 
