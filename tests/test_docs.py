@@ -137,3 +137,14 @@ def test_results_are_those_of_the_runs(labels):
             top1 = [run["top1"] for run in runs if key.items() <= run.items()]
             figures.append(f"{statistics.mean(top1):.1f}" + (f" ± {statistics.stdev(top1):.1f}" if top1[1:] else ""))
         assert re.search(rf"\| {label} \|(.*\|)? {' . '.join(figures)} \|", text), (name, figures)
+
+
+def test_demo_figures():
+    """README's table of the demo has the first run and the range of all that were not on an overloaded machine."""
+    runs = json.loads((ROOT / "benchmarks/results/demo.json").read_text())["runs"]
+    text = (ROOT / "README.md").read_text()
+    for key in ("baseline_top1", "scratch_top1", "idmm_top1"):
+        values = [value for run in runs if "overloaded" not in run for value in run.get(key, [])]
+        mean, spread = statistics.mean(runs[0][key]), statistics.stdev(runs[0][key])
+        assert f"| {mean:.1f} ± {spread:.1f} | {min(values):.1f} to {max(values):.1f}" in text, key
+    assert f"once {min(runs[-1]['idmm_top1']):.1f} on an overloaded machine" in text
