@@ -191,7 +191,7 @@ def test_faults_of_entries_and_options(trees):
     assert faults(plan(trees, targets=given).checked) == [
         f"targets 'boxes': protocol: got 'detekt', expected one of {', '.join(PROTOCOLS)}; did you mean 'detect'?",
         "targets 'masks': protocol: segment takes no options of finetune; set them under segment",
-        "detect on few: data.name: got 'digits', wanted 'folder'",
+        "detect on few: data.name: got 'digits', expected 'folder'",
     ]
 
 
