@@ -26,12 +26,9 @@ CHOSEN, CLASSES = 500, 50  # most images, and most of their classes, to choose C
 class Baseline(NamedTuple):
     """The accuracy of the baseline."""
 
-    top1: float
-    """Accuracy (percent)."""
-    train: int
-    """Number of images that it was fitted to."""
-    test: int
-    """Number of images that it was tested on."""
+    top1: float  # accuracy (percent)
+    train: int  # number of images that it was fitted to
+    test: int  # number of images that it was tested on
 
 
 def drawn(labels: np.ndarray, most: int) -> np.ndarray:

@@ -40,14 +40,9 @@ class FrozenBackbone:
         self._network: Network | None = None
 
     @property
-    def init(self) -> str | None:
-        """Its source as given by the user. None: its weights are fresh."""
-        return self.config.init
-
-    @property
     def about(self) -> dict[str, Any]:
-        """Its entries in results."""
-        return {"init": self.init, "model": self.spec.name, "size": self.size}
+        """Its entries in results. With fresh weights ``init`` is None."""
+        return {"init": self.config.init, "model": self.spec.name, "size": self.size}
 
     def untrained(self, label: str) -> "FrozenBackbone":
         """Return the same backbone with fresh weights, drawn from ``config.seed`` as a stage draws them."""

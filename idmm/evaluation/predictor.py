@@ -40,28 +40,21 @@ Images = AnyImage | Sequence[AnyImage]
 class Prediction:
     """A classifier's prediction for one image."""
 
-    path: str | None
-    """Its file. None if it was given as pixels."""
-    label: str
-    """Name of the likeliest class."""
-    probability: float
-    """Of that class, in [0, 1]."""
-    top: list[tuple[str, float]]
-    """Names and probabilities of the ``top_k`` likeliest classes, best first."""
+    path: str | None  # its file. None if it was given as pixels
+    label: str  # name of the likeliest class
+    probability: float  # of that class, in [0, 1]
+    top: list[tuple[str, float]]  # names and probabilities of the top_k likeliest classes, best first
 
 
 @dataclass(frozen=True)
 class PredictionList(Sequence):
     """A classifier's predictions for several images, a :class:`Prediction` each, in their order."""
 
-    paths: list[str | None]
-    """Their files. None for images given as pixels."""
-    probabilities: np.ndarray
-    """Of every class, float32 [N, K], in the order of ``classes``."""
+    paths: list[str | None]  # their files. None for images given as pixels
+    probabilities: np.ndarray  # of every class, float32 [N, K], in the order of ``classes``
     classes: list[str]
     top_k: int
-    unreadable: dict[str, str]
-    """Images that were skipped, with the reason. They have no place in the list."""
+    unreadable: dict[str, str]  # skipped images, with the reason. They have no place in the list
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -84,12 +77,9 @@ class PredictionList(Sequence):
 class Embedding:
     """Features of images."""
 
-    paths: list[str | None]
-    """Their files. None for images given as pixels."""
-    features: np.ndarray
-    """float32 [N, d]."""
-    unreadable: dict[str, str]
-    """Images that were skipped, with the reason."""
+    paths: list[str | None]  # their files. None for images given as pixels
+    features: np.ndarray  # float32 [N, d]
+    unreadable: dict[str, str]  # skipped images, with the reason
 
 
 # ---------------------------------------------------------------------- predictors

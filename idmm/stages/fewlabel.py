@@ -203,12 +203,12 @@ def _finetuned(
         line = "fine-tuning %d of %d: %s, %s per class, seed %d"
         log.info(line, number, len(cells), backbone.label, labels, draw.seed)
         data, model, spec = replace(config.data, subset=draw), tuning.model, backbone.spec
-        if backbone.init is None:  # the same network on the same values
+        if backbone.config.init is None:  # the same network on the same values
             names = ("mean", "std", "in_chans", "range", "bands")
             data = replace(data, **{name: getattr(spec, name) for name in names})
             model = replace(model, name=spec.name, kwargs=spec.kwargs)
         run = Path(config.out, "runs", f"{_run_name(backbone)}-{draw.per_class}-{draw.seed}")
-        init = backbone.init and backbone.label  # as given: a run pins the commit of public weights itself
+        init = backbone.config.init and backbone.label  # as given: a run pins the commit of public weights itself
         run_config = replace(tuning, out=str(run), init=init, seed=draw.seed, data=data, model=model)
         result = run_stage(run_config)
         scores = (result["top1"], result.get("mean_per_class"), None)
