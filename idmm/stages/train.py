@@ -52,7 +52,9 @@ from idmm.training import clock
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05
-ERRORS = 2  # standard errors that another candidate must lead by, as networks gain by the longer last stage
+# Standard errors that the best candidate must lead by: networks gain by a last stage that is longer than the trial, and
+# by pseudo-labels less
+ERRORS, FEW_ERRORS = 2, 0.5
 LEAST = 0.1  # of the time, for any stage but the first, if those before took too long
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
@@ -256,8 +258,9 @@ def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict]) ->
         if distributed.rank() == 0:
             runs = [str(out / part) for part in state.plan.shares if part != "last"]  # the features of each count
             found = pseudolabel(runs, images_of(given, state), given.device, out / PSEUDOLABELS)
-            if found["alike"] < AGREEMENT and not (state.plan.init or given.model.name):
-                found["candidates"] = compared_features(runs[0], images_of(given, state), given)
+            if not (state.plan.init or given.model.name):
+                candidates = compared_features(runs[0], images_of(given, state), given)
+                found["candidates"] = candidates | {PSEUDO: found["held_out"]}
         state.pseudolabels = distributed.broadcast(found)
         state.candidates = state.pseudolabels.pop("candidates", None)
         trusted = state.pseudolabels["alike"] >= AGREEMENT
@@ -273,9 +276,10 @@ def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict]) ->
     if state.candidates:
         best, count = max(state.candidates, key=state.candidates.get), state.counts.labelled
         count = round(HELD_OUT * count) if state.plan.trial else count
+        errors = ERRORS if state.plan.trial else FEW_ERRORS
         share = state.candidates[best] / 100
         error = 100 * math.sqrt(share * (1 - share) / count)
-        if state.candidates[best] > state.candidates.get(state.best, 0.0) + ERRORS * error:
+        if state.candidates[best] > state.candidates.get(state.best, 0.0) + errors * error:
             state.best = best
 
 

@@ -11,7 +11,7 @@ from idmm.config.commands import TrainCommand
 from idmm.data.listing import list_images
 from idmm.data.split import Split, counted
 from idmm.data.user_lists import class_rows
-from idmm.evaluation.evaluate import choose_strength, fit_linear
+from idmm.evaluation.evaluate import choose_strength, fit_linear, folds
 from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.predictor import Embedder
 from idmm.evaluation.similarity import nearest, spread_labels, unit_rows
@@ -51,6 +51,7 @@ def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
     features = [found.features, *(more.embed(train.items, progress=True).features for more in embedders[1:])]
     rows = np.concatenate([unit_rows(each) for each in features], axis=1)  # [N, sum of d]: all count alike
     shares, alike = _spread(rows, train)
+    held_out = _held_out_accuracy(unit_rows(features[0]), train)  # of features that saw no label
     labels = np.where(shares.any(axis=1), shares.argmax(axis=1), -1)
     labels[known] = train.labels[known]  # those that were given have them still
 
@@ -58,7 +59,7 @@ def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
         return ("yes", 1) if part != "train" or known[i] else ("no", f"{shares[i].max():.4g}")
 
     write_csv(out, class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), how))
-    about = {"given": int(known.sum()), "found": int((labels[~known] >= 0).sum()), "alike": alike}
+    about = {"given": int(known.sum()), "found": int((labels[~known] >= 0).sum()), "alike": alike, "held_out": held_out}
     images = counted(about["found"], "image")
     log.info("%s: %s without a label got one, from %d that had one", out, images, about["given"])
     line = f"a linear classifier gives {alike:.0f} % of the nearest images the class of the image (0 is chance)"
@@ -96,6 +97,18 @@ def compared_features(run: str, data: Data, given: TrainCommand) -> dict[str, fl
             features[label] = torch.cat([model(part)[:, : model.fixed] for part in images.split(64)]).numpy()
     choices = {label: choose_strength(rows, labels, given.seed) for label, rows in features.items()}
     return {label: max(choice.accuracies.values(), default=0.0) for label, choice in choices.items()}
+
+
+def _held_out_accuracy(rows: np.ndarray, train: Split) -> float:
+    """Return the accuracy of spread labels on given labels that were held out in turn, by features [N, d] (percent)."""
+    known, near = np.flatnonzero(train.labels >= 0), nearest(rows, NEIGHBOURS)
+    fold, right = folds(train.labels[known]), 0
+    for number in range(fold.max() + 1):
+        held = known[fold == number]
+        labels = train.labels.copy()
+        labels[held] = -1
+        right += int((spread_labels(near, labels, len(train.classes))[held].argmax(1) == train.labels[held]).sum())
+    return 100 * right / len(known)
 
 
 def _spread(rows: np.ndarray, train: Split) -> tuple[np.ndarray, float]:
