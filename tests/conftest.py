@@ -41,7 +41,7 @@ def threads_stay():
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """Uninterrupted tiny runs of both stages, a process each; nothing may be written to them."""
+    """Uninterrupted tiny runs of both stages, each in a process; nothing may be written to them."""
     folder = tmp_path_factory.mktemp("whole")
     return {stage: outside(stage, folder / stage) for stage in STAGES}
 
@@ -50,7 +50,7 @@ def whole(tmp_path_factory):
 def whole_grid(tmp_path_factory):
     """An uninterrupted tiny transfer grid by the real command line; nothing may be written to it."""
     out = tmp_path_factory.mktemp("grid") / "out"
-    with transfers.start(out) as process:
+    with transfers.forked(out) as process:
         assert process.wait() == 0, process.said()
     out.with_name("said").write_text(process.said())
     return out

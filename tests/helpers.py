@@ -212,9 +212,9 @@ def start(stage, out, **changes):
 
 
 def outside(stage, out, **changes):
-    """Runs ``python STAGE.py`` to its end, which must be good."""
+    """Runs ``python STAGE.py`` in a process that has done its imports, to its end, which must be good."""
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    with Process([f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err") as process:
+    with Forked([ROOT / f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err") as process:
         assert process.wait() == 0, process.said()
     return Path(out)
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import yaml
-from helpers import VIT, Forked, Process, call
+from helpers import ROOT, VIT, Forked, call
 
 from idmm.config import parsing
 from idmm.report import render
@@ -42,15 +42,9 @@ def inside(out, *argv, **changes):
     return call(["transfer", "--config", write(f"{out}.yaml", **changes), "--out", out, *argv])
 
 
-def start(out, *argv, **changes):
-    """Starts ``python transfer.py``."""
-    command = ["transfer.py", "--config", write(f"{out}.yaml", **changes), "--out", out, *argv]
-    return Process(command, f"{out}.err{len(list(Path(out).parent.glob('*.err*')))}")
-
-
 def forked(out, *argv):
-    """Starts the command line in a process that has done its imports."""
-    argv = ["transfer", "--config", write(f"{out}.yaml"), "--out", out, *argv]
+    """Starts ``python transfer.py`` in a process that has done its imports."""
+    argv = [ROOT / "transfer.py", "--config", write(f"{out}.yaml"), "--out", out, *argv]
     return Forked(argv, f"{out}.{time.monotonic_ns()}.err")
 
 
