@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -216,6 +217,20 @@ def epoch_line(record: dict, epochs: int | None, start: float, end: float) -> st
     others = [f"{name} {value:.4g}" for name, value in record.items() if name not in (*BOOKKEEPING, *SCORES)]
     of = "" if epochs is None else f"/{epochs}"
     return "  ".join([f"epoch {record['epoch']}{of}", f"loss {record['loss']:.4f}", *scores, *others])
+
+
+def log_expected_end(label: str, steps: str, step_seconds: float, seconds: float) -> None:
+    """Log how many steps there are and when training will end.
+
+    Args:
+        label: Of the phase.
+        steps: Their number, with its unit.
+        step_seconds: Time of a step.
+        seconds: Time to the end.
+    """
+    end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
+    line = "%s: %s of about %s s each; training ends at about %s, in %s"
+    log.info(line, label, steps, brief(step_seconds), end, duration(seconds))
 
 
 def brief(value: float) -> str:

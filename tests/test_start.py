@@ -8,7 +8,7 @@ from test_resume import stop_at
 from torch._dynamo.testing import CompileCounter
 
 from idmm.data import loaders
-from idmm.training import calibrate, environment
+from idmm.training import precision, environment
 
 AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total": 40}, "train__accumulate": 1}
 
@@ -22,31 +22,31 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
         steps.append(precision)
         return 0.1 if precision == "bf16" else 0.2
 
-    monkeypatch.setattr(calibrate, "_timed_step", timed)
+    monkeypatch.setattr(precision, "_timed_step", timed)
     with pytest.MonkeyPatch.context() as patch:
         stop_at(patch, 1, 0, 0)
         assert inside("pretrain", tmp_path / "a", **AUTO) == 130
     assert steps == ["fp32", "bf16"] * 2 and state(tmp_path / "a")["precision"] == "bf16"
-    monkeypatch.setattr(calibrate, "_timed_step", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr(precision, "_timed_step", lambda *_: pytest.fail("timed again"))
     assert inside("pretrain", tmp_path / "a", **AUTO) == 0
     assert "train.precision auto: bf16 (" in logged(tmp_path / "a") and state(tmp_path / "a")["precision"] == "bf16"
 
 
 def test_timing_leaves_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibrate, "time_precisions", lambda *given: dict(fp32=0, bf16=TIME(*given)["bf16"]))
+    monkeypatch.setattr(precision, "time_precisions", lambda *given: dict(fp32=0, bf16=TIME(*given)["bf16"]))
     for precision in ("auto", "fp32"):
         assert inside("pretrain", tmp_path / precision, **{**AUTO, "train__precision": precision}) == 0
     assert same(tmp_path / "auto", tmp_path / "fp32")
 
 
-TIME = calibrate.time_precisions
+TIME = precision.time_precisions
 
 
 # ------------------------------------------------------------------ loader workers
 def test_workers_are_as_many_as_there_may_be(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(loaders, "most_workers", lambda: 1)
-    monkeypatch.setattr(calibrate, "most_workers", lambda: 1)
+    monkeypatch.setattr(precision, "most_workers", lambda: 1)
     load = loaders._load
     monkeypatch.setattr(
         loaders, "_load", lambda fn, requests, workers: asked.append(workers) or load(fn, requests, workers)
@@ -98,7 +98,7 @@ def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
     [
         ("pretrain", "stages.pretrain.extract_features", "256 images at a time; try a smaller --views.size, "),
         ("finetune", "stages.finetune.extract_features", "20 images at a time; try a smaller --train.batch_size, "),
-        ("pretrain", "training.calibrate.time_precisions", "a batch of 20 images: try --train.accumulate 4 "),
+        ("pretrain", "training.precision.time_precisions", "a batch of 20 images: try --train.accumulate 4 "),
     ],
 )
 def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch, capsys):

@@ -1,64 +1,34 @@
-"""The one training loop, on accelerate. It knows no method and no dataset: a method gives a loss for a batch."""
+"""The training loop, on accelerate. It knows no method and no dataset: a method returns a loss for a batch."""
 
 import contextlib
 import logging
-import time
-from dataclasses import dataclass, field
 from types import MethodType
 
 import torch
 from timm.utils import ModelEmaV3
 
 from idmm import distributed
-from idmm.data.loaders import BatchFn, BatchPlan, on_device, training_batches
+from idmm.data.loaders import BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
-from idmm.progress import Bar, brief, duration, epoch_line
+from idmm.progress import Bar, duration, epoch_line, log_expected_end
 from idmm.seeding import derive, seeded
 from idmm.training import clock
-from idmm.training.calibrate import choose_workers
 from idmm.training.clock import Timer
-from idmm.training.optim import clip_gradients, create_optimizer
+from idmm.training.optim import clip_gradients, method_optimizer
+from idmm.training.plan import Pace, Position, StagePlan
+from idmm.training.precision import choose_workers
 from idmm.training.run_context import RunContext
-from idmm.training.schedule import learning_rate, warmup_length, weight_decay_schedule
+from idmm.training.schedule import learning_rate_of, weight_decay_schedule
 
 log = logging.getLogger("idmm")
-SHOWN_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
-FIRST_STEPS = 5, 3.0  # steps after the first, or seconds, after which the log has the expected end
-
-
-@dataclass
-class StagePlan:
-    """What the loop needs to know of a stage."""
-
-    number: int  # from 1
-    label: str  # for people
-    epochs: int  # length of the schedules; with ``train.minutes`` those of the recipe
-    batches: BatchPlan  # which images make which step; with ``train.minutes`` more epochs than are made
-    transform: BatchFn  # makes a batch of image numbers
-    lr: float  # peak learning rate
-    evaluators: list[Evaluator]  # what is measured between epochs, in this order, of the averaged model
-    keep: str | None = None
-    """Name of a measured value: the weights are kept that had its highest (the earlier of equals); None: the last."""
-    share: float = 1.0  # of the minutes that are left when the phase begins
-    max_epochs: int | None = None  # with ``train.minutes``
-    ending: tuple[int, float] = (0, 0.0)  # images that are evaluated after the loop, seconds of what else comes then
-
-
-@dataclass
-class Position:
-    """Where a stage stands: ``step`` steps into ``epoch``, with the epoch's sums so far."""
-
-    epoch: int = 0
-    step: int = 0
-    made: int = 0  # steps of the stage
-    seconds: float = 0.0
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+BAR_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
+PACE_STEPS, PACE_SECONDS = 5, 3.0  # steps after the first, or their time, after which the log has the expected end
 
 
 class Loop:
-    """Trains one method through one stage, from wherever the session's checkpoint left it."""
+    """Trains a method through one phase, from its first step or from the run's checkpoint."""
 
     def __init__(self, run: RunContext, method: Method, plan: StagePlan):
         self.run, self.method, self.plan, self.train = run, method, plan, run.train
@@ -72,12 +42,11 @@ class Loop:
             self._build()
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
-            self.best: dict | None = None  # epoch (from 1), value and weights of the best so far, where there is one
+            self.best: dict | None = None  # epoch (from 1), value and weights of the best epoch so far
             self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
             self.saved_timer: dict | None = None
             self._restore()
-        self.paced: tuple[float, int, int] | None = None  # seconds, images and steps since the first step
-        self.told, self.shown = False, 0.0  # the expected end; progress when the log last had an epoch
+        self.pace, self.end_logged, self.logged_share = Pace(), False, 0.0
         self.workers = choose_workers(run.workers, plan.transform, images)
 
     def _memory(self) -> contextlib.AbstractContextManager:
@@ -87,258 +56,267 @@ class Loop:
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)
         method.train()
-        others = {
-            name: (child, method.lr_scales.get(name, 1.0))
-            for name, child in method.named_children()
-            if name != "backbone" and any(p.requires_grad for p in child.parameters())
-        }
-        optimizer = create_optimizer(method.backbone, others, self.train, plan.lr)
-        warmup, shortened = warmup_length(self.train.warmup_epochs, self.batches.steps_per_epoch, self.steps)
-        if self.train.minutes is not None:
-            warmup = clock.WARMUP * self.steps if self.train.warmup_epochs else 0.0
-        elif shortened:
-            log.info("%s", shortened)
-        falls = [round(epochs * self.batches.steps_per_epoch) for epochs in getattr(self.train, "lr_steps", ())]
-        self.schedule = learning_rate(optimizer, self.steps, warmup, self.train.schedule, falls)
+        optimizer = method_optimizer(method, self.train, plan.lr)
+        self.schedule = learning_rate_of(self.train, optimizer, self.batches.steps_per_epoch, self.steps)
         self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
             backbone = method.backbone  # methods call its features and its head one by one
             compiled = torch.compile(backbone.forward_features.__func__)
-            backbone.forward_features = MethodType(compiled, backbone)  # of a copy of the backbone, the copy's own
+            backbone.forward_features = MethodType(compiled, backbone)  # bound to the copy of a copied backbone
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     @property
     def averaged(self) -> torch.nn.Module:
-        """The backbone to evaluate and export: the EMA's, else the one that the method names."""
+        """The backbone to evaluate and export: the EMA's, else the one that the method exports."""
         return self.method.exported if self.ema is None else self.ema.module
 
     def fit(self) -> None:
-        """Runs the stage to its end.
+        """Train the phase to its end.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM; the state is saved.
-            RunError: The loss is no longer finite, memory or disk ran out; the last checkpoint is kept.
+            Interrupted: Ctrl-C or SIGTERM. The state is saved.
+            RunError: The loss is not finite, or memory or disk ran out. The last checkpoint is kept.
         """
-        at, plan = self.position, self.plan
+        position, plan = self.position, self.plan
         with self._memory():
-            loader = training_batches(plan.transform, self.batches, self.workers, at.epoch, at.step)
-        total = self.steps if self.train.minutes is None else None
-        self.saved = clock.now()
-        shown = {"unit": "step", "mininterval": SHOWN_SECONDS, "disable": not self.run.folder.leader}
-        self.progress = Bar(desc=plan.label, total=total, initial=at.made, **shown)
+            loader = training_batches(plan.transform, self.batches, self.workers, position.epoch, position.step)
+        self.saved_at = clock.now()
+        self.bar = Bar(
+            desc=plan.label,
+            total=self.steps if self.train.minutes is None else None,
+            initial=position.total_steps,
+            unit="step",
+            mininterval=BAR_SECONDS,
+            disable=not self.run.folder.leader,
+        )
         self._start_timer()
-        self.shown = self._share(at.epoch)
+        self.logged_share = self._share(position.epoch)
         self.run.interrupts.deferred = True
         try:
             with self._memory(), contextlib.closing(loader):
-                if self.run.precision_was_timed and not at.made:
-                    self._save(0, 0)  # the precision is decided once in a run's life
-                while not self._over():
+                if self.run.precision_was_timed and not position.total_steps:
+                    self._save(0, 0)  # the precision is chosen once per run
+                while not self._is_over():
                     epoch = self.position.epoch
                     self._epoch(epoch, loader)
                     self._end_epoch(epoch)
         finally:
             self.run.interrupts.deferred = False
-            self.progress.close()
+            self.bar.close()
         self._save(self.position.epoch, 0)
-        self.run.earlier_steps += self.position.made
+        self.run.earlier_steps += self.position.total_steps
 
     # ------------------------------------------------------------------ by the clock
     def _start_timer(self) -> None:
-        """Begins to count the phase's share of ``train.minutes``, or goes on with what the state saved."""
+        """Start the phase's share of ``train.minutes``, or continue with the saved timer."""
         if self.train.minutes is None:
             return
-        each, saved = self.batches.steps_per_epoch, self.saved_timer
+        steps_per_epoch, saved = self.batches.steps_per_epoch, self.saved_timer
         start = self.run.seconds if saved is None else saved["start"]
-        images, rest = self.plan.ending
+        final_images, final_seconds = self.plan.ending
         self.timer = Timer(
             start,
-            start + self.plan.share * (60 * self.train.minutes - start),
-            round(self.train.warmup_epochs * each),
-            self.plan.max_epochs and self.plan.max_epochs * each,
-            images + sum(item.images for item in self.plan.evaluators),
-            rest,
+            until=start + self.plan.share * (60 * self.train.minutes - start),
+            warmup_steps=round(self.train.warmup_epochs * steps_per_epoch),
+            max_steps=self.plan.max_epochs and self.plan.max_epochs * steps_per_epoch,
+            final_images=final_images + sum(evaluator.images for evaluator in self.plan.evaluators),
+            final_seconds=final_seconds,
         )
         if saved is not None:
             self.timer.resume(saved)
         self._advance(self.timer.progress)
 
     def _advance(self, progress: float) -> None:
-        """Sets the progress of ``train.minutes``, which the first process measured."""
+        """Set the progress of ``train.minutes``, which the first process measured."""
         if self.timer is not None:
-            self.timer.advance(progress, self.position.made)
+            self.timer.advance(progress, self.position.total_steps)
             self.run.progress = self.timer.progress
             self.method.scheduled_epoch = self.timer.progress * self.plan.epochs
 
-    def _measured(self) -> float:
-        """Returns the progress by the first process's clock, 0 in the others and without ``train.minutes``."""
+    def _measure_progress(self) -> float:
+        """Return the progress by the clock of the first process; 0 in the others and without ``train.minutes``."""
         if self.timer is None or not self.run.folder.leader:
             return 0.0
-        return self.timer.measure(self.run.seconds, self.position.made)
+        return self.timer.measure(self.run.seconds, self.position.total_steps)
 
-    def _over(self) -> bool:
-        """Whether the stage is over; asked between two epochs or where the run was stopped."""
+    def _is_over(self) -> bool:
+        """Return whether the phase is over, between two epochs or where the run was interrupted."""
         if self.timer is None:
             return self.position.epoch == self.batches.epochs
-        return self.timer.progress >= 1 and self.position.step == 0 and self.position.made > 0
+        return self.timer.progress >= 1 and self.position.step == 0 and self.position.total_steps > 0
 
     def _is_last(self, epoch: int) -> bool:
-        """Whether an epoch that just ended is the stage's last: no time is left for what is due after it and a step."""
+        """Return whether an epoch that just ended is the last: no time remains for its evaluation and another step."""
         if self.timer is None:
             return epoch + 1 == self.batches.epochs
-        due = sum(item.images for item in self.plan.evaluators if (epoch + 1) % item.every == 0)
-        needed = self.timer.evaluating(due) + self.timer.image * self.batches.batch_size
-        last = self.timer.progress >= 1 or self.timer.left(self.run.seconds) < needed
-        if last := distributed.broadcast(last):
+        images = sum(evaluator.images for evaluator in self._due(epoch))
+        seconds = self.timer.eval_seconds(images) + self.timer.image_seconds * self.batches.batch_size
+        is_last = self.timer.progress >= 1 or self.timer.remaining(self.run.seconds) < seconds
+        if is_last := distributed.broadcast(is_last):
             self._advance(1.0)
-        return last
+        return is_last
 
-    def _say_end(self, each: float) -> None:
-        """Logs how many steps there are and when training is expected to end, where a step takes ``each`` seconds."""
+    def _log_end(self, step_seconds: float) -> None:
+        """Log the number of steps and the expected end of training."""
         if self.timer is None:
             steps, epochs = f"{self.steps} steps", self.batches.epochs
-            looked_at = sum(
-                item.images * (-(-epochs // item.every) - self.position.epoch // item.every)
-                for item in self.plan.evaluators
+            eval_images = sum(
+                evaluator.images * (-(-epochs // evaluator.every) - self.position.epoch // evaluator.every)
+                for evaluator in self.plan.evaluators
             )
-            image = each * self.batches.steps_per_epoch / self.batches.count
-            takes = (self.steps - self.position.made) * each + clock.FORWARD * image * looked_at
+            image_seconds = step_seconds * self.batches.steps_per_epoch / self.batches.count
+            remaining_steps = self.steps - self.position.total_steps
+            seconds = remaining_steps * step_seconds + clock.FORWARD * image_seconds * eval_images
         else:
-            takes = max(0.0, self.timer.left(self.run.seconds))
-            steps = f"about {self.position.made + takes / each:.0f} steps by train.minutes {self.train.minutes:g}"
-        ends = time.strftime("%H:%M", time.localtime(time.time() + takes))
-        line = "%s: %s of about %s s each; training ends at about %s, in %s"
-        log.info(line, self.plan.label, steps, brief(each), ends, duration(takes))
+            seconds = max(0.0, self.timer.remaining(self.run.seconds))
+            count = self.position.total_steps + seconds / step_seconds
+            steps = f"about {count:.0f} steps by train.minutes {self.train.minutes:g}"
+        log_expected_end(self.plan.label, steps, step_seconds, seconds)
 
     # ------------------------------------------------------------------ steps
     def _epoch(self, epoch: int, batches) -> None:
-        at, started = self.position, clock.now() - self.position.seconds
-        while at.step < self.batches.steps_per_epoch:
-            if self.timer is not None and self.timer.progress >= 1 and at.step:
+        position, started_at = self.position, clock.now() - self.position.seconds
+        while position.step < self.batches.steps_per_epoch:
+            if self.timer is not None and self.timer.progress >= 1 and position.step:
                 break
-            images, before = self.batches.step_size(at.step), at.seconds
-            loss = self._step(epoch, at.step, batches)
-            at.step, at.made, at.seconds = at.step + 1, at.made + 1, clock.now() - started
-            self._pace(at.seconds - before, images)
-            due = clock.now() - self.saved >= 60 * self.train.save_minutes
-            if self.progress.due():
-                due = due or int(self.bad_step) >= 0  # _save stops all processes together
-                left = "" if self.timer is None else f", {duration(self.timer.left(self.run.seconds))} to go"
-                self.progress.set_postfix_str(f"loss {loss.item():.4g}, lr {self._lr():.2e}{left}", refresh=False)
-            self.progress.update()
-            stop, due, progress = distributed.largest(self.run.interrupts.requested, due, self._measured())
+            images, before = self.batches.step_size(position.step), position.seconds
+            loss = self._step(epoch, position.step, batches)
+            position.step, position.total_steps = position.step + 1, position.total_steps + 1
+            position.seconds = clock.now() - started_at
+            self._count_pace(position.seconds - before, images)
+            should_save = clock.now() - self.saved_at >= 60 * self.train.save_minutes
+            if self.bar.due():
+                should_save = should_save or int(self.bad_step) >= 0  # _save stops all processes together
+                self._show(loss)
+            self.bar.update()
+            should_stop, should_save, progress = distributed.largest(
+                self.run.interrupts.requested, should_save, self._measure_progress()
+            )
             self._advance(progress)
-            if stop or due:
-                self._save(epoch, at.step)
-            if stop:
-                raise Interrupted(f"interrupted; the same command goes on from epoch {epoch + 1}, step {at.step}")
+            if should_stop or should_save:
+                self._save(epoch, position.step)
+            if should_stop:
+                where = f"epoch {epoch + 1}, step {position.step}"
+                raise Interrupted(f"interrupted; the same command resumes from {where}")
         self._check_finite()  # waits for the device
-        at.seconds = clock.now() - started
+        position.seconds = clock.now() - started_at
 
-    def _pace(self, seconds: float, images: int) -> None:
-        """Counts what a step took, but the first, which compiles and waits for the workers."""
-        if self.paced is None:
-            self.paced = (0.0, 0, 0)
-            return
-        seconds, images, steps = (sum(pair) for pair in zip(self.paced, (seconds, images, 1), strict=True))
-        self.paced = (seconds, images, steps)
+    def _show(self, loss: torch.Tensor) -> None:
+        """Show the loss, the learning rate and the time that remains beside the bar."""
+        text = f"loss {loss.item():.4g}, lr {self._lr():.2e}"
         if self.timer is not None:
-            self.timer.image = seconds / images
-        most, least = FIRST_STEPS
-        if not self.told and (steps == most or seconds >= least):
-            self.told = True
-            self._say_end(seconds / steps)
+            text += f", {duration(self.timer.remaining(self.run.seconds))} to go"
+        self.bar.set_postfix_str(text, refresh=False)
+
+    def _count_pace(self, seconds: float, images: int) -> None:
+        """Count the time of a step, and log the expected end after the first ones."""
+        pace = self.pace
+        pace.add(seconds, images)
+        if not pace.steps:
+            return
+        if self.timer is not None:
+            self.timer.image_seconds = pace.seconds / pace.images
+        if not self.end_logged and (pace.steps == PACE_STEPS or pace.seconds >= PACE_SECONDS):
+            self.end_logged = True
+            self._log_end(pace.seconds / pace.steps)
 
     def _step(self, epoch: int, step: int, batches) -> torch.Tensor:
-        """Makes one optimizer step of ``accumulate`` micro-batches; returns the last one's loss."""
-        number = self.position.made
-        at, gone = number, number  # in the schedules, steps
+        """Make one optimizer step of ``accumulate`` micro-batches; return the last one's loss."""
+        number = self.position.total_steps
+        lr_step, elapsed_steps = number, number  # in the schedules
         if self.timer is not None:
-            at, gone = self.steps * self.timer.of_schedule(number), self.steps * self.timer.progress
-        self.schedule.step_update(at)
-        self.set_weight_decay(gone)
+            lr_step = self.steps * self.timer.schedule_progress(number)
+            elapsed_steps = self.steps * self.timer.progress
+        self.schedule.step_update(lr_step)
+        self.set_weight_decay(elapsed_steps)
         for micro in range(self.train.accumulate):
             batch = next(batches)
             weight = batch["weight"]
             batch = on_device(batch, self.accelerator.device)
-            last = micro == self.train.accumulate - 1
+            is_last = micro == self.train.accumulate - 1
             key = derive(self.run.seed, "step", self.plan.number, number, micro, distributed.rank())
-            with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model), seeded(key):
+            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model), seeded(key):
                 out = self.model(batch, key, epoch)
                 self.accelerator.backward(out["loss"] * weight)
-            self._count(out, weight * self.batches.step_size(step) / distributed.world(), number)
+            self._add_to_sums(out, weight * self.batches.step_size(step) / distributed.world(), number)
         self.method.before_step(epoch)
         if self.train.clip_grad:
             self.accelerator.unscale_gradients()
             clip_gradients(self.method, self.train.clip_grad, self.train.clip_grad_mode == "tensor")
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.method.after_step(gone)
+        self.method.after_step(elapsed_steps)
         if self.ema is not None:
             self.ema.update(self.method.backbone, step=number + 1)
         return out["loss"].detach()
 
-    def _count(self, out: dict, images: float, number: int) -> None:
-        """Adds to the epoch's sums, and remembers the first bad step, without waiting for the device."""
+    def _add_to_sums(self, out: dict, images: float, number: int) -> None:
+        """Add to the epoch's sums and save the number of the first bad step, without waiting for the device."""
+        sums = self.position.sums
         for name, value in out.items():
             value = value.detach().float() * images
-            self.position.sums[name] = self.position.sums[name] + value if name in self.position.sums else value
-        bad = ~torch.isfinite(out["loss"].detach())
-        self.bad_step = torch.where(bad & (self.bad_step < 0), number, self.bad_step)
+            sums[name] = sums[name] + value if name in sums else value
+        is_bad = ~torch.isfinite(out["loss"].detach())
+        self.bad_step = torch.where(is_bad & (self.bad_step < 0), number, self.bad_step)
 
+    # ------------------------------------------------------------------ the end of an epoch
     def _end_epoch(self, epoch: int) -> None:
-        at, last = self.position, self._is_last(epoch)
-        images = min(self.batches.count, at.step * self.batches.batch_size)
-        values = {name: value / images for name, value in self._sums().items()}
+        position, is_last = self.position, self._is_last(epoch)
+        images = min(self.batches.count, position.step * self.batches.batch_size)
+        values = {name: value / images for name, value in self._total_sums().items()}
         record = {
             "epoch": epoch + 1,
             "stage": self.plan.number,
-            "step": self.run.earlier_steps + at.made,
+            "step": self.run.earlier_steps + position.total_steps,
             "loss": values.pop("loss"),
             "lr": self._lr(),
-            "seconds": round(at.seconds, 3),
-            "images_per_s": round(images / max(1e-9, at.seconds), 2),
+            "seconds": round(position.seconds, 3),
+            "images_per_s": round(images / max(1e-9, position.seconds), 2),
             **values,
-            **self._evaluated(epoch, last),
+            **self._evaluate(epoch, self.plan.evaluators if is_last else self._due(epoch)),
         }
-        self._keep(record)
-        before, self.shown = self.shown, self._share(epoch + 1)
-        if line := epoch_line(record, None if self.timer else self.batches.epochs, before, self.shown):
+        self._keep_best(record)
+        before, self.logged_share = self.logged_share, self._share(epoch + 1)
+        if line := epoch_line(record, None if self.timer else self.batches.epochs, before, self.logged_share):
             log.info("%s %s", self.plan.label, line)
         self.run.folder.add_metrics(record)
-        self.position = Position(epoch + 1, made=at.made)
+        self.position = Position(epoch + 1, total_steps=position.total_steps)
         if self.timer is not None:
-            self._advance(distributed.largest(self._measured())[0])
+            self._advance(distributed.largest(self._measure_progress())[0])
 
     def _share(self, epochs: int) -> float:
-        """Returns the share of the stage that is over after so many epochs."""
+        """Return the share of the phase that is over after that many epochs."""
         return epochs / self.batches.epochs if self.timer is None else self.timer.progress
 
-    def _keep(self, record: dict) -> None:
-        """Copies the weights of the best epoch so far; they go into the state, as a resumed run needs them."""
+    def _keep_best(self, record: dict) -> None:
+        """Copy the weights if the epoch is the best so far. They are part of the state."""
         value = record.get(self.plan.keep)
         if value is not None and (self.best is None or value > self.best["value"]):
             weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.averaged.state_dict().items()}
             self.best = {"epoch": record["epoch"], "value": value, "weights": weights}
 
-    def _evaluated(self, epoch: int, last: bool) -> dict:
-        """What is due to be measured after an epoch."""
-        values, began = {}, clock.now()
-        due = [item for item in self.plan.evaluators if last or (epoch + 1) % item.every == 0]
+    def _due(self, epoch: int) -> list[Evaluator]:
+        """Return the evaluators that an epoch calls if it is not the last."""
+        return [evaluator for evaluator in self.plan.evaluators if (epoch + 1) % evaluator.every == 0]
+
+    def _evaluate(self, epoch: int, evaluators: list[Evaluator]) -> dict[str, float]:
+        """Return the values of the evaluators after an epoch."""
+        values, started_at = {}, clock.now()
         distributed.share_statistics(self.averaged)  # the first process's weights are exported
         try:
-            for item in due:
-                values.update(item(self.averaged))
+            for evaluator in evaluators:
+                values.update(evaluator(self.averaged))
         except Interrupted:
             self._save(epoch, self.position.step)
             raise
-        if self.timer is not None and due:
-            self.timer.look = (clock.now() - began) / sum(item.images for item in due)
+        if self.timer is not None and evaluators:
+            images = sum(evaluator.images for evaluator in evaluators)
+            self.timer.eval_image_seconds = (clock.now() - started_at) / images
         return values
 
-    def _sums(self) -> dict[str, float]:
-        """The epoch's sums so far, over all processes."""
+    def _total_sums(self) -> dict[str, float]:
+        """Return the epoch's sums so far over all processes."""
         names = sorted(self.position.sums)
         sums = distributed.sum_all(torch.stack([self.position.sums[name] for name in names])) if names else names
         return {name: float(value) for name, value in zip(names, sums, strict=True)}
@@ -347,29 +325,32 @@ class Loop:
         group = self.optimizer.param_groups[0]
         return group["lr"] / group.get("lr_scale", 1.0)
 
+    # ------------------------------------------------------------------ the state
     def _check_finite(self) -> None:
-        """Raises RunError if any process had a loss that is not finite; all must ask together."""
-        bad = [step for step in distributed.gather(int(self.bad_step)) if step >= 0]
-        if bad:
-            raise self._diverged("the loss is not finite", min(bad))
+        """Raise RunError if any process had a loss that is not finite. All must call together."""
+        bad_steps = [step for step in distributed.gather(int(self.bad_step)) if step >= 0]
+        if bad_steps:
+            raise self._divergence("the loss is not finite", min(bad_steps))
 
-    def _diverged(self, what: str, step: int) -> RunError:
+    def _divergence(self, what: str, step: int) -> RunError:
         epoch = step // self.batches.steps_per_epoch
         lr = self.schedule._get_lr(step)[0] if self.timer is None else self._lr()
-        given = {"clip_grad 1": self.train.clip_grad, "precision fp32": self.run.precision == "fp32"}
-        others = [f"set --train.{flag}" for flag, already in given.items() if not already]
-        mend = " or ".join(["lower --train.lr", *others])
+        remedies = ["lower --train.lr"]
+        if not self.train.clip_grad:
+            remedies.append("set --train.clip_grad 1")
+        if self.run.precision != "fp32":
+            remedies.append("set --train.precision fp32")
         where = f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.run.folder.checkpoint_note}"
-        return RunError(f"{what} {where}: {mend}, in a new --out", shared=True)
+        return RunError(f"{what} {where}: {' or '.join(remedies)}, in a new --out", shared=True)
 
     def _save(self, epoch: int, step: int) -> None:
-        """Writes the checkpoint: all that the rest of the run depends on and that its seed does not give."""
+        """Write the checkpoint: all that the rest of the run depends on and that its seed does not give."""
         self._check_finite()
         ruined = not all(bool(torch.isfinite(p).all()) for p in self.method.parameters())
         if distributed.any_process(ruined)[0]:  # by the step after a finite loss
-            raise self._diverged("the weights are not finite", self.position.made - 1)
-        self.saved = clock.now()
-        sums = self._sums()
+            raise self._divergence("the weights are not finite", self.position.total_steps - 1)
+        self.saved_at = clock.now()
+        sums = self._total_sums()
         if not self.run.folder.leader:
             return
         scaler = self.accelerator.scaler
@@ -378,7 +359,7 @@ class Loop:
                 "stage": self.plan.number,
                 "epoch": epoch,
                 "step": step,
-                "steps": [self.run.earlier_steps, self.position.made],  # of the stages before, of this one
+                "steps": [self.run.earlier_steps, self.position.total_steps],  # of earlier phases, of this one
                 "epoch_seconds": self.position.seconds,
                 "seconds": self.run.seconds,
                 "timer": None if self.timer is None else self.timer.state(),
@@ -394,6 +375,7 @@ class Loop:
         )
 
     def _restore(self) -> None:
+        """Load the checkpoint of a resumed run, and remove the metrics that were written after it."""
         state, self.run.folder.state = self.run.folder.state, None
         if state is None:
             return
@@ -407,13 +389,14 @@ class Loop:
             self.ema.module.load_state_dict(state["ema"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.best = state["best"]
-        self.run.earlier_steps, made = state["steps"]
-        self.saved_timer = state["timer"]
+        self.best, self.saved_timer = state["best"], state["timer"]
+        self.run.earlier_steps, total_steps = state["steps"]
         share = float(self.run.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
-        self.position = Position(state["epoch"], state["step"], made, state["epoch_seconds"], sums)
-        self.run.folder.take_back(self.plan.number, state["epoch"] + 1)
-        at = f"goes on from epoch {state['epoch'] + 1}, step {state['step']}"
-        anew = "starts anew, as it had saved no step (train.save_minutes)"
-        log.info("%s %s", self.plan.label, at if state["epoch"] or state["step"] else anew)
+        epoch, step = state["epoch"], state["step"]
+        self.position = Position(epoch, step, total_steps, state["epoch_seconds"], sums)
+        self.run.folder.take_back(self.plan.number, epoch + 1)
+        if epoch or step:
+            log.info("%s resumes from epoch %d, step %d", self.plan.label, epoch + 1, step)
+        else:
+            log.info("%s starts anew, as it had saved no step (train.save_minutes)", self.plan.label)

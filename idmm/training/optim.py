@@ -7,20 +7,36 @@ from torch import nn
 from idmm.config import Train
 
 
+def method_optimizer(method: nn.Module, train: Train, lr: float) -> torch.optim.Optimizer:
+    """Build the optimizer of a method's backbone and of its other modules that are trained.
+
+    Args:
+        method: Its ``lr_scales`` has the learning rates of other modules, as multiples of ``lr``.
+        train: See :func:`create_optimizer`.
+        lr: Likewise.
+    """
+    others = {
+        name: (child, method.lr_scales.get(name, 1.0))
+        for name, child in method.named_children()
+        if name != "backbone" and any(p.requires_grad for p in child.parameters())
+    }
+    return create_optimizer(method.backbone, others, train, lr)
+
+
 def create_optimizer(
     backbone: nn.Module,
     others: dict[str, tuple[nn.Module, float]],
     train: Train,
     lr: float,
 ) -> torch.optim.Optimizer:
-    """Builds the optimizer; no weight decay on biases, norms and what the model itself exempts (position embeddings).
+    """Build the optimizer. Biases, norms and parameters that the model exempts get no weight decay.
 
     Args:
-        backbone: Its groups are timm's; frozen parameters are left out.
+        backbone: Its groups are timm's, without frozen parameters.
         others: A method's other modules by name, each with its learning rate as a multiple of ``lr``.
-        train: Which optimizer, weight decay, and the factor of the lr from each of the backbone's layers to the one
-            below.
-        lr: Peak learning rate, of the backbone's last layer (timm's layers) and of the others.
+        train: The optimizer, its weight decay, and the factor of the lr from each of the backbone's layers to the one
+            below (``layer_decay``).
+        lr: Peak learning rate of the backbone's last layer and of the others.
     """
     options = dict(no_weight_decay_list=_exempt(backbone))
     if train.layer_decay is None:
@@ -35,14 +51,14 @@ def create_optimizer(
 
 
 def _exempt(backbone: nn.Module) -> set[str]:
-    """Names of position embeddings and tables, which timm's models list for themselves, and any they leave out."""
-    own = set(backbone.no_weight_decay()) if hasattr(backbone, "no_weight_decay") else set()
-    marks = ("pos_embed", "relative_position_bias_table", "cls_token", "dist_token")
-    return own | {name for name, _ in backbone.named_parameters() if name.split(".")[-1] in marks}
+    """Return the names of position embeddings and tables: those that the model lists, and any that it misses."""
+    listed = set(backbone.no_weight_decay()) if hasattr(backbone, "no_weight_decay") else set()
+    endings = ("pos_embed", "relative_position_bias_table", "cls_token", "dist_token")
+    return listed | {name for name, _ in backbone.named_parameters() if name.split(".")[-1] in endings}
 
 
-def clip_gradients(module: nn.Module, limit: float, each: bool) -> None:
-    """Scales gradients down whose norm is above the limit: that of all together, or of ``each`` tensor by itself."""
-    trained = [p for p in module.parameters() if p.grad is not None]
-    for group in [[p] for p in trained] if each else [trained]:
+def clip_gradients(module: nn.Module, limit: float, per_tensor: bool) -> None:
+    """Scale gradients down to a norm of at most ``limit``, all together or ``per_tensor``."""
+    parameters = [p for p in module.parameters() if p.grad is not None]
+    for group in [[p] for p in parameters] if per_tensor else [parameters]:
         nn.utils.clip_grad_norm_(group, limit)

@@ -14,7 +14,7 @@ from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
 from idmm.progress import Interrupts
 from idmm.training import clock
-from idmm.training.calibrate import choose_device, choose_precision
+from idmm.training.precision import choose_device, choose_precision
 from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")

@@ -1,5 +1,4 @@
-"""What changes with the step: the learning rate (linear warm-up, then a schedule of timm's), weight decay,
-the weight of a loss."""
+"""Schedules over steps: the learning rate (linear warm-up, then one of timm's) and the weight decay."""
 
 import logging
 import math
@@ -9,23 +8,42 @@ import torch
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 
+from idmm.config import Train
+from idmm.data.split import counted
+from idmm.training.clock import WARMUP
+
+log = logging.getLogger("idmm")
 WARMUP_START = 1e-6  # as released, and timm's own default
+
+
+def learning_rate_of(train: Train, optimizer: torch.optim.Optimizer, steps_per_epoch: int, steps: int) -> Scheduler:
+    """Return the schedule of the learning rate that the config asks for, and log a warm-up that was shortened.
+
+    With ``train.minutes`` the warm-up takes the first tenth of the schedule, which then follows the clock.
+    """
+    warmup, shortened = warmup_length(train.warmup_epochs, steps_per_epoch, steps)
+    if train.minutes is not None:
+        warmup = WARMUP * steps if train.warmup_epochs else 0.0
+    elif shortened:
+        log.info("%s", shortened)
+    falls = [round(epochs * steps_per_epoch) for epochs in getattr(train, "lr_steps", ())]
+    return learning_rate(optimizer, steps, warmup, train.schedule, falls)
 
 
 def learning_rate(
     optimizer: torch.optim.Optimizer, steps: int, warmup_steps: int, kind: str = "cosine", falls: Sequence[int] = ()
 ) -> Scheduler:
-    """Returns a schedule that sets each group's lr (times its ``lr_scale``) on ``step_update(step)``.
+    """Return a schedule that sets each group's lr (times its ``lr_scale``) on ``step_update(step)``.
 
-    Stateless in the step: a resumed run asks for its step and gets the same rate. Step 0 runs at 1e-6 where there is a
-    warm-up, ``warmup_steps`` at the peak, ``steps`` (one past the last) would be zero.
+    The rate depends only on the step, so a resumed run gets the same rate. With a warm-up, step 0 runs at 1e-6 and step
+    ``warmup_steps`` at the peak. Step ``steps``, one past the last, would run at zero.
 
     Args:
         optimizer: The groups' present lr is the peak.
         steps: Of the run.
         warmup_steps: Fewer than the run's.
-        kind: After the warm-up ``cosine``, a straight line (``linear``), or ``steps``: a tenth of the rate from each of
-            the steps ``falls`` on.
+        kind: After the warm-up: ``cosine``, ``linear``, or ``steps``, which divides the rate by ten at each of the
+            steps ``falls``.
         falls: Counted from the start of the run.
     """
     start = min([WARMUP_START, *(group["lr"] / 10 for group in optimizer.param_groups)])
@@ -46,10 +64,10 @@ def learning_rate(
 
 
 def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: float | None) -> Callable[[int], None]:
-    """Returns what sets the weight decay of a step: half a cosine from its groups' present one to ``end``.
+    """Return a function that sets the weight decay of a step: half a cosine from the groups' present one to ``end``.
 
-    Stateless in the step, as the learning rate; ``end`` would be reached one past the last, None leaves it as it is.
-    Groups that have no weight decay, biases and norms, keep none.
+    It depends only on the step. ``end`` would be reached one step past the last; None changes nothing. Groups without
+    weight decay (biases and norms) keep none.
     """
     starts = {number: group["weight_decay"] for number, group in enumerate(optimizer.param_groups)}
 
@@ -63,12 +81,12 @@ def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: flo
 
 
 def warmup_length(epochs: float, steps_per_epoch: int, steps: int) -> tuple[int, str | None]:
-    """Returns the warm-up in steps and, where it had to be shortened, a line for the log.
+    """Return the warm-up in steps and, if it is shortened, a line for the log.
 
-    A warm-up as long as the run or longer would never reach the peak: it becomes a tenth of the run.
+    A warm-up as long as the run or longer would never reach the peak. It becomes a tenth of the run.
     """
-    wanted = round(epochs * steps_per_epoch)
-    if wanted < steps:
-        return wanted, None
+    warmup = round(epochs * steps_per_epoch)
+    if warmup < steps:
+        return warmup, None
     shorter = steps // 10
-    return shorter, f"warm-up of {wanted} steps shortened to {shorter}: the run has {steps} step{'s' * (steps != 1)}"
+    return shorter, f"warm-up of {warmup} steps shortened to {shorter}: the run has {counted(steps, 'step')}"

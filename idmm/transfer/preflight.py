@@ -15,7 +15,7 @@ from idmm.stages import STAGES, Stage, stage_of
 from idmm.stages.images import check_val
 from idmm.stages.resolve import RunSetup, fill_classifier_init
 from idmm.stages.setup import try_model
-from idmm.training.calibrate import choose_device
+from idmm.training.precision import choose_device
 from idmm.transfer.config import GridConfig
 from idmm.transfer.entries import SIDES
 from idmm.transfer.plan import Cell, GridPlan, Job
