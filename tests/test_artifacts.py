@@ -19,7 +19,7 @@ import idmm
 from idmm.config import METHODS
 from idmm.files import read_csv
 from idmm.methods import method_class
-from idmm.stages import artifacts
+from idmm.stages import read_outputs
 from idmm.training import environment
 
 JOINT = {
@@ -75,7 +75,7 @@ def test_probabilities_are_the_models(stage, root, request):
     assert [row["predicted"] for row in rows] == [info["classes"][k] for k in wanted.argmax(1)]
     assert [float(row["probability"]) for row in rows] == pytest.approx(wanted.amax(1).tolist(), rel=1e-4)
     assert all(len(row["probability"]) <= len("0.123456e-05") for row in rows)
-    found = artifacts.predictions(run)
+    found = read_outputs.predictions(run)
     assert found.paths == [row["path"] for row in rows] and found.classes == ["a", "b"]
     assert found.probability.tolist() == [float(row["probability"]) for row in rows]
     top1 = json.loads((run / "result.json").read_text())["top1"]
@@ -84,7 +84,7 @@ def test_probabilities_are_the_models(stage, root, request):
 
 # ------------------------------------------------------------------ rows of W
 def test_rows_of_the_training_images(joint, root):
-    found = artifacts.instances(joint)
+    found = read_outputs.instances(joint)
     assert found.weight.shape == (20, 32) and found.weight.dtype == np.float32 and found.classifier == "cosine"
     assert np.array_equal(found.weight, state(joint)["method"]["classifier.weight"].numpy())
     files = [root / name for name in found.images]
@@ -102,12 +102,12 @@ def test_methods_without_rows_write_none(root, tmp_path, capsys):
     for name in ("idmm", "simclr"):
         given = {**TINY, **PLAIN, "data__root": str(flat), "method__name": name}
         assert inside("pretrain", tmp_path / name, **given, views__crops=[{"count": 2, "scale": [0.35, 1.0]}]) == 0
-    found = artifacts.instances(tmp_path / "idmm")
+    found = read_outputs.instances(tmp_path / "idmm")
     assert found.labels is None and found.classifier == "linear"
     assert not list((tmp_path / "simclr").glob("instances*"))
     line = "simclr learns no row for each training image; wanted a run of idmm"
     run = tmp_path / "simclr"
-    assert faults(artifacts.instances, run) == [f"{run}: instances.safetensors: {line}"]
+    assert faults(read_outputs.instances, run) == [f"{run}: instances.safetensors: {line}"]
 
 
 PLAIN = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
@@ -120,15 +120,15 @@ def test_images_that_changed_are_not_taken_for_others(root, joint, tmp_path):
     own, copy = shutil.copytree(root, tmp_path / "images"), shutil.copytree(joint, tmp_path / "copy")
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace(str(root), str(own)))
-    assert artifacts.images(copy).names == artifacts.instances(joint).images
+    assert read_outputs.images(copy).names == read_outputs.instances(joint).images
     paint(own / "train/a/0.png", 99)
     line = "data.root: the images changed since the run: 1 image changed: train/a/0.png"
-    assert faults(artifacts.images, copy) == [f"{copy}: the train images: {line}"]
+    assert faults(read_outputs.images, copy) == [f"{copy}: the train images: {line}"]
 
 
 @pytest.mark.parametrize("name", ["predictions.csv", "instances.json", "instances.safetensors"])
 def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
-    copy, read = shutil.copytree(joint, tmp_path / "copy"), getattr(artifacts, name.partition(".")[0])
+    copy, read = shutil.copytree(joint, tmp_path / "copy"), getattr(read_outputs, name.partition(".")[0])
     (copy / name).write_bytes((copy / name).read_bytes()[:40])
     (line,) = faults(read, copy)
     assert line.startswith(f"{copy / name}: cannot be read (")
@@ -139,23 +139,23 @@ def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
 def test_what_is_no_finished_run(fine, tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
-    assert faults(artifacts.predictions, nowhere) == [f"{nowhere}: does not exist; wanted a run folder"]
+    assert faults(read_outputs.predictions, nowhere) == [f"{nowhere}: does not exist; wanted a run folder"]
     wanted = "wanted a finished run's folder"
-    assert faults(artifacts.predictions, fold) == [f"{fold}: is no run: it has no result.json; {wanted}"]
+    assert faults(read_outputs.predictions, fold) == [f"{fold}: is no run: it has no result.json; {wanted}"]
     line = f"{fold.parent}: holds k-fold runs; give one of them ('{fold}')"
-    assert faults(artifacts.predictions, fold.parent) == [line]
-    assert faults(artifacts.instances, fine) == [
+    assert faults(read_outputs.predictions, fold.parent) == [line]
+    assert faults(read_outputs.instances, fine) == [
         f"{fine}: has no rows of training images; wanted a pretraining run of idmm"
     ]
     (fold / "result.json").write_text("{}")
     (fold / "config.yaml").write_text("{")
-    (line,) = faults(artifacts.config_of, fold)
+    (line,) = faults(read_outputs.config_of, fold)
     assert line.startswith(f"{fold}: config.yaml cannot be read: ")
 
 
 # ------------------------------------------------------------------ the environment
 def test_the_environment_of_a_run(joint):
-    found = artifacts.environment(joint)
+    found = environment.read(joint)
     assert list(found) == [
         "started", "finished", "command", "python", "platform", "cpu", "cores", "threads", "memory", "gpus",
         "processes", "versions", "starts",
@@ -174,17 +174,17 @@ def test_a_run_that_is_taken_up_lists_its_starts(root, tmp_path, monkeypatch, ca
     monkeypatch.setattr(sys, "argv", ["/usr/bin/idmm", "finetune", "--out", "a b"])
     assert inside("finetune", out, **changes) == 130
     monkeypatch.undo()
-    first = artifacts.environment(out)
+    first = environment.read(out)
     assert first["command"] == "idmm finetune --out 'a b'" and first["finished"] is None
     refused(capsys, ["finetune", *flags("finetune", out, **{**changes, "seed": 5})])
-    assert artifacts.environment(out) == first, "a start that was refused is none"
+    assert environment.read(out) == first, "a start that was refused is none"
     assert inside("finetune", out, **changes) == 0
-    second = artifacts.environment(out)
+    second = environment.read(out)
     assert second["started"] == first["started"] == second["starts"][0]["started"] < second["finished"]
     assert [set(start) for start in second["starts"]] == [{"started", "command"}, {"started"}]
     assert second["starts"][0]["command"] == first["command"] != second["command"]
     assert inside("finetune", out, **changes) == 0
-    assert artifacts.environment(out) == second, "a finished run is left as it is"
+    assert environment.read(out) == second, "a finished run is left as it is"
 
 
 def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
@@ -192,8 +192,8 @@ def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
     for name, more in {"one": {}, "folds": {"folds": 3}}.items():
         config = {"init": str(joint), "device": "cpu", "data": {**data, **more}, "out": str(tmp_path / name)}
         idmm.probe(config)
-    assert artifacts.environment(tmp_path / "one")["finished"]
-    assert artifacts.environment(tmp_path / "folds/fold-2")["finished"]
+    assert environment.read(tmp_path / "one")["finished"]
+    assert environment.read(tmp_path / "folds/fold-2")["finished"]
     assert not (tmp_path / "folds/environment.json").exists(), "there each fold says it"
     assert tuned(tmp_path / "tuned", root, data__folds=3) == 0
     wanted = {"predictions.csv", "environment.json", "curves.png"}

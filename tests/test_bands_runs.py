@@ -18,7 +18,7 @@ import idmm
 from idmm.data.image_store import store_split
 from idmm.data.images import composite
 from idmm.data.listing import list_images
-from idmm.stages.artifacts import config_of
+from idmm.stages.read_outputs import config_of
 
 pytestmark = pytest.mark.slow
 SMALL = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [8, 16, 16, 32]}"]

@@ -311,7 +311,7 @@ def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):
         process.wait()
     assert not (out / "result.json").exists()
     assert call(words(stage, trees, out, **more)) == 0
-    assert "goes on from epoch" in logged(out)
+    assert "resumes from epoch" in logged(out)
     assert same(out, whole / stage) and metrics(out) == metrics(whole / stage)
     results = [{k: v for k, v in read(of / "result.json").items() if k != "seconds"} for of in (out, whole / stage)]
     assert results[0] == results[1]

@@ -15,7 +15,8 @@ from idmm.data.loaders import BatchPlan
 from idmm.files import Lock
 from idmm.models import create_backbone
 from idmm.seeding import seeded
-from idmm.stages import artifacts
+from idmm.stages import read_outputs
+from idmm.training import environment
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So models have none.
@@ -95,9 +96,9 @@ def test_pretrain_on_two_processes(pretrained):
     assert said.count("images: 41 train of digits") == 1, "the first process speaks for both"
     assert "training on cpu:0, 2 processes, fp32" in said or "training on cpu, 2 processes, fp32" in said
     assert (two / "log.txt").read_text().count("training on") == 1
-    rows = [artifacts.instances(out) for out in (one, two)]
+    rows = [read_outputs.instances(out) for out in (one, two)]
     assert rows[0].images == rows[1].images and np.abs(rows[0].weight - rows[1].weight).max() < 3e-4
-    assert [artifacts.environment(out)["processes"] for out in (one, two)] == [1, 2]
+    assert [environment.read(out)["processes"] for out in (one, two)] == [1, 2]
 
 
 def test_finetune_on_two_processes(tmp_path):
@@ -115,7 +116,7 @@ def test_finetune_on_two_processes(tmp_path):
     assert [{**result, "seconds": 0} for result in results] == [{**results[0], "seconds": 0}] * 2
     assert results[0]["start_top1"] > 0, "the classifier starts from features"
     assert (one / "per_class.csv").read_text() == (two / "per_class.csv").read_text()
-    files = [artifacts.predictions(out) for out in (one, two)]
+    files = [read_outputs.predictions(out) for out in (one, two)]
     for name in ("probability", "truth"):
         np.testing.assert_allclose(*(getattr(found, name) for found in files), rtol=1e-3)
     assert files[0].paths == files[1].paths
@@ -135,7 +136,7 @@ def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):
     assert said.count("interrupted") == 1 and not (out / "result.json").exists()
     with together("pretrain", out, **PRETRAIN) as processes:
         assert processes.wait() == 0, processes.said()
-        assert f"goes on from epoch {saved['epoch'] + 1}, step {saved['step']}" in processes.said()
+        assert f"resumes from epoch {saved['epoch'] + 1}, step {saved['step']}" in processes.said()
     assert same(out, whole)
     for a, b in zip(metrics(out), metrics(whole), strict=True):
         assert (a["epoch"], a["loss"]) == (b["epoch"], pytest.approx(b["loss"], rel=1e-6))

@@ -20,7 +20,7 @@ from idmm.models import create_backbone
 from idmm.models.build import has_linear_classifier
 from idmm.models.spec import ModelSpec
 from idmm.seeding import seeded
-from idmm.stages.classifier_init import fit_classifier
+from idmm.stages.first_weights import fit_classifier
 from idmm.stages.resolve import fill_classifier_init
 
 RUN = dict(model__name=None, model__kwargs=None, stages=[{"size": 16}, {"size": 24, "epochs": 1}])
@@ -133,7 +133,7 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned,
         with monkeypatch.context() as patch:
             stop_at(patch, *place)
             assert inside("finetune", out, **RUN, init=str(init)) == 130
-            patch.setattr("idmm.stages.classifier_init.fit_classifier", None)
+            patch.setattr("idmm.stages.first_weights.fit_classifier", None)
             assert inside("finetune", out, **RUN, init=str(init), resume="must") == 0
         assert same(out, tuned)
         assert result(out)["start_top1"] == result(tuned)["start_top1"]
@@ -195,7 +195,7 @@ def test_features_that_are_not_finite_are_a_line(init, tmp_path, capsys):
 # ------------------------------------------------------------------ grids, folds, recipes
 def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, capsys):
     """A collapsed backbone: weights that tell its features apart would be so large that the loss explodes."""
-    monkeypatch.setattr("idmm.stages.classifier_init.spread", lambda features: 0.001)
+    monkeypatch.setattr("idmm.stages.first_weights.spread", lambda features: 0.001)
     assert inside("finetune", tmp_path / "x", **RUN, init=str(init), train__classifier_init="features") == 0
     assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in capsys.readouterr().err
     assert "start_top1" not in result(tmp_path / "x")

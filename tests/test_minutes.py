@@ -85,7 +85,7 @@ def test_a_resumed_run_goes_on_with_its_time(stage, seconds, tmp_path, monkeypat
         asked = {**SMALL, "train__minutes": 3.0}
         assert inside(stage, tmp_path / "run", **{**asked, "train__save_minutes": 0}) == 130
     saved = state(tmp_path / "run")
-    assert saved["timer"]["warm"] is None or saved["timer"]["warm"] <= saved["timer"]["progress"]
+    assert saved["timer"]["warmup_end"] is None or saved["timer"]["warmup_end"] <= saved["timer"]["progress"]
     assert saved["seconds"] > 0 and 0 < saved["timer"]["progress"] < 1
     assert inside(stage, tmp_path / "run", **asked) == 0
     assert abs(result(tmp_path / "run")["seconds"] - 180) < 5
@@ -108,28 +108,28 @@ def test_progress_follows_time_or_steps_and_never_falls():
 
 def test_time_for_the_end_is_set_aside():
     """A third of a training image's time, until an evaluation was measured."""
-    timer = Timer(start=0.0, until=100.0, warmup_steps=0, images=30, rest=5.0)
-    assert timer.left(0.0) == 95
-    timer.image = 0.5
-    assert timer.left(0.0) == pytest.approx(90)
-    timer.look = 1.0
-    assert timer.left(0.0) == 65 and timer.measure(65.0, 1) == 1.0
+    timer = Timer(start=0.0, until=100.0, warmup_steps=0, final_images=30, final_seconds=5.0)
+    assert timer.remaining(0.0) == 95
+    timer.image_seconds = 0.5
+    assert timer.remaining(0.0) == pytest.approx(90)
+    timer.eval_image_seconds = 1.0
+    assert timer.remaining(0.0) == 65 and timer.measure(65.0, 1) == 1.0
 
 
 def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
     by_steps = Timer(start=0.0, until=100.0, warmup_steps=4)
     by_steps.advance(0.02, 2)
-    assert by_steps.warm is None and by_steps.of_schedule(2) == pytest.approx(0.05)
+    assert by_steps.warmup_end is None and by_steps.schedule_progress(2) == pytest.approx(0.05)
     by_steps.advance(0.04, 4)
-    assert by_steps.warm == 0.04 and by_steps.of_schedule(4) == pytest.approx(clock.WARMUP)
+    assert by_steps.warmup_end == 0.04 and by_steps.schedule_progress(4) == pytest.approx(clock.WARMUP)
     by_steps.advance(1.0, 90)
-    assert by_steps.of_schedule(90) == pytest.approx(1.0)
+    assert by_steps.schedule_progress(90) == pytest.approx(1.0)
     by_time = Timer(start=0.0, until=100.0, warmup_steps=100)
     by_time.advance(0.12, 3)
     again = Timer(start=0.0, until=100.0, warmup_steps=100)
     again.resume(by_time.state())
-    assert again.warm == 0.12 and again.progress == 0.12
-    assert Timer(start=0.0, until=1.0, warmup_steps=0).of_schedule(0) == 0, "no warm-up"
+    assert again.warmup_end == 0.12 and again.progress == 0.12
+    assert Timer(start=0.0, until=1.0, warmup_steps=0).schedule_progress(0) == 0, "no warm-up"
 
 
 # ------------------------------------------------------------------ real time

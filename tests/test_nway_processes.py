@@ -8,7 +8,7 @@ from helpers import Together, distance, flags, inside, metrics, state
 from test_distributed import ALONE
 from test_resume import stop_at, where
 
-from idmm.stages import artifacts
+from idmm.stages import read_outputs
 
 # 41 images in steps of 20: the last has one image, for two processes with three micro-batches
 RUN = dict(
@@ -79,7 +79,7 @@ def assert_one(one, two, tolerance):
     for number, moments in a["optimizer"]["state"].items():
         for name, value in moments.items():
             assert float((value - b["optimizer"]["state"][number][name]).abs().max()) < 10 * tolerance, name
-    assert np.abs(artifacts.instances(one).weight - artifacts.instances(two).weight).max() < tolerance
+    assert np.abs(read_outputs.instances(one).weight - read_outputs.instances(two).weight).max() < tolerance
 
 
 @pytest.mark.parametrize("name", RUNS)

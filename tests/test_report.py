@@ -15,7 +15,7 @@ from PIL import Image
 
 from idmm.figures import curves_figure
 from idmm.inference.runs import finished_runs
-from idmm.stages.results import compared, mcnemar
+from idmm.stages.read_outputs import compared, mcnemar
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
 WIDE = {"patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2}

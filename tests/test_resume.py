@@ -125,7 +125,7 @@ def test_asked_to_stop(stage, number, whole, tmp_path):
     _, epoch, step = where(out)
     assert said[-1].startswith("interrupted") and "Traceback" not in "".join(said)
     if "from epoch" in said[-1]:  # else it fell between two steps: into an evaluation, or the change of stages
-        assert said[-1] == f"interrupted; the same command goes on from epoch {epoch + 1}, step {step}"
+        assert said[-1] == f"interrupted; the same command resumes from epoch {epoch + 1}, step {step}"
     assert not (out / "result.json").exists() and not temporary(out)
     assert inside(stage, out) == 0
     assert same(out, whole[stage]) and metrics(out) == metrics(whole[stage])

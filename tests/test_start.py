@@ -8,7 +8,7 @@ from test_resume import stop_at
 from torch._dynamo.testing import CompileCounter
 
 from idmm.data import loaders
-from idmm.training import precision, environment
+from idmm.training import environment, precision
 
 AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total": 40}, "train__accumulate": 1}
 
@@ -18,9 +18,9 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
     """It is in the state before the first step; a start after that times nothing."""
     steps = []
 
-    def timed(method, batch, device, precision):
-        steps.append(precision)
-        return 0.1 if precision == "bf16" else 0.2
+    def timed(method, batch, device, name):
+        steps.append(name)
+        return 0.1 if name == "bf16" else 0.2
 
     monkeypatch.setattr(precision, "_timed_step", timed)
     with pytest.MonkeyPatch.context() as patch:
@@ -34,8 +34,8 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
 
 def test_timing_leaves_no_trace(tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "time_precisions", lambda *given: dict(fp32=0, bf16=TIME(*given)["bf16"]))
-    for precision in ("auto", "fp32"):
-        assert inside("pretrain", tmp_path / precision, **{**AUTO, "train__precision": precision}) == 0
+    for name in ("auto", "fp32"):
+        assert inside("pretrain", tmp_path / name, **{**AUTO, "train__precision": name}) == 0
     assert same(tmp_path / "auto", tmp_path / "fp32")
 
 

@@ -13,7 +13,7 @@ from idmm.config import Data
 from idmm.config.commands import TrainCommand
 from idmm.errors import Interrupted, UserError
 from idmm.progress import logging_to
-from idmm.stages import results, stage_of, train, train_configs, train_plan
+from idmm.stages import read_outputs, stage_of, train, train_configs, train_plan
 from idmm.stages.train_plan import Counts, choose
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -348,7 +348,7 @@ def test_compared(tmp_path):
         rows = [f"{i},cat,{'cat' if hit == '1' else 'dog'}" for i, hit in enumerate(right)]
         (tmp_path / name).mkdir()
         (tmp_path / name / "predictions.csv").write_text("\n".join(["path,class,predicted", *rows]))
-    found = results.compared(tmp_path / "a", tmp_path / "b")
+    found = read_outputs.compared(tmp_path / "a", tmp_path / "b")
     # three images are named right by the first alone, one by the second: 2 * (C(4, 0) + C(4, 1)) / 2^4
     assert found["points"] == pytest.approx(100 * 2 / 7) and found["p"] == pytest.approx(10 / 16)
 

@@ -23,8 +23,8 @@ from idmm.methods.base import Method
 from idmm.progress import counting, drawing
 from idmm.seeding import derive, seeded
 from idmm.stages.images import check_val, log_values
+from idmm.stages.outputs import ending, export_dense, length_result, load_best
 from idmm.stages.resolve import RunSetup
-from idmm.stages.results import ending, export_dense, length_result, load_best
 from idmm.stages.setup import build_backbone, log_length, open_run, plan_phase, with_statistics
 from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext

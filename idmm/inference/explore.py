@@ -17,7 +17,7 @@ from idmm.evaluation import similarity
 from idmm.files import emptied_if_refused, home, made_folder
 from idmm.inference.explore_tables import KINDS, NEIGHBOURS, Duplicate, Images, Similarities
 from idmm.progress import Bar, log
-from idmm.stages import artifacts
+from idmm.stages import read_outputs
 from idmm.stages.resolve import images_around
 
 FOLDER, EXCLUDE = "explore", "exclude.txt"
@@ -34,7 +34,7 @@ def explore(config: ExploreConfig) -> str:
     Raises:
         UserError: No finished run, its images are gone, or ``out`` cannot be written or is among the images.
     """
-    run = artifacts.config_of(config.run)
+    run = read_outputs.config_of(config.run)
     if config.out and (inside := images_around(replace(run, out=config.out))):
         raise UserError(f"out: '{config.out}' is among the images of '{inside}'; name another folder")
     default = Path(config.run) / FOLDER
@@ -64,11 +64,11 @@ def read_images(config: ExploreConfig, run) -> Images:
         raise UserError(f"run: '{config.run}' is a probe; expected a run of pretraining or fine-tuning")
     rows, notes = None, []
     try:
-        rows = artifacts.instances(config.run).weight
+        rows = read_outputs.instances(config.run).weight
     except UserError as error:
         notes.append(f"compared by the frozen features of the backbone: {error.faults[0]}")
     log.info("reading the training images")
-    store = artifacts.images(config.run)
+    store = read_outputs.images(config.run)
     if len(store) < 3:
         raise UserError(f"run: '{config.run}' has {len(store)} training images; expected at least three")
     labels = store.labels if store.labels is not None and (store.labels >= 0).any() else None

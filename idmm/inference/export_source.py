@@ -14,7 +14,7 @@ from idmm.errors import RunError, UserError
 from idmm.evaluation.network import Network
 from idmm.models.build import feature_width
 from idmm.stages import stage_of
-from idmm.stages.artifacts import config_of, exported_weights
+from idmm.stages.read_outputs import config_of, exported_weights
 
 BATCH = 32  # images that a network processes at a time
 CHECKED = 64  # real images to compare an exported file with torch on

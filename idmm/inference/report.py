@@ -17,7 +17,8 @@ from idmm.inference.runs import PROBE, finished_runs
 from idmm.progress import log
 from idmm.report.page import readable
 from idmm.report.run_page import Comparison, RunFacts, write
-from idmm.stages import artifacts, stage_of
+from idmm.stages import read_outputs, stage_of
+from idmm.training import environment
 
 PROBED = "kNN and linear probe"
 DENSE = {"detect": "detection", "segment": "segmentation"}
@@ -47,7 +48,7 @@ def _read_run(folder: Path) -> RunFacts:
     if not (folder / "result.json").is_file():
         return _read_probe(folder)
     folds = _folds(folder)
-    config = artifacts.config_of(folds[0], dense=True)
+    config = read_outputs.config_of(folds[0], dense=True)
     without_init = "" if isinstance(config, PretrainConfig) else "scratch"
     return RunFacts(
         path=folder,
@@ -59,7 +60,7 @@ def _read_run(folder: Path) -> RunFacts:
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=_read_json(folder / "result.json"),
         records=[json_lines(fold / "metrics.jsonl") for fold in folds],
-        environment=artifacts.environment(folds[0]),
+        environment=environment.read(folds[0]),
         group=json.dumps(_signature(config)),
         detailed=not isinstance(config, ProbeConfig),
     )
@@ -111,7 +112,7 @@ def _signature(config: Any) -> dict:
         values.pop(key, None)
     with suppress(UserError):
         if config.init is not None:
-            values["init"] = _signature(artifacts.config_of(home(config.init), dense=True))
+            values["init"] = _signature(read_outputs.config_of(home(config.init), dense=True))
     return values
 
 
@@ -148,13 +149,13 @@ def _pictures(run: Path) -> dict[str, Path]:
 
 def _comparisons(runs: list[RunFacts]) -> list[Comparison]:
     """Compare the first classifier with each other one on the same test images."""
-    from idmm.stages.results import mcnemar
+    from idmm.stages.read_outputs import mcnemar
 
     correct: dict[str, dict] = {}  # label of the run -> (name, class) of an image -> whether it is correct
     groups: dict[str, dict] = {}  # the same with the image's group
     for run in runs:
-        if run.detailed and (run.path / artifacts.PREDICTIONS).is_file():
-            predictions = artifacts.predictions(run.path)
+        if run.detailed and (run.path / read_outputs.PREDICTIONS).is_file():
+            predictions = read_outputs.predictions(run.path)
             images = list(zip(predictions.paths, (predictions.classes[c] for c in predictions.truth), strict=True))
             correct[run.label] = dict(zip(images, predictions.predicted == predictions.truth, strict=True))
             groups[run.label] = dict(zip(images, predictions.groups, strict=True)) if predictions.groups else {}

@@ -48,6 +48,17 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """The images that a run needs."""
+
+    labels: bool = True  # of the training images
+    test: bool = True  # images to evaluate on
+    val: bool = False  # images to choose the best epoch on, besides those that are reported
+    unlabelled: bool = False  # training images without labels, too
+    eval_pixels: bool = True  # the pixels of val and test images
+
+
+@dataclass(frozen=True)
 class Stage:
     """One stage with its config. Subclasses answer what depends on the stage."""
 
@@ -58,7 +69,6 @@ class Stage:
     GRID_KEY: ClassVar[str]  # of a grid's config, that holds the options of this stage
     LABELS: ClassVar[str] = "classes"  # what is known about each training image
 
-    # ------------------------------------------------------------------ what the run goes through
     @property
     def phases(self) -> list[Phase]:
         """The phases in their order."""
@@ -78,43 +88,22 @@ class Stage:
         """Return how much of the training images is stored for views of ``size`` pixels."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------------ which images it needs
     @property
-    def needs_labels(self) -> bool:
-        """Whether the training images need labels."""
-        return True
-
-    @property
-    def needs_test(self) -> bool:
-        """Whether there must be images to evaluate on."""
-        return True
-
-    @property
-    def needs_val(self) -> bool:
-        """Whether the best epoch is chosen on images that are not reported."""
-        return self.config.train.keep == "best"
-
-    @property
-    def uses_unlabelled(self) -> bool:
-        """Whether it also trains on images without labels."""
-        return False
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether it reads the pixels of val and test images."""
-        return True
+    def needs(self) -> Needs:
+        """The images that the run needs."""
+        return Needs(val=self.config.train.keep == "best")
 
     def list_images(self, progress: bool = False) -> "Listing":
         """List the images of the run and decode nothing. With ``progress``, slow checks show how far they are."""
         from idmm.data.listing import list_images
 
-        return list_images(self.config.data, self.needs_labels, self.needs_test, self.uses_unlabelled)
+        needs = self.needs
+        return list_images(self.config.data, needs.labels, needs.test, needs.unlabelled)
 
     def count_faults(self, images: int) -> list[str]:
         """Return what is wrong with this number of training images, one line per fault."""
         return []
 
-    # ------------------------------------------------------------------ its config
     @classmethod
     def build(cls, values: Any) -> Any:
         """Return the config of the stage, see :func:`idmm.config.parsing.build`."""
@@ -158,24 +147,14 @@ class PretrainStage(Stage):
         return max(map(short_side_bound, views.group_sizes(), (group.scale[0] for group in views.crops)))
 
     @property
-    def needs_labels(self) -> bool:
-        return self.config.needs_labels or self.config.learns_labels
-
-    @property
-    def needs_test(self) -> bool:
-        return self.config.learns_labels
-
-    @property
-    def needs_val(self) -> bool:
-        return False
-
-    @property
-    def uses_unlabelled(self) -> bool:
-        return not self.config.needs_labels
-
-    @property
-    def evaluates(self) -> bool:
-        return self.knn_every > 0 or self.config.learns_labels
+    def needs(self) -> Needs:
+        config = self.config
+        return Needs(
+            labels=config.needs_labels or config.learns_labels,
+            test=config.learns_labels,
+            unlabelled=not config.needs_labels,
+            eval_pixels=self.knn_every > 0 or config.learns_labels,
+        )
 
     @property
     def knn_every(self) -> int:
@@ -339,8 +318,8 @@ class ProbeStage(Stage):
         return self.config.device
 
     @property
-    def needs_val(self) -> bool:
-        return False
+    def needs(self) -> Needs:
+        return Needs()
 
     def stored_size(self, size: int) -> "StoredSize":
         from idmm.data.images import CentreCrop

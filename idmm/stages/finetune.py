@@ -12,13 +12,11 @@ from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.models.weights import Checkpoint
 from idmm.seeding import derive
 from idmm.stages import Phase
-from idmm.stages.classifier_init import init_classifier
-from idmm.stages.evaluators import build_accuracy
+from idmm.stages.first_weights import init_classifier, init_from_images
 from idmm.stages.folds import run_folds
-from idmm.stages.fresh_weights import init_structured
-from idmm.stages.images import store_run_images
+from idmm.stages.images import build_accuracy, store_run_images
+from idmm.stages.outputs import classifier_result, ending, export, length_result, load_best, measure_baseline
 from idmm.stages.resolve import RunSetup, resolve
-from idmm.stages.results import classifier_result, ending, export, length_result, load_best, measure_baseline
 from idmm.stages.setup import (
     build_backbone,
     build_localization,
@@ -44,7 +42,7 @@ def finetune(config: FinetuneConfig | RunSetup | dict | str) -> dict:
         The content of ``result.json``. Accuracies are in percent, on the test split, of the last epoch or, with
         ``train.keep`` best, of ``kept_epoch`` of the last stage: ``top1``, ``top5``, ``mean_per_class``,
         ``top1_interval`` (Wilson's, 95 %), ``largest_class`` (of always answering the largest class), ``baseline_top1``
-        (see :func:`idmm.stages.results.measure_baseline`). ``start_top1`` is top-1 before the first step, if the
+        (see :func:`idmm.stages.outputs.measure_baseline`). ``start_top1`` is top-1 before the first step, if the
         classifier started from a fit on features. Also ``num_classes``, ``train_size``, ``test_size``, ``test_groups``
         if images come in groups, ``seed``, ``seconds`` over all resumes, ``precision`` of training and evaluation,
         ``excluded`` if ``data.exclude`` left images out; with ``train.minutes`` ``minutes``, the ``epochs`` of all
@@ -93,7 +91,7 @@ def build_first_model(run: RunContext, setup: RunSetup, images: Stores) -> nn.Mo
         return model  # the loop loads its state
     if report := setup.spec.load(model):
         log.info("%s", report)
-    init_structured(run, setup, phase, model, images.train)
+    init_from_images(run, setup, phase, model, images.train)
     if setup.config.train.classifier_init == "features":
         init_classifier(run, setup, phase, model, images.at(phase.size))
     return model

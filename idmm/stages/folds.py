@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from idmm.config import Data
 from idmm.data.listing import list_images
 from idmm.errors import UserError
 from idmm.files import begun
@@ -53,13 +55,13 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
         return result
 
 
-def several(data) -> bool:
-    """Whether all folds are asked for."""
+def several(data: Data) -> bool:
+    """Return whether the config means all folds."""
     return data.folds is not None and data.fold is None
 
 
-def each_fold(config) -> Iterator:
-    """Yields the config of each fold's run, its folder under ``config.out`` where there is one; all share the time."""
+def each_fold(config: Any) -> Iterator[Any]:
+    """Yield the config of each fold's run: its folder under ``config.out``, if any, and its share of the minutes."""
     minutes = getattr(getattr(config, "train", None), "minutes", None)  # a probe has none
     if minutes is not None:
         config = replace(config, train=replace(config.train, minutes=minutes / config.data.folds))
@@ -69,8 +71,8 @@ def each_fold(config) -> Iterator:
         yield replace(config, out=out, data=replace(config.data, fold=fold), **resume)
 
 
-def _check_folder(config, folders: list[str]) -> None:
-    """Refuses images that cannot be dealt out, before there is a folder, and a folder that holds something else."""
+def _check_folder(config: Any, folders: list[str]) -> None:
+    """Raise UserError if the images cannot be split, before there is a folder, or if the folder is another run's."""
     used = [folder for folder in folders if begun(folder)]
     if not used:
         list_images(config.data, labelled=True)
@@ -80,11 +82,11 @@ def _check_folder(config, folders: list[str]) -> None:
 
 
 def pooled(results: list[dict]) -> dict:
-    """Returns what ``result.json`` of all folds holds, from those of each.
+    """Return the content of ``result.json`` of all folds from those of each.
 
-    ``top1``, ``top5`` and other shares (percent) are over all images, each tested once: the mean over folds, weighted
-    by their images. ``mean_per_class`` and ``largest_class`` are of each class's images and hits, added up over the
-    folds. ``top1_interval`` is Wilson's, 95 %; ``mean`` and ``std`` are over folds; ``train_size`` is a fold's.
+    Each image is tested once. Shares (percent) such as ``top1`` are over all images: the mean over folds, weighted by
+    their images. ``mean_per_class`` and ``largest_class`` count each class's images and hits over all folds.
+    ``top1_interval`` is Wilson's, 95 %. ``mean`` and ``std`` are over folds, ``train_size`` is a fold's.
     """
     sizes = [result["test_size"] for result in results]
     return {
@@ -99,23 +101,24 @@ def pooled(results: list[dict]) -> dict:
 
 
 def over_folds(scores: list[dict], sizes: list[int]) -> dict:
-    """Returns the accuracies of :func:`pooled` from those of each fold (percent) and the folds' test images."""
-    total, found = sum(sizes), {"mean": {}, "std": {}}
+    """Return the accuracies of :func:`pooled` from those of each fold (percent) and the folds' test images."""
+    total, pool = sum(sizes), {"mean": {}, "std": {}}
     for name in ACCURACIES:
         values = [score.get(name) for score in scores]
         if None not in values:
-            found[name] = sum(value * size for value, size in zip(values, sizes, strict=True)) / total
-            found["mean"][name], found["std"][name] = statistics.mean(values), statistics.stdev(values)
+            pool[name] = sum(value * size for value, size in zip(values, sizes, strict=True)) / total
+            pool["mean"][name], pool["std"][name] = statistics.mean(values), statistics.stdev(values)
     images, correct = (np.sum([score["per_class"][name] for score in scores], axis=0) for name in ("images", "correct"))
-    found["largest_class"] = float(100 * images.max() / total)
-    if "mean_per_class" in found:
-        seen = images > 0
-        found["mean_per_class"] = float(100 * (correct[seen] / images[seen]).mean())
-    low, high = wilson(round(found["top1"] * total / 100), total)
-    return {**found, "top1_interval": [100 * float(low), 100 * float(high)]}
+    pool["largest_class"] = float(100 * images.max() / total)
+    if "mean_per_class" in pool:
+        tested = images > 0
+        pool["mean_per_class"] = float(100 * (correct[tested] / images[tested]).mean())
+    low, high = wilson(round(pool["top1"] * total / 100), total)
+    return {**pool, "top1_interval": [100 * float(low), 100 * float(high)]}
 
 
-def _log_result(config, result: dict) -> None:
+def _log_result(config: Any, result: dict) -> None:
+    """Log the pooled accuracy, and warn if it is no better than the largest class."""
     low, high = result["top1_interval"]
     images = f"{result['test_size']} images, each tested once in {len(result['folds'])} folds"
     spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"

@@ -1,17 +1,24 @@
-"""The images of a run: stored, compared with those that a resumed run began with, and described in the log."""
+"""The images of a run: stored, compared with those of a resumed run, described in the log, batched for evaluation."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from idmm.data.image_store import ImageStore
 from idmm.data.images import CentreCrop
+from idmm.data.loaders import centre_crops
+from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
 from idmm.data.store import PARTS, Stores, image_differences, store_images
 from idmm.data.values import AUTO
 from idmm.errors import UserError
-from idmm.stages import Stage
+from idmm.evaluation.evaluators import Accuracy
+from idmm.progress import counting
+from idmm.stages import Phase, Stage
 from idmm.stages.resolve import RunSetup
+from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
@@ -44,7 +51,7 @@ def store_run_images(
         data,
         stage.stored_size(max(sizes)),
         {size: CentreCrop(size, stage.crop_pct) for size in sizes},
-        parts=parts if stage.evaluates else ("train",),
+        parts=parts if stage.needs.eval_pixels else ("train",),
         value_range=saved["range"] or spec.range,
         mean=spec.mean or saved["mean"],
         std=spec.std or saved["std"],
@@ -61,7 +68,7 @@ def store_run_images(
 
 def check_val(stage: Stage, listing: Listing) -> None:
     """Raise UserError if a run would choose its best epoch on the images that it reports."""
-    if stage.needs_val and listing.val is None:
+    if stage.needs.val and listing.val is None:
         how = "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
         raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
 
@@ -95,3 +102,47 @@ def _origin(setup: RunSetup) -> str:
     if setup.spec.range != AUTO:
         return f"as in '{setup.spec.init.source}'" if setup.spec.init else "as in the checkpoint"
     return "from the training images"
+
+
+# ---------------------------------------------------------------------- centre crops
+def eval_batches(
+    run: RunContext,
+    setup: RunSetup,
+    store: ImageStore,
+    size: int,
+    batch_size: int,
+    *,
+    images: np.ndarray | None = None,
+    label: str | None = None,
+) -> Iterator[dict]:
+    """Yield this process's share of a split in centre crops, until the run is interrupted.
+
+    Args:
+        run: The open run.
+        setup: Of the run, with the mean and std of the images.
+        store: The split.
+        size: Side of the crops (pixels).
+        batch_size: Images at a time.
+        images: Numbers of the images; None: all.
+        label: For the progress in the log; None: no progress.
+    """
+    spec = setup.spec
+    crops = centre_crops(store, size, setup.stage.crop_pct, spec.mean, spec.std, batch_size, run.workers, images)
+    batches = run.interrupts.watch(crops)
+    if label is None or not run.folder.leader:
+        return batches
+    log.info("%s: %d images", label, len(store))
+    return counting(batches, len(store), label)
+
+
+def build_accuracy(run: RunContext, setup: RunSetup, phase: Phase, store: ImageStore) -> Accuracy:
+    """Return the evaluator of the classifier of a phase on a split.
+
+    It also records the mean over classes if the dataset's literature reports that.
+    """
+
+    def batches(label: str | None) -> Iterator[dict]:
+        return eval_batches(run, setup, store, phase.size, phase.batch_size, label=label)
+
+    metrics = ("top1", "top5", spec_of(setup.config.data.name).metric)
+    return Accuracy(batches, len(store), setup.config.train.eval_every, run.device, run.autocast, metrics)

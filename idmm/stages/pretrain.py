@@ -20,12 +20,10 @@ from idmm.evaluation.monitor import CollapseMonitor
 from idmm.evaluation.network import extract_features
 from idmm.methods import Method, RunInfo, create_method
 from idmm.seeding import derive, permutation, seeded
-from idmm.stages.evaluators import eval_batches
+from idmm.stages.first_weights import init_from_images
 from idmm.stages.folds import run_folds
-from idmm.stages.fresh_weights import init_structured
-from idmm.stages.images import store_run_images
-from idmm.stages.resolve import RunSetup, resolve
-from idmm.stages.results import (
+from idmm.stages.images import eval_batches, store_run_images
+from idmm.stages.outputs import (
     classifier_result,
     ending,
     export,
@@ -33,6 +31,7 @@ from idmm.stages.results import (
     measure_baseline,
     write_instances,
 )
+from idmm.stages.resolve import RunSetup, resolve
 from idmm.stages.setup import (
     build_backbone,
     build_localization,
@@ -100,7 +99,7 @@ def build_model(run: RunContext, setup: RunSetup, images: Stores) -> torch.nn.Mo
     if run.is_new and spec.init is not None:
         log.info("%s", spec.load(backbone))
     if run.is_new:
-        init_structured(run, setup, phase, backbone, images.train)
+        init_from_images(run, setup, phase, backbone, images.train)
     if config.learns_labels:
         line = "method.label_weight: %d of %d training images are used with their labels"
         log.info(line, _count_labels(images.train), len(images.train))

@@ -39,7 +39,7 @@ class RunSetup:
     def is_cross_validation(self) -> bool:
         """Whether this is one run per fold."""
         data = self.config.data
-        return data.folds is not None and data.fold is None and self.stage.needs_test
+        return data.folds is not None and data.fold is None and self.stage.needs.test
 
 
 def resolve(config: Any, started_at: float | None = None) -> RunSetup:

@@ -24,7 +24,7 @@ from idmm.errors import UserError
 from idmm.files import begun, write_csv, write_json, write_text
 from idmm.progress import BufferedLog, duration, log, logging_by
 from idmm.stages import STAGES
-from idmm.stages.results import compared
+from idmm.stages.read_outputs import compared
 from idmm.stages.run import run_stage
 from idmm.stages.train_configs import HELD_OUT, fine_tuning, images_of, pretraining
 from idmm.stages.train_plan import (

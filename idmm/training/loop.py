@@ -131,7 +131,6 @@ class Loop:
         """Set the progress of ``train.minutes``, which the first process measured."""
         if self.timer is not None:
             self.timer.advance(progress, self.position.total_steps)
-            self.run.progress = self.timer.progress
             self.method.scheduled_epoch = self.timer.progress * self.plan.epochs
 
     def _measure_progress(self) -> float:

@@ -37,7 +37,6 @@ class RunContext:
         precision: fp32, bf16 or fp16; None until the first phase of a new run starts.
         channels_last: Memory format, likewise.
         precision_was_timed: Whether this process timed steps to choose the precision.
-        progress: Of the phase, from 0 to 1, with ``train.minutes``.
         earlier_steps: Steps of the phases before this one.
 
     Raises:
@@ -61,7 +60,6 @@ class RunContext:
         self.first_phase: int = state.get("stage", 1)
         self.precision: str | None = state.get("precision")
         self.precision_was_timed = False
-        self.progress = 0.0
         self.channels_last: bool | None = state.get("channels_last")
         self.started_at = started_at - state.get("seconds", 0.0)
         self.earlier_steps = 0

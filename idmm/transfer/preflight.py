@@ -66,7 +66,7 @@ class _Checks:
         listing = self.listed(stage, side)
         if listing:
             self.faults += [f"{side}: {fault}" for fault in stage.count_faults(len(listing.train))]
-            self.once(["val", job.config["data"], stage.needs_val], side, check_val, stage, listing)
+            self.once(["val", job.config["data"], stage.needs.val], side, check_val, stage, listing)
         if self.grid.engine == "local":
             train = getattr(config, "train", None)  # a probe has none
             device = (pick_device, stage.device, "train.device") if train is None else (choose_device, train)
@@ -91,7 +91,7 @@ class _Checks:
 
     def listed(self, stage: Stage, side: str) -> Listing | None:
         """Return the listing of a stage's images, or None if they have faults."""
-        needs = [stage.needs_labels, stage.needs_test, stage.uses_unlabelled, stage.LABELS]
+        needs = [stage.needs.labels, stage.needs.test, stage.needs.unlabelled, stage.LABELS]
         return self.once(["data", parsing.to_dict(stage.config.data), *needs], side, stage.list_images, True)
 
     def once(self, key: Any, place: str, call: Callable, *args) -> Any:

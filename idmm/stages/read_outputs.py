@@ -1,11 +1,8 @@
-"""What a finished run says of its images, for those who draw it or search it: test predictions, a row of W for each
-training image, and what it ran on.
-
-Each is read from the run's files, whose formats are here. torch is imported only to read images.
-"""
+"""Read the files of finished runs, for figures, search and reports. Only reading images imports torch."""
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,6 @@ from idmm.config import DenseConfig, PretrainConfig
 from idmm.errors import UserError
 from idmm.files import read_csv
 from idmm.stages import STAGES, stage_of
-from idmm.training.environment import read as environment  # noqa: F401 (what a run ran on, for those who read the rest here)
 
 PREDICTIONS = "predictions.csv"
 ROWS, NAMES = "instances.safetensors", "instances.json"
@@ -25,44 +21,33 @@ ROWS, NAMES = "instances.safetensors", "instances.json"
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a run's classifier says of its M test images, in the split's order."""
+    """The predictions of a run's classifier for its M test images, in the order of the split."""
 
     paths: list[str]  # names as in the split, [M]
     classes: list[str]  # names of all K classes, by number
     truth: np.ndarray  # int64 [M], numbers of the true classes
     predicted: np.ndarray  # int64 [M], numbers of the likeliest classes
     probability: np.ndarray  # float64 [M], of the likeliest class
-    groups: list[str] | None  # of each image, [M]; None: images are in no groups
+    groups: list[str] | None  # of each image, [M]; None: no groups
 
 
 @dataclass(frozen=True)
 class Instances:
-    """The rows of the N-way layer of pretraining, one for each training image, and those images."""
+    """The rows of the N-way layer of pretraining, one per training image, and those images."""
 
-    weight: np.ndarray  # float32 [N, d], as learned: of any length, also where the layer is a cosine one
+    weight: np.ndarray  # float32 [N, d], as learned: of any length, also with a cosine layer
     classifier: str  # "cosine" or "linear"
     images: list[str]  # names as in the split, [N]
-    labels: list[str | None] | None  # name of each image's class, None where it has none; None: there are no labels
+    labels: list[str | None] | None  # name of each image's class (None: it has none); None: there are no labels
     digests: list[str]  # BLAKE2b of each file's bytes, 32 hexadecimal digits
 
 
-def about_rows(classifier: str, train) -> dict:
-    """Returns what ``instances.json`` says: the kind of the layer, and of each training image name, class, digest.
-
-    Args:
-        classifier: "cosine" or "linear".
-        train: Images, an :class:`idmm.data.image_store.ImageStore`.
-    """
-    labels = None if train.labels is None else [train.classes[c] if c >= 0 else None for c in train.labels]
-    return {"classifier": classifier, "images": train.names, "labels": labels, "digests": train.digests}
-
-
-# ---------------------------------------------------------------------- what a run says
+# ---------------------------------------------------------------------- predictions and rows of W
 def predictions(run: str | Path) -> Predicted:
-    """Returns what a finished run of fine-tuning or joint pretraining takes its test images for.
+    """Return the test predictions of a finished run of fine-tuning or joint pretraining.
 
     Raises:
-        UserError: No finished run, one without a classifier or without ``predictions.csv``.
+        UserError: No finished run, no classifier, or no ``predictions.csv``.
     """
     run = Path(run)
     config_of(run)
@@ -77,34 +62,33 @@ def predictions(run: str | Path) -> Predicted:
 
 
 def instances(run: str | Path) -> Instances:
-    """Returns the rows of W of a finished pretraining run, each with its image.
+    """Return the rows of W of a finished pretraining run, each with its image.
 
     Raises:
         UserError: No finished run, a method without such rows, or ``instances.safetensors`` or ``instances.json`` is
-            not there.
+            missing.
     """
     run, config = Path(run), config_of(run)
     if not isinstance(config, PretrainConfig):
-        raise UserError(f"{run}: has no rows of training images; wanted a pretraining run of idmm")
+        raise UserError(f"{run}: has no rows of training images; expected a pretraining run of idmm")
     if not (run / ROWS).exists():
         from idmm.methods import method_class  # torch
 
         if method_class(config.method.name).instance_rows is None:
-            line = f"{config.method.name} learns no row for each training image; wanted a run of idmm"
+            line = f"{config.method.name} learns no row for each training image; expected a run of idmm"
             raise UserError(f"{run}: {ROWS}: {line}")
     _present(run / ROWS), _present(run / NAMES)
     from safetensors.numpy import load_file
 
     with _reading(run / NAMES):
-        found = json.loads((run / NAMES).read_text())
-        about = {name: found[name] for name in ("classifier", "images", "labels", "digests")}
+        content = json.loads((run / NAMES).read_text())
+        entries = {name: content[name] for name in ("classifier", "images", "labels", "digests")}
     with _reading(run / ROWS):
-        return Instances(load_file(run / ROWS)["weight"], **about)
+        return Instances(load_file(run / ROWS)["weight"], **entries)
 
 
 def images(run: str | Path):
-    """Returns a run's training images as they were trained on, with their short side bounded, an
-    :class:`idmm.data.image_store.ImageStore`.
+    """Return a run's training images as they were stored for training, an :class:`idmm.data.image_store.ImageStore`.
 
     Raises:
         UserError: No finished run, or its images are gone or have changed since.
@@ -117,31 +101,33 @@ def images(run: str | Path):
 
 
 def config_of(run: str | Path, dense: bool = False) -> Any:
-    """Returns the config of a finished run, by its ``config.yaml``: PretrainConfig, FinetuneConfig or ProbeConfig; with
-    ``dense`` DetectConfig or SegmentConfig, too.
+    """Return the config of a finished run from its ``config.yaml``.
+
+    Args:
+        run: Its folder.
+        dense: Whether runs of boxes or masks are accepted, too.
 
     Raises:
-        UserError: No finished run, k-fold runs (one of them is wanted), one of boxes or masks, or config.yaml cannot
-            be read.
+        UserError: No finished run, k-fold runs instead of one of them, or config.yaml cannot be read.
     """
     run = Path(run)
     if not run.is_dir():
-        raise UserError(f"{run}: does not exist; wanted a run folder" if not run.exists() else f"{run}: is no folder")
+        raise UserError(f"{run}: does not exist; expected a run folder" if not run.exists() else f"{run}: is no folder")
     if (run / "fold-1").is_dir():
         raise UserError(f"{run}: holds k-fold runs; give one of them ('{run / 'fold-1'}')")
     if not (run / "result.json").is_file():
-        begun = (run / "last").is_dir()
-        what = "is a run that is not finished (no result.json yet)" if begun else "is no run: it has no result.json"
-        raise UserError(f"{run}: {what}; wanted a finished run's folder")
+        is_run = (run / "last").is_dir()
+        what = "is a run that is not finished (no result.json yet)" if is_run else "is no run: it has no result.json"
+        raise UserError(f"{run}: {what}; expected a finished run's folder")
     config = begun_config(run)
     if isinstance(config, DenseConfig) and not dense:
         what = f"is a run of idmm {config.STAGE}, without classes of images"
-        raise UserError(f"{run}: {what}; wanted one of pretraining or fine-tuning")
+        raise UserError(f"{run}: {what}; expected one of pretraining or fine-tuning")
     return config
 
 
 def begun_config(run: Path) -> Any:
-    """Returns the config of a run that may not be finished; UserError where config.yaml cannot be read."""
+    """Return the config of a run that may not be finished, or raise UserError if config.yaml cannot be read."""
     faults = ()
     for stage in STAGES.values():
         try:
@@ -152,18 +138,18 @@ def begun_config(run: Path) -> Any:
 
 
 def _classes(run: Path) -> list[str]:
-    """The names of a run's classes, by number."""
+    """Return the names of a run's classes, by number."""
     path = run / "model.json"
     if not path.exists():
-        wanted = "wanted a run of fine-tuning or of joint pretraining (method.label_weight)"
-        raise UserError(f"{run}: has no classifier; {wanted}")
+        expected = "expected a run of fine-tuning or of joint pretraining (method.label_weight)"
+        raise UserError(f"{run}: has no classifier; {expected}")
     with _reading(path):
         return json.loads(path.read_text())["classes"]
 
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Names the file that cannot be read."""
+    """Turn any error of the block into one that names the file."""
     try:
         yield
     except Exception as error:  # a damaged file fails in any way it likes
@@ -172,21 +158,21 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _present(path: Path) -> Path:
     if not path.exists():
-        raise UserError(f"{path}: does not exist; the log says why the run has not written it")
+        raise UserError(f"{path}: does not exist; see the run's log.txt")
     return path
 
 
 # ---------------------------------------------------------------------- weights and images
 def exported_weights(run: Path, field: str = ""):
-    """Reads the weights that a run wrote, with its classifier where it has one, an
-    :class:`idmm.models.weights.Checkpoint`; see :func:`idmm.models.weights.read_checkpoint`."""
+    """Return the weights that a run wrote, with its classifier if it has one, an
+    :class:`idmm.models.weights.Checkpoint`. See :func:`idmm.models.weights.read_checkpoint`."""
     from idmm.models.weights import read_checkpoint
 
     return read_checkpoint(run, field, "model" if (run / "model.safetensors").is_file() else "backbone")
 
 
 def _images(run: Path, config: Any):
-    """Reads the training split; UserError if image i is no longer image i."""
+    """Store the training split, or raise UserError if image i is no longer image i."""
     from idmm.data.image_store import store_split
     from idmm.data.store import compare, fingerprint
 
@@ -201,3 +187,39 @@ def _images(run: Path, config: Any):
     if lines := compare(saved, fingerprint(store)) if saved else []:
         raise UserError(*(f"data.root: the images changed since the run: {line}" for line in lines))
     return store
+
+
+# ---------------------------------------------------------------------- two runs
+def compared(run: Path, other: Path) -> dict[str, float]:
+    """Return the :func:`mcnemar` of two finished runs on the same test images."""
+    rows, others = (read_csv(folder / PREDICTIONS) for folder in (run, other))
+    correct = ({row["path"]: row["class"] == row["predicted"] for row in each} for each in (rows, others))
+    return mcnemar(*correct, {row["path"]: row["group"] for row in rows if "group" in row})
+
+
+def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str] | None = None) -> dict[str, float]:
+    """Compare two classifiers on the same images.
+
+    Args:
+        one: Whether the first one is correct, by image.
+        other: Whether the second one is.
+        groups: The group of each image if images come in groups of similar ones.
+
+    Returns:
+        ``points``, by which the first accuracy is above the second, and ``p``, the probability of a difference as large
+        between equals. ``p`` is McNemar's exact test (Psychometrika 12, 1947). With groups it is the sign-flip test of
+        the images that each group wins less those that it loses, with 9,999 random flips from 14 groups on.
+    """
+    from scipy.stats import binomtest, permutation_test
+
+    names = one.keys() & other.keys()
+    gains = Counter()  # images that the first one wins less those that it loses, by group; without groups by image
+    for name in names:
+        gains[groups[name] if groups else name] += int(one[name]) - int(other[name])
+    gains = np.array([count for count in gains.values() if count])
+    p = 1.0
+    if len(gains) and groups:
+        p = permutation_test((gains,), np.sum, permutation_type="samples", n_resamples=9999, rng=0).pvalue
+    elif len(gains):
+        p = binomtest(int((gains > 0).sum()), len(gains)).pvalue
+    return {"points": 100 * float(gains.sum()) / len(names), "p": float(p)}

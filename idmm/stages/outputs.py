@@ -1,0 +1,249 @@
+"""The files that a run leaves: weights, pictures, rows of W, the accuracy of a classifier and its baseline."""
+
+import json
+import time
+
+import numpy as np
+from safetensors.torch import save_file
+
+from idmm import distributed
+from idmm.data.image_store import ImageStore
+from idmm.data.store import Stores
+from idmm.errors import Interrupted, RunError
+from idmm.evaluation import baseline, evaluate
+from idmm.files import replacing, write_csv
+from idmm.intervals import too_narrow
+from idmm.methods import Method
+from idmm.models.build import backbone_state, export_kwargs
+from idmm.models.weights import save_model
+from idmm.progress import drawing, log
+from idmm.stages.images import eval_batches
+from idmm.stages.read_outputs import NAMES, PREDICTIONS, ROWS
+from idmm.stages.resolve import RunSetup
+from idmm.training.loop import Loop
+from idmm.training.run_context import RunContext
+
+BASELINE_BATCH = 64  # images at a time
+FIGURE_SECONDS = 2.0  # to import matplotlib, and to draw the curves and the confusion matrix
+COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
+
+
+# ---------------------------------------------------------------------- weights
+def load_best(loop: Loop, score: str) -> dict[str, int]:
+    """Load the weights of the best epoch on val by ``score`` (its name for the log), with ``train.keep`` best.
+
+    Returns:
+        ``kept_epoch``, or nothing if the last epoch is reported.
+    """
+    if loop.plan.keep is None:
+        return {}
+    epoch, best = loop.best["epoch"], loop.best["value"]
+    loop.averaged.load_state_dict(loop.best["weights"])
+    log.info("train.keep: the weights of epoch %d of %d, %s %.2f on val", epoch, loop.position.epoch, score, best)
+    return {"kept_epoch": epoch}
+
+
+def export(run: RunContext, loop: Loop, setup: RunSetup, images: Stores, classes: list[str] | None = None) -> None:
+    """Write the backbone, the model with its classifier if there are ``classes``, and the run's curves."""
+    if not run.folder.leader:
+        return
+    state = loop.averaged.state_dict()
+    _save_weights(run, loop, setup, images, "backbone", state if classes is None else backbone_state(loop.averaged))
+    if classes is not None:
+        _save_weights(run, loop, setup, images, "model", state, {"classes": classes}, len(classes))
+    _draw_curves(run, setup)
+
+
+def export_dense(run: RunContext, loop: Loop, setup: RunSetup, images: Stores, entries: dict) -> None:
+    """Write the plain backbone of a network for boxes or masks, the whole network, and the run's curves.
+
+    ``entries`` are those of the network's JSON beyond its backbone's.
+    """
+    if not run.folder.leader:
+        return
+    network = loop.averaged
+    _save_weights(run, loop, setup, images, "backbone", network.backbone.state_dict())
+    _save_weights(run, loop, setup, images, "model", network.state_dict(), entries)
+    _draw_curves(run, setup)
+
+
+def _save_weights(
+    run: RunContext,
+    loop: Loop,
+    setup: RunSetup,
+    images: Stores,
+    stem: str,
+    state: dict,
+    entries: dict | None = None,
+    classes: int = 0,
+) -> None:
+    """Write STEM.safetensors and STEM.json, with further entries of the JSON."""
+    spec, size = setup.spec, setup.phases[-1].size
+    extra = {"ema": loop.ema is not None, **(entries or {})}
+    if images.value_range is not None:
+        extra["range"] = images.value_range
+    if spec.bands is not None:
+        extra["bands"] = spec.bands
+        if spec.bands:
+            extra["file_channels"] = images.train.bands.count
+    save_model(
+        run.folder.path,
+        stem,
+        state,
+        name=spec.name,
+        kwargs=export_kwargs(spec.name, spec.kwargs, size, classes, spec.in_chans),
+        mean=spec.mean,
+        std=spec.std,
+        size=size,
+        crop_pct=setup.stage.crop_pct,
+        extra=extra,
+    )
+
+
+def _draw_curves(run: RunContext, setup: RunSetup) -> None:
+    method = getattr(setup.config, "method", None)
+    kind = setup.stage.NAME if method is None else f"{setup.stage.NAME} by {method.name}"
+    with drawing("curves.png"):
+        from idmm.figures import curves_figure, save  # matplotlib takes a second
+
+        figure = curves_figure({"": [run.folder.metrics()]}, f"{run.folder.path.name}: {kind}, {setup.spec.name}")
+        save(figure, run.folder.path / "curves.png")
+
+
+# ---------------------------------------------------------------------- rows of W
+def write_instances(run: RunContext, method: Method, classifier: str, train: ImageStore) -> None:
+    """Write ``instances.safetensors`` and ``instances.json`` if the method has a row per training image."""
+    if method.instance_rows is None or not run.folder.leader:
+        return
+    labels = None if train.labels is None else [train.classes[c] if c >= 0 else None for c in train.labels]
+    content = {"classifier": classifier, "images": train.names, "labels": labels, "digests": train.digests}
+    rows = method.get_parameter(method.instance_rows)  # [N, d]
+    with drawing(ROWS, "written", fatal=(Interrupted, RunError)):  # on a full disk, repeat the command
+        rows = rows.detach().float().cpu().contiguous()
+        path = run.folder.path
+        with replacing(path / NAMES) as names, replacing(path / ROWS) as file:
+            names.write(f"{json.dumps(content)}\n".encode())
+            save_file({"weight": rows}, file.name)  # by its name, which makes no copy of gigabytes
+
+
+# ---------------------------------------------------------------------- a classifier's accuracy
+def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predictions: evaluate.Predictions) -> dict:
+    """Write ``per_class.csv``, ``predictions.csv`` and ``confusion.png``, and log the accuracy beside its baselines.
+
+    All processes must call together. The first one writes.
+
+    Returns:
+        The part of ``result.json`` about accuracy, in percent: ``top1``, ``top5``, ``mean_per_class``,
+        ``top1_interval``, ``largest_class``, ``baseline_top1``, and the count ``test_groups``.
+    """
+    folder, classes, test = run.folder, images.train.classes, images.test
+    baseline_score = measure_baseline(run, setup, images)
+    if folder.leader:
+        write_csv(folder.path / "per_class.csv", _class_rows(predictions, classes))
+        write_csv(folder.path / PREDICTIONS, _image_rows(predictions, test, classes))
+        with drawing("confusion.png"):
+            from idmm.figures import confusion_figure, save  # matplotlib takes a second
+
+            save(confusion_figure(predictions, classes), folder.path / "confusion.png")
+    truth, predicted = predictions.truth, predictions.predicted
+    scores = predictions.scores() | {
+        "top1_interval": evaluate.score(predicted, truth)["top1_interval"],
+        "largest_class": evaluate.largest_class(truth)[1],
+        **baseline_score,
+    }
+    if setup.config.data.fold is not None:
+        scores["per_class"] = evaluate.class_counts(predicted, truth, len(classes))
+    out, top1, top5 = setup.config.out, scores["top1"], scores["top5"]
+    log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", out, top1, top5, len(test))
+    line = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
+    line += "largest class {largest_class:.2f}"
+    if baseline_score:
+        line += ", the baseline {baseline_top1:.2f}"
+    log.info("%s", line.format(*scores["top1_interval"], **scores))
+    for line in evaluate.remarks(scores, truth, classes, **baseline_score):
+        log.warning("%s", line)
+    if test.groups is not None:
+        scores["test_groups"] = len(set(test.groups))
+        log.warning("%s", too_narrow(len(test), scores["test_groups"]))
+    return scores
+
+
+def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:
+    """Return a row per class: test images, correct ones, their share (percent), the most frequent confusion."""
+    images, correct = predictions.per_class()
+    confusions = {true: (classes[other], times) for true, (other, times) in predictions.confusions().items()}
+    rows = [COLUMNS]
+    for c, (name, count, hits) in enumerate(zip(classes, images, correct, strict=True)):
+        accuracy = round(100 * hits / count, 2) if count else ""
+        rows.append([name, count, hits, accuracy, *confusions.get(c, ("", ""))])
+    return rows
+
+
+def _image_rows(predictions: evaluate.Predictions, test: ImageStore, classes: list[str]) -> list:
+    """Return a row per test image: name, class, likeliest class and its probability, and the group if there are any."""
+    columns = zip(test.names, predictions.truth, predictions.predicted, predictions.probability, strict=True)
+    rows = [[name, classes[c], classes[p], f"{probability:.6g}"] for name, c, p, probability in columns]
+    header = ("path", "class", "predicted", "probability")
+    if test.groups is None:
+        return [header, *rows]
+    return [(*header, "group"), *([*row, group] for row, group in zip(rows, test.groups, strict=True))]
+
+
+def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> dict[str, float]:
+    """Return ``baseline_top1`` (percent): hand-made features and a logistic regression on the run's centre crops.
+
+    See :func:`idmm.evaluation.baseline.measured`. A run measures it once, before its first step. It is left out if the
+    training images are all of one class. All processes must call together.
+    """
+    started_at, name = time.monotonic(), "baseline_top1"
+    if name in run.folder.start_scores:
+        return {name: run.folder.start_scores[name]}
+    train, test, size = images.train, images.test, setup.phases[-1].size
+    most = baseline.DECODED if train.decodes or test.decodes else baseline.MOST
+    numbers = baseline.drawn_to_fit(train.labels, most), baseline.drawn(test.labels, most)
+    labels, truth = train.labels[numbers[0]], test.labels[numbers[1]]
+    if len(np.unique(labels)) < 2:
+        return {}
+    train_features, test_features = (
+        baseline.features(
+            eval_batches(run, setup, store, size, BASELINE_BATCH, images=some), setup.spec.mean, setup.spec.std
+        )
+        for store, some in zip((train, test), numbers, strict=True)
+    )
+    top1 = None
+    if run.folder.leader:
+        top1 = baseline.measured(train_features, labels, test_features, truth, started_at).top1
+    scores = {name: distributed.broadcast(top1)}
+    run.folder.add_start_scores(scores)
+    return scores
+
+
+# ---------------------------------------------------------------------- the length of a run
+def ending(setup: RunSetup, images: Stores) -> tuple[int, float]:
+    """Return the images to evaluate after the last step's evaluation, and the seconds of everything else then."""
+    if not setup.stage.needs.test:  # no classifier
+        return 0, FIGURE_SECONDS
+    count = len(images.test)
+    if images.test.labels is None:  # boxes or masks
+        passes = sum(scale**2 for scale in getattr(setup.config, "eval_scales", [1.0]))
+        return round(count * passes), FIGURE_SECONDS
+    is_evaluated = setup.stage.NAME == "finetune" and images.val is None  # by the evaluation after the last step
+    return 0 if is_evaluated else count, FIGURE_SECONDS
+
+
+def length_result(run: RunContext, setup: RunSetup, images: Stores) -> dict:
+    """Return ``minutes``, the ``epochs`` begun and the ``whole_epochs`` of a run with ``train.minutes``, else nothing.
+
+    Logs a warning if there is no whole epoch.
+    """
+    minutes, records, whole_epochs, earlier_steps = setup.config.train.minutes, run.folder.metrics(), 0, 0
+    if minutes is None:
+        return {}
+    for phase in setup.phases:
+        last_step = max(record["step"] for record in records if record["stage"] == phase.number)
+        whole_epochs += (last_step - earlier_steps) // (phase.steps(len(images.train)) // phase.epochs)
+        earlier_steps = last_step
+    if not whole_epochs:
+        line = "train.minutes %g: training ended before it had seen every image once; try more minutes"
+        log.warning(line, minutes)
+    return {"minutes": minutes, "epochs": len(records), "whole_epochs": whole_epochs}
