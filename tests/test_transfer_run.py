@@ -243,7 +243,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
     tuning = {**GRID["finetune"], "drloc": {"weight": 0.5}, "train": {**GRID["finetune"]["train"], "size": 8}}
     assert inside(tmp_path / "other", methods=[simclr, "imdd"], sources=[small, "flowers"], finetune=tuning) == 2
     said = capsys.readouterr().err
-    assert "sources 'small': train.batch_size: 20, in train.accumulate's 16 passes: simclr compares" in said
+    assert "sources 'small': train.batch_size: got 20 in 16 passes (train.accumulate), but simclr compares" in said
     assert "drloc.weight: at 8 px the final grid is 1x1" in said and not made.asked
     assert "sources 'flowers': data.root" in said, "the lists are read though a method is not known"
 

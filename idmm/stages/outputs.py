@@ -112,8 +112,8 @@ def _draw_curves(run: RunContext, setup: RunSetup) -> None:
 
 # ---------------------------------------------------------------------- rows of W
 def write_instances(run: RunContext, method: Method, classifier: str, train: ImageStore) -> None:
-    """Write ``instances.safetensors`` and ``instances.json`` if the method has a row per training image."""
-    if method.instance_rows is None or not run.folder.leader:
+    """Write ``instances.safetensors`` and ``instances.json``, the method's row per training image."""
+    if not run.folder.leader:
         return
     labels = None if train.labels is None else [train.classes[c] if c >= 0 else None for c in train.labels]
     content = {"classifier": classifier, "images": train.names, "labels": labels, "digests": train.digests}
