@@ -1,4 +1,4 @@
-"""Training methods, one file each; made by name, so that a library is imported by the method that needs it alone."""
+"""Training methods, one file each, imported by name: a library is imported only with the method that needs it."""
 
 import importlib
 
@@ -9,12 +9,12 @@ from idmm.methods.base import Method, RunInfo
 
 
 def method_class(name: str) -> type[Method]:
-    """Returns the class of a method by its name."""
+    """Return the class of a method by its name."""
     return {key.lower(): value for key, value in vars(importlib.import_module(f"idmm.methods.{name}")).items()}[name]
 
 
 def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> Method:
-    """Makes the pretraining method that ``config.name`` names (seed the global generators around it).
+    """Make the pretraining method that ``config.name`` names (seed the global generators around it).
 
     Args:
         backbone: A timm model with ``num_classes=0``.

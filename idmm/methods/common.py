@@ -1,4 +1,4 @@
-"""What several methods do alike: lay out crops, mix them, gather rows, keep a momentum encoder."""
+"""Shared by methods: crops in order, mixing, rows of all processes, a momentum encoder."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from idmm.seeding import numpy_rng
 
 
 def crops_of(batch: dict) -> list[Tensor]:
-    """Returns the crops of a batch one after the other, each [B, C, S, S] of its group's size S."""
+    """Return the crops of a batch one by one, each [B, C, S, S] at its group's size S."""
     return [crop for group in batch["views"] for crop in group.unbind(1)]
 
 
 def mixed_groups(batch: dict, target: Tensor, alpha: float, key: int) -> Iterator[tuple]:
-    """Mixes each group of crops on its own (CutMix of Beta(alpha, alpha), partners from the group; 0: none).
+    """Mix each group of crops on its own, by CutMix of Beta(alpha, alpha) with partners from the group; 0: no mixing.
 
     Yields:
         Views [B*count, C, S, S], crops of an image together; their targets [B*count], from the images' [B], or rows of
@@ -68,7 +68,7 @@ def mixed_cross_entropy(
 
 
 def gather_batch(batch: dict, *rows: Tensor) -> list[Tensor]:
-    """Returns rows [B, ...] of all processes, float32 or better, with gradient, as if one had made them.
+    """Return rows [B, ...] of all processes, float32 or better, with gradient, as if one had made them.
 
     Images that only keep a process in step (``weight`` 0) are left out; where no process has others, its own are kept:
     a loss of no rows is no number, and its factor is 0.
@@ -80,7 +80,7 @@ def gather_batch(batch: dict, *rows: Tensor) -> list[Tensor]:
 
 
 def at_least_fp32(tensor: Tensor) -> Tensor:
-    """Returns half precision as float32; double stays."""
+    """Return half precision as float32; double stays."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -90,13 +90,13 @@ def full_precision(tensor: Tensor):
 
 
 def width_of(backbone: nn.Module, config: Method) -> tuple[int, int]:
-    """Returns the width of the features, and that of a head's hidden layers."""
+    """Return the width of the features, and that of a head's hidden layers."""
     width = feature_width(backbone)
     return width, config.hidden_dim or width
 
 
 def head_dim(backbone: nn.Module, config: Method) -> int:
-    """Returns the width of what :func:`projection_head` puts out."""
+    """Return the width of what :func:`projection_head` puts out."""
     return (config.dim or 256) if config.projection else feature_width(backbone)
 
 
@@ -128,12 +128,12 @@ class MomentumEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor | Sequence[Tensor]) -> Tensor:
-        """Runs the copies on images [B, C, S, S], or on several such, as :func:`run_by_size` takes them."""
+        """Run the copies on images [B, C, S, S], or on several such, as :func:`run_by_size` takes them."""
         with one_image_norms(self.copies[0], images):
             return run_by_size(self.copies, images)
 
     def train(self, mode: bool = True) -> "MomentumEncoder":
-        """Puts batch norms into training mode, and nothing else."""
+        """Put batch norms into training mode, and nothing else."""
         super().train(False)
         for module in self.modules():
             if isinstance(module, _BatchNorm):
@@ -141,7 +141,7 @@ class MomentumEncoder(nn.Module):
         return self
 
     def update(self, step: float, backbone: nn.Module, head: nn.Module) -> None:
-        """Moves towards the modules after an optimizer step, see :meth:`idmm.methods.base.Method.after_step`."""
+        """Move towards the modules after an optimizer step, see :meth:`idmm.methods.base.Method.after_step`."""
         from lightly.models.utils import update_momentum
         from lightly.utils.scheduler import cosine_schedule
 

@@ -46,7 +46,7 @@ class DINO(Method):
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of all crops in ``batch["views"]``; the teacher sees the global ones."""
+        """Compute the loss of all crops in ``batch["views"]``; the teacher sees the global ones."""
         crops = crops_of(batch)
         features, extra, logs = self.features(crops, key)  # [V*B, d]
         student = at_least_fp32(self.head(features)).chunk(len(crops))  # [B, K] each
@@ -57,15 +57,15 @@ class DINO(Method):
         return {"loss": loss + extra, **logs}
 
     def before_step(self, epoch: int) -> None:
-        """Holds the last layer still in the first epochs."""
+        """Hold the last layer still in the first epochs."""
         self.head.cancel_last_layer_gradients(self.scheduled(epoch))
 
     def after_step(self, step: int) -> None:
-        """Moves the teacher, less and less."""
+        """Move the teacher, less and less."""
         self.teacher.update(step, self.backbone, self.head)
 
     def embed(self, features: Tensor) -> Tensor:
-        """Returns the student's targets, of the teacher's features: centred, as sharp as after the warm-up, [B, K]."""
+        """Return the student's targets, of the teacher's features: centred, as sharp as after the warm-up, [B, K]."""
         centred = at_least_fp32(self.teacher.copies[1](features)) - self.loss.center[0]
         return (centred / self.teacher_temperature).softmax(1)
 
@@ -88,7 +88,7 @@ def _outputs(info: RunInfo) -> int:
 
 
 def _fewer(asked: int | None, name: str, usual: int, most: int) -> int:
-    """Returns epochs as asked, else the usual ones or a tenth of a short run."""
+    """Return epochs as asked, else the usual ones or a tenth of a short run."""
     if asked is None and most < usual:
         log.info("method.%s: %d, not %d: the run is short", name, most, usual)
     return min(usual, most) if asked is None else asked

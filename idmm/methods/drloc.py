@@ -42,7 +42,7 @@ class Localization(nn.Module):
     def forward(
         self, backbone: nn.Module, images: Tensor, key: int, head: Callable | None = None
     ) -> tuple[Tensor, Tensor, dict]:
-        """Returns the backbone's output for images [B, C, S, S], the weighted loss on its grid, and values for the log.
+        """Return the backbone's output for images [B, C, S, S], the weighted loss on its grid, and values for the log.
 
         ``key`` seeds the pairs; ``head`` takes the place of ``backbone.forward_head``.
         """
@@ -51,7 +51,7 @@ class Localization(nn.Module):
         return (head or backbone.forward_head)(features), self.config.weight * loss, {"drloc": loss.detach()}
 
     def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Returns features and the grids that the loss is for, the final one or one for each block."""
+        """Return features and the grids that the loss is for, the final one or one for each block."""
         size = images.shape[-2:]
         if self.config.mode != "l1_all":
             features = backbone.forward_features(images)
@@ -62,7 +62,7 @@ class Localization(nn.Module):
 
     @torch.no_grad()
     def _probe(self, backbone: nn.Module, size: int, in_chans: int) -> list[Tensor]:
-        """Returns the grids of a black image."""
+        """Return the grids of a black image."""
         training = backbone.training
         try:
             return self._run(backbone.eval(), black_image(backbone, in_chans, size))[1]

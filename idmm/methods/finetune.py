@@ -37,14 +37,14 @@ class Finetune(Method):
                 part.requires_grad_(True)
 
     def train(self, mode: bool = True) -> "Finetune":
-        """Sets training mode, but not of a frozen backbone and its classifier."""
+        """Set training mode, but not of a frozen backbone and its classifier."""
         super().train(mode)
         if self.freeze:
             self.backbone.eval()
         return self
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["label"]`` [B]."""
+        """Compute the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["label"]`` [B]."""
         images, label = batch["images"], batch["label"]
         mix = self._draw(images, epoch, numpy_rng(key, "mixing"))
         other, lam = None, 1.0
@@ -65,7 +65,7 @@ class Finetune(Method):
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> Tensor:
-    """Returns a weight for each of K classes by the training images' labels [n], float32 [K].
+    """Return a weight for each of K classes by the training images' labels [n], float32 [K].
 
     w_c = n / (K n_c), n_c images of class c (King and Zeng, Political Analysis 9, 2001; scikit-learn's 'balanced'). K
     counts the classes that have an image, so that the mean weight of an image is 1; of the others w_c is 0.

@@ -29,7 +29,7 @@ class InstanceClassifier(nn.Module):
         self.scale = nn.Parameter(torch.tensor(config.classifier_scale)) if cosine else None
 
     def forward(self, *groups: tuple[Tensor, Tensor, Tensor | None, float | Tensor]) -> Tensor:
-        """Returns the sum of the groups' mean losses.
+        """Return the sum of the groups' mean losses.
 
         Args:
             groups: Of each its features [B, d], its instances [B], those mixed into them (None: none) and the share of
@@ -59,7 +59,7 @@ class InstanceClassifier(nn.Module):
 
     @torch.no_grad()
     def nearest(self, features: Tensor) -> Tensor:
-        """Returns the instance with the largest logit, of features [B, d] -> int64 [B]."""
+        """Return the instance with the largest logit, of features [B, d] -> int64 [B]."""
         features, found = features.float(), []
         for part in row_tiles(len(self.weight), DRAWN):
             weight = self.weight[part] if self.scale is None else F.normalize(self.weight[part], dim=1)
@@ -70,7 +70,7 @@ class InstanceClassifier(nn.Module):
 
     @torch.no_grad()
     def start_from(self, features: Tensor) -> None:
-        """Sets the rows to the images' own features [N, d], centred and brought to unit length."""
+        """Set the rows to the images' own features [N, d], centred and brought to unit length."""
         self.weight.copy_(F.normalize(features - features.mean(0), dim=1))
 
 
@@ -106,7 +106,7 @@ class IDMM(Method):
         self.reads_pooled = len(found) == 1 and isinstance(found[0], nn.Linear)  # the backbone's own classifier
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of ``batch["views"]`` (a list of [B, count, C, S, S]) of images ``batch["index"]`` [B].
+        """Compute the loss of ``batch["views"]`` (a list of [B, count, C, S, S]) of images ``batch["index"]`` [B].
 
         With ``label_weight`` of classes ``batch["label"]`` [B] too, -1 where there is none.
         """
@@ -133,7 +133,7 @@ class IDMM(Method):
         return {"loss": loss, **parts, "instance_weight": weight, **logs}
 
     def pooled_and_logits(self, tokens: Tensor) -> Tensor:
-        """Returns pooled features and logits side by side, [V, d + K], of what ``backbone.forward_features`` gave.
+        """Return pooled features and logits side by side, [V, d + K], of what ``backbone.forward_features`` gave.
 
         A single linear layer reads the pooled features. For other classifiers (two of distilled models, one with a norm
         before it or another beside it) the backbone's head runs again.
@@ -169,7 +169,7 @@ class IDMM(Method):
         self.classifier.start_from(self.head(features))
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
-        """Returns ``instance_accuracy``: how many of the images are told from all others (percent)."""
+        """Return ``instance_accuracy``: how many of the images are told from all others (percent)."""
         right = self.classifier.nearest(self.head(features)) == index
         return {"instance_accuracy": 100 * float(right.float().mean())}
 

@@ -20,13 +20,13 @@ class Mix:
     box: tuple[int, int, int, int] | None  # pixels of the partner: top, bottom, left, right; None blends all (Mixup)
 
     def partner_on(self, device: torch.device) -> Tensor:
-        """Returns ``partner`` on the device, without waiting for what that has still to do."""
+        """Return ``partner`` on the device, without waiting for what that has still to do."""
         pinned = self.partner.pin_memory() if device.type == "cuda" else self.partner
         return pinned.to(device, non_blocking=True)
 
 
 def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.random.Generator) -> Mix:
-    """Draws one box for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam as released.
+    """Draw one box for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam as released.
 
     The box covers 1 - lam of the image around a uniform centre, is clipped at the border, and lam becomes the share
     that is left outside it.
@@ -42,12 +42,12 @@ def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.rando
 
 
 def draw_mixup(count: int, alpha: float, rng: np.random.Generator) -> Mix:
-    """Draws one blend for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam."""
+    """Draw one blend for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam."""
     return Mix(_share(alpha, rng), _partner(count, rng), None)
 
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:
-    """Returns the mixed images, [B, C, H, W], the input left as it was."""
+    """Return the mixed images, [B, C, H, W], the input left as it was."""
     partner = mix.partner_on(images.device)
     if mix.box is None:
         return images * mix.lam + images[partner] * (1 - mix.lam)

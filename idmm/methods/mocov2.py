@@ -28,7 +28,7 @@ class MoCoV2(Method):
         self.loss = NTXentLoss(config.temperature, memory_bank_size=queue)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
+        """Compute the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
         one, other = crops_of(batch)
         features, extra, logs = self.features(one, key)  # [B, d]
         query, positive = gather_batch(batch, self.head(features), self.teacher(other))  # [B, dim] each
@@ -36,15 +36,15 @@ class MoCoV2(Method):
             return {"loss": self.loss(query, positive) + extra, **logs}
 
     def after_step(self, step: int) -> None:
-        """Moves the momentum encoder."""
+        """Move the momentum encoder."""
         self.teacher.update(step, self.backbone, self.head)
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """Returns the queue, which the library does not save."""
+        """Return the queue, which the library does not save."""
         return {"queue": self.loss.memory_bank.bank, "place": self.loss.memory_bank.bank_ptr}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Puts the queue back."""
+        """Put the queue back."""
         with torch.no_grad():
             self.loss.memory_bank.bank.copy_(state["queue"])
             self.loss.memory_bank.bank_ptr.copy_(state["place"])

@@ -34,7 +34,7 @@ class MoCoV3(Method):
         self.temperature = config.temperature
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of the two crops in ``batch["views"]``."""
+        """Compute the loss of the two crops in ``batch["views"]``."""
         crops = self._parts(crops_of(batch))
         features, extras, logs = zip(
             *(self.features(crop, derive(key, "crop", number)) for number, crop in enumerate(crops)), strict=True
@@ -49,7 +49,7 @@ class MoCoV3(Method):
         return {"loss": loss + sum(extras) / len(extras), **means}
 
     def _parts(self, crops: list[Tensor]) -> list[Tensor]:
-        """Returns what goes through at a time: a crop, or both crops of an image that is alone on this process.
+        """Return what goes through at a time: a crop, or both crops of an image that is alone on this process.
 
         Batch norms need two rows; synchronised ones find them elsewhere.
         """
@@ -57,7 +57,7 @@ class MoCoV3(Method):
         return [torch.cat(crops)] if alone else crops
 
     def after_step(self, step: int) -> None:
-        """Moves the momentum encoder, less and less."""
+        """Move the momentum encoder, less and less."""
         self.teacher.update(step, self.backbone, self.head)
 
 
@@ -72,7 +72,7 @@ def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
 
 
 def _freeze_projection(backbone: nn.Module) -> None:
-    """Takes the patch projection, if there is one, out of training."""
+    """Take the patch projection, if there is one, out of training."""
     embed = getattr(backbone, "patch_embed", None)
     projection = getattr(embed, "proj", None)
     if isinstance(projection, nn.Conv2d) and not hasattr(embed, "backbone"):  # of pixels, not of another network's maps

@@ -20,7 +20,7 @@ class SimCLR(Method):
         self.loss = NTXentLoss(config.temperature)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of the two crops in ``batch["views"]``."""
+        """Compute the loss of the two crops in ``batch["views"]``."""
         features, extra, logs = self.features(crops_of(batch), key)  # [2B, d]
         one, other = gather_batch(batch, *self.head(features).chunk(2))  # [B, dim] each
         with full_precision(one):

@@ -20,7 +20,7 @@ class SupCon(Method):
         self.temperature = config.temperature
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
+        """Compute the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
         crops = crops_of(batch)
         features, extra, logs = self.features(crops, key)  # [V*B, d]
         rows, label = gather_batch(batch, self.head(features), batch["label"].repeat(len(crops)))  # [V*B, dim], [V*B]

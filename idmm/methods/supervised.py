@@ -17,7 +17,7 @@ class Supervised(Method):
         self.classifier = nn.Linear(feature_width(backbone), info.classes)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Computes the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
+        """Compute the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
         groups = list(mixed_groups(batch, batch["label"], self.config.cutmix_alpha, key))
         features, extra, logs = self.features([views for views, *_ in groups], key)  # [V, d]
         logits = at_least_fp32(self.classifier(features)).split([len(views) for views, *_ in groups])  # [B*count, K]

@@ -26,12 +26,12 @@ PACKAGES = ("idmm", "torch", "torchvision", "timm", "accelerate", "numpy", "pill
 
 
 def now() -> str:
-    """Returns the time in UTC, ISO 8601 to the second."""
+    """Return the time in UTC, ISO 8601 to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Returns what a run on ``device`` (auto, cpu, cuda or mps) finds here.
+    """Return what a run on ``device`` (auto, cpu, cuda or mps) finds here.
 
     ``command``, ``python``, ``platform``, ``cpu`` (its model), ``cores`` (that this process may use), ``threads`` (that
     torch computes on), ``memory`` (bytes), ``gpus`` (names of those it can use; none on a CPU), ``processes`` and the
@@ -58,7 +58,7 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def started(folder: Path, device: str, when: str) -> None:
-    """Writes what a run that began at ``when`` runs on; says in the log where a CPU's threads are others than before.
+    """Write what a run that began at ``when`` runs on; says in the log where a CPU's threads are others than before.
 
     ``starts`` has an entry for each start, those before it in this folder too: when it was, and what was not as it is
     now.
@@ -77,14 +77,14 @@ def started(folder: Path, device: str, when: str) -> None:
 
 
 def finished(folder: Path) -> None:
-    """Adds when the run ended."""
+    """Add when the run ended."""
     if found := read(folder):
         with drawing(FILE, "written"):
             write_json(folder / FILE, {**found, "finished": now()})
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Returns what the file holds; an empty dict if there is none."""
+    """Return what the file holds; an empty dict if there is none."""
     with suppress(OSError, ValueError):
         found = json.loads((Path(folder) / FILE).read_text())
         return found if isinstance(found, dict) else {}
@@ -99,7 +99,7 @@ def _version(name: str) -> str | None:
 
 
 def processor() -> str:
-    """Returns the processor's model as the system calls it."""
+    """Return the processor's model as the system calls it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")

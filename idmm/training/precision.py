@@ -20,7 +20,7 @@ STEPS = 2  # timed in each precision
 
 
 def choose_device(train: Train) -> str:
-    """Resolves ``train.device`` to cuda, mps or cpu; UserError where it is not there, or not for the precision."""
+    """Resolve ``train.device`` to cuda, mps or cpu; UserError where it is not there, or not for the precision."""
     device = distributed.pick_device(train.device, "train.device")
     if train.precision == "fp16" and device != "cuda":
         wanted = "wanted bf16, fp32 or auto"
@@ -29,7 +29,7 @@ def choose_device(train: Train) -> str:
 
 
 def choose_precision(wanted: str, method: Method, transform: BatchFn, images: np.ndarray, device: str) -> str:
-    """Resolves ``train.precision``: as wanted, or for 'auto' what suits the device.
+    """Resolve ``train.precision``: as wanted, or for 'auto' what suits the device.
 
     GPUs that have bf16 take it, other CUDA devices fp16, Apple's fp32. On CPUs bf16 can be 1.7 times faster or 2.5
     times slower, by model and processor: two steps of both are timed, on a copy of the method.
@@ -59,7 +59,7 @@ def choose_precision(wanted: str, method: Method, transform: BatchFn, images: np
 
 
 def time_precisions(method: Method, batch: dict, device) -> dict[str, float]:
-    """Returns the seconds of a forward and backward pass in fp32 and in bf16 on a copy: the faster of two steps, which
+    """Return the seconds of a forward and backward pass in fp32 and in bf16 on a copy: the faster of two steps, which
     take turns."""
     copied = copy.deepcopy(method).to(device).train()
     seconds = {"fp32": [], "bf16": []}
@@ -70,7 +70,7 @@ def time_precisions(method: Method, batch: dict, device) -> dict[str, float]:
 
 
 def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
-    """Makes a forward and a backward pass; returns its seconds."""
+    """Make a forward and a backward pass; returns its seconds."""
     begun = time.monotonic()
     batch = on_device(batch, device)
     with seeded(0), torch.autocast(torch.device(device).type, DTYPES[precision], enabled=precision != "fp32"):
@@ -81,7 +81,7 @@ def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
 
 
 def choose_workers(wanted: int | None, transform: BatchFn, images: np.ndarray) -> int:
-    """Resolves ``data.workers``: null is as many as there may be; 0 where shared memory is too small for the batches of
+    """Resolve ``data.workers``: null is as many as there may be; 0 where shared memory is too small for the batches of
     a micro-batch's ``images``, with a warning."""
     if not (most_workers() if wanted is None else wanted):
         return 0
