@@ -1,6 +1,6 @@
-"""What a run ran on: its machine, its libraries, its command and its times, for ``environment.json``.
+"""``environment.json``: the machine of a run, its libraries, its command and its times.
 
-torch is imported where a run starts, as it is there, and not where the file is read.
+Reading the file needs no torch.
 """
 
 import json
@@ -31,7 +31,7 @@ def now() -> str:
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Return what a run on ``device`` (auto, cpu, cuda or mps) finds here.
+    """Return the environment of a run on ``device`` (auto, cpu, cuda or mps).
 
     ``command``, ``python``, ``platform``, ``cpu`` (its model), ``cores`` (that this process may use), ``threads`` (that
     torch computes on), ``memory`` (bytes), ``gpus`` (names of those it can use; none on a CPU), ``processes`` and the

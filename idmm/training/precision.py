@@ -1,4 +1,4 @@
-"""What a run settles before its first step: the device, the precision, the number of loader workers."""
+"""Choices before the first step of a run: the device, the precision, the number of loader workers."""
 
 import copy
 import time
@@ -20,29 +20,28 @@ STEPS = 2  # timed in each precision
 
 
 def choose_device(train: Train) -> str:
-    """Resolve ``train.device`` to cuda, mps or cpu; UserError where it is not there, or not for the precision."""
+    """Resolve ``train.device`` to cuda, mps or cpu. UserError if it is missing or lacks the precision."""
     device = distributed.pick_device(train.device, "train.device")
     if train.precision == "fp16" and device != "cuda":
-        wanted = "wanted bf16, fp32 or auto"
-        raise UserError(f"train.precision: fp16 needs a CUDA device, this run is on {device}; {wanted}")
+        raise UserError(f"train.precision: fp16 needs a CUDA device, this run is on {device}; give bf16, fp32 or auto")
     return device
 
 
-def choose_precision(wanted: str, method: Method, transform: BatchFn, images: np.ndarray, device: str) -> str:
-    """Resolve ``train.precision``: as wanted, or for 'auto' what suits the device.
+def choose_precision(requested: str, method: Method, transform: BatchFn, images: np.ndarray, device: str) -> str:
+    """Resolve ``train.precision``: as requested, or for 'auto' the fastest one on the device.
 
-    GPUs that have bf16 take it, other CUDA devices fp16, Apple's fp32. On CPUs bf16 can be 1.7 times faster or 2.5
-    times slower, by model and processor: two steps of both are timed, on a copy of the method.
+    It is bf16 on GPUs that have it, fp16 on other CUDA devices, fp32 on Apple's. On CPUs bf16 can be 1.7 times faster
+    or 2.5 times slower, depending on model and processor, so two steps of both are timed on a copy of the method.
 
     Args:
-        wanted: Of the config.
-        method: Will be trained.
-        transform: Makes a batch of image numbers.
+        requested: Of the config.
+        method: To be trained.
+        transform: Makes a batch from image numbers.
         images: Numbers of the images of the first micro-batch.
         device: cuda, mps or cpu.
     """
-    if wanted != "auto":
-        return wanted
+    if requested != "auto":
+        return requested
     if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if device == "mps":
@@ -53,8 +52,8 @@ def choose_precision(wanted: str, method: Method, transform: BatchFn, images: np
         batch = transform(0, images[: min(TIMED, max(1, CROPS // crops))])
     seconds = time_precisions(method, batch, device)
     best = distributed.broadcast(min(seconds, key=seconds.get))
-    found = (best, len(batch["index"]), seconds["fp32"], seconds["bf16"])
-    log.info("train.precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)", *found)
+    line = "train.precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)"
+    log.info(line, best, len(batch["index"]), seconds["fp32"], seconds["bf16"])
     return best
 
 
@@ -70,14 +69,14 @@ def time_precisions(method: Method, batch: dict, device) -> dict[str, float]:
 
 
 def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
-    """Make a forward and a backward pass; returns its seconds."""
-    begun = time.monotonic()
+    """Return the seconds of a forward and a backward pass."""
+    started_at = time.monotonic()
     batch = on_device(batch, device)
     with seeded(0), torch.autocast(torch.device(device).type, DTYPES[precision], enabled=precision != "fp32"):
         loss = method(batch, 0, 0)["loss"]
     loss.backward()
     float(loss.detach())  # waits for the device
-    return time.monotonic() - begun
+    return time.monotonic() - started_at
 
 
 def choose_workers(wanted: int | None, transform: BatchFn, images: np.ndarray) -> int:
