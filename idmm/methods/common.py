@@ -48,13 +48,13 @@ def mixed_cross_entropy(
     class_weight: Tensor | None = None,
     summed: bool = False,
 ) -> Tensor:
-    """Cross-entropy of logits [B, K] with classes ``own`` [B] at the share lam and ``other`` [B] at the rest.
+    """Return the cross-entropy of logits [B, K] with classes ``own`` [B] (share lam) and ``other`` [B] (the rest).
 
-    It is the mean over the rows or, with ``summed``, the sum; a class of -1 is unknown and adds nothing to the sum.
+    It is the mean over the rows or, with ``summed``, the sum. A class of -1 is unknown and adds nothing to the sum.
 
     With weights ``class_weight`` [K] it is (1/B) sum_i lam w(own_i) CE_i(own_i) + (1 - lam) w(other_i) CE_i(other_i),
-    where CE_i(c) is image i's cross-entropy with the smoothed label of class c. This is not torch's ``weight``, which
-    weighs the smoothing's terms by their own classes: a rare class's large weight would then pull on every image.
+    CE_i(c) is image i's cross-entropy with the smoothed label of class c. torch's ``weight`` differs: it weighs the
+    terms of the smoothing by their own classes, so the large weight of a rare class would act on every image.
     """
 
     def part(label: Tensor) -> Tensor:
@@ -68,10 +68,10 @@ def mixed_cross_entropy(
 
 
 def gather_batch(batch: dict, *rows: Tensor) -> list[Tensor]:
-    """Return rows [B, ...] of all processes, float32 or better, with gradient, as if one had made them.
+    """Return rows [B, ...] of all processes in float32 or better, with gradient, as if one process had made them.
 
-    Images that only keep a process in step (``weight`` 0) are left out; where no process has others, its own are kept:
-    a loss of no rows is no number, and its factor is 0.
+    Images that only keep a process in step (``weight`` 0) are left out. If no process has others, its own remain,
+    because the loss of no rows is not a number. Its factor is 0.
     """
     keep = batch.get("weight", 1.0) > 0
     rows = [at_least_fp32(tensor) if tensor.is_floating_point() else tensor for tensor in rows]
@@ -80,28 +80,28 @@ def gather_batch(batch: dict, *rows: Tensor) -> list[Tensor]:
 
 
 def at_least_fp32(tensor: Tensor) -> Tensor:
-    """Return half precision as float32; double stays."""
+    """Return half precision as float32 and double as it is."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def full_precision(tensor: Tensor):
-    """A context without autocast, for losses."""
+    """Return a context without autocast, for losses."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 def width_of(backbone: nn.Module, config: Method) -> tuple[int, int]:
-    """Return the width of the features, and that of a head's hidden layers."""
+    """Return the width of the features and of a head's hidden layers."""
     width = feature_width(backbone)
     return width, config.hidden_dim or width
 
 
 def head_dim(backbone: nn.Module, config: Method) -> int:
-    """Return the width of what :func:`projection_head` puts out."""
+    """Return the width of the output of :func:`projection_head`."""
     return (config.dim or 256) if config.projection else feature_width(backbone)
 
 
 def projection_head(backbone: nn.Module, config: Method) -> nn.Module:
-    """The MLP of SimCLR (W2 relu(W1 h), without batch norm), [B, d] -> [B, dim]; nothing where it is off."""
+    """Return the MLP of SimCLR (W2 relu(W1 h), no batch norm), [B, d] -> [B, dim], or the identity if it is off."""
     if not config.projection:
         return nn.Identity()
     from lightly.models.modules import SimCLRProjectionHead
@@ -110,9 +110,9 @@ def projection_head(backbone: nn.Module, config: Method) -> nn.Module:
 
 
 class MomentumEncoder(nn.Module):
-    """A slowly moving average of a backbone and a head, from where they are now; no gradients, dropout or drop path.
+    """A slowly moving average of a backbone and a head, without gradients, dropout and drop path.
 
-    Batch norms see the batch in training, as those of the modules that they follow.
+    Batch norms take the statistics of the batch in training, as those of the original modules.
 
     Args:
         backbone: Followed.
@@ -133,7 +133,7 @@ class MomentumEncoder(nn.Module):
             return run_by_size(self.copies, images)
 
     def train(self, mode: bool = True) -> "MomentumEncoder":
-        """Put batch norms into training mode, and nothing else."""
+        """Put only batch norms into training mode."""
         super().train(False)
         for module in self.modules():
             if isinstance(module, _BatchNorm):

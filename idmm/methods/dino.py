@@ -19,8 +19,8 @@ WARMUP_TEMPERATURE, WARMUP_EPOCHS, SHORT = 0.04, 30, 10
 class DINO(Method):
     """Cross-entropy (Eq. 2) of every crop's softmax with the teacher's of the other global crops.
 
-    Global are the crops of the first group and of those after it that have its scale and size. The teacher's backbone
-    is exported, as its authors do.
+    The crops of the first group are global, and those of the next groups with its scale and size. The teacher's
+    backbone is exported, as in the paper.
     """
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
@@ -46,7 +46,7 @@ class DINO(Method):
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Compute the loss of all crops in ``batch["views"]``; the teacher sees the global ones."""
+        """Compute the loss of all crops in ``batch["views"]``, of which the teacher sees the global ones."""
         crops = crops_of(batch)
         features, extra, logs = self.features(crops, key)  # [V*B, d]
         student = at_least_fp32(self.head(features)).chunk(len(crops))  # [B, K] each

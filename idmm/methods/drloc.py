@@ -1,4 +1,4 @@
-"""Dense relative localization as an extra term of a method's loss; its head lives here, never in the backbone."""
+"""Dense relative localization as an extra term of a method's loss. Its head is here, never in the backbone."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ class Localization(nn.Module):
         if min(grids[-1].shape[2:]) < 2:
             rows, columns = grids[-1].shape[2:]
             why = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
-            raise UserError(f"drloc.weight: {why}; drloc.weight wants larger images or a backbone of finer grids")
+            raise UserError(f"drloc.weight: {why}; give larger images, a backbone with finer grids or --drloc.weight 0")
         widths = [grid.shape[1] for grid in grids]
         self.loss = DenseRelativeLocalization(
             widths if config.mode == "l1_all" else widths[0],

@@ -13,12 +13,12 @@ from idmm.seeding import numpy_rng
 
 
 class Finetune(Method):
-    """Cross-entropy on mixed images; Mixup on even epochs and CutMix on odd ones, as released.
+    """Cross-entropy on mixed images: Mixup on even epochs and CutMix on odd ones, as released.
 
     Args:
         backbone: A timm model with a classifier: images [B, C, S, S] -> logits [B, K].
         config: Mixing and label smoothing.
-        freeze: Train the classifier alone; the rest stays in evaluation mode (no dropout, fixed batch statistics).
+        freeze: Train only the classifier. The rest stays in evaluation mode (no dropout, fixed batch statistics).
 
     Attributes:
         class_weight: Of each class in the loss, float32 [K], see :func:`balanced_weights`; None: all are 1.

@@ -80,17 +80,17 @@ def _each(lam: float | Tensor, own: Tensor) -> Tensor:
 
 
 class IDMM(Method):
-    """Groups of crops, each CutMixed on its own; the loss is the sum of the groups' means.
+    """Groups of crops, each CutMixed on its own. The loss is the sum of the groups' means.
 
     With ``label_weight`` w the backbone has a classifier (joint training, as SSAT has it: Das et al., WACV 2024), and
 
         loss = w label + left instance + drloc
 
-    where instance is the loss above, over all images, and left what ``instance_decay`` leaves of it. label is the
-    cross-entropy of the global crops whose class is known (label >= 0), mixed as their instances are. It is divided by
-    the number of such crops that a batch of this size has on average, not by those that it happens to have: so every
-    labelled image weighs the same in every batch, micro-batch and process, and over an epoch label is the mean over the
-    labelled images' crops. A batch without labels has 0.
+    instance is the loss above over all images, and left its weight after ``instance_decay``. label is the cross-entropy
+    of the global crops whose class is known (label >= 0), mixed as their instances are. It is divided by the average
+    number of such crops in a batch of this size, not by their number in this batch. So every labelled image weighs the
+    same in every batch, micro-batch and process, and over an epoch label is the mean over the crops of labelled images.
+    A batch without labels has 0.
     """
 
     instance_rows = "classifier.weight"
@@ -151,7 +151,7 @@ class IDMM(Method):
         return loss / (self.labelled_share * sum(sizes))
 
     def _instance(self, features: Tensor, groups: list[tuple], logs: dict[str, Tensor]) -> Tensor:
-        """The N-way loss of features [V, d] of the groups' crops; a cosine layer's scale goes to the log."""
+        """Return the N-way loss of features [V, d] of the groups' crops, and log the scale of a cosine layer."""
         rows = self.head(features).split([len(views) for views, *_ in groups])
         loss = self.classifier(*((z, *targets) for z, (_, *targets) in zip(rows, groups, strict=True)))
         if self.classifier.scale is not None:

@@ -9,9 +9,9 @@ from idmm.methods.common import crops_of, full_precision, gather_batch, projecti
 
 
 class SimCLR(Method):
-    """NT-Xent (Eq. 1) between projections of two crops; the batches of all processes are one batch.
+    """NT-Xent (Eq. 1) between projections of two crops. The batches of all processes are one batch.
 
-    With ``accumulate`` a micro-batch is compared with itself alone.
+    With ``accumulate`` a micro-batch is compared only with itself.
     """
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):

@@ -11,7 +11,7 @@ from idmm.methods.common import crops_of, full_precision, gather_batch, projecti
 class SupCon(Method):
     """The supervised contrastive loss (Eq. 2, "out") between projections of any number of crops of an image.
 
-    With ``accumulate`` a micro-batch is compared with itself alone.
+    With ``accumulate`` a micro-batch is compared only with itself.
     """
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
