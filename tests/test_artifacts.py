@@ -71,9 +71,9 @@ def test_probabilities_are_the_models(stage, root, request):
     assert f"test/b/{ODD}" in [row["path"] for row in rows]
     model, info = exported(run)
     with torch.no_grad():
-        wanted = model(prepared(run, [root / row["path"] for row in rows])).softmax(1)
-    assert [row["predicted"] for row in rows] == [info["classes"][k] for k in wanted.argmax(1)]
-    assert [float(row["probability"]) for row in rows] == pytest.approx(wanted.amax(1).tolist(), rel=1e-4)
+        expected = model(prepared(run, [root / row["path"] for row in rows])).softmax(1)
+    assert [row["predicted"] for row in rows] == [info["classes"][k] for k in expected.argmax(1)]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(expected.amax(1).tolist(), rel=1e-4)
     assert all(len(row["probability"]) <= len("0.123456e-05") for row in rows)
     found = read_outputs.predictions(run)
     assert found.paths == [row["path"] for row in rows] and found.classes == ["a", "b"]
@@ -105,7 +105,7 @@ def test_methods_without_rows_write_none(root, tmp_path, capsys):
     found = read_outputs.instances(tmp_path / "idmm")
     assert found.labels is None and found.classifier == "linear"
     assert not list((tmp_path / "simclr").glob("instances*"))
-    line = "simclr learns no row for each training image; wanted a run of idmm"
+    line = "simclr learns no row for each training image; expected a run of idmm"
     run = tmp_path / "simclr"
     assert faults(read_outputs.instances, run) == [f"{run}: instances.safetensors: {line}"]
 
@@ -139,13 +139,13 @@ def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
 def test_what_is_no_finished_run(fine, tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
-    assert faults(read_outputs.predictions, nowhere) == [f"{nowhere}: does not exist; wanted a run folder"]
-    wanted = "wanted a finished run's folder"
-    assert faults(read_outputs.predictions, fold) == [f"{fold}: is no run: it has no result.json; {wanted}"]
+    assert faults(read_outputs.predictions, nowhere) == [f"{nowhere}: does not exist; expected a run folder"]
+    expected = "expected a finished run's folder"
+    assert faults(read_outputs.predictions, fold) == [f"{fold}: is no run: it has no result.json; {expected}"]
     line = f"{fold.parent}: holds k-fold runs; give one of them ('{fold}')"
     assert faults(read_outputs.predictions, fold.parent) == [line]
     assert faults(read_outputs.instances, fine) == [
-        f"{fine}: has no rows of training images; wanted a pretraining run of idmm"
+        f"{fine}: has no rows of training images; expected a pretraining run of idmm"
     ]
     (fold / "result.json").write_text("{}")
     (fold / "config.yaml").write_text("{")
@@ -196,6 +196,6 @@ def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
     assert environment.read(tmp_path / "folds/fold-2")["finished"]
     assert not (tmp_path / "folds/environment.json").exists(), "there each fold says it"
     assert tuned(tmp_path / "tuned", root, data__folds=3) == 0
-    wanted = {"predictions.csv", "environment.json", "curves.png"}
+    expected = {"predictions.csv", "environment.json", "curves.png"}
     for fold in (1, 2, 3):
-        assert wanted <= {path.name for path in (tmp_path / f"tuned/fold-{fold}").iterdir()}
+        assert expected <= {path.name for path in (tmp_path / f"tuned/fold-{fold}").iterdir()}

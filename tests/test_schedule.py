@@ -62,7 +62,7 @@ def test_weight_decay_follows_a_cosine_where_there_is_any():
 
 
 def test_weight_decay_cannot_rise_from_nothing():
-    with pytest.raises(ValueError, match="weight_decay_end: got 0.4, but weight_decay is 0; wanted it > 0"):
+    with pytest.raises(ValueError, match="weight_decay_end: got 0.4, but weight_decay is 0, expected it > 0"):
         Train(weight_decay=0, weight_decay_end=0.4)
 
 
@@ -72,7 +72,7 @@ def test_each_tensor_is_clipped_on_its_own():
     tensors = [torch.nn.Parameter(torch.zeros_like(g)) for g in given] + [torch.nn.Parameter(torch.zeros(1))]
     for tensor, grad in zip(tensors, given, strict=False):
         tensor.grad = grad.clone()
-    clip_gradients(torch.nn.ParameterList(tensors), 3.0, each=True)
+    clip_gradients(torch.nn.ParameterList(tensors), 3.0, per_tensor=True)
     for tensor, grad in zip(tensors, given, strict=False):
         torch.testing.assert_close(tensor.grad, grad * min(1.0, 3 / (float(grad.norm()) + 1e-6)))
     assert tensors[-1].grad is None and torch.equal(tensors[1].grad, given[1])
