@@ -54,7 +54,7 @@ def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, caps
         assert [path.read_text() for path in (out / "jobs").glob("*.started")] == [str(died)]
     assert call(["transfer", "status", out]) == 0
     said = capsys.readouterr().out
-    assert "  under way, or killed: digits-idmm-tiny-s3-" in said and said.rstrip().endswith(", start 2")
+    assert "  running, or killed: digits-idmm-tiny-s3-" in said and said.rstrip().endswith(", start 2")
     made = Made(monkeypatch)
     assert inside(out, *long) == 1 and "digits-idmm-tiny-s3" not in made.asked
     found = {(cell["source"], cell["status"]) for cell in results(out)["cells"]}
