@@ -273,7 +273,7 @@ def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict]) ->
         state.best = TUNED if trial["top1"] >= other["top1"] else FROM_SCRATCH
     else:
         state.best = FROM_SCRATCH
-    if state.candidates:
+    if state.candidates and not state.trusted:
         best, count = max(state.candidates, key=state.candidates.get), state.counts.labelled
         count = round(HELD_OUT * count) if state.plan.trial else count
         errors = ERRORS if state.plan.trial else FEW_ERRORS

@@ -21,7 +21,7 @@ from idmm.models.hog import SIDE
 from idmm.progress import log
 from idmm.stages.train_plan import BASELINE, HAND_MADE, LINEAR, PRETRAINED, tuned_on
 
-AGREEMENT = 60  # percent: see pseudolabel; under it pseudo-labels did harm (benchmarks/results/few_labels.md)
+AGREEMENT = 70  # percent: see pseudolabel; under it pseudo-labels did harm (benchmarks/results/minutes.md)
 NEIGHBOURS = 10  # nearest images that each image is joined to
 
 
