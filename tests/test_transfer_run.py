@@ -233,7 +233,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "backbones 'resnet18': model.kwargs: ",
         "backbones 'resnet19': model.name: 'resnet19' is unknown",
         "weights 'IN': model.kwargs: depth is 2, but ",
-        "finetune: train.device: 'mps' is not there",
+        "finetune: train.device: 'mps' is not available",
     ]
     assert not [want for want in wanted if not any(line.startswith(want) for line in lines)], said.err
     assert len(lines) == len(set(lines)) and "Traceback" not in said.err
@@ -302,7 +302,7 @@ def test_status(tmp_path, monkeypatch, capsys):
 def test_status_of_nothing(tmp_path, capsys):
     for argv, said in (
         ([tmp_path], f"out: '{tmp_path}' holds no grid; expected the folder of a transfer run"),
-        ([], "out: missing; wanted: folder of the grid"),
+        ([], "out: missing, expected folder of the grid"),
     ):
         assert call(["transfer", "status", *argv]) == 2
         assert capsys.readouterr().err.strip() == said
