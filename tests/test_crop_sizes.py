@@ -52,7 +52,7 @@ def test_a_group_of_another_size_is_drawn_as_if_all_had_that_size():
 
 def test_images_are_kept_as_large_as_the_most_demanding_group_needs():
     def kept(*groups):
-        return PretrainStage(build(PretrainConfig, {"views": {"size": 64, "crops": list(groups)}})).stored_bound(64)
+        return PretrainStage(build(PretrainConfig, {"views": {"size": 64, "crops": list(groups)}})).stored_size(64)
 
     wide, narrow = {"count": 2, "scale": [0.25, 1.0]}, {"count": 4, "scale": [0.04, 0.25]}
     assert kept(wide, narrow) == short_side_bound(64, 0.04)

@@ -175,7 +175,7 @@ def test_intervals_are_over_seeds_alone(tmp_path):
     found = Table(mixed(), "detect")
     assert all(one.stats.images is None and one.stats.half is not None for one in found.cells.values())
     assert found.intervals().startswith("Intervals are 95 % intervals over seeds (")
-    assert "other test images would move AP, too" in found.intervals()
+    assert "Other test images would change AP, too" in found.intervals()
     one = Table(mixed(seeds=1), "segment")
     assert one.intervals() == "One run each: there are no intervals."
 

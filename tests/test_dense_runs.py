@@ -200,7 +200,7 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
     page = (tmp_path / "report" / "report.html").read_text()
     result = read(whole / "segment" / "result.json")
     assert f"{result['miou']:.1f}</td>" in page
-    for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores", "Test images, the truth"):
+    for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores", "Test images: truth and prediction"):
         assert text in page
     for kind in STAGES:
         assert (tmp_path / "report" / f"curves-{kind}.png").exists()
@@ -227,7 +227,7 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     assert [path.name for path in pictures] == ["000.jpg", "001.jpg", "002.jpg"]
     assert Image.open(pictures[0]).size == Image.open(images / "000.png").size
     assert call([*argv, str(images), "--min_score", "1", "--out", str(tmp_path / "none")]) == 0
-    assert "no box of a score of 1 or more" in capsys.readouterr().err
+    assert "no box has a score of 1 or more" in capsys.readouterr().err
 
     path, predictor = images / "000.png", idmm.load_predictor(whole / "detect")
     first, again = predictor.predict([path, np.asarray(Image.open(path))], min_score=0)

@@ -244,5 +244,5 @@ def test_the_disk_fills_while_pixels_are_written(root, decoded):
     decodes, found, messages = answers.get(timeout=60)
     child.join()
     assert decodes and found == sums(opened(root, keep="off")) and list(entry_of(root).iterdir()) == []
-    assert [line for line in messages if line.endswith("is kept: images are decoded at each use instead")]
+    assert [line for line in messages if line.endswith(": images are decoded at each use instead")]
     assert not opened(root).decodes

@@ -182,8 +182,8 @@ def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
     def said(*argv):
         return mistake(capsys, "--init", run, "--out", tmp_path / "o", *argv)
 
-    assert mistake(capsys, "--out", tmp_path / "o")[0].startswith("init: missing; ")
-    assert mistake(capsys, "--init", run)[0].startswith("out: missing; ")
+    assert mistake(capsys, "--out", tmp_path / "o")[0].startswith("init: missing, ")
+    assert mistake(capsys, "--init", run)[0].startswith("out: missing, ")
     file = tmp_path / "bad.yaml"
     for argv, begin in (
         (["--init", f"[{run}, {run}]"], f"init: '{run}' is given twice"),

@@ -202,7 +202,7 @@ def test_faults_of_a_grids_weights(tmp_path, capsys):
     argv = ["transfer", "--config", grid(tmp_path / "grid.yaml", weights=entries), "--out", tmp_path / "grid"]
     assert refused(capsys, argv) == [
         "weights 'a': path: 'timm:test_vitt' is not among timm's weights on the hub; did you mean 'test_vit'?",
-        "weights 'b': path is 'hf_hub:me/net', wanted a run folder or a file of weights that is there",
+        "weights 'b': path: got 'hf_hub:me/net', expected an existing run folder or file of weights",
         "weights 'c': path: 'hf-hub:net' is not a name of public weights; expected timm:NAME or hf-hub:ORG/NAME, "
         "with an optional @REVISION",
     ]
@@ -262,4 +262,4 @@ def test_contradictions_and_classifiers(said, tmp_path, capsys):
     (line,) = refused(capsys, ["predict", "--init", f"timm:{NAME}", tmp_path / "a.png"])
     assert "has no classifier of your classes; fine-tune it on labelled images first: idmm finetune" in line
     (line,) = refused(capsys, ["export", "--init", f"timm:{NAME}", "--format", "hf", "--out", tmp_path / "e"])
-    assert "is no finished run" in line
+    assert "has no result.json; let the run finish, or name a finished one" in line

@@ -120,7 +120,7 @@ def test_arrays_of_pictures(runs, xrays):
     wanted = clf.predict(xrays / "train" / "node" / "0.png").probability
     for image in (deep, np.dstack([deep] * 3), Image.fromarray(deep)):
         assert clf.predict(image).probability == wanted
-    wanted = r"^images: the image is an array of float32, \[20, 26\]; wanted .* or \[H, W\] of uint8 or uint16$"
+    wanted = r"^images: the image is an array of float32, \[20, 26\]; expected .* or \[H, W\] of uint8 or uint16$"
     with pytest.raises(UserError, match=wanted):
         clf.predict(deep.astype(np.float32))
 

@@ -186,7 +186,7 @@ def store_split(
         try:
             index, pixels = _cached(split, part, data, reading, progress)
         except RunError as error:
-            log.warning("%s: images are decoded at each use instead", error)
+            log.warning("%s: images are decoded at each use instead", str(error))
     if index is None:
         index = decode_split(split, reading, None, progress)
     if len(index.bad):
