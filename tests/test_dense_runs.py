@@ -200,7 +200,12 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
     page = (tmp_path / "report" / "report.html").read_text()
     result = read(whole / "segment" / "result.json")
     assert f"{result['miou']:.1f}</td>" in page
-    for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores", "Test images: truth and prediction"):
+    for text in (
+        "Detection: scores on the test images",
+        "mask AP",
+        "Segmentation: scores",
+        "Test images: truth and prediction",
+    ):
         assert text in page
     for kind in STAGES:
         assert (tmp_path / "report" / f"curves-{kind}.png").exists()

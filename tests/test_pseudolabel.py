@@ -109,7 +109,7 @@ def test_what_is_written(run, images, tmp_path, caplog):
         place, name = row["path"].split("/")[0], list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
         assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), place
     assert f"{out}: 18 images without a label got one, from 4 that had one" in caplog.messages
-    said = "gives 100 % of the nearest images the class of the image (0 is chance)"
+    said = "agree on the class in 100 % of cases, corrected for chance"
     assert any(said in line for line in caplog.messages)
 
 
@@ -154,7 +154,7 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
     floor = read(out / "teacher/result.json")["baseline_top1"]
     assert read(out / "result.json")["baseline_top1"] == kept["result"]["baseline_top1"] == floor
-    assert f"the baseline, by the given labels: {floor:.1f} %" in said
+    assert f"the baseline, trained on the given labels only: {floor:.1f} %" in said
     spent = sum(read(out / place / "result.json")["seconds"] for place in ("stage1", "teacher", ""))
     assert spent < 60 * 0.5 * 1.3, "all together"
 

@@ -110,7 +110,7 @@ def _tidy(source: Source, proto) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings and notes of exporters inside the block. The check finds what they are about."""
+    """Silence warnings and notes of exporters inside the block. The check finds the same problems."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

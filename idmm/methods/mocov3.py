@@ -49,7 +49,7 @@ class MoCoV3(Method):
         return {"loss": loss + sum(extras) / len(extras), **means}
 
     def _parts(self, crops: list[Tensor]) -> list[Tensor]:
-        """Return what goes through at a time: a crop, or both crops of an image that is alone on this process.
+        """Return the images of one pass: a crop, or both crops of an image that is alone on this process.
 
         Batch norms need two rows; synchronised ones find them elsewhere.
         """

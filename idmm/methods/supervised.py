@@ -1,4 +1,4 @@
-"""Supervised pretraining on stage 1's views: what labels alone give (Table 6 of the IDMM paper)."""
+"""Supervised pretraining on stage 1's views, to measure the value of labels (Table 6 of the IDMM paper)."""
 
 from torch import Tensor, nn
 

@@ -110,7 +110,7 @@ class Stage:
         return parsing.build(cls.CONFIG, values)
 
     def fill_names(self) -> tuple[Any, list[str]]:
-        """Fill in what the config leaves to the dataset's name and to the method.
+        """Fill in the values that the config leaves to the dataset's name and to the method.
 
         Returns:
             The config, and lines for the log.

@@ -77,7 +77,7 @@ def _write_images(folder: Path) -> None:
 
 
 def _trained(given: DemoConfig, out: Path, seed: int) -> dict:
-    """Returns what ``idmm train`` found with a seed."""
+    """Return the results of ``idmm train`` with a seed."""
     data = Data(root=str(out / "images"), labelled={"per_class": EACH, "seed": seed})
     more = {"flip": 0.0, "seed": seed, "minutes": given.minutes, "compare": True}  # mirrored digits are no digits
     with one_thread():  # steps this small gain nothing from more, and lose much where others use the cores

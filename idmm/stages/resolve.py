@@ -43,7 +43,7 @@ class RunSetup:
 
 
 def resolve(config: Any, started_at: float | None = None) -> RunSetup:
-    """Fill in what the config leaves to the dataset, the method, the checkpoint and the family of the backbone.
+    """Fill in nulls from the dataset, the method, the checkpoint and the backbone's family.
 
     Args:
         config: Of any stage.

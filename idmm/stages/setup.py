@@ -1,4 +1,4 @@
-"""What all stages do alike: open the run, try the model, build it, plan the loop."""
+"""The steps that all stages share: open the run, try the model, build it, plan the loop."""
 
 import contextlib
 import logging

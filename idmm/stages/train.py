@@ -309,8 +309,9 @@ def _report(state: TrainState) -> None:
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
-    print(f"{state.plan.way} at {state.size('last')} px: top-1 {result['top1']:.1f} % {tested}")
-    floors = {"the baseline, by the given labels": result.get("baseline_top1")}
+    name = state.best if state.candidates or state.trusted else state.plan.way
+    print(f"{name} at {state.size('last')} px: top-1 {result['top1']:.1f} % {tested}")
+    floors = {"the baseline, trained on the given labels only": result.get("baseline_top1")}
     floors["the largest class every time"] = result["largest_class"]
     for label, value in floors.items():
         if value is not None:

@@ -202,7 +202,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     elif given.init:
         reason = "as --init has weights; --way pretrain adapts them to the images first"
     elif pseudolabel:
-        reason = "to label the other images by what it learns"
+        reason = "as its features help to guess the missing labels"
     else:
         few = f"there are under {MANY_IMAGES} images per label"
         if given.pseudolabel is False:
@@ -215,7 +215,9 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
         model |= CONVNET
     why = [f"{what}; --way {way}, {reason}", f"model: {model['name']} {json.dumps(model['kwargs'])}"]
     if pseudolabel:
-        why.append("pseudolabel: what was learned by then labels the images without a label, then all are learned from")
+        why.append(
+            "pseudo-labels: the first networks guess the missing labels, then the classifier learns from all images"
+        )
     pixels = PIXELS[pick_device(given.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
     own_model = given.init or given.model.name
     trial = not own_model and way == "scratch" and not pseudolabel and given.data.name in (None, "folder")

@@ -62,11 +62,11 @@ def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
     about = {"given": int(known.sum()), "found": int((labels[~known] >= 0).sum()), "alike": alike, "held_out": held_out}
     images = counted(about["found"], "image")
     log.info("%s: %s without a label got one, from %d that had one", out, images, about["given"])
-    line = f"a linear classifier gives {alike:.0f} % of the nearest images the class of the image (0 is chance)"
+    line = f"neighbouring images agree on the class in {alike:.0f} % of cases, corrected for chance"
     if alike < AGREEMENT:
-        log.warning("the classifier learns from the given labels alone: %s, under %d", line, AGREEMENT)
+        log.warning("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
     else:
-        log.info("the labels are good enough to learn from, though some are wrong: %s", line)
+        log.info("the pseudo-labels are used, though some are wrong: %s", line)
     return about
 
 

@@ -32,7 +32,7 @@ from idmm.training import environment
 log = logging.getLogger("idmm")
 
 STATE_KEYS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision", "channels_last")
-STATE_KEYS += ("method", "optimizer", "ema", "scaler", "best")
+STATE_KEYS += ("method", "optimizer", "ema", "scaler", "best", "steps", "timer")
 
 
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
