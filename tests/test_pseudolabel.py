@@ -120,7 +120,7 @@ def test_features_that_say_nothing(run, tmp_path, caplog):
     train_pseudolabels.pseudolabel([run], section_of(root), "cpu", tmp_path / "l.csv")
     torn, line = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "skipped 1 of 24 images that cannot be read" in torn
-    assert line.startswith("the classifier learns from the given labels alone: ")
+    assert line.startswith("the pseudo-labels are not used: ")
     assert len(rows(tmp_path / "l.csv")) == 27
 
 

@@ -285,13 +285,13 @@ DIGITS = {"data": Data(name="digits")}
 @pytest.mark.parametrize(
     ("flags", "counts", "way", "pseudolabel", "reason"),
     [
-        ({}, FEW, "pretrain", True, "to label the other images"),
+        ({}, FEW, "pretrain", True, "as its features help"),
         ({}, SOME, "scratch", False, "as there are under 3 images per label"),
         ({}, EVERY, "scratch", False, "as every training image has a label"),
         ({}, HALF, "scratch", False, "as 2 of the classes have no label"),
         (DIGITS, FEW, "scratch", False, "as pseudo-labels are for a folder of images, not for digits"),
         ({"pseudolabel": False}, FEW, "scratch", False, "as --pseudolabel is false"),
-        ({"pseudolabel": True}, SOME, "pretrain", True, "to label the other images"),
+        ({"pseudolabel": True}, SOME, "pretrain", True, "as its features help"),
         ({"way": "joint"}, EVERY, "joint", False, "as asked"),
         ({"init": "x"}, FEW, "finetune", True, "as --init has weights"),
     ],
