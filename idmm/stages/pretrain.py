@@ -212,15 +212,13 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
         write_instances(run, loop.method, config.method.classifier, images.train)
     last = run.folder.last_metrics()
     log.info("%s: loss %.4f after %s; backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
-    knn = {name: run.folder.start_scores[name] for name in ("start_knn",) if name in run.folder.start_scores}
-    if knn:
-        log.info("kNN accuracy: %.1f before the first step, %.1f at the end", knn["start_knn"], last["knn"])
-    if "knn" in last:
-        knn["knn"] = last["knn"]
+    scores = {**run.folder.start_scores, **last}
+    if "start_knn" in scores:
+        log.info("kNN accuracy: %.1f before the first step, %.1f at the end", scores["start_knn"], scores["knn"])
     return {
         **accuracy,
         "loss": last["loss"],
-        **knn,
+        **{name: scores[name] for name in ("start_knn", "knn") if name in scores},
         "train_size": len(images.train),
         "epochs": epochs,
         **length_result(run, setup, images),

@@ -254,15 +254,14 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
 def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict]) -> None:
     """Choose what the last stage is, by accuracy on training images that were held out."""
     if state.plan.pseudolabel:
-        found, out = None, Path(given.out)
+        found, candidates, out = None, None, Path(given.out)
         if distributed.rank() == 0:
             runs = [str(out / part) for part in state.plan.shares if part != "last"]  # the features of each count
             found = pseudolabel(runs, images_of(given, state), given.device, out / PSEUDOLABELS)
             if not (state.plan.init or given.model.name):
                 candidates = compared_features(runs[0], images_of(given, state), given)
-                found["candidates"] = candidates | {PSEUDO: found["held_out"]}
-        state.pseudolabels = distributed.broadcast(found)
-        state.candidates = state.pseudolabels.pop("candidates", None)
+                candidates[PSEUDO] = found["held_out"]
+        state.pseudolabels, state.candidates = distributed.broadcast((found, candidates))
         trusted = state.pseudolabels["alike"] >= AGREEMENT
         state.best = PSEUDO if trusted else LINEAR if state.candidates else FROM_SCRATCH
     elif state.plan.trial:

@@ -352,7 +352,6 @@ class Loop:
         sums = self._total_sums()
         if not self.run.folder.leader:
             return
-        scaler = self.accelerator.scaler
         self.run.folder.save_state(
             {
                 "stage": self.plan.number,
@@ -368,7 +367,7 @@ class Loop:
                 "method": self.method.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "ema": None if self.ema is None else self.ema.module.state_dict(),
-                "scaler": None if scaler is None else scaler.state_dict(),
+                "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
                 "best": self.best,
             }
         )
