@@ -15,7 +15,6 @@ from helpers import flags, inside, refused, state
 from PIL import Image
 from test_resume import stop_at
 
-import idmm
 from idmm.config import METHODS
 from idmm.files import read_csv
 from idmm.methods import method_class
@@ -185,17 +184,3 @@ def test_a_run_that_is_taken_up_lists_its_starts(root, tmp_path, monkeypatch, ca
     assert second["starts"][0]["command"] == first["command"] != second["command"]
     assert inside("finetune", out, **changes) == 0
     assert environment.read(out) == second, "a finished run is left as it is"
-
-
-def test_a_probe_and_folds_say_it_too(joint, root, tmp_path, monkeypatch):
-    data = {"name": "folder", "root": str(root), "workers": 0}
-    for name, more in {"one": {}, "folds": {"folds": 3}}.items():
-        config = {"init": str(joint), "device": "cpu", "data": {**data, **more}, "out": str(tmp_path / name)}
-        idmm.probe(config)
-    assert environment.read(tmp_path / "one")["finished"]
-    assert environment.read(tmp_path / "folds/fold-2")["finished"]
-    assert not (tmp_path / "folds/environment.json").exists(), "there each fold says it"
-    assert tuned(tmp_path / "tuned", root, data__folds=3) == 0
-    expected = {"predictions.csv", "environment.json", "curves.png"}
-    for fold in (1, 2, 3):
-        assert expected <= {path.name for path in (tmp_path / f"tuned/fold-{fold}").iterdir()}

@@ -10,7 +10,7 @@ import torch
 import torchvision.transforms.v2.functional as tv
 import yaml
 from helpers import TINY, inside, run_info
-from test_views import CROPS, Store, one_view
+from test_views import Store, one_view
 from tiny import HEADS, VIT
 
 from idmm.config import METHODS, Augment, CropGroup, Data, DrLoc, FinetuneConfig, PretrainConfig, Views
@@ -136,14 +136,6 @@ def test_bits_of_rgb_views_are_those_before_there_were_bands():
             x = group.double().flatten()
             assert float(x.abs().sum()) == pytest.approx(total, rel=1e-6), (name, channels)
             assert float((x * torch.arange(len(x)).double().cos()).sum()) == pytest.approx(weighted, abs=0.05)
-
-
-# ------------------------------------------------------------------ what is drawn
-def test_draws_of_turns():
-    indices, sizes = np.arange(3), np.full((3, 2), 64)
-    first = draw_views(Views(**ALL), CROPS[1], 5, indices, sizes, 5)  # as before options were taken out
-    assert np.flatnonzero(first.vflip).tolist() == [1, 2, 4, 5, 8]
-    assert first.turns.tolist() == [0, 2, 0, 2, 2, 1, 1, 3, 2, 0, 3, 2]
 
 
 # ------------------------------------------------------------------ stage 2

@@ -10,8 +10,7 @@ import pytest
 import tifffile
 import torch
 import yaml
-from folders import HOW, TINY, faults, opened, section, tuned
-from folders import same as same_images
+from folders import HOW, TINY, faults, opened, section
 from helpers import call, inside, metrics, refused, same
 from test_resume import stop_at
 
@@ -269,21 +268,6 @@ def test_values_arrive_scaled_by_the_range_of_each_channel(root):
     assert two.value_range == (ends[2], ends[0])
 
 
-def test_every_cache_holds_the_same(tmp_path):
-    """Deep and 8-bit images of odd sizes in turn."""
-    for i, (h, w) in enumerate([(9, 11), (12, 9), (7, 13), (31, 9), (5, 5), (16, 21)]):
-        dtype = (np.uint8, np.uint16, np.float32)[i % 3]
-        path = tmp_path / "d" / f"{i}.npy"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(npy(noise(h, w, 5, high=200, dtype=dtype, seed=i)))
-    off, kept, again = (opened(tmp_path / "d", 7, keep=keep, in_chans=5) for keep in ("off", "auto", "auto"))
-    assert [store.decodes for store in (off, kept, again)] == [True, False, False]
-    for other in (kept, again):
-        assert same_images(off, other) and other.value_range == off.value_range and other.channels == 5
-        assert all(other.image(i).dtype == off.image(i).dtype for i in range(6))
-    assert [off.image(i).dtype for i in range(3)] == [torch.uint8, torch.uint16, torch.uint16]
-
-
 def test_16_bits_are_resized_as_16_bits():
     ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64, 1).astype(np.uint16)
     small = fitted(ramp, 16)
@@ -329,19 +313,6 @@ def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):
     assert metrics(run) == metrics(folder / "whole") and same(run, folder / "whole")
 
 
-def test_fine_tuning_and_a_probe_take_what_the_checkpoint_has(runs, root, tmp_path, capsys):
-    folder, _ = runs
-    init = {"model__name": None, "model__kwargs": None, "init": str(folder / "whole")}
-    assert tuned(tmp_path / "b", root, **init) == 0
-    about = [json.loads(path.read_text()) for path in (folder / "whole/backbone.json", tmp_path / "b/model.json")]
-    assert [about[0][name] for name in ("mean", "std", "range")] == [
-        about[1][name] for name in ("mean", "std", "range")
-    ]
-    argv = ["probe", "--data.root", root, "--device", "cpu", "--out", tmp_path / "p"]
-    assert call([*argv, "--init", folder / "whole"]) == 0
-    assert "become 0 to 1 (as in" in capsys.readouterr().err
-
-
 def test_a_constant_channel_is_refused(tmp_path, capsys):
     root = five(tmp_path / "d")
     for path in root.glob("*/*/*.tif"):
@@ -353,12 +324,3 @@ def test_a_constant_channel_is_refused(tmp_path, capsys):
     how = "use the others by --data.bands '[0, 1, 2, 4]', or give --data.mean and --data.std"
     assert f"data.std: {why}; {how}" in capsys.readouterr().err and not (tmp_path / "a").exists()
     assert inside("pretrain", tmp_path / "b", **TINY, data__root=str(root), data__bands=[0, 1, 2, 4]) == 0
-
-
-# ------------------------------------------------------------------ the check
-def test_the_check_takes_what_the_files_hold(root, tmp_path, capsys):
-    assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 0
-    text = capsys.readouterr().out
-    assert text.splitlines()[1] == "channels: 5 channels. Pass --data.in_chans 5."
-    found = json.loads((tmp_path / "c/check.json").read_text())
-    assert len(found["range"]) == 5 and found["floor"]["baseline_top1"] > 0

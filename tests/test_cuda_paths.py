@@ -10,7 +10,6 @@ import functools
 import pytest
 import tiny
 import torch
-from helpers import inside, same
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -105,10 +104,3 @@ def test_backbones_stay_on_the_device(backbone, request):
     batch = {"images": torch.randn(4, 3, size, size), "label": torch.tensor([2, 0, 2, 1])}
     mode = request.getfixturevalue("mode")
     step(sent(method, mode), to_gpu(batch, mode))
-
-
-def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    for name in ("plain", "compiled"):
-        assert inside("pretrain", tmp_path / name, train__epochs=1, train__compile=name == "compiled") == 0
-    assert same(tmp_path / "plain", tmp_path / "compiled")

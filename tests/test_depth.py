@@ -124,16 +124,6 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     assert store.image(0)[0, 3, 5] == 65535 and store.image(0)[0, 7, 9] == 0
 
 
-def brightest(store, i):
-    return int(store.image(i).numpy().max())
-
-
-def test_ranges_share_no_pixels_on_the_disk(tmp_path):
-    root = twelve_bits(tmp_path / "d", {"train": (3, 4012)})
-    for given, top in (("auto", 65535), ([0, 8000], 32866), ("auto", 65535)):
-        assert brightest(opened(root, range=given), 0) == top
-
-
 def test_what_data_range_takes(capsys):
     line = "data.range: got {}, expected auto or [low, high] with low < high"
     for text, shown in (

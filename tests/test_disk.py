@@ -148,16 +148,6 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
                 time.sleep(5)
 
 
-def test_a_cache_may_be_larger_than_memory(tmp_path):
-    count = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with open(tmp_path / "pixels", "wb") as file:
-        file.truncate(count)  # a hole
-    pixels = image_store._mapped(tmp_path / "pixels", count)
-    assert pixels.shape == (count,) and pixels[-1] == 0
-    with pytest.raises(RunError, match="pixels: decoded images cannot be read"):
-        image_store._mapped(tmp_path / "pixels", count + 1)
-
-
 # ---- the folder ----
 
 

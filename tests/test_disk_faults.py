@@ -102,14 +102,6 @@ def test_killed_while_building(root, decoded, moment):
     assert same(opened(root), store) and not decoded
 
 
-def test_the_index_comes_last_and_all_is_on_the_disk_before_it_has_its_name(root, monkeypatch):
-    calls, fsync, replace = [], os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append(os.fstat(handle).st_size), fsync(handle)))
-    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append(paths[1].name.partition("-")[0]), replace(*paths)))
-    opened(root)
-    assert calls == [BYTES, "pixels", (entry_of(root) / "index.npz").stat().st_size, "index.npz"]
-
-
 # ---- several at once ----
 
 

@@ -143,20 +143,6 @@ def test_what_suffices_for_pretraining_is_no_fault(form, tmp_path, capsys):
     assert ("--data.val_fraction" in out) == (form == "train alone")
 
 
-def test_near_pairs_are_suspected_and_not_certain(healthy, tmp_path, capsys):
-    root = tmp_path / "d"
-    shutil.copytree(healthy, root)
-    for i in range(6):
-        Image.open(root / f"train/flower/{i:02d}.png").save(root / f"train/china/{i}.jpg", quality=70)
-    Image.open(root / "train/flower/09.png").save(root / "val/flower/leak.jpg", quality=70)
-    assert main(["data", "check", "folder", "--root", str(root)]) == 0
-    text = capsys.readouterr().out
-    assert "\nsuspected leakage: 1 pair (" in text
-    assert "\nnear-duplicates: 6 pairs (" in text and text.count(", labels differ") == 5
-    assert " and 1 more). A few within a split do no harm.\n" in text and "lists all of these images.\n" in text
-    assert text.endswith("\nNothing to fix. Look at: near-duplicates, suspected leakage.\n")
-
-
 def test_transparent_and_one_coloured_images_are_listed_and_stay(tmp_path, capsys):
     root = tree(tmp_path / "d", train={"a": 4, "b": 4}, val={"a": 2, "b": 2})
     for path in (root / "train/a/0.png", root / "val/b/1.png"):

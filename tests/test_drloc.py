@@ -130,17 +130,6 @@ def test_pairs_are_a_function_of_the_seed_and_differ_between_images_and_steps():
     assert torch.equal(drawn(), first) and not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("pairs", [3, 20])
-@pytest.mark.parametrize("mode", ONE)
-def test_order_of_images_does_not_matter(mode, pairs):
-    module, (grid,) = build(mode, [(4, 3)], pairs)
-    (positions,) = module.draw(grid, rng(8))
-    order = torch.tensor([2, 0, 1])
-    loss = module(grid, positions=positions)
-    torch.testing.assert_close(module(grid[order], positions=positions[order]), loss, rtol=1e-12, atol=0)
-    assert not torch.isclose(module(grid[order], positions=positions), loss)
-
-
 @pytest.mark.parametrize("pairs", [8, 64])
 @pytest.mark.parametrize("mode", MODES)
 def test_autocast_changes_little(mode, pairs):

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from helpers import Process, flags, inside, metrics, same, state
+from helpers import Process, inside, metrics, same, state
 from test_resume import PLACE, stop_at
 
-import idmm
 from idmm import config
-from idmm.data.loaders import BatchPlan, training_batches
 from idmm.losses import instance_discrimination_loss
 from idmm.methods.finetune import Finetune
 from idmm.seeding import seeded
@@ -93,25 +91,11 @@ def test_losses_are_those_of_the_cpu(tmp_path, no_tf32):
     assert found == pytest.approx(wanted, rel=2e-3)
 
 
-def test_one_process_of_torchrun(tmp_path):
-    with Process([*TORCHRUN, "pretrain.py", *flags("pretrain", tmp_path / "a", **HERE)], tmp_path / "err") as run:
-        assert run.wait() == 0, run.said()
-
-
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     out = tmp_path_factory.mktemp("gpu") / "finetuned"
     assert inside("finetune", out, **HERE, stages=[{"size": 16}]) == 0
     return out
-
-
-def test_predictions_are_those_of_the_cpu(classifier, no_tf32):
-    rng = np.random.default_rng(0)
-    images = [rng.integers(0, 256, (20, 24, 3), dtype=np.uint8) for _ in range(9)]
-    found, wanted = (idmm.load_classifier(classifier, device=name).predict(images) for name in (DEVICE, "cpu"))
-    np.testing.assert_allclose(found.probabilities, wanted.probabilities, atol=2e-4)
-    found, wanted = (idmm.embed(classifier, images, device=name) for name in (DEVICE, "cpu"))
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
 
 
 # ---------------------------------------------------------------------- steps
@@ -169,18 +153,6 @@ def test_a_step_does_not_wait_for_the_device(kind):
         if ON_GPU:
             torch.cuda.set_sync_debug_mode("default")
     assert all(np.isfinite(loss.item()) for loss in losses)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_pinned(workers):
-    torch.zeros(1, device=DEVICE)  # as a model that is there already
-
-    def made(epoch, indices):
-        return {"views": [torch.ones(len(indices), 2, 3)], "index": torch.from_numpy(indices)}
-
-    for batch in training_batches(made, BatchPlan(10, 4, 1, 0), workers):
-        assert batch["views"][0].is_pinned() == batch["index"].is_pinned() == ON_GPU
-        assert batch["views"][0].to(DEVICE, non_blocking=True).sum() == 6 * len(batch["index"])
 
 
 def test_synchronised_batch_norms(monkeypatch):

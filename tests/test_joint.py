@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from folders import TINY, paint, result, section, tree, tuned
+from folders import TINY, paint, result, section, tree
 from helpers import VIT, call, distance, flags, inside, metrics, refused, run_info, same, state, weights
 from PIL import Image
 from test_distributed import ALONE, both
@@ -16,9 +16,8 @@ from test_resume import stop_at
 from tiny import SIDE, assert_same_loss, backbone, batch, make
 
 from idmm import load_backbone
-from idmm.config import DrLoc, Subset
+from idmm.config import Subset
 from idmm.data.listing import list_images
-from idmm.methods.drloc import Localization
 from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone, feature_width
 from idmm.seeding import numpy_rng
@@ -96,18 +95,6 @@ def test_a_batch_without_labels_has_no_label_loss_and_uses_the_classifier():
     out["loss"].backward()
     assert all(p.grad is not None for p in method.parameters()), "or several processes would wait for each other"
     assert method.backbone.head.weight.grad.abs().sum() == 0
-
-
-def test_one_forward_pass_with_drloc_as_a_third_term():
-    plain, calls = joint(), []
-    method = joint()
-    method.backbone.float(), method.float(), plain.float()
-    method.localization = Localization(method.backbone, DrLoc(weight=0.3, pairs=8), SIDE, 3)
-    method.backbone.patch_embed.register_forward_hook(lambda *_: calls.append(1))
-    small = {**given(), "views": [views.float() for views in given()["views"]]}
-    out, alone = method(small, 5, 0), plain(small, 5, 0)
-    assert len(calls) == 1 and out["drloc"] > 0
-    torch.testing.assert_close(out["loss"], alone["loss"] + 0.3 * out["drloc"])
 
 
 @pytest.mark.parametrize(
@@ -244,15 +231,6 @@ def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, tmp_path, monkeypat
     assert same(out, tmp_path / "run")
     again = metrics(tmp_path / "run")
     assert [r["label_loss"] for r in again] == [r["label_loss"] for r in metrics(out)]
-
-
-def test_fine_tuning_and_probes_go_on_from_it(ran, root, tmp_path):
-    out, _ = ran
-    small = dict(model__name=None, model__kwargs=None, init=str(out), data__subset={"per_class": 4})
-    assert tuned(tmp_path / "tuned", root, **small) == 0
-    assert (result(tmp_path / "tuned")["train_size"], result(tmp_path / "tuned")["num_classes"]) == (8, 2)
-    argv = ["probe", "--init", out, "--data.root", root, "--out", tmp_path / "probe", "--device", "cpu"]
-    assert call(argv) == 0 and json.loads((tmp_path / "probe/probe.json").read_text())["train_size"] == 16
 
 
 def test_k_folds_of_a_joint_run(root, tmp_path):

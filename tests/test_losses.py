@@ -82,18 +82,6 @@ def test_tiles_of_logits_are_all_of_them(inputs, tile, kept, cosine, monkeypatch
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_tiles_are_taken_where_the_logits_are_many(inputs, monkeypatch):
-    z, w, bias, target, mixed = inputs
-    given = (z, w, target, mixed, 0.7)
-    whole = instance_discrimination_loss(*given, bias=bias)
-    monkeypatch.setattr(torch.nn.functional, "cross_entropy", None)
-    monkeypatch.setattr(instance, "LOGITS_HELD", instance.FEW_VIEWS * len(w) - 1)
-    torch.testing.assert_close(instance_discrimination_loss(*given, bias=bias), whole)
-    torch.testing.assert_close(instance_discrimination_loss(*given, chunk_size=len(z) - 1, bias=bias), whole)
-    with pytest.raises(TypeError):
-        instance_discrimination_loss(*given, chunk_size=len(z), bias=bias)
-
-
 def test_tiles_stand_large_logits_and_rows_of_no_length():
     """In fp32: exp of the logits themselves would be infinite, and a row of zeros has no direction."""
     z, w = 100 * torch.eye(3, 4), 100 * torch.eye(6, 4)

@@ -1,7 +1,6 @@
 """What is said at once to mistakes: data that would be the wrong one, values of another type, folders that clash."""
 
 import json
-import logging
 import shlex
 import subprocess
 import sys
@@ -145,19 +144,3 @@ def test_a_run_that_began_among_class_folders_resumes(tmp_path, capsys):
         capsys, ["pretrain", "--data.root", tmp_path, "--out", tmp_path / "out", "--init", tmp_path / "none"]
     )
     assert not any("lies among" in line for line in lines)
-
-
-def test_a_warning_is_shown_at_once_and_kept(tmp_path, capsys):
-    from idmm.progress import BufferedLog, logging_by, logging_to
-
-    log = logging.getLogger("idmm")
-    with logging_by(BufferedLog()):
-        log.info("a note")
-        log.warning("a warning")
-        assert capsys.readouterr().err == "a warning\n"
-        with logging_to(tmp_path):
-            log.info("in the run")
-    assert capsys.readouterr().err == "a note\nin the run\n"
-    assert [line.split(" ", 3)[3] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
-        "a note", "a warning", "in the run",
-    ]  # fmt: skip

@@ -5,13 +5,11 @@ import math
 import pytest
 import torch
 from helpers import run_info
-from tiny import SIDE, backbone, batch, make
+from tiny import SIDE, batch, make
 from torch import nn
 
 from idmm import config
 from idmm.config import METHODS
-from idmm.models import create_backbone
-from idmm.seeding import seeded
 
 
 # ------------------------------------------------------------------ heads, momentum encoders
@@ -69,28 +67,6 @@ def test_mocov3_leaves_the_patch_projection_as_it_was_drawn():
     torch.optim.SGD(trained, lr=0.5).step()
     assert torch.equal(method.backbone.patch_embed.proj.weight, before)
     assert all(p.requires_grad for name, p in method.backbone.named_parameters() if "patch_embed" not in name)
-
-
-def test_mocov3_of_a_backbone_without_a_patch_projection():
-    with seeded(0):
-        resnet = create_backbone("resnet10t", SIDE, num_classes=0)
-    assert all(p.requires_grad for p in make("mocov3", of=resnet).backbone.parameters())
-    deep = make("mocov3", of=backbone(in_chans=5))
-    assert not deep.backbone.patch_embed.proj.weight.requires_grad, "of five bands, too"
-
-
-def test_batch_norms_of_the_momentum_encoder_see_the_batch_in_training():
-    method = make("mocov3")
-    last = method.teacher.copies[1].layers[-1]
-    out = method.teacher(torch.randn(8, 3, SIDE, SIDE))
-    torch.testing.assert_close(out.mean(0), torch.zeros(6), rtol=0, atol=1e-5)
-    assert float(last.running_mean.abs().max()) > 0
-    before = last.running_mean.clone()
-    method.eval()
-    method.teacher(torch.randn(8, 3, SIDE, SIDE))
-    assert torch.equal(last.running_mean, before)
-    method.train()
-    assert last.training and not method.teacher.copies[0].blocks[0].training
 
 
 # ------------------------------------------------------------------ all of them

@@ -7,10 +7,8 @@ import pytest
 import torch
 from helpers import inside, metrics, same
 from test_resume import lines, stop_at
-from tiny import make
 
-from idmm.evaluation.monitor import FLOORS, SHARE, CollapseMonitor, collapse, effective_rank, spread
-from idmm.stages import pretrain as stage
+from idmm.evaluation.monitor import FLOORS, SHARE, collapse, effective_rank, spread
 
 # A ViT that starts with features of some size, digits as large as they bear, nothing that hides a stroke.
 PLAIN = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "global_pool": "avg", "class_token": False}
@@ -64,22 +62,6 @@ def test_what_is_a_collapse():
         assert "100 at best before" in collapse({**FINE, name: 0.999 * SHARE * 100}, [best, calm])
 
 
-def test_it_looks_at_what_is_exported_in_evaluation_mode():
-    method, seen = make("dino"), []
-    method.loss.center.copy_(torch.linspace(-0.5, 0.5, 9))
-    features = torch.randn(5, 16)
-
-    def extract(backbone, train, numbers):
-        seen.append(backbone)
-        return features
-
-    found = CollapseMonitor(method, extract, None, np.arange(5), list, 1)(None)
-    assert seen == [method.exported] != [method.backbone]
-    targets = (method.teacher.copies[1](features) - method.loss.center[0]) / 0.07
-    assert found["embedding_std"] == pytest.approx(spread(targets.softmax(1)), abs=1e-4) != found["feature_std"]
-    assert method.training and not method.teacher.copies[1].training
-
-
 # ------------------------------------------------------------------ real runs
 @pytest.mark.parametrize("name", HEALTHY)
 def test_methods_learn_and_do_not_trip(name, tmp_path):
@@ -121,19 +103,6 @@ def test_it_can_be_turned_off_and_changes_nothing(tmp_path):
         assert all(FLOORS.keys() <= record.keys() for record in watched)
         assert not any(FLOORS.keys() & record.keys() for record in alone)
         assert [record["loss"] for record in watched] == [record["loss"] for record in alone] and same(on, off)
-
-
-def test_every_so_many_epochs_and_after_the_last_on_so_many_images(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(stage, "CollapseMonitor", lambda *args: made.append(CollapseMonitor(*args)) or made[-1])
-    with monkeypatch.context() as patch:
-        patch.setattr(stage, "MONITORED", 7)
-        records, _ = ran(tmp_path / "run", "simclr", **SHORT, train__monitor_every=2)
-    assert [record["epoch"] for record in records if "feature_std" in record] == [2, 3]
-    (index,) = [watch.numbers.tolist() for watch in made]
-    assert len(set(index)) == 7 and index == sorted(index) and max(index) < 40 and index != list(range(7))
-    ran(tmp_path / "other", "simclr", **SHORT)
-    assert made[-1].numbers.tolist() == list(range(40))
 
 
 def test_features_that_are_not_finite_end_the_run(tmp_path, capsys):

@@ -498,13 +498,6 @@ def test_loss_not_finite(minutes, kept, tmp_path, monkeypatch, capsys):
     assert kept is None and not state_file(out).exists() or where(out) == kept and finite(state(out))
 
 
-def test_learning_rate_too_high(tmp_path, capsys):
-    out = tmp_path / "run"
-    assert inside("pretrain", out, train__lr=1e20, train__warmup_epochs=0) == 1
-    assert lines(capsys)[-1] == not_finite(2, 1, "9.89e+19")
-    assert where(out) == (1, 0, 1) and finite(state(out))
-
-
 @pytest.mark.parametrize("error", [RuntimeError(CPU_MEMORY), torch.OutOfMemoryError("CUDA"), MemoryError()], ids=repr)
 @pytest.mark.parametrize("when", ["choosing the precision", "timing a step", "in the loop"])
 def test_out_of_memory(error, when, tmp_path, monkeypatch, capsys):

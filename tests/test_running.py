@@ -102,16 +102,6 @@ def test_what_was_there_before_stays(folds, tmp_path, capsys):
     assert list((tmp_path / "shelf").iterdir()) == [] and (tmp_path / "runs/empty").is_dir()
 
 
-def test_a_probe_that_is_refused_leaves_no_folder_and_reads_no_images(tmp_path, runs, monkeypatch, capsys):
-    from idmm.stages import probe
-
-    monkeypatch.setattr(probe, "store_run_images", lambda *_: pytest.fail("images were read"))
-    out = tmp_path / "probes" / "a"
-    argv = ["probe", "--init", runs / "pretrain", "--data.workers", 0, "--size", 20, "--out", out]
-    assert refused(capsys, argv)[-1].startswith("size: ")
-    assert not out.parent.exists()
-
-
 def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys):
     from idmm.stages import pretrain as stage
 

@@ -1,17 +1,9 @@
 """T2T-ViT: its performers, its positions and its numbers against the public code's."""
 
-import safetensors.torch
-import timm
 import torch
-from contract import NORM, Contract, load
-from folders import tree
-from helpers import inside, same
+from contract import Contract, load
 
-from idmm.errors import Interrupted
-from idmm.models import create_backbone, read_checkpoint, save_model
-from idmm.models.base import sinusoids
-from idmm.models.build import export_kwargs
-from idmm.training import loop
+from idmm.models import create_backbone, read_checkpoint
 
 
 class TestContract(Contract):
@@ -48,19 +40,6 @@ def test_random_features_are_orthogonal_saved_and_never_trained():
     assert names <= set(load(other, model.state_dict()).loaded) and torch.equal(other.patch_embed.performer1.w, w)
 
 
-def saved(folder, state, size, name="t2t_vit_7", kwargs=TestContract.kwargs):
-    save_model(folder, "backbone", state, name=name, kwargs=export_kwargs(name, kwargs, size), **NORM)
-    return folder
-
-
-def two_lines(folder):
-    """The model as README has it loaded: timm's name and arguments, then a strict state dict."""
-    read = read_checkpoint(folder)
-    model = timm.create_model(read.name, **read.kwargs)
-    model.load_state_dict(safetensors.torch.load_file(folder / "backbone.safetensors"), strict=True)
-    return model.eval()
-
-
 def interpolated(table, side):
     """As the release does: bicubic, not antialiased."""
     old = round((table.shape[1] - 1) ** 0.5)
@@ -76,29 +55,3 @@ def test_the_releases_table_is_loaded(tmp_path):
     table = released["module.pos_embed"]
     report = read_checkpoint(tmp_path / "a.pth").load_into(small)
     assert report.resized == ["pos_embed"] and torch.equal(small.pos_embed, interpolated(table, 7))
-
-
-def test_stages_hand_the_table_on(tmp_path, monkeypatch, capsys):
-    """Pretrained at 32 pixels, tuned at 48 and 64: whole, and interrupted in the last stage."""
-
-    def stop(loop, *position):
-        original(loop, *position)
-        if loop.plan.number == 2:
-            raise Interrupted("stopped by the test")
-
-    few = {"model__name": "t2t_vit_7", "model__kwargs": {**TestContract.kwargs, "depth": 1}, "train__epochs": 1}
-    few |= {"data__subset": None, "model__drop_path": 0.0, "train__batch_size": 10, "data__name": "folder"}
-    few["data__root"] = str(tree(tmp_path / "images", train={"a": 10, "b": 10}, val={"a": 2, "b": 2}))
-    first, original = tmp_path / "pretrain", loop.Loop._save
-    assert inside("pretrain", first, views__size=32, **few) == 0
-    tune = {**few, "stages": [{"size": 48}, {"size": 64}], "train__classifier_init": "random"}
-    table = interpolated(interpolated(sinusoids(5, 32), 3), 4)
-    assert inside("finetune", tmp_path / "whole", init=str(first), **tune) == 0
-    assert torch.equal(two_lines(tmp_path / "whole").pos_embed, table)
-    assert capsys.readouterr().err.count("resized: pos_embed") == 2
-
-    cut = tmp_path / "cut"
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Loop, "_save", stop)
-        assert inside("finetune", cut, init=str(first), **tune) == 130
-    assert inside("finetune", cut, init=str(first), **tune) == 0 and same(cut, tmp_path / "whole")

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pytest
 import yaml
 from folders import faults, paint, result, section, tree, tuned
 from helpers import call, refused
-from PIL import Image
-from sklearn.datasets import load_sample_image
 
 from idmm.data.listing import list_images
 from idmm.files import read_csv
@@ -80,28 +77,6 @@ def test_odd_names_come_back_from_every_list(tmp_path):
     assert sorted(lists.train.names) == sorted(odd) == sorted(lists.train.groups)
     hand = written(tmp_path / "hand.txt", '# by hand\n"two\\nlines.png"\n./#1.png\n "\\"quoted\\", 1.png" \n')
     assert list_images(section(root, labels=str(tmp_path / "labels.csv"), exclude=hand), labelled=True).excluded == 3
-
-
-def test_nearly_equal_images_are_there_to_be_taken_in(tmp_path):
-    """Photographs, of which one is in train three times and in test once: each on one line with all its reasons."""
-    photo = Image.fromarray(load_sample_image("china.jpg")).resize((160, 107))
-    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
-    (root / "train/a/broken.png").write_text("no image")
-    for quality, name in ((95, "train/a/p1.jpg"), (80, "train/a/p2.jpg"), (60, "test/a/p3.jpg")):
-        photo.save(root / name, quality=quality)
-    shutil.copy(root / "train/a/p1.jpg", root / "train/a/p1 copy.jpg")
-    assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 1
-    text = (tmp_path / "c/exclude.txt").read_text()
-    lines = text.splitlines()
-    named = [line.removeprefix("#") for line in lines if not line.startswith("# ")]
-    assert sorted(named) == sorted(set(named)) and "test/a/p3.jpg" not in named
-    assert lines[1].startswith("# a # before a path: only suspected")
-    reasons = lines[lines.index("#train/a/p2.jpg") - 1]
-    assert "nearly the same as test/a/p3.jpg (" in reasons and "nearly the same as train/a/p1 copy.jpg (" in reasons
-    left = list_images(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
-    assert left.excluded == 2 and len(left.test) == 3
-    mine = written(tmp_path / "mine.txt", text.replace("#train/a/p2.jpg", "train/a/p2.jpg") + "./train/b/0.png\r\n")
-    assert list_images(section(root, exclude=mine), labelled=True).excluded == 4
 
 
 def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
@@ -279,17 +254,6 @@ def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
     assert faults(list_images, section(flat, labels=file), True) == [f"data.labels: {line.replace('FILE', file)}"]
     line = f"data.labels: '{file}' is for data.name folder; digits has classes of its own"
     assert faults(list_images, section(name="digits", labels=file), True) == [line]
-
-
-def test_names_that_are_no_text_are_found(flat, tmp_path):
-    """Names of files are bytes, and lists that are written of them have those."""
-    odd = os.fsdecode(b"scans/caf\xe9.png")
-    shutil.copy(flat / "scans/p0_0.png", flat / odd)
-    rows = [f"{name},{'ab'[i % 2]}" for i, name in enumerate((odd, "scans/p0_0.png", "scans/p1_0.png"))]
-    file = tmp_path / "labels.csv"
-    file.write_bytes(os.fsencode("\n".join(["path,class", *rows])))
-    splits = list_images(section(flat, labels=str(file), val_fraction=0.5), True)
-    assert odd in splits.train.names + splits.test.names
 
 
 def test_nothing_to_evaluate_on_is_one_line_with_what_to_do(flat, tmp_path):

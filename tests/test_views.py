@@ -10,8 +10,8 @@ from timm.data.auto_augment import rand_augment_transform
 
 from idmm.config import METHODS, Augment, CropGroup, Views
 from idmm.data import views
-from idmm.data.augment import EvalTransform, TrainTransform, centre_crop
-from idmm.data.loaders import BatchPlan, evaluation_batches, training_batches, worker_count
+from idmm.data.augment import TrainTransform, centre_crop
+from idmm.data.loaders import BatchPlan, training_batches, worker_count
 from idmm.data.views import ORDERS, MultiCropTransform, ViewPlan, draw_boxes, draw_views, short_side_bound
 from idmm.errors import RunError, UserError
 from idmm.seeding import derive, seeded, uniforms
@@ -19,7 +19,6 @@ from idmm.seeding import derive, seeded, uniforms
 GREY = (0.5, 0.5, 0.5)
 
 CROPS = list(METHODS["idmm"].CROPS)
-FACTORS = [1.4924651446938948, 1.2742518142038528, 1.0636296685804831, -0.13855244940904063]  # of 0.1.0, for key 5
 
 
 class Store:
@@ -70,14 +69,6 @@ def test_views_are_torchvisions_with_the_same_parameters(solarized):
     for v in range(40):
         wanted = one_view(store.image(v // 4), plan, v, 16)
         torch.testing.assert_close(ours[v // 4, v % 4], wanted, atol=2e-3, rtol=0)  # torchvision rounds luma's weights
-
-
-def test_solarizing_draws_nothing_that_was_drawn_before():
-    indices, sizes = np.arange(50), np.full((50, 2), 64)
-    plain, inverted = (draw_views(Views(crops=CROPS, solarize_prob=p), CROPS[1], 5, indices, sizes) for p in (0.0, 0.5))
-    drawn = [vars(plan) for plan in (plain, inverted)]
-    assert [name for name in drawn[0] if not np.array_equal(drawn[0][name], drawn[1][name])] == ["solarize"]
-    assert plain.factors[0].tolist() == pytest.approx(FACTORS, abs=1e-12)
 
 
 def test_a_groups_own_colours_come_before_those_of_all():
@@ -211,21 +202,6 @@ def test_workers_change_nothing(key):
         assert len(other) == len(first) == 6
         for a, b in zip(first, other, strict=True):
             assert torch.equal(a["index"], b["index"]) and all(map(torch.equal, a[key], b[key]))
-
-
-def test_a_stage_taken_up_in_the_middle_goes_on_with_the_same_batches():
-    make = MultiCropTransform(Store(11), Views(crops=CROPS, size=8), GREY, GREY, seed=0)
-    plan = BatchPlan(11, 4, 3, seed=0, accumulate=2)
-    whole = [batch["index"].tolist() for batch in training_batches(make, plan, 0)]
-    assert len(whole) == 3 * 3 * 2
-    assert [b["index"].tolist() for b in training_batches(make, plan, 0, epoch=1, step=2)] == whole[(3 + 2) * 2 :]
-    assert list(training_batches(make, plan, 0, epoch=3)) == []
-
-
-def test_evaluation_sees_each_image_once_over_the_processes():
-    make = EvalTransform(Store(11), 8, 0.875, GREY, GREY)
-    seen = [b["index"].tolist() for rank in (0, 1) for b in evaluation_batches(make, np.arange(11), 4, 0, rank, 2)]
-    assert sorted(sum(seen, [])) == list(range(11)) and max(map(len, seen)) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 1])
