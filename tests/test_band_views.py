@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
-import yaml
 from helpers import TINY, inside, run_info
 from test_views import Store, one_view
 from tiny import HEADS, VIT
 
-from idmm.config import METHODS, Augment, CropGroup, Data, DrLoc, FinetuneConfig, PretrainConfig, Views
-from idmm.config.parsing import parse
-from idmm.config.views import without_rgb
+from idmm.config import METHODS, Augment, CropGroup, Data, DrLoc, PretrainConfig, Views
 from idmm.data import views
 from idmm.data.augment import EvalTransform, TrainTransform
 from idmm.data.values import unit
@@ -190,31 +187,11 @@ def test_centre_crops_of_any_image(channels, dtype):
         torch.testing.assert_close(found[i], normalised(wanted, mean, std), atol=1e-4, rtol=0)
 
 
-# ------------------------------------------------------------------ what only RGB images have
-def test_what_a_recipe_says_of_colours_is_left_out_with_a_line(tmp_path):
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text(yaml.safe_dump({"views": {"grey_prob": 0.3}, "method": {"name": "dino"}}))
-    config = parse(PretrainConfig, ["--config", str(recipe), "--data.in_chans", "5"], "idmm")
-    config, lines = without_rgb(config.resolve()[0])
-    assert config.views.jitter == [0.4, 0.4, 0.0, 0.0] and config.views.grey_prob == 0
-    assert lines == [
-        "data.in_chans: images of 5 channels have no saturation, hue, grey and RandAugment, so "
-        "views.jitter becomes [0.4, 0.4, 0.0, 0.0], views.grey_prob becomes 0.0"
-    ]
-    assert without_rgb(config) == (config, [])
-    tuned, lines = without_rgb(FinetuneConfig(data=Data(in_chans=2)))
-    given = tuned.augment
-    assert (given.jitter, given.grey_prob, given.randaugment) == ([0.4, 0.4, 0.0, 0.0], 0.0, None) and len(lines) == 1
-    for data in (Data(), Data(in_chans=1)):
-        rgb = FinetuneConfig(data=data)
-        assert without_rgb(rgb) == (rgb, [])
-
-
 # ------------------------------------------------------------------ methods, mixing
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_from_bands(name, channels=5):
     given = PretrainConfig(method=METHODS[name](**HEADS.get(name, {})), data=Data(in_chans=channels))
-    config, _ = without_rgb(given.resolve()[0])
+    config = given.resolve()[0]
     with seeded(0):
         backbone = create_backbone("vit_tiny_patch16_224", 16, in_chans=channels, **VIT)
         method = create_method(backbone, run_info(10, classes=3), config.method)

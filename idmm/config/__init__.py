@@ -19,12 +19,11 @@ from idmm.config.views import (
     Views,
     colours_of,
     global_groups,
-    without_rgb,
 )
 
 __all__ = [
     "COLOURS", "DEFAULT_COLOURS", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "PATHS", "RESUME_IGNORED",
     "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig", "DrLoc", "FinetuneConfig",
     "FinetuneModel", "FinetuneTrain", "Images", "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig",
-    "Stage", "Subset", "Train", "Views", "colours_of", "global_groups", "section", "without_rgb",
+    "Stage", "Subset", "Train", "Views", "colours_of", "global_groups", "section",
 ]  # fmt: skip

@@ -98,11 +98,6 @@ class Images:
         """Channels that the config asks for. None: the init checkpoint's, else 3."""
         return self.in_chans if self.bands is None else len(self.bands)
 
-    @property
-    def is_rgb(self) -> bool:
-        """Whether the channels are colours: those of pictures (also if the model sees them in grey), or three bands."""
-        return self.in_chans in (None, 1, 3) if self.bands is None else len(self.bands) == 3
-
     @model_validator(mode="after")
     def _check(self):
         faults, bands, used = {}, self.bands, self.channels

@@ -1,6 +1,6 @@
 """Crops and colours of pretraining, augmentation of fine-tuning."""
 
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_serializer
@@ -129,38 +129,3 @@ class Augment:
     """Share of the target that is spread over the classes."""
     crop_pct: float = Field(0.875, gt=0, le=1)
     """Share of a test image's side that its centre crop keeps. The short side is first resized to size / crop_pct."""
-
-
-# ------------------------------------------------------------------ images that are not RGB
-def without_rgb(config: Any) -> tuple[Any, list[str]]:
-    """Return a stage's config without the options of RGB images if its images are not RGB, and lines for the log."""
-    if config.data.is_rgb:
-        return config, []
-    sections, changes = {}, {}
-    for name in ("views", "augment"):
-        if hasattr(getattr(config, name, None), "jitter"):
-            sections[name], changed = _without_hue(getattr(config, name), name)
-            changes |= changed
-    if not changes:
-        return config, []
-    values = ", ".join(f"{key} becomes {'null' if value is None else value}" for key, value in changes.items())
-    reason = f"images of {config.data.in_chans} channels have no saturation, hue, grey and RandAugment"
-    return replace(config, **sections), [f"data.in_chans: {reason}, so {values}"]
-
-
-def _without_hue(options: Any, place: str) -> tuple[Any, dict[str, Any]]:
-    """Return a section, or a group of crops, without the options of RGB images, and the changed values by key."""
-    new: dict[str, Any] = {}
-    if options.jitter is not None and any(options.jitter[2:]):
-        new["jitter"] = [*options.jitter[:2], 0.0, 0.0]
-    if options.grey_prob:
-        new["grey_prob"] = 0.0
-    if getattr(options, "randaugment", None):
-        new["randaugment"] = None
-    changes = {f"{place}.{key}": value for key, value in new.items()}
-    if getattr(options, "crops", None):
-        groups = [_without_hue(group, f"{place}.crops[{n}]") for n, group in enumerate(options.crops)]
-        new["crops"] = [group for group, _ in groups]
-        for _, changed in groups:
-            changes |= changed
-    return replace(options, **new), changes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from idmm.config import DetectConfig, FinetuneConfig, SegmentConfig, without_rgb
+from idmm.config import DetectConfig, FinetuneConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import check_folder
 from idmm.errors import UserError
@@ -79,11 +79,10 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     if spec.bands is not None:  # images with boxes or masks have none
         data = replace(data, bands=spec.bands)
     config = replace(config, init=pinned(config.init), train=train, model=model, data=data)
-    config, more = without_rgb(config)
     phases = stage_of(config).phases  # they name the keys that the user gave
     if isinstance(config, FinetuneConfig):
         config = replace(config, stages=config.resolved_stages())
-    return RunSetup(stage_of(config), spec, tuple(phases), (*notes, *more), started_at)
+    return RunSetup(stage_of(config), spec, tuple(phases), tuple(notes), started_at)
 
 
 def family_rates(name: str) -> tuple[float, int]:
