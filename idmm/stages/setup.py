@@ -22,7 +22,7 @@ from idmm.progress import logging_to
 from idmm.seeding import derive, seeded
 from idmm.stages import Phase
 from idmm.stages.resolve import RunSetup
-from idmm.training.loop import StagePlan
+from idmm.training.plan import PhasePlan
 from idmm.training.run_context import RunContext
 
 log = logging.getLogger("idmm")
@@ -124,8 +124,8 @@ def plan_phase(
     evaluators: list[Evaluator],
     ending: tuple[int, float] = (0, 0.0),
     keep: str | None = None,
-) -> StagePlan:
-    """Return what the loop needs to know about a phase on ``images`` training images, see :class:`StagePlan`."""
+) -> PhasePlan:
+    """Return what the loop needs to know about a phase on ``images`` training images, see :class:`PhasePlan`."""
     train, later_phases = setup.config.train, setup.phases[phase.number - 1 :]
     max_epochs, epochs = None, phase.epochs
     if train.minutes is not None:
@@ -133,7 +133,7 @@ def plan_phase(
         epochs = max_epochs or sys.maxsize
     order = derive(setup.config.seed, "stage", phase.number)
     processes = (distributed.rank(), distributed.world())
-    return StagePlan(
+    return PhasePlan(
         number=phase.number,
         label=phase.label,
         epochs=phase.epochs,

@@ -17,7 +17,7 @@ from idmm.seeding import derive, seeded
 from idmm.training import clock
 from idmm.training.clock import Timer
 from idmm.training.optim import clip_gradients, method_optimizer
-from idmm.training.plan import Pace, Position, StagePlan
+from idmm.training.plan import Pace, PhasePlan, Position, TrainingState
 from idmm.training.precision import choose_workers
 from idmm.training.run_context import RunContext
 from idmm.training.schedule import learning_rate_of, weight_decay_schedule
@@ -30,7 +30,7 @@ PACE_STEPS, PACE_SECONDS = 5, 3.0  # steps after the first, or their time, after
 class Loop:
     """Trains a method through one phase, from its first step or from the run's checkpoint."""
 
-    def __init__(self, run: RunContext, method: Method, plan: StagePlan):
+    def __init__(self, run: RunContext, method: Method, plan: PhasePlan):
         self.run, self.method, self.plan, self.train = run, method, plan, run.train
         self.batches: BatchPlan = plan.batches
         self.steps = plan.epochs * self.batches.steps_per_epoch  # of the schedules
@@ -45,7 +45,7 @@ class Loop:
             self.best: dict | None = None  # epoch (from 1), value and weights of the best epoch so far
             self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
             self.saved_timer: dict | None = None
-            self._restore()
+            self._resume()
         self.pace, self.end_logged, self.logged_share = Pace(), False, 0.0
         self.workers = choose_workers(run.workers, plan.transform, images)
 
@@ -343,7 +343,7 @@ class Loop:
         return RunError(f"{what} {where}: {' or '.join(remedies)}, in a new --out", shared=True)
 
     def _save(self, epoch: int, step: int) -> None:
-        """Write the checkpoint: all that the rest of the run depends on and that its seed does not give."""
+        """Write the checkpoint, a :class:`TrainingState`."""
         self._check_finite()
         ruined = not all(bool(torch.isfinite(p).all()) for p in self.method.parameters())
         if distributed.any_process(ruined)[0]:  # by the step after a finite loss
@@ -353,46 +353,46 @@ class Loop:
         if not self.run.folder.leader:
             return
         self.run.folder.save_state(
-            {
-                "stage": self.plan.number,
-                "epoch": epoch,
-                "step": step,
-                "steps": [self.run.earlier_steps, self.position.total_steps],  # of earlier phases, of this one
-                "epoch_seconds": self.position.seconds,
-                "seconds": self.run.seconds,
-                "timer": None if self.timer is None else self.timer.state(),
-                "sums": sums,
-                "precision": self.run.precision,
-                "channels_last": self.run.channels_last,
-                "method": self.method.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "ema": None if self.ema is None else self.ema.module.state_dict(),
-                "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
-                "best": self.best,
-            }
+            TrainingState(
+                phase=self.plan.number,
+                epoch=epoch,
+                step=step,
+                steps=[self.run.earlier_steps, self.position.total_steps],
+                epoch_seconds=self.position.seconds,
+                seconds=self.run.seconds,
+                timer=None if self.timer is None else self.timer.state(),
+                sums=sums,
+                precision=self.run.precision,
+                channels_last=self.run.channels_last,
+                method=self.method.state_dict(),
+                optimizer=self.optimizer.state_dict(),
+                ema=None if self.ema is None else self.ema.module.state_dict(),
+                scaler=None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
+                best=self.best,
+            )
         )
 
-    def _restore(self) -> None:
+    def _resume(self) -> None:
         """Load the checkpoint of a resumed run, and remove the metrics that were written after it."""
         state, self.run.folder.state = self.run.folder.state, None
         if state is None:
             return
         try:
-            self.method.load_state_dict(state["method"])
+            self.method.load_state_dict(state.method)
         except RuntimeError:
             why = f"the checkpoint does not fit {type(self.method).__name__} as this version builds it"
             raise UserError(f"out: '{self.run.folder.path}': {why}; name a new folder") from None
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state.optimizer)
         if self.ema is not None:
-            self.ema.module.load_state_dict(state["ema"])
+            self.ema.module.load_state_dict(state.ema)
         if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.best, self.saved_timer = state["best"], state["timer"]
-        self.run.earlier_steps, total_steps = state["steps"]
+            self.accelerator.scaler.load_state_dict(state.scaler)
+        self.best, self.saved_timer = state.best, state.timer
+        self.run.earlier_steps, total_steps = state.steps
         share = float(self.run.folder.leader)  # the sums are added up over processes
-        sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state["sums"].items()}
-        epoch, step = state["epoch"], state["step"]
-        self.position = Position(epoch, step, total_steps, state["epoch_seconds"], sums)
+        sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state.sums.items()}
+        epoch, step = state.epoch, state.step
+        self.position = Position(epoch, step, total_steps, state.epoch_seconds, sums)
         self.run.folder.take_back(self.plan.number, epoch + 1)
         if epoch or step:
             log.info("%s resumes from epoch %d, step %d", self.plan.label, epoch + 1, step)

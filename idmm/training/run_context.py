@@ -56,12 +56,12 @@ class RunContext:
         self.is_new = self.folder.state is None
         self.accelerator: Accelerator | None = None
         self.interrupts = Interrupts()
-        state = self.folder.state or {}
-        self.first_phase: int = state.get("stage", 1)
-        self.precision: str | None = state.get("precision")
+        state = self.folder.state
+        self.first_phase = 1 if state is None else state.phase
+        self.precision = None if state is None else state.precision
         self.precision_was_timed = False
-        self.channels_last: bool | None = state.get("channels_last")
-        self.started_at = started_at - state.get("seconds", 0.0)
+        self.channels_last = None if state is None else state.channels_last
+        self.started_at = started_at - (0.0 if state is None else state.seconds)
         self.earlier_steps = 0
 
     def start(self, method: Method, transform: BatchFn, images: np.ndarray) -> None:

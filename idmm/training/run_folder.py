@@ -28,11 +28,9 @@ from idmm.files import (
     write_text,
 )
 from idmm.training import environment
+from idmm.training.plan import TrainingState
 
 log = logging.getLogger("idmm")
-
-STATE_KEYS = ("stage", "epoch", "step", "epoch_seconds", "seconds", "sums", "precision", "channels_last")
-STATE_KEYS += ("method", "optimizer", "ema", "scaler", "best", "steps", "timer")
 
 
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
@@ -120,17 +118,16 @@ class RunFolder:
         new = parsing.flatten(parsing.to_dict(config))
         check_config(self.path, old, new)
 
-    def _load(self) -> dict:
+    def _load(self) -> TrainingState:
         try:
-            state = torch.load(self._state_file, map_location="cpu", weights_only=True)
-            why = ", ".join(f"lacks {name}" for name in STATE_KEYS if name not in state)
-        except Exception as error:  # torch raises many kinds; none of them is the user's to read
+            return TrainingState.from_dict(torch.load(self._state_file, map_location="cpu", weights_only=True))
+        except KeyError as error:
+            why = ", ".join(f"lacks {name}" for name in error.args)
+        except Exception as error:  # torch raises many kinds
             why = type(error).__name__
-        if why:
-            raise UserError(f"{self._state_file}: cannot be read ({why}); remove it to start over")
-        return state
+        raise UserError(f"{self._state_file}: cannot be read ({why}); remove it to start over")
 
-    def save_state(self, state: dict[str, Any]) -> None:
+    def save_state(self, state: TrainingState) -> None:
         """Replace the checkpoint. The previous one stays until the new one is whole, also on a full disk.
 
         Raises:
@@ -140,7 +137,7 @@ class RunFolder:
             return
         try:
             with replacing(self._state_file) as file:
-                torch.save(state, file)
+                torch.save(state.to_dict(), file)
         except RuntimeError as error:  # torch's writer hides the system's error
             hidden = error.__context__
             what = hidden.strerror if isinstance(hidden, OSError) else str(error).splitlines()[0]
