@@ -84,7 +84,7 @@ def test_each_method_has_its_config(name):
 def test_each_method_has_its_own_views_and_warmup(name):
     jitter, groups, warmup = OWN[name]
     config = shipped(f"pretrain/{name}")
-    drawn = [colours_of(config.views, group) for group in config.views.crops]
+    drawn = [colours_of(group, config.views) for group in config.views.crops]
     found = [(g.count, g.scale, c.blur_prob, c.solarize_prob) for g, c in zip(config.views.crops, drawn, strict=True)]
     assert found == groups and config.train.warmup_epochs == warmup
     for colours in drawn:
@@ -160,8 +160,8 @@ def test_views_that_are_given_come_before_the_methods():
     given = Views(blur_prob=0.3, jitter=[0.1, 0.1, 0.1, 0.0])
     config = PretrainConfig(method=METHODS["mocov3"](), views=given, train=PretrainTrain(warmup_epochs=3))
     config, notes = config.resolve()
-    assert [colours_of(config.views, group).blur_prob for group in config.views.crops] == [0.3, 0.3], "for all crops"
-    assert [colours_of(config.views, group).solarize_prob for group in config.views.crops] == [0.0, 0.2]
+    assert [colours_of(group, config.views).blur_prob for group in config.views.crops] == [0.3, 0.3], "for all crops"
+    assert [colours_of(group, config.views).solarize_prob for group in config.views.crops] == [0.0, 0.2]
     assert (config.views.jitter, config.train.warmup_epochs) == ([0.1, 0.1, 0.1, 0.0], 3)
     assert not [note for note in notes if "jitter" in note or "warmup" in note]
 

@@ -9,7 +9,7 @@ from idmm.config.base import raise_faults, section
 from idmm.config.data import Data
 from idmm.config.methods import IDMM, MethodOptions
 from idmm.config.train import FinetuneTrain, PretrainTrain
-from idmm.config.views import COLOURS, DEFAULT_COLOURS, Augment, Views
+from idmm.config.views import COLOURS, Augment, Colours, Views, colours_of
 from idmm.errors import UserError
 
 
@@ -136,8 +136,7 @@ class PretrainConfig(Common):
             crops = [replace(group, **dict.fromkeys(given)) for group in method.CROPS]
             notes.append(f"views.crops: {', '.join(map(str, crops))} of the area, {method.name}'s")
         notes += [f"views.{key}: {value}, {method.name}'s" for key, value in method.COLOURS.items() if key not in given]
-        colours = {key: method.COLOURS.get(key, getattr(DEFAULT_COLOURS, key)) for key in COLOURS if key not in given}
-        return replace(self.views, crops=crops, **colours), notes
+        return replace(self.views, crops=crops, **vars(colours_of(self.views, Colours(**method.COLOURS)))), notes
 
     def _label_faults(self) -> list[str]:
         if self.data.labelled is None or self.learns_labels:

@@ -81,10 +81,9 @@ class Views(Colours):
         return [group.size or self.size for group in self.crops]
 
 
-def colours_of(views: Views, group: CropGroup) -> Colours:
-    """Return the colours of a group's crops: its own, else those of ``views``, else IDMM's."""
-    levels = (group, views, DEFAULT_COLOURS)
-    values = {name: [getattr(level, name) for level in levels] for name in COLOURS}
+def colours_of(*levels: Colours) -> Colours:
+    """Return each colour of the first level that has it, else IDMM's: a group of crops, ``views``, the method."""
+    values = {name: [getattr(level, name) for level in (*levels, DEFAULT_COLOURS)] for name in COLOURS}
     return Colours(**{name: next(v for v in options if v is not None) for name, options in values.items()})
 
 

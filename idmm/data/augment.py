@@ -40,7 +40,7 @@ class TrainTransform:
         """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
         images = [self.store.image(i) for i in indices]
         key, sizes = derive(self.key, "views", epoch), self.store.sizes[indices]
-        plan = draw_views(Views(), self.crop, key, indices, sizes, len(images[0]))
+        plan = draw_views(Views(), self.crop, key, indices, sizes)
 
         def randomly(view: np.ndarray, v: int) -> np.ndarray:
             if not is_rgb8(images[v]):

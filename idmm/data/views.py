@@ -81,9 +81,7 @@ def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> 
     return box.astype(np.int64)
 
 
-def draw_views(
-    config: Views, group: CropGroup, key: int, indices: np.ndarray, sizes: np.ndarray, channels: int = 3
-) -> ViewPlan:
+def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, sizes: np.ndarray) -> ViewPlan:
     """Draw ``group.count`` views of each image.
 
     Args:
@@ -91,12 +89,11 @@ def draw_views(
         key: From :func:`idmm.seeding.derive`, another for each epoch and group.
         indices: Image numbers, [B].
         sizes: Height and width of these images (pixels), [B, 2].
-        channels: Of these images.
 
     Returns:
         The plan of V = B * count views. Those of one image are neighbours.
     """
-    count, colours = group.count, colours_of(config, group)
+    count, colours = group.count, colours_of(group, config)
     u = uniforms(key, indices, count * DRAWS).reshape(-1, DRAWS)  # [B, count * D] -> [V, D]
     box = draw_boxes(np.repeat(sizes, count, 0), tuple(group.scale), u[:, :-12])
     flip, jitter, order, grey, blur, sigma, *strengths, solarize = u[:, -12:-1].T  # the last is spare
@@ -113,16 +110,15 @@ def draw_views(
         grey=grey < colours.grey_prob,
         sigma=np.where(blur < colours.blur_prob, low + (high - low) * sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
-        **_turns(colours, key, indices, count, channels),
+        **_turns(colours, key, indices, count),
     )
 
 
-def _turns(colours: Colours, key: int, indices: np.ndarray, count: int, channels: int) -> dict[str, np.ndarray]:
-    """Draw turns if they are on. They have numbers of their own, so that nothing else changes with them."""
+def _turns(colours: Colours, key: int, indices: np.ndarray, count: int) -> dict[str, np.ndarray]:
+    """Draw turns if they are on. Their numbers are independent of all others, which stay the same."""
     if not (colours.vflip or colours.rotate90):
         return {}
-    each = 2 + 3 * channels  # numbers a view. Those after the first two are spare
-    u = uniforms(derive(key, "channels"), indices, count * each).reshape(-1, each)  # [V, D]
+    u = uniforms(derive(key, "channels"), indices, count * 2).reshape(-1, 2)  # [V, 2]
     return {"vflip": u[:, 0] < colours.vflip, "turns": (u[:, 1] * 4).astype(np.int64) * colours.rotate90}
 
 
@@ -292,7 +288,7 @@ class MultiCropTransform:
         views = []
         for number, (group, size) in enumerate(zip(self.config.crops, self.config.group_sizes(), strict=True)):
             key = derive(self.seed, "views", epoch, number)
-            plan = draw_views(self.config, group, key, indices, sizes, len(images[0]))
+            plan = draw_views(self.config, group, key, indices, sizes)
             views.append(make_views(images, plan, size, self.mean, self.std))
         return numbered({"views": views}, self.store, indices)
 

@@ -53,18 +53,14 @@ class Predictions:
         return self.ranked[:, 0]
 
     def scores(self) -> dict[str, float]:
-        """Return ``top1``, ``top5`` and ``mean_per_class`` in percent.
+        """Return ``top1``, its interval, ``top5`` and ``mean_per_class`` in percent, see :func:`score`.
 
-        With fewer than five classes, top-5 is 100. Classes without an image do not count in the mean.
+        With fewer than five classes, top-5 is 100.
         """
         hits = self.ranked == self.truth[:, None]  # [N, min(5, K)]
-        images, correct = self.per_class()
-        seen = images > 0
-        return {
-            "top1": float(100 * correct.sum() / len(hits)),
-            "top5": float(100 * hits.any(1).sum() / len(hits)),
-            "mean_per_class": float(100 * (correct[seen] / images[seen]).mean()),
-        }
+        accuracy = score(self.predicted, self.truth, "mean_per_class")
+        del accuracy["mean_per_class_interval"]
+        return accuracy | {"top5": float(100 * hits.any(1).sum() / len(hits))}
 
     def per_class(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of images of each class and of the correct predictions among them, int64 [K] each."""
@@ -195,7 +191,7 @@ def score(predicted, truth, metric: str = "top1") -> dict[str, Any]:
     """
     truth = np.asarray(truth)
     correct = np.asarray(predicted) == truth
-    shares = {"top1": (correct.mean(), wilson(correct.sum(), len(correct)))}
+    shares = {"top1": (correct.sum() / len(correct), wilson(correct.sum(), len(correct)))}
     if metric == "mean_per_class":
         count = np.bincount(truth)
         hits, count = np.bincount(truth, correct)[count > 0], count[count > 0]

@@ -66,10 +66,6 @@ class SeedStats:
     def failed(self) -> int:
         return sum(run["status"] == "failed" for run in self.runs)
 
-    @property
-    def status(self) -> str:
-        return "ok" if self.n else "failed" if self.failed else "missing"
-
 
 def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
     """Return the statistics of runs that differ only in their seeds."""

@@ -71,7 +71,7 @@ class TableCell:
     @property
     def mean(self) -> str:
         if self.stats.mean is None:
-            return FAILED if self.stats.status == "failed" else MISSING
+            return FAILED if self.stats.failed else MISSING
         return format_number(self.stats.mean)
 
     @property

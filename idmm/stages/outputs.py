@@ -147,7 +147,6 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
     truth, predicted = predictions.truth, predictions.predicted
     scores = predictions.scores() | {
-        "top1_interval": evaluate.score(predicted, truth)["top1_interval"],
         "largest_class": evaluate.largest_class(truth)[1],
         **baseline_score,
     }

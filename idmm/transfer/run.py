@@ -18,7 +18,7 @@ from idmm.stages import STAGES
 from idmm.stages.run import run_stage
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan, Job
-from idmm.transfer.status import Failure, read_failures
+from idmm.transfer.status import Failure, cell_status, read_failures
 
 DEATHS = 2  # of the process during a job, after which the job has failed
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1", "start_top1",
@@ -132,13 +132,12 @@ class Grid:
         start = self.plan.jobs[job.needs] if job.needs else None
         result, pretraining = self.result(job), self.result(start) if start else {}
         failure = None if result else failures.get(job.key) or failures.get(job.needs)
-        status = "ok" if result else "failed" if failure else "missing"
         return {
             **vars(cell),
             "protocol": job.stage,
             **{name: result.get(name) for name in MEASURED},
             **{name: result[name] for name in MEASURED_DENSE if name in result},
-            "status": status,
+            "status": cell_status(bool(result), failure is not None),
             "error": failure.error if failure else None,
             "log": failure.log if failure else None,
             "folder": job.folder,

@@ -1,6 +1,7 @@
 """``idmm transfer status``: the progress of a grid."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +25,20 @@ def read_failures(out: Path) -> dict[str, Failure]:
     return {path.name.partition(".")[0]: Failure(**json.loads(path.read_text())) for path in paths}
 
 
+def cell_status(is_finished: bool, has_failed: bool) -> str:
+    """Return the status of a cell: ok, failed (its job or its pretraining did) or missing."""
+    return "ok" if is_finished else "failed" if has_failed else "missing"
+
+
 def progress(out: Path) -> str:
     """Return a line with the finished and failed cells of the grid that was started last in a folder."""
     failed = {str(Path(failure.log).parent) for failure in read_failures(out).values()}
     cells = json.loads((out / "cells.json").read_text())  # for each the folders of its job and of its pretraining
-    unfinished = [folders for folders in cells if not (out / folders[0] / "result.json").exists()]
-    line = f"grid: {len(cells) - len(unfinished)} of {len(cells)} cells"
-    count = sum(not failed.isdisjoint(folders) for folders in unfinished)
-    return f"{line}, {count} failed" if count else line
+    counts = Counter(
+        cell_status((out / folders[0] / "result.json").exists(), not failed.isdisjoint(folders)) for folders in cells
+    )
+    line = f"grid: {counts['ok']} of {len(cells)} cells"
+    return f"{line}, {counts['failed']} failed" if counts["failed"] else line
 
 
 def status(config: StatusConfig) -> str:
