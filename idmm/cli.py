@@ -147,11 +147,11 @@ def _fault_of(error: OSError) -> RunError | UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{error.filename or 'a file'}: cannot be written ({reason(error)})")
     if "temporary directory" in str(error):  # of Python's tempfile and of matplotlib
-        line = "environment: no temporary folder can be written; set TMPDIR to one that can"
+        line = "environment: no temporary folder can be written. Set TMPDIR to one that can"
         return UserError(f"{line} ({reason(error)})")
     if error.errno not in (errno.EACCES, errno.ENAMETOOLONG, errno.EROFS) or error.filename is None:
         raise error
-    return UserError(f"'{error.filename}': {reason(error)}; expected a path that can be used")
+    return UserError(f"'{error.filename}': {reason(error)}, expected a path that can be used")
 
 
 def _process_age() -> float:
@@ -172,7 +172,7 @@ def _dispatch(group: Group, words: str, argv: list[str], started_at: float, prog
         return 0
     if name not in group.commands:
         names = ", ".join(group.commands)
-        raise UserError(f"{words}{name}: unknown command; expected one of {names}{nearest(name, group.commands)}")
+        raise UserError(f"{words}{name}: unknown command, expected one of {names}{nearest(name, group.commands)}")
     command = group.commands[name]
     if isinstance(command, Group):
         return _dispatch(command, f"{name} ", rest, started_at)

@@ -25,7 +25,7 @@ def pick_device(device: str, field: str = "device") -> str:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     names = [name for name in available if available[name]]
     if device != "auto" and device not in names:
-        raise UserError(f"{field}: '{device}' is not available; expected one of {', '.join(names)}")
+        raise UserError(f"{field}: '{device}' is not available, expected one of {', '.join(names)}")
     return names[0] if device == "auto" else device
 
 
@@ -38,8 +38,8 @@ def launched() -> Iterator[None]:
     try:
         yield
     except (ValueError, ImportError) as error:
-        advice = "unset WORLD_SIZE, RANK, LOCAL_RANK and ACCELERATE_*, or start the command with torchrun"
-        fault = UserError(f"environment: accelerate cannot start ({in_short(error)}); {advice}")
+        advice = "Unset WORLD_SIZE, RANK, LOCAL_RANK and ACCELERATE_*, or start the command with torchrun"
+        fault = UserError(f"environment: accelerate cannot start ({in_short(error)}). {advice}")
         fault.shared = False  # other processes may not exist
         raise fault from None
 
@@ -63,7 +63,7 @@ def worker_lost(error: Exception) -> RunError | None:
     if not re.match(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
         return None
     why = "a loader worker was killed, probably because memory ran out"
-    return RunError(f"{why}; try fewer --data.workers (0: none), or a smaller batch")
+    return RunError(f"{why}. Try fewer --data.workers (0: none), or a smaller batch")
 
 
 def step_too_large(batch_size: int, accumulate: int) -> RunError:

@@ -78,7 +78,7 @@ def in_short(error: Exception) -> str:
 def needed(feature: str, libraries: Iterable[str], extra: str) -> None:
     """Raise UserError with the install command if libraries of an extra are missing."""
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{feature}: needs {', '.join(missing)}; install it with: {install(extra)}")
+        raise UserError(f"{feature}: needs {', '.join(missing)}. Install it with: {install(extra)}")
 
 
 def install(extra: str) -> str:
@@ -87,7 +87,7 @@ def install(extra: str) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for the most similar of ``words``, or an empty text.
+    """Return ``. Did you mean 'x'?`` for the most similar of ``words``, or an empty text.
 
     Of equally similar words, the one with the longest common prefix is chosen.
     """
@@ -96,7 +96,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
         return difflib.SequenceMatcher(None, match, word).ratio(), len(commonprefix([match, word]))
 
     best = max(difflib.get_close_matches(word, list(words), n=5, cutoff=0.6), key=similarity, default=None)
-    return f"; did you mean '{best}'?" if best else ""
+    return f". Did you mean '{best}'?" if best else ""
 
 
 def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> list[str]:

@@ -21,7 +21,7 @@ log = logging.getLogger("idmm")
 _MARK = "part-"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without flock
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
-WEIGHTS_EXPECTED = f"give a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
+WEIGHTS_EXPECTED = f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
 _NAMES = "timm:NAME or hf-hub:ORG/NAME"
 _PUBLIC = re.compile(r"(timm:[\w.-]+|hf-hub:[\w.-]+/[\w.-]+)(@[\w./-]+)?", re.ASCII)
@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.chmod(aside, 0o666 & ~_umask())  # mkstemp's files are private
         os.replace(aside, path)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error}); the old file stays") from None
+        raise RunError(f"{path}: cannot be written ({error.strerror or error}). The old file stays") from None
     finally:
         if aside is not None:
             with contextlib.suppress(OSError):
@@ -123,9 +123,9 @@ def out_file(out: str, endings: Sequence[str]) -> Path:
     """
     path = Path(out)
     if path.suffix.lower() not in endings:
-        raise UserError(f"out: '{out}' is of an unknown kind; expected a file that ends in {' or '.join(endings)}")
+        raise UserError(f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}")
     if path.is_dir():
-        raise UserError(f"out: '{out}' is a folder; expected a file")
+        raise UserError(f"out: '{out}' is a folder, expected a file")
     _check_writable(out)
     return path
 
@@ -137,9 +137,9 @@ def made_folder(out: str | None) -> Path | None:
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"out: cannot write to '{out}' ({error.strerror}); expected a folder") from None
+        raise UserError(f"out: cannot write to '{out}' ({error.strerror}), expected a folder") from None
     if not os.access(out, os.W_OK | os.X_OK):
-        raise UserError(f"out: cannot write to '{out}'; make the folder writable or name another")
+        raise UserError(f"out: cannot write to '{out}'. Make the folder writable or name another")
     return Path(out)
 
 
@@ -147,9 +147,9 @@ def free_folder(out: str) -> Path:
     """Return a folder that a command may fill, without creating it. UserError unless it is new or empty."""
     path = Path(out)
     if path.is_dir() and any(path.iterdir()):
-        raise UserError(f"out: '{out}' exists and is not empty; name a new folder")
+        raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
     if os.path.lexists(path) and not path.is_dir():
-        raise UserError(f"out: '{out}' is a file; expected a new folder")
+        raise UserError(f"out: '{out}' is a file, expected a new folder")
     _check_writable(out)
     return path
 
@@ -158,7 +158,7 @@ def _check_writable(out: str) -> None:
     folder = next(folder for folder in Path(out).absolute().parents if os.path.lexists(folder))
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         why = "cannot be written to" if folder.is_dir() else "is not a folder"
-        raise UserError(f"out: cannot write '{out}', because '{folder}' {why}; name another place")
+        raise UserError(f"out: cannot write '{out}', because '{folder}' {why}. Name another place")
 
 
 @contextlib.contextmanager
@@ -176,7 +176,7 @@ def filling(path: Path) -> Iterator[Path]:
         os.chmod(aside, 0o777 & ~_umask())  # mkdtemp's folders are private
         os.replace(aside, path)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error}); nothing is left of it") from None
+        raise RunError(f"{path}: cannot be written ({error.strerror or error}). Nothing is left of it") from None
     finally:
         if aside is not None and aside.exists():
             shutil.rmtree(aside, ignore_errors=True)
@@ -241,7 +241,7 @@ class Lock:
         except OSError as error:
             if error.errno not in _NO_FLOCK:
                 raise
-            log.warning("%s: this file system has no locks; do not start a second process here", self.path.parent)
+            log.warning("%s: this file system has no locks. Do not start a second process here", self.path.parent)
         self.held = True
         return True
 
@@ -271,10 +271,10 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
     if is_public(path):
         label = weights_label(path, field)
         if not _PUBLIC.fullmatch(str(path)):
-            raise UserError(f"{label} is not a name of public weights; expected {_NAMES}, with an optional @REVISION")
+            raise UserError(f"{label} is not a name of public weights, expected {_NAMES}, with an optional @REVISION")
         if stem == "model":
-            how = f"fine-tune it on labelled images first: {_FINETUNE.format(path)}"
-            raise UserError(f"{label} has no classifier of your classes; {how}")
+            how = f"Fine-tune it on labelled images first: {_FINETUNE.format(path)}"
+            raise UserError(f"{label} has no classifier of your classes. {how}")
         return Path(path)
     path = home(path)
     label = weights_label(path, field)
@@ -283,10 +283,10 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
             raise UserError(f"{label} {fault}")
         return path / f"{stem}.safetensors"
     if not path.exists():
-        hint = f"; or {_NAMES}" if stem == "backbone" else ""
-        raise UserError(f"{label} does not exist; {WEIGHTS_EXPECTED}{hint}")
+        hint = f", or {_NAMES}" if stem == "backbone" else ""
+        raise UserError(f"{label} does not exist, {WEIGHTS_EXPECTED}{hint}")
     if path.suffix.lower() not in WEIGHTS:
-        raise UserError(f"{label} is not a checkpoint; {WEIGHTS_EXPECTED}")
+        raise UserError(f"{label} is not a checkpoint, {WEIGHTS_EXPECTED}")
     return path
 
 
@@ -296,13 +296,12 @@ def _run_fault(folder: Path, stem: str) -> str | None:
     if not missing:
         return None
     if (folder / "fold-1").is_dir():
-        return f"holds k-fold runs; give one of them ('{folder / 'fold-1'}'), or a run on all images"
+        return f"holds k-fold runs. Give one of them ('{folder / 'fold-1'}'), or a run on all images"
     if stem == "model" and (folder / "backbone.safetensors").is_file():
-        return f"is a run without a classifier; fine-tune it on labelled images first: {_FINETUNE.format(folder)}"
+        return f"is a run without a classifier. Fine-tune it on labelled images first: {_FINETUNE.format(folder)}"
     if (folder / "last").is_dir():
-        how = "repeat its command to finish it"
-        return f"is a run that has not written its {missing[0]} yet; {how}, or {WEIGHTS_EXPECTED}"
-    return f"has no {' and no '.join(missing)} in it; {WEIGHTS_EXPECTED}"
+        return f"is a run that has not written its {missing[0]} yet. Repeat its command to finish it"
+    return f"has no {' and no '.join(missing)} in it, {WEIGHTS_EXPECTED}"
 
 
 def is_public(init: str | os.PathLike | None) -> bool:

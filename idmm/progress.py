@@ -167,7 +167,7 @@ class Interrupts:
 
         for item in items:
             if self.requested and distributed.world() == 1:
-                raise Interrupted("interrupted; repeat the command to continue")
+                raise Interrupted("interrupted. Repeat the command to continue")
             yield item
 
 
@@ -229,7 +229,7 @@ def log_expected_end(label: str, steps: str, step_seconds: float, seconds: float
         seconds: Time to the end.
     """
     end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-    line = "%s: %s of about %s s each; training ends at about %s, in %s"
+    line = "%s: %s of about %s s each. Training ends at about %s, in %s"
     log.info(line, label, steps, brief(step_seconds), end, duration(seconds))
 
 

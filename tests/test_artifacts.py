@@ -104,7 +104,7 @@ def test_methods_without_rows_write_none(root, tmp_path, capsys):
     found = read_outputs.instances(tmp_path / "idmm")
     assert found.labels is None and found.classifier == "linear"
     assert not list((tmp_path / "simclr").glob("instances*"))
-    line = "simclr learns no row for each training image; expected a run of idmm"
+    line = "simclr learns no row for each training image, expected a run of idmm"
     run = tmp_path / "simclr"
     assert faults(read_outputs.instances, run) == [f"{run}: instances.safetensors: {line}"]
 
@@ -132,19 +132,19 @@ def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
     (line,) = faults(read, copy)
     assert line.startswith(f"{copy / name}: cannot be read (")
     (copy / name).unlink()
-    assert faults(read, copy)[0].startswith(f"{copy / name}: does not exist; ")
+    assert faults(read, copy)[0].startswith(f"{copy / name}: does not exist, ")
 
 
 def test_what_is_no_finished_run(fine, tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
-    assert faults(read_outputs.predictions, nowhere) == [f"{nowhere}: does not exist; expected a run folder"]
+    assert faults(read_outputs.predictions, nowhere) == [f"{nowhere}: does not exist, expected a run folder"]
     expected = "expected a finished run's folder"
-    assert faults(read_outputs.predictions, fold) == [f"{fold}: is no run: it has no result.json; {expected}"]
-    line = f"{fold.parent}: holds k-fold runs; give one of them ('{fold}')"
+    assert faults(read_outputs.predictions, fold) == [f"{fold}: is no run: it has no result.json, {expected}"]
+    line = f"{fold.parent}: holds k-fold runs. Give one of them ('{fold}')"
     assert faults(read_outputs.predictions, fold.parent) == [line]
     assert faults(read_outputs.instances, fine) == [
-        f"{fine}: has no rows of training images; expected a pretraining run of idmm"
+        f"{fine}: has no rows of training images, expected a pretraining run of idmm"
     ]
     (fold / "result.json").write_text("{}")
     (fold / "config.yaml").write_text("{")

@@ -100,7 +100,7 @@ def test_every_kind_of_number(kind):
             assert found.pixels.dtype == np.uint16 and found.min_max == ((0, 100), (0, 100))
         np.testing.assert_array_equal(found.pixels, wanted)
         if kind == "float32":
-            with pytest.raises(BadImage, match=f"has values of type {kind}, which need a range; expected 8 or 16 bits"):
+            with pytest.raises(BadImage, match=f"has values of type {kind}, which need a range, expected 8 or 16 bits"):
                 read_image(content, MANY, bands=Bands(2))
 
 
@@ -142,7 +142,7 @@ def test_the_axes_of_an_array():
     assert read(6, 7, 5, bands=Bands(5)) == (6, 7, 5)
     assert read(5, 6, 7, bands=Bands(5)) == (6, 7, 5)
     assert read(6, 7, bands=None) == read(6, 7, 1, bands=None) == read(3, 6, 7, bands=None) == (6, 7, 3)
-    with pytest.raises(BadImage, match=r"^has 6 channels; expected 5$"):
+    with pytest.raises(BadImage, match=r"^has 6 channels, expected 5$"):
         read(6, 8, 7, bands=Bands(5))
 
 
@@ -152,18 +152,18 @@ class Evil:
 
 
 BAD = {
-    "a_three.tif": (pages(FIVE[:, :, :4]), "has 4 channels; expected 5"),
-    "b_rgb.png": (deep_png(RGB), "has 3 channels; expected 5"),
+    "a_three.tif": (pages(FIVE[:, :, :4]), "has 4 channels, expected 5"),
+    "b_rgb.png": (deep_png(RGB), "has 3 channels, expected 5"),
     "c_nan.npy": (npy(np.where(FIVE == FIVE[3, 4, 2], np.nan, FIVE)[..., :5].astype(np.float32)), "not finite (NaN"),
-    "d_two.npz": (npz(a=FIVE, b=FIVE), "a .npz of 2 arrays; expected one"),
+    "d_two.npz": (npz(a=FIVE, b=FIVE), "a .npz of 2 arrays, expected one"),
     "e_text.npy": (
         npy(np.full((4, 4, 5), "x")),
-        "holds values of type <U1; expected integers, floats",
+        "holds values of type <U1, expected integers, floats",
     ),
     "h_huge.npy": (npy(np.zeros((1, 1, 5), np.uint8)).replace(b"(1, 1, 5)", b"(99999, 99999, 5)"), "99999 x 99999"),
     "i_four.npy": (
         npy(np.zeros((2, 2, 2, 5))),
-        "an array of shape [2, 2, 2, 5]; expected [H, W], [H, W, C] or [C, H, W]",
+        "an array of shape [2, 2, 2, 5], expected [H, W], [H, W, C] or [C, H, W]",
     ),
 }
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
     Evil.path = str(tmp_path / "ran")
     bad = {
         **BAD,
-        "j_objects.npy": (npy(np.array([[Evil()]], dtype=object)), "holds values of type object; expected integers"),
+        "j_objects.npy": (npy(np.array([[Evil()]], dtype=object)), "holds values of type object, expected integers"),
         "k_pickle.npy": (pickle.dumps(Evil()), "not an image"),
     }
     for name, (content, _) in bad.items():
@@ -219,16 +219,16 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
         assert line.startswith(f"  12 files ({split.items[0]}, ") and " and 7 more): " in line
         return line.partition("more): ")[2]
 
-    assert said(bands=[0, 5]) == "has 5 channels; data.bands has 5, counted from 0"
-    assert said(in_chans=4) == "has 5 channels; expected 4"
-    why = "a TIFF of 5 channels (MINISBLACK); expected a page of grey, RGB or RGBA, or --data.in_chans 5"
+    assert said(bands=[0, 5]) == "has 5 channels, and data.bands has 5, counted from 0"
+    assert said(in_chans=4) == "has 5 channels, expected 4"
+    why = "a TIFF of 5 channels (MINISBLACK), expected a page of grey, RGB or RGBA, or --data.in_chans 5"
     assert said() == why
     (tmp_path / "mixed").mkdir()
     for i, count in enumerate((5, 5, 4)):
         (tmp_path / f"mixed/{i}.npy").write_bytes(npy(np.zeros((9, 9, count), np.uint8)))
     data = section(tmp_path / "mixed", bands=[0, 1], cache="off")
     lines = faults(store_split, list_images(data, labelled=False).train, stored_size=None, data=data)
-    assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: has 4 channels; expected 5"]
+    assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: has 4 channels, expected 5"]
     for flags, line in {
         ("--data.in_chans", "0"): "data.in_chans: got 0, expected greater than or equal to 1",
         ("--data.bands", "[0, 0]"): "data.bands: got [0, 0], expected each channel once",
@@ -239,7 +239,7 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
             "data.mean: got 1 values for in_chans 5, expected one per channel",
         ("--data.in_chans", "5", "--data.range", "[[0, 1]]"):
             "data.range: got 1 values for in_chans 5, expected one per channel",
-        ("--data.range", "[[0, 1], [0, 1], [0, 1]]"): "data.range: 3 ranges; pictures have one, [low, high]",
+        ("--data.range", "[[0, 1], [0, 1], [0, 1]]"): "data.range: 3 ranges, expected one for pictures, [low, high]",
     }.items():  # fmt: skip
         assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]
 
@@ -301,7 +301,7 @@ def test_mean_and_std_are_measured_and_kept(runs, root):
     assert (config["mean"], config["std"], config["in_chans"]) == (None, None, 5)
     text = (folder / "whole/log.txt").read_text()
     assert "of the channels, measured from the training images" in text
-    assert "12 of 12 train images have more than 8 bits; their values [" in text and "become 0 to 1 (from the" in text
+    assert "12 of 12 train images have more than 8 bits. Their values [" in text and "become 0 to 1 (from the" in text
 
 
 def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):

@@ -82,7 +82,7 @@ def test_files_of_a_run(stage, whole):
 
 # ------------------------------------------------------------------ what is said to mistakes
 FAULTS = {
-    "unknown flag": ("--train.epoch 3", "--train.epoch: unknown flag; did you mean '--train.epochs'?"),
+    "unknown flag": ("--train.epoch 3", "--train.epoch: unknown flag. Did you mean '--train.epochs'?"),
     "flag of other commands": (
         "--augment.flip 0",
         "--augment.flip: unknown flag of this command, it belongs to idmm finetune, idmm detect, idmm segment",
@@ -92,7 +92,7 @@ FAULTS = {
     "an unset variable": (["--init", ""], "init: empty value (unset shell variable?), expected null for none"),
     "a long name": (
         f"--data.root {300 * 'a'} --out /nowhere/run",
-        f"data.root: '{300 * 'a'}' does not exist; expected a folder of images",
+        f"data.root: '{300 * 'a'}' does not exist, expected a folder of images",
     ),
     "missing file": ("--config", "--config: expected a FILE"),
     "not a number": ("--train.lr fast", "train.lr: got 'fast', expected a number"),
@@ -116,7 +116,7 @@ FAULTS = {
     "too short a list": ("--data.mean []", "data.mean: got [], expected at least 1 item"),
     "key of a list item": (
         ["--views.crops", "[{count: 2}, {cont: 3}]"],
-        "views.crops[1].cont: unknown key; did you mean 'views.crops[1].count'?",
+        "views.crops[1].cont: unknown key. Did you mean 'views.crops[1].count'?",
     ),
     "flag that is no YAML": (
         "--model.kwargs {a",
@@ -128,7 +128,7 @@ FAULTS = {
     ),
 }
 FILES = {
-    "unknown key": ("train: {epoch: 3}", "train.epoch: unknown key (in {path}); did you mean 'train.epochs'?"),
+    "unknown key": ("train: {epoch: 3}", "train.epoch: unknown key (in {path}). Did you mean 'train.epochs'?"),
     "wrong type": ("data:\n  workers: two", "data.workers: got 'two', expected an integer (in {path})"),
     "wrong range": (
         "views: {crops: [{scale: [0.5, 0.1]}]}",
@@ -170,21 +170,21 @@ def test_all_faults_at_once(tmp_path, capsys):
     lines = refused(capsys, argv)
     assert sorted(lines) == sorted([
         "--config: cannot read 'none.yaml' (No such file or directory), expected a YAML file",
-        "--sed: unknown flag; did you mean '--seed'?",
+        "--sed: unknown flag. Did you mean '--seed'?",
         "--train.warmup_epochs: expected a value (FLOAT)",
         "train.batch_size: got 0, expected greater than or equal to 1",
-        f"train.epoch: unknown key (in {path}); did you mean 'train.epochs'?",
+        f"train.epoch: unknown key (in {path}). Did you mean 'train.epochs'?",
         f"train.lr: got 'fast', expected a number (in {path})",
         "method.classifier: got 'cosin', expected 'linear' or 'cosine'",
-        f"views.crops[0].cont: unknown key (in {path}); did you mean 'views.crops[0].count'?",
+        f"views.crops[0].cont: unknown key (in {path}). Did you mean 'views.crops[0].count'?",
     ])  # fmt: skip
     assert not out.exists()
 
 
 def test_commands(capsys):
     (line,) = refused(capsys, ["pretran"])
-    assert line.startswith("pretran: unknown command; expected one of train, pretrain, finetune, ")
-    assert line.endswith(", demo; did you mean 'pretrain'?")
+    assert line.startswith("pretran: unknown command, expected one of train, pretrain, finetune, ")
+    assert line.endswith(", demo. Did you mean 'pretrain'?")
     assert call([]) == 0 and capsys.readouterr().out.startswith("usage: idmm COMMAND")
     assert call(["--help"]) == 0 and "finetune" in capsys.readouterr().out
     assert call(["--version"]) == 0 and capsys.readouterr().out == "idmm 0.1.0\n"
@@ -197,7 +197,7 @@ def test_real_process_says_only_lines():
         words = [sys.executable, *start, "--train.epoch", "3"]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "--train.epoch: unknown flag; did you mean '--train.epochs'?\n"
+        assert done.stderr == "--train.epoch: unknown flag. Did you mean '--train.epochs'?\n"
 
 
 def test_init_contradicts(whole, tmp_path, capsys):
@@ -206,8 +206,8 @@ def test_init_contradicts(whole, tmp_path, capsys):
     given = dict(model__name="resnet50", model__kwargs={"embed_dim": 64, "depth": 2})
     source = f"{init}/backbone.safetensors"
     assert refused(capsys, ["finetune", *flags("finetune", out, init=str(init), **given)]) == [
-        f"model.name: 'resnet50', but '{source}' is vit_tiny_patch16_224; leave it out or make it agree",
-        f"model.kwargs: embed_dim is 64, but '{source}' has 32; leave it out or make it agree",
+        f"model.name: 'resnet50', but '{source}' is vit_tiny_patch16_224. Leave it out or make it agree",
+        f"model.kwargs: embed_dim is 64, but '{source}' has 32. Leave it out or make it agree",
     ]
     assert not (out / "last" / "state.pt").exists()
 
@@ -244,12 +244,12 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
 def test_unknown_model_and_dataset(tmp_path, capsys):
     assert inside("pretrain", tmp_path / "a", model__name="deit_tinny_patch16_224", model__kwargs=None) == 2
     assert capsys.readouterr().err == (
-        "model.name: 'deit_tinny_patch16_224' is unknown; did you mean 'deit_tiny_patch16_224'?\n"
+        "model.name: 'deit_tinny_patch16_224' is unknown. Did you mean 'deit_tiny_patch16_224'?\n"
     )
     assert inside("pretrain", tmp_path / "b", data__name="digit") == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("data.name: 'digit' is not known; expected one of flowers, pets,")
-    assert last.endswith("; did you mean 'digits'?")
+    assert last.startswith("data.name: 'digit' is not known, expected one of flowers, pets,")
+    assert last.endswith(". Did you mean 'digits'?")
 
 
 # ------------------------------------------------------------------ what is understood
@@ -389,7 +389,7 @@ def test_python_interface_reports_all_faults():
     with pytest.raises(UserError) as caught:
         idmm.pretrain(config)
     assert sorted(caught.value.faults) == [
-        "train.epoch: unknown key; did you mean 'train.epochs'?", "train.lr: got -1, expected greater than 0",
+        "train.epoch: unknown key. Did you mean 'train.epochs'?", "train.lr: got -1, expected greater than 0",
     ]  # fmt: skip
     assert str(caught.value) == "\n".join(caught.value.faults)
     with pytest.raises(UserError, match=r"^config: got int, expected a mapping, "):
@@ -431,7 +431,7 @@ def test_no_temporary_folder(monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
     monkeypatch.setattr("idmm.cli._run", lambda *_: tempfile.gettempdir())
     (line,) = refused(capsys, ["pretrain"])
-    assert line.startswith("environment: no temporary folder can be written; set TMPDIR to one that can (")
+    assert line.startswith("environment: no temporary folder can be written. Set TMPDIR to one that can (")
 
 
 @BOTH

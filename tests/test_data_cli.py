@@ -47,7 +47,7 @@ def test_mistakes_are_a_line_each_and_exit_2(capsys):
     assert say(capsys, "chekc", "flowers")[0] == 2
     assert say(capsys, "info", "flower")[2].strip().endswith("did you mean 'flowers'?")
     code, _, err = say(capsys, "download", "flowers", "--rot", "x")
-    assert code == 2 and "--rot: unknown flag; did you mean '--root'?" in err
+    assert code == 2 and "--rot: unknown flag. Did you mean '--root'?" in err
     assert say(capsys, "check", "flowers")[0] == 2
     code, _, err = say(capsys, "download", "cars", "--root", "nowhere")
     assert code == 2 and "cars_test_annos_withlabels.mat" in err

@@ -34,10 +34,10 @@ def test_digits():
 
 
 def test_roots_that_are_none(tmp_path):
-    assert faults(list_images, section(), True) == ["data.root: missing; data.name 'folder' expects a folder of images"]
+    assert faults(list_images, section(), True) == ["data.root: missing, data.name 'folder' expects a folder of images"]
     root = tmp_path / "x"
     for fault in ("does not exist", "is not a folder"):
-        wanted = [f"data.root: '{root}' {fault}; expected a folder of images"]
+        wanted = [f"data.root: '{root}' {fault}, expected a folder of images"]
         assert faults(list_images, section(root), True) == faults(list_images, section(root), False) == wanted
         root.touch()
 
@@ -101,9 +101,9 @@ def test_all_faults_of_a_folder_come_together(tmp_path):
     paint(root / "train/loose.png")
     train, val = root / "train", root / "val"
     assert faults(list_images, section(root), True) == [
-        f"data.root: '{train}' has 1 image outside of class folders (loose.png); expected {train}/CLASS/*",
-        f"data.root: '{train}' has classes without images: empty; fill or remove them",
-        f"data.root: '{val}' has classes without images: empty; fill or remove them",
+        f"data.root: '{train}' has 1 image outside of class folders (loose.png), expected {train}/CLASS/*",
+        f"data.root: '{train}' has classes without images: empty. Fill or remove them",
+        f"data.root: '{val}' has classes without images: empty. Fill or remove them",
         f"data.root: '{val}' lacks classes of '{train}': b, c",
         f"data.root: '{val}' has classes that '{train}' lacks: d",
     ]
@@ -111,7 +111,7 @@ def test_all_faults_of_a_folder_come_together(tmp_path):
 
 def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
     assert faults(list_images, section(tmp_path), True) == [
-        f"data.root: '{tmp_path}' has no 'train' folder; expected {tmp_path}/train/CLASS/*,"
+        f"data.root: '{tmp_path}' has no 'train' folder, expected {tmp_path}/train/CLASS/*,"
         " or the classes in a CSV file (--data.labels)"
     ]
     train = tmp_path / "train"
@@ -119,12 +119,12 @@ def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
     (train / "a/x.heic").touch()
     (train / "b").mkdir()
     assert faults(list_images, section(tmp_path), True) == [
-        f"data.root: '{train}' has no images, but 1 file of other kinds; expected {train}/CLASS/*"
+        f"data.root: '{train}' has no images, but 1 file of other kinds, expected {train}/CLASS/*"
     ]
     shutil.rmtree(train / "b")
     paint(train / "a/x.png")
     assert faults(list_images, section(tmp_path, val_fraction=0.5), True) == [
-        f"data.root: '{train}' has one class only ('a'); expected two or more"
+        f"data.root: '{train}' has one class only ('a'), expected two or more"
     ]
 
 
@@ -217,11 +217,11 @@ def test_subset_depends_on_its_seed_alone_and_grows_by_adding():
 def test_subset_faults():
     split = labelled_split([5, 10, 4])
     bare = Split(split.items, split.names, None, None)
-    few = "6 is more than the 4 training images of class 'class2' and of 1 more; expected up to 4"
+    few = "6 is more than the 4 training images of class 'class2' and of 1 more, expected up to 4"
     for images, subset, line in (
         (split, {"per_class": 6}, f"per_class: {few}"),
         (split, {"total": 20}, "total: 20 is more than the 19 training images"),
-        (bare, {"per_class": 1}, "per_class: these images have no labels; expected total or fraction"),
+        (bare, {"per_class": 1}, "per_class: these images have no labels, expected total or fraction"),
     ):
         assert faults(draw_subset, images, config.Subset(**subset)) == [f"data.subset.{line}"]
 

@@ -75,15 +75,15 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
     detect = ["detect", *MODEL, "--out", out, "--train.size", 64]
     segment = ["segment", *detect[1:]]
     for argv, line in (
-        (detect, "data.root: missing; detect expects a folder of images with their boxes (COCO)"),
+        (detect, "data.root: missing, detect expects a folder of images with their boxes (COCO)"),
         ([*segment, "--data.name", "flowers"], "data.name: got 'flowers'"),
         (
             [*detect, "--data.labels", "a.csv"],
             "--data.labels: unknown flag of this command, it belongs to idmm train, ",
         ),
         ([*detect, "--data.subset", "{per_class: 2}"], "data.subset.per_class: unknown key"),
-        ([*detect, "--data.root", masks], "has no annotations of objects to train on; expected"),
-        ([*segment, "--data.root", coco], "has no images with masks to train on; expected"),
+        ([*detect, "--data.root", masks], "has no annotations of objects to train on, expected"),
+        ([*segment, "--data.root", coco], "has no images with masks to train on, expected"),
         ([*detect, "--data.root", coco, "--model.masks", "true"], "model.masks: true, but no box"),
         ([*detect, "--data.root", coco, "--train.size", 72], "train.size: image size 72x72: expected a multiple"),
         ([*detect, "--data.root", coco, "--train.keep", "best"], "train.keep: best chooses by val"),
@@ -101,10 +101,10 @@ def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name in missing else find(name, *of))
     for stage, name in (("detect", "pycocotools"), ("segment", "segmentation_models_pytorch")):
         (line,) = refused(capsys, [stage, "--data.root", tmp_path / "images", "--out", tmp_path / "out"])
-        assert line.startswith(f"{stage}: needs {name}; install it with: pip install") and "[dense]" in line
+        assert line.startswith(f"{stage}: needs {name}. Install it with: pip install") and "[dense]" in line
         run = tmp_path / stage
         looks = dict(size=32, mean=(0.5,) * 3, std=(0.5,) * 3, extra={"task": stage})
         save_model(run, "model", {}, name="resnet10t", kwargs={}, **looks)
         paint(tmp_path / "1.png")
         (line,) = refused(capsys, ["predict", "--init", run, tmp_path / "1.png", "--out", tmp_path / "out"])
-        assert f"{run}: needs {name}; install it with: pip install" in line and not (tmp_path / "out").exists()
+        assert f"{run}: needs {name}. Install it with: pip install" in line and not (tmp_path / "out").exists()

@@ -79,9 +79,9 @@ def test_unusual_objects(tmp_path, caplog):
 
 BROKEN = [  # how the annotations of a file are spoilt, one after the other, and what its line is
     (lambda a: a.update(segmentation={"size": [64, 96], "counts": "oooo7"}), r"or RLE of its size"),
-    (lambda a: a["bbox"].__setitem__(2, 0), r"bbox \[.*\]; expected \[x, y, width, height\] in the image \(64 x 96"),
-    (lambda a: a["bbox"].__setitem__(0, 90), r"bbox \[90, .*\]; expected"),
-    (lambda a: a.update(bbox=[1] * 999), r"bbox \[1, 1, .{0,80}\.\.\.\]; expected"),
+    (lambda a: a["bbox"].__setitem__(2, 0), r"bbox \[.*\], expected \[x, y, width, height\] in the image \(64 x 96"),
+    (lambda a: a["bbox"].__setitem__(0, 90), r"bbox \[90, .*\], expected"),
+    (lambda a: a.update(bbox=[1] * 999), r"bbox \[1, 1, .{0,80}\.\.\.\], expected"),
     (lambda a: a.update(image_id=77), r"annotation 5: its image or its category is not in the list"),
     (lambda a: a.update(category_id=5), r"annotation 6: its image or its category is not in the list"),
     (lambda a: a.update(segmentation=[[1, 2, 3, 4]]), r"segmentation: expected polygons in the image"),
@@ -153,7 +153,7 @@ def test_files_that_are_no_annotations(tmp_path):
     assert line == f"data.root: '{val}' has categories that are not in '{train}': 3 'nought'"
     coco_tree(tmp_path, official=True)
     (line,) = faults(read_detection, of(tmp_path))
-    assert "has several files of train: " in line and line.endswith("; expected one")
+    assert "has several files of train: " in line and line.endswith(", expected one")
 
 
 # ------------------------------------------------------------------ masks
@@ -196,11 +196,11 @@ def test_masks_that_cannot_be_used(tmp_path):
     lines = faults(read_segmentation, of(tmp_path))
     assert lines == [
         f"data.root: '{tmp_path}/images/train': 1 of 6 images {SKIP}",
-        f"  '004.png' has no mask; expected '{masks}/004.png'",
+        f"  '004.png' has no mask, expected '{masks}/004.png'",
         f"data.root: '{tmp_path}/masks': 4 of 5 masks {SKIP}",
-        f"  '{masks}/000.png': a colour image (RGB); expected a grey or palette PNG whose numbers are the classes",
+        f"  '{masks}/000.png': a colour image (RGB), expected a grey or palette PNG whose numbers are the classes",
         f"  '{masks}/001.png': 6 x 5 pixels, its image 64 x 96",
-        f"  '{masks}/002.png': values without a class: 9; expected 0 to 3, and 255 for ignored pixels",
+        f"  '{masks}/002.png': values without a class: 9, expected 0 to 3, and 255 for ignored pixels",
         lines[-1],
     ]
     assert lines[-1].startswith(f"  '{masks}/003.png': unreadable or truncated")
@@ -208,7 +208,7 @@ def test_masks_that_cannot_be_used(tmp_path):
     (tmp_path / "classes.txt").write_text("digit\n")
     (masks / "005.png").unlink()
     assert faults(read_segmentation, of(tmp_path, on_error="skip")) == [
-        f"data.root: '{tmp_path}/classes.txt' has 1 as number of classes; expected 2 to 255"
+        f"data.root: '{tmp_path}/classes.txt' has 1 as number of classes, expected 2 to 255"
     ]
 
 

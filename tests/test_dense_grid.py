@@ -189,8 +189,8 @@ def test_faults_of_entries_and_options(trees):
         {"name": "digits", "protocol": "detect", "label": "few"},
     ]
     assert faults(plan(trees, targets=given).checked) == [
-        f"targets 'boxes': protocol: got 'detekt', expected one of {', '.join(PROTOCOLS)}; did you mean 'detect'?",
-        "targets 'masks': protocol: segment takes no options of finetune; set them under segment",
+        f"targets 'boxes': protocol: got 'detekt', expected one of {', '.join(PROTOCOLS)}. Did you mean 'detect'?",
+        "targets 'masks': protocol: segment takes no options of finetune. Set them under segment",
         "detect on few: data.name: got 'digits', expected 'folder'",
     ]
 

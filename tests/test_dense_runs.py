@@ -189,7 +189,7 @@ def test_its_backbone_is_a_start_for_others(whole):
 
 
 def test_other_commands_say_what_it_is(whole, trees, tmp_path, capsys):
-    with pytest.raises(UserError, match="is a network of idmm detect; give a classifier"):
+    with pytest.raises(UserError, match="is a network of idmm detect. Give a classifier"):
         idmm.load_classifier(whole / "detect")
     said = refused(capsys, ["explore", whole / "segment", "--out", tmp_path / "explored"])
     assert "is a run of idmm segment, without classes of images" in said[-1]
@@ -280,7 +280,7 @@ def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
         capsys, ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full", "--min_score=1"]
     )
     assert any(line.startswith("min_score: has no meaning") for line in said)
-    assert any("exists and is not empty; name a new folder" in line for line in said)
+    assert any("exists and is not empty. Name a new folder" in line for line in said)
 
 
 def test_memory_that_ends_in_the_last_evaluation(trees, tmp_path, capsys, monkeypatch):
@@ -297,7 +297,7 @@ def test_memory_that_ends_in_the_last_evaluation(trees, tmp_path, capsys, monkey
     assert call(argv) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert (
-        said == "out of memory with 4 images at a time; repeat the command with more free memory to continue from here"
+        said == "out of memory with 4 images at a time. Repeat the command with more free memory to continue from here"
     )
     monkeypatch.setattr(detect.BoxEvaluator, "scores", scores)
     assert call(argv) == 0

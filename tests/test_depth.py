@@ -70,7 +70,7 @@ def said(run):
 def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
     found = levels(runs / "cache-auto")
     assert len(found) > 2000 and found.min() == 0 and found.max() == 65535, "they are not cut to 8 bits"
-    text = "8 of 8 train images have more than 8 bits; their values [3, 4012] become 0 to 1 (from the training images)"
+    text = "8 of 8 train images have more than 8 bits. Their values [3, 4012] become 0 to 1 (from the training images)"
     assert text in said(runs / "auto")
     assert info(runs / "auto")["range"] == [3, 4012]
     assert idmm.load_backbone(runs / "auto").pretrained_cfg["range"] == [3, 4012]
@@ -82,7 +82,7 @@ def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
     assert tuned(tmp_path / "b", other, **given) == 0
     assert info(tmp_path / "b")["range"] == info(tmp_path / "b", "model")["range"] == [3, 4012]
     for part in ("train", "test"):
-        line = f"8 of 8 {part} images have more than 8 bits; their values [3, 4012] become 0 to 1 (as in"
+        line = f"8 of 8 {part} images have more than 8 bits. Their values [3, 4012] become 0 to 1 (as in"
         assert line in said(tmp_path / "b")
     assert tuned(tmp_path / "c", other, **given, data__range=[50, 3000]) == 0
     assert info(tmp_path / "c", "model")["range"] == [50, 3000]
@@ -108,7 +108,7 @@ def test_the_image_that_memory_does_not_hold_is_named(tmp_path, monkeypatch):
 
     deep(tmp_path / "d/train/0.png", 0, 100)
     monkeypatch.setattr(decode, "read_image", full)
-    line = f"out of memory while decoding '{tmp_path}/d/train/0.png'; a lower data.max_pixels refuses it"
+    line = f"out of memory while decoding '{tmp_path}/d/train/0.png'. A lower data.max_pixels refuses it"
     with pytest.raises(RunError, match=f"^{line}$"):
         opened(tmp_path / "d")
 
@@ -156,14 +156,14 @@ WANTED = "expected a page of grey, RGB or RGBA, or --data.in_chans"
 REFUSED = {
     "pages": (
         tif(GREY, GREY, GREY),
-        "a TIFF of 3 channels (MINISBLACK); expected a page of grey, RGB or RGBA, or --data.bands '[0, 1, 2]'",
+        "a TIFF of 3 channels (MINISBLACK), expected a page of grey, RGB or RGBA, or --data.bands '[0, 1, 2]'",
     ),
-    "five samples": (tif(noise(8, 8, 5), **BANDS, bigtiff=True), f"a TIFF of 5 channels (MINISBLACK); {WANTED} 5"),
-    "RGB and two": (tif(noise(8, 8, 5), photometric="rgb"), f"a TIFF of 5 channels (RGB); {WANTED} 5"),
-    "two channels": (tif(noise(8, 8, 2), **BANDS), f"a TIFF of 2 channels (MINISBLACK); {WANTED} 2"),
+    "five samples": (tif(noise(8, 8, 5), **BANDS, bigtiff=True), f"a TIFF of 5 channels (MINISBLACK), {WANTED} 5"),
+    "RGB and two": (tif(noise(8, 8, 5), photometric="rgb"), f"a TIFF of 5 channels (RGB), {WANTED} 5"),
+    "two channels": (tif(noise(8, 8, 2), **BANDS), f"a TIFF of 2 channels (MINISBLACK), {WANTED} 2"),
     "16-bit CMYK": (
         tif(noise(8, 8, 4, kind=np.uint16), photometric="separated"),
-        f"a TIFF of 4 channels (SEPARATED); {WANTED} 4",
+        f"a TIFF of 4 channels (SEPARATED), {WANTED} 4",
     ),
 }
 

@@ -141,7 +141,7 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
     def batch(epoch, indices):
         return {"worker": os.getpid()}
 
-    with pytest.raises(RunError, match="a loader worker was killed, probably because memory ran out; try fewer --data"):
+    with pytest.raises(RunError, match="a loader worker was killed, probably because memory ran out. Try fewer --data"):
         with distributed.enough_memory(RunError("too little memory")):
             for made in evaluation_batches(batch, np.arange(40), 2, workers=1):
                 os.kill(int(made["worker"]), signal.SIGKILL)

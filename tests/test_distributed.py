@@ -132,7 +132,7 @@ def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):
         assert processes.wait() != 0
         said = processes.said()
     saved = state(out)
-    assert re.search(rf"^interrupted; .* from epoch {saved['epoch'] + 1}, step {saved['step']}$", said, re.MULTILINE)
+    assert re.search(rf"^interrupted\. .* from epoch {saved['epoch'] + 1}, step {saved['step']}$", said, re.MULTILINE)
     assert said.count("interrupted") == 1 and not (out / "result.json").exists()
     with together("pretrain", out, **PRETRAIN) as processes:
         assert processes.wait() == 0, processes.said()
@@ -159,5 +159,5 @@ def test_run_in_use_is_left_alone(tmp_path):
         with together("pretrain", out, **PRETRAIN) as processes:
             assert processes.wait() != 0
             said = processes.said()
-    assert said.count(f"out: '{out}' is in use by another run; wait for it or name another folder") == 1
+    assert said.count(f"out: '{out}' is in use by another run. Wait for it or name another folder") == 1
     assert "UserError" not in said and not (out / "config.yaml").exists()

@@ -72,7 +72,7 @@ def test_the_command(indoor67, server, tmp_path, capsys):
     argv = ["data", "download", "indoor67", "--root", tmp_path / "root"]
     server.orders = [{"status": 404}]
     assert call(argv) == 1
-    line = f"{indoor67.archives[0].url}: cannot be fetched (HTTPError: HTTP Error 404: Not Found); {AGAIN}"
+    line = f"{indoor67.archives[0].url}: cannot be fetched (HTTPError: HTTP Error 404: Not Found). {AGAIN}"
     assert line in capsys.readouterr().err.splitlines()
     assert call(argv) == 0
     assert capsys.readouterr().out == "indoor67: 3 train, 2 test, all as in the protocol\n"
@@ -112,7 +112,7 @@ def test_a_wrong_checksum_and_a_damaged_archive(indoor67, server, tmp_path):
 def test_a_root_that_cannot_be_written(indoor67, tmp_path):
     (tmp_path / "file").touch()
     (line,) = faults(fetch, indoor67, tmp_path / "file")
-    assert line.startswith(f"data.root: cannot write to '{tmp_path}/file' (") and line.endswith("; expected a folder")
+    assert line.startswith(f"data.root: cannot write to '{tmp_path}/file' (") and line.endswith(", expected a folder")
     root = tmp_path / "root"
     (root / "indoorCVPR_09").mkdir(parents=True)
     (root / "indoorCVPR_09/TestImages.txt").mkdir()  # in the place of a file

@@ -57,8 +57,8 @@ def test_from_python(run, images):
 def test_mistakes(run, images, tmp_path, capsys):
     (tmp_path / "begun" / "last").mkdir(parents=True)
     lines = refused(capsys, ["embed", "--init", tmp_path / "begun", images, "--out", tmp_path / "f.csv"])
-    assert lines[0].startswith(f"init: '{tmp_path}/begun' is a run that has not written its backbone.safetensors yet; ")
-    assert lines[1:] == [f"out: '{tmp_path}/f.csv' is of an unknown kind; expected a file that ends in .npz"]
+    assert lines[0].startswith(f"init: '{tmp_path}/begun' is a run that has not written its backbone.safetensors yet. ")
+    assert lines[1:] == [f"out: '{tmp_path}/f.csv' is of an unknown kind, expected a file that ends in .npz"]
     assert refused(capsys, ["embed", "--init", run, images])[0].startswith("out: missing")
 
 
@@ -67,7 +67,7 @@ def test_a_size_that_is_not_square(tmp_path, images, capsys):
     info = json.loads((odd / "backbone.json").read_text())
     (odd / "backbone.json").write_text(json.dumps({**info, "size": [24, 16]}))
     lines = refused(capsys, ["embed", "--init", odd, images, "--out", tmp_path / "f.npz"])
-    assert lines[0].endswith("was evaluated at 24x16 pixels; expected a network of square images")
+    assert lines[0].endswith("was evaluated at 24x16 pixels, expected a network of square images")
 
 
 # ---------------------------------------------------------------------- similar
@@ -108,12 +108,12 @@ def test_mistakes_of_similar(run, images, tmp_path, capsys):
     files, out = paths(images), ["--out", tmp_path / "s.png"]
     (tmp_path / "bad.png").write_text("no image")
     for argv, line in [
-        ([images, files[0]], f"query: '{images}' is a folder; expected an image"),
-        ([tmp_path / "none.png", images], f"query: '{tmp_path}/none.png' does not exist; expected an image"),
-        ([files[0], files[0]], f"paths: there is no image but the query '{files[0]}'; name images to compare it with"),
+        ([images, files[0]], f"query: '{images}' is a folder, expected an image"),
+        ([tmp_path / "none.png", images], f"query: '{tmp_path}/none.png' does not exist, expected an image"),
+        ([files[0], files[0]], f"paths: there is no image but the query '{files[0]}'. Name images to compare it with"),
         ([tmp_path / "bad.png", images], f"query: '{tmp_path}/bad.png' cannot be read (not an image)"),
     ]:
         assert refused(capsys, ["similar", "--init", run, *argv, *out])[-1] == line
-    line = "out: 's.jpg' is of an unknown kind; expected a file that ends in .png"
+    line = "out: 's.jpg' is of an unknown kind, expected a file that ends in .png"
     assert refused(capsys, ["similar", "--init", run, files[0], images, "--out", "s.jpg"]) == [line]
     assert not (tmp_path / "s.png").exists()

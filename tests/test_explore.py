@@ -105,7 +105,7 @@ def test_where_it_may_write(run, planted, tmp_path, capsys, monkeypatch):
     assert "out: cannot write to" in refused(capsys, ["explore", run, "--out", tmp_path / "file/x"])[0]
     assert not (planted / "train/sheets").exists()
     monkeypatch.setattr(os, "access", lambda *_: False)
-    line = f"out: cannot write to '{tmp_path}'; make the folder writable or name another"
+    line = f"out: cannot write to '{tmp_path}'. Make the folder writable or name another"
     assert refused(capsys, ["explore", run, "--out", tmp_path]) == [line]
 
 

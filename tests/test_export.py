@@ -262,12 +262,12 @@ def test_bad_out(run, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    before, ending = sorted(tmp_path.rglob("*")), "is of an unknown kind; expected a file that ends in"
+    before, ending = sorted(tmp_path.rglob("*")), "is of an unknown kind, expected a file that ends in"
     for kind, name, why in [
         ("onnx", "m.pt", f"{ending} .onnx"),
-        ("onnx", "folder.onnx", "is a folder; expected a file"),
-        ("timm", "full", "exists and is not empty; name a new folder"),
-        ("hf", "file", "is a file; expected a new folder"),
+        ("onnx", "folder.onnx", "is a folder, expected a file"),
+        ("timm", "full", "exists and is not empty. Name a new folder"),
+        ("hf", "file", "is a file, expected a new folder"),
     ]:
         out = tmp_path / name
         found = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out])
@@ -293,4 +293,4 @@ def test_bad_run(run, tmp_path, capsys):
 def test_without_the_extra(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "NEEDED", ("onnx", "no_such_library"))
     (line,) = refused(capsys, ["export", "--init", run, "--format", "onnx", "--out", tmp_path / "m.onnx"])
-    assert line.startswith("format: onnx: needs no_such_library; install it with: pip install ")
+    assert line.startswith("format: onnx: needs no_such_library. Install it with: pip install ")

@@ -173,7 +173,7 @@ def mistake(capsys, *argv):
 def test_a_class_with_too_few_images_is_refused(run, tmp_path, capsys):
     root = tree(tmp_path / "d", train={"a": 3, "b": 9, "c": 2}, test={"a": 1, "b": 1, "c": 1})
     argv = ["--init", run, "--out", tmp_path / "o", "--data.name", "folder", "--data.root", root]
-    wanted = "per_class: 5 is more than the training images of 'c' (2), 'a' (3); expected at most 2"
+    wanted = "per_class: 5 is more than the training images of 'c' (2), 'a' (3), expected at most 2"
     assert mistake(capsys, *argv, "--per_class", "[1, 5]") == [wanted]
     assert not (tmp_path / "cache/features").exists() and not (tmp_path / "o").exists(), "before any work"
 
@@ -187,7 +187,7 @@ def test_mistakes_are_a_line_each(run, tmp_path, tiny, capsys):
     file = tmp_path / "bad.yaml"
     for argv, begin in (
         (["--init", f"[{run}, {run}]"], f"init: '{run}' is given twice"),
-        (["--init", tmp_path / "none"], f"init: '{tmp_path}/none' does not exist; "),
+        (["--init", tmp_path / "none"], f"init: '{tmp_path}/none' does not exist, "),
         (["--per_class", "[0]"], "per_class[0]: got 0"),
         (["--data.subset", "{total: 9}"], "data.subset: "),
         ([*tiny, "--size", 32], "size: is for frozen features"),

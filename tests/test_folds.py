@@ -69,13 +69,13 @@ def test_the_log_tells_the_result(done):
     text, result = (done / "log.txt").read_text(), read(done / "result.json")
     low, high = result["top1_interval"]
     assert f"top-1 {result['top1']:.2f} on 15 images, each tested once in 3 folds" in text
-    assert f"(95 % interval {low:.1f} to {high:.1f}; over folds {result['mean']['top1']:.2f} ± " in text
+    assert f"(95 % interval {low:.1f} to {high:.1f}, over folds {result['mean']['top1']:.2f} ± " in text
     assert "no better, within its 95 % interval" in text, "the whole is compared with the largest class, too"
     assert "data.folds: fold 2 of 3 is tested on 5 of 15 training images" in (done / "fold-2/log.txt").read_text()
 
 
 def test_all_folds_are_no_backbone(done, tmp_path, capsys):
-    line = f"init: '{done}' holds k-fold runs; give one of them ('{done / 'fold-1'}'), or a run on all images"
+    line = f"init: '{done}' holds k-fold runs. Give one of them ('{done / 'fold-1'}'), or a run on all images"
     assert refused(capsys, ["finetune", "--init", done, "--out", tmp_path / "o"]) == [line]
 
 
@@ -102,7 +102,7 @@ def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
 def test_what_cannot_be_dealt_out_is_one_line_and_leaves_no_folder(images, done, tmp_path, capsys):
     argv = ["finetune", "--data.name", "folder", "--data.root", images, "--data.folds", 8, "--out", tmp_path / "r"]
     (line,) = refused(capsys, argv)
-    assert line.startswith("data.folds: 8 folds need 8 training images of each class; 'cat' has 7")
+    assert line.startswith("data.folds: 8 folds need 8 training images of each class: 'cat' has 7")
     assert not (tmp_path / "r").exists()
     plain = shutil.copytree(done / "fold-1", tmp_path / "plain")
     assert refused(capsys, [*argv[:-3], 3, "--out", plain])[0].startswith(f"out: '{plain}' holds a run without folds")
@@ -117,7 +117,7 @@ def test_folds_beside_splits_of_the_dataset(tmp_path, caplog):
     assert {name.split("/")[0] for name in splits.train.names + splits.test.names} == {"train"}
     assert splits.val.names == ["val/a/0.png", "val/b/0.png"] and len(splits.test) == 4
     assert (
-        "fold 2 of 3 is tested on 4 of 12 training images; the 4 test images of the dataset are not used" in caplog.text
+        "fold 2 of 3 is tested on 4 of 12 training images. The 4 test images of the dataset are not used" in caplog.text
     )
     splits = list_images(section(root, folds=3, fold=2), labelled=False)
     assert len(splits.train) == 12 and "data.folds: 3 is not used, as pretraining takes all" in caplog.text
@@ -134,7 +134,7 @@ def test_a_group_is_in_one_fold(tmp_path):
         held, left = ({name.split("/")[1] for name in part.names} for part in (fold.test, fold.train))
         assert len(held) == 2 and not held & left and len(set(fold.test.labels)) == 2
     assert sum(len(fold.test) for fold in folds) == 20
-    line = "data.folds: 5 folds need 5 training groups of each class; 'a' has 4, 'b' has 4"
+    line = "data.folds: 5 folds need 5 training groups of each class: 'a' has 4, 'b' has 4"
     assert faults(list_images, section(root, **{**data, "folds": 5}), True) == [line]
 
 

@@ -178,7 +178,7 @@ def test_one_class_is_a_line(init, tmp_path, capsys):
     drawn = {"data__subset": {"total": 2}, "data__name": "folder", "data__root": str(root)}  # without regard to labels
     given = {**RUN, **drawn, "init": str(init)}
     *_, line = refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", **given)])
-    assert line.startswith(f"{KEY}: features, but the training images are all of one class, 'cat'; expected two")
+    assert line.startswith(f"{KEY}: features, but the training images are all of one class, 'cat', expected two")
     assert not (tmp_path / "run").exists()
     assert inside("finetune", tmp_path / "run", **given, train__classifier_init="random") == 0
 
@@ -189,7 +189,7 @@ def test_features_that_are_not_finite_are_a_line(init, tmp_path, capsys):
     torch.nn.init.constant_(model.norm.bias, float("nan"))
     bad = a_run(tmp_path / "bad", model=model)
     *_, line = refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", **RUN, init=str(bad))], code=1)
-    assert line == f"the images' features are not finite; the run that wrote '{bad}' has diverged"
+    assert line == f"the images' features are not finite. The run that wrote '{bad}' has diverged"
 
 
 # ------------------------------------------------------------------ grids, folds, recipes

@@ -105,7 +105,7 @@ def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
 
 
 def test_pretraining_is_refused(tmp_path, capsys):
-    why = "model.name: hog has no weights to pretrain; probe or fine-tune it instead"
+    why = "model.name: hog has no weights to pretrain. Probe or fine-tune it instead"
     assert refused(capsys, ["pretrain", "--model.name", "hog", "--out", tmp_path / "p"])[-1] == why
     grid = ["--sources", "[digits]", "--targets", "[digits]", "--methods", "[idmm]", "--backbones", "[hog]"]
     argv = ["transfer", *grid, "--scratch", "true", "--seeds", "[0]", "--out", tmp_path / "g"]

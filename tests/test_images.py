@@ -305,7 +305,7 @@ def test_colours_that_were_multiplied_by_their_opacity(planes):
 def test_a_fourth_sample_without_a_meaning_is_no_opacity():
     array = rgba(1000, np.uint16)
     np.testing.assert_array_equal(pixels(deep_tif(array, 0), np.uint16), DEEP_SQUARES)
-    with pytest.raises(BadImage, match=r"a TIFF of 4 channels \(MINISBLACK\); expected a page of grey, RGB or RGBA"):
+    with pytest.raises(BadImage, match=r"a TIFF of 4 channels \(MINISBLACK\), expected a page of grey, RGB or RGBA"):
         read_image(tif(array), MANY)
 
 
@@ -410,7 +410,7 @@ def test_pages_of_other_samples_are_no_channels():
 
 def test_a_shape_below_nothing():
     content = npy(np.zeros((10, 100), np.uint8)).replace(b"(10, 100)", b"(-1, 100)")
-    with pytest.raises(BadImage, match=r"an array of shape \[-1, 100\]; expected"):
+    with pytest.raises(BadImage, match=r"an array of shape \[-1, 100\], expected"):
         read_image(content, 10)
 
 

@@ -65,7 +65,7 @@ def test_what_is_no_convolution_is_refused():
     with pytest.raises(UserError) as refused:
         Checkpoint(before.state_dict(), "a.pth", "init").load_into(after, in_chans=5)
     why = "init: 'a.pth' embeds.proj.weight of naflexvit_base_patch16_gap is no plain convolution and cannot be adapted"
-    assert str(refused.value).startswith(f"{why} to 5 channels; leave out")
+    assert str(refused.value).startswith(f"{why} to 5 channels. Leave out")
 
 
 def test_a_file_without_json(tmp_path):

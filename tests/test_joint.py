@@ -293,7 +293,7 @@ def test_other_methods_refuse_the_keys(root, tmp_path, capsys):
     *_, line = mistake(capsys, tmp_path / "run", root, **{**own, "method__name": "simclr", "method__label_weight": 1})
     assert line == "method.label_weight: got 1, but simclr has no such option. Leave it out."
     argv = ["finetune", "--data.root", root, "--out", tmp_path / "run", "--data.labelled", "{per_class: 2}"]
-    assert refused(capsys, argv) == ["data.labelled: is for pretraining; data.subset draws the images of a finetune"]
+    assert refused(capsys, argv) == ["data.labelled: is for pretraining, data.subset draws the images of a finetune"]
 
 
 def test_an_unlabelled_folder_that_repeats_other_images(root, tmp_path, capsys):

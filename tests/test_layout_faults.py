@@ -22,8 +22,8 @@ def refused(name, root):
 @pytest.mark.parametrize("name", ["flowers", "cars"])
 def test_roots_that_are_none(name, tmp_path):
     wanted = f"data.name '{name}' expects its folder ('idmm data info {name}' shows it)"
-    assert refused(name, None) == [f"data.root: missing; {wanted}", advice(name, "DIR")]
-    line = f"data.root: '{tmp_path / 'x'}' does not exist; expected the folder that holds {name}"
+    assert refused(name, None) == [f"data.root: missing, {wanted}", advice(name, "DIR")]
+    line = f"data.root: '{tmp_path / 'x'}' does not exist, expected the folder that holds {name}"
     assert refused(name, tmp_path / "x") == [line, advice(name, tmp_path / "x")]
 
 
@@ -42,7 +42,7 @@ SPOILT = [  # dataset, what is done to the base, the line
     ("pets", lambda b: (b / "images/Abyssinian_201.jpg").unlink(),
      "'BASE' lacks 1 listed images: images/Abyssinian_201.jpg"),
     ("aircraft", lambda b: append(b / "images_variant_test.txt", "1514522 Zeppelin NT"),
-     "files in 'BASE/..' are damaged (KeyError: 'Zeppelin NT'); fetch them again"),
+     "files in 'BASE/..' are damaged (KeyError: 'Zeppelin NT'). Fetch them again"),
     ("indoor67", lambda b: append(b / "TestImages.txt", "\nImages/gameroom/1.jpg"),
      "'BASE/TestImages.txt' has 'Images/gameroom/1.jpg' in line 4, expected 'CLASS/FILE'"),
     ("indoor67", lambda b: write(b / "TestImages.txt"),
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
 def test_other_files_than_the_publishers(name, tmp_path):
     """Their checksums are verified before anything is read: a pickle may run anything."""
     base = BUILD[name](tmp_path)
-    line = f"data.root: files in '{base}' are damaged (a checksum differs); fetch them again"
+    line = f"data.root: files in '{base}' are damaged (a checksum differs). Fetch them again"
     assert refused(name, tmp_path) == [line, advice(name, tmp_path)]
 
 

@@ -75,7 +75,7 @@ def test_a_grid_of_one_place_is_refused():
     small = create_backbone("vit_tiny_patch16_224", 16, **{**KWARGS, "patch_size": 16})
     with pytest.raises(UserError) as raised:
         Localization(small, DrLoc(weight=1.0), 16, 3)
-    assert str(raised.value).startswith("drloc.weight: at 16 px the final grid is 1x1, nothing is apart; ")
+    assert str(raised.value).startswith("drloc.weight: at 16 px the final grid is 1x1, nothing is apart. ")
 
 
 def test_mode_l1_all_names_itself_where_there_are_no_blocks():

@@ -67,7 +67,7 @@ def test_a_file_system_without_flock(tmp_path, monkeypatch, caplog):
     with RunFolder(str(tmp_path / "run"), {"seed": 1}, "auto") as run:
         run.add_metrics({"stage": 1, "epoch": 1})
     warnings = [record.getMessage() for record in caplog.records]
-    assert warnings == [f"{tmp_path / 'run/last'}: this file system has no locks; do not start a second process here"]
+    assert warnings == [f"{tmp_path / 'run/last'}: this file system has no locks. Do not start a second process here"]
 
 
 def test_a_folder_is_free_after_whatever_went_wrong(tmp_path, monkeypatch):

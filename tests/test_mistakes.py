@@ -16,7 +16,7 @@ from idmm.config.parsing import build, dump, parse
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 
-NO_OUT = "out: missing; name a folder for all that the run writes (--out runs/a)"
+NO_OUT = "out: missing. Name a folder for all that the run writes (--out runs/a)"
 LITTLE = dict(data__subset=None, train__epochs=1, train__save_minutes=60)
 DIGITS = "data.name: scikit-learn's digits, as neither --data.name nor --data.root was given"
 
@@ -42,7 +42,7 @@ def test_digits_are_said_to_be_digits_in_the_first_line(whole):
 
 def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, capsys):
     name = "digits"
-    line = f"data.root: '{pictures}', but data.name '{name}' comes with a package and takes none; "
+    line = f"data.root: '{pictures}', but data.name '{name}' comes with a package and takes none. "
     line += "leave it out, or the name, which is then 'folder'"
     where = ["--data.name", name, "--data.root", pictures]
     assert refused(capsys, ["pretrain", *where, "--out", tmp_path / "o"]) == [line]
@@ -59,19 +59,19 @@ def test_a_root_without_a_name_in_a_grid(pictures):
 
 
 # ------------------------------------------------------------------ before torch
-INIT = "init: 'a' does not exist; give a run folder, or a "
+INIT = "init: 'a' does not exist, expected a run folder, or a "
 FLOWER = "data.name: 'flower' is not known"
 MISTAKES = [  # command line, how each line of the answer begins
     ("finetune --config paper", [NO_OUT]),
     ("pretrain --data.name digits --data.root d", ["data.root: 'd', but data.name 'digits'", NO_OUT]),
     ("pretrain --method.name simclr --method.queue 3 --out o", ["method.queue: got 3"]),
-    ("train nowhere --out o", ["data.root: 'nowhere' does not exist; expected a folder of images"]),
+    ("train nowhere --out o", ["data.root: 'nowhere' does not exist, expected a folder of images"]),
     ("pretrain --data.name flower --out o", [FLOWER]),
     ("finetune --init a --out o", [INIT]),
     ("probe --init a --data.name flower", [FLOWER]),
     ("fewlabel --init '[a, b]' --out o", [INIT]),
     ("data check", ["name: missing, expected --name or --root"]),
-    ("finetune --stages '[{sise: 224}]'", ["stages[0].sise: unknown key; did you mean 'stages[0].size'?"]),
+    ("finetune --stages '[{sise: 224}]'", ["stages[0].sise: unknown key. Did you mean 'stages[0].size'?"]),
     ("finetune --stages '[{epochs: 2}]'", ["stages[0].size: missing, expected image side (pixels)"]),
 ]
 LOOP = (
@@ -116,7 +116,7 @@ def test_what_a_run_wrote_is_read_again(tmp_path):
 
 def test_out_may_not_be_init(tmp_path, capsys):
     a_run(tmp_path / "run")
-    line = f"out: '{tmp_path}/run' is where init is; name a new folder for all that this run writes"
+    line = f"out: '{tmp_path}/run' is where init is. Name a new folder for all that this run writes"
     for init in (tmp_path / "run", tmp_path / "run" / "backbone.safetensors"):
         assert refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", init=str(init))]) == [line]
 

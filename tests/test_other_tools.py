@@ -175,7 +175,7 @@ def test_a_run_starts_from_another_tools_file(tmp_path, capsys):
     capsys.readouterr()
     assert inside("finetune", tmp_path / "b", **given, model__name=None, model__kwargs=None) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("checkpoint.ckpt' does not name its model; give its timm name")
+    assert line.endswith("checkpoint.ckpt' does not name its model. Give its timm name")
 
 
 def test_a_file_with_its_json_serves_without_a_run(tmp_path, caplog):
@@ -201,7 +201,7 @@ def test_what_no_network_fits(tmp_path):
     state = weights("vit", 0)
     torch.save(dino(state, weights("vit", 1)), tmp_path / "a.pth")
     line = refusal(read_checkpoint(tmp_path / "a.pth").load_into, create_backbone("resnet18"))
-    assert "is a checkpoint of another model: only 0 of 60 weights fit resnet18; missing: conv1.weight" in line
+    assert "is a checkpoint of another model: only 0 of 60 weights fit resnet18. Missing: conv1.weight" in line
     assert "its entries: student, teacher, dino_loss, optimizer, epoch, args, fp16_scaler" in line
     assert line.endswith("24 of 65 weights begin with 'student.module.backbone.blocks.'")
     wide = create_backbone("vit_tiny_patch16_224", 32, **{**VIT, "embed_dim": 64})
@@ -234,7 +234,7 @@ def test_nothing_in_a_file_runs(how, tmp_path):
     """Neither in an entry beside weights, in either of torch's formats, nor in a plain pickle."""
     path, ran = tmp_path / "a.ckpt", tmp_path / "ran"
     content = {"state_dict": weights("vit", 0), "args": Payload(ran)}
-    why = r"holds Python objects, which are never run \(\w+.mkdir\); use the file that the tool exports, or save only"
+    why = r"holds Python objects, which are never run \(\w+.mkdir\). Use the file that the tool exports, or save only"
     if how == "whole":
         content = Payload(ran)
     elif how == "namespace":

@@ -194,26 +194,26 @@ def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
     (tmp_path / "none").mkdir()
     given = ["predict", "--init", runs / "pretrain", tmp_path / "none", tmp_path / "nowhere", "--out", "p.txt"]
     assert refused(capsys, given) == [
-        f"init: '{runs}/pretrain' is a run without a classifier; fine-tune it on labelled images first: "
+        f"init: '{runs}/pretrain' is a run without a classifier. Fine-tune it on labelled images first: "
         f"idmm finetune --config fast --init {runs}/pretrain --data.root DIR --out NEW",
-        "out: 'p.txt' is of an unknown kind; expected a file that ends in .csv",
-        f"paths: '{tmp_path}/none' has no images; expected at least one",
-        f"paths: '{tmp_path}/nowhere' does not exist; expected images, or folders of images",
+        "out: 'p.txt' is of an unknown kind, expected a file that ends in .csv",
+        f"paths: '{tmp_path}/none' has no images, expected at least one",
+        f"paths: '{tmp_path}/nowhere' does not exist, expected images, or folders of images",
     ]
 
 
 def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     (tmp_path / "folds" / "fold-1").mkdir(parents=True)
     for run, why in {
-        tmp_path / "folds": f"holds k-fold runs; give one of them ('{tmp_path}/folds/fold-1')",
-        runs / "rgb" / "backbone.safetensors": "has no classifier: its JSON lists no classes; expected",
+        tmp_path / "folds": f"holds k-fold runs. Give one of them ('{tmp_path}/folds/fold-1')",
+        runs / "rgb" / "backbone.safetensors": "has no classifier: its JSON lists no classes, expected",
     }.items():
         (line,) = refused(capsys, ["predict", "--init", run, images])
         assert line.startswith(f"init: '{run}' {why}")
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--min_score", 0.3])
-    assert line == "min_score: got 0.3; it is for boxes, leave it out for a classifier"
+    assert line == "min_score: got 0.3, which is for boxes. Leave it out for a classifier"
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
-    assert line.startswith("device: 'mps' is not available; expected one of ")
+    assert line.startswith("device: 'mps' is not available, expected one of ")
 
 
 def test_a_network_that_diverged(runs, images, tmp_path, capsys):
@@ -224,7 +224,7 @@ def test_a_network_that_diverged(runs, images, tmp_path, capsys):
     about = {key: info[key] for key in ("name", "kwargs", "mean", "std", "size")}
     save_model(tmp_path, "model", state, **about, extra={"classes": info["classes"]})
     lines = refused(capsys, ["predict", "--init", tmp_path, images / "test", "--out", tmp_path / "p.csv"], code=1)
-    assert lines[-1].endswith("its outputs are not finite; the run that wrote it has diverged")
+    assert lines[-1].endswith("its outputs are not finite. The run that wrote it has diverged")
     assert not (tmp_path / "p.csv").exists()
 
 
@@ -291,19 +291,19 @@ def test_what_python_refuses(runs, images, tmp_path):
     for given, line in {
         (bad,): f"images: {bad}: not an image",
         (str(tmp_path / "none.png"),): f"images: {tmp_path}/none.png: no such file or directory",
-        (3.0,): f"images: image 1 is float; {inference.PICTURES_EXPECTED}",
+        (3.0,): f"images: image 1 is float, {inference.PICTURES_EXPECTED}",
     }.items():
         with pytest.raises(UserError, match=f"^{re.escape(line)}$"):
             clf.predict([good, *given])
-    with pytest.raises(UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\]; expected a path"):
+    with pytest.raises(UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\], expected a path"):
         clf.predict([np.zeros((4, 4, 3))])
     with pytest.raises(UserError, match=f"^images: {bad}: not an image$"):
         clf.predict(bad, on_error="skip")  # there would be nothing left
     found = clf.predict([bad, good], on_error="skip")
     assert found.paths == [str(good)] and found.unreadable == {str(bad): "not an image"}
-    with pytest.raises(UserError, match="^on_error: got 'ignore'; expected 'fail' or 'skip'$"):
+    with pytest.raises(UserError, match="^on_error: got 'ignore', expected 'fail' or 'skip'$"):
         clf.predict(good, on_error="ignore")
-    with pytest.raises(UserError, match="^top_k: got 0; expected 1 or more$"):
+    with pytest.raises(UserError, match="^top_k: got 0, expected 1 or more$"):
         clf.predict(good, top_k=0)
 
 
@@ -326,5 +326,5 @@ def test_out_of_memory_names_the_batch_size(runs, images, monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(clf._network.model, "forward", full)
-    with pytest.raises(RunError, match="out of memory with 64 images at a time; try a smaller batch_size"):
+    with pytest.raises(RunError, match="out of memory with 64 images at a time. Try a smaller batch_size"):
         clf.predict(images / "test")

@@ -208,19 +208,19 @@ def test_mistakes_are_a_line_each(run, tmp_path, capsys):
         return line
 
     assert mistake(init=None) == "init: missing, expected --init or --model.name"
-    assert mistake(init=tmp_path / "none").startswith(f"init: '{tmp_path}/none' does not exist; give")
+    assert mistake(init=tmp_path / "none").startswith(f"init: '{tmp_path}/none' does not exist, expected")
     assert mistake("--size", "20").startswith("size: image size 20x20: vit_tiny_patch16_224 does not accept it")
     assert mistake("--data.subset", "{total: 1}").startswith("data.subset: the training images are all of one class")
     (run / "backbone.json").write_text("{}")
     line = mistake(init=run / "backbone.safetensors")
-    assert line.endswith("does not name its model; give its timm name")
+    assert line.endswith("does not name its model. Give its timm name")
 
 
 def test_images_without_labels_are_a_line(run, tmp_path, capsys):
     for i in range(3):
         paint(tmp_path / "d" / f"{i}.png", i)
     (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "d"])
-    assert line.startswith(f"data.root: '{tmp_path}/d' has no 'train' folder; expected {tmp_path}/d/train/CLASS/*")
+    assert line.startswith(f"data.root: '{tmp_path}/d' has no 'train' folder, expected {tmp_path}/d/train/CLASS/*")
     tree(tmp_path / "e", train={"a": 2, "b": 2})
     (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "e"])
     assert "has no 'val' or 'test' images to evaluate on" in line and "--data.val_fraction" in line

@@ -201,9 +201,9 @@ def test_faults_of_a_grids_weights(tmp_path, capsys):
     entries = [{"label": label, "path": path} for label, path in paths.items()]
     argv = ["transfer", "--config", grid(tmp_path / "grid.yaml", weights=entries), "--out", tmp_path / "grid"]
     assert refused(capsys, argv) == [
-        "weights 'a': path: 'timm:test_vitt' is not among timm's weights on the hub; did you mean 'test_vit'?",
+        "weights 'a': path: 'timm:test_vitt' is not among timm's weights on the hub. Did you mean 'test_vit'?",
         "weights 'b': path: got 'hf_hub:me/net', expected an existing run folder or file of weights",
-        "weights 'c': path: 'hf-hub:net' is not a name of public weights; expected timm:NAME or hf-hub:ORG/NAME, "
+        "weights 'c': path: 'hf-hub:net' is not a name of public weights, expected timm:NAME or hf-hub:ORG/NAME, "
         "with an optional @REVISION",
     ]
     assert not (tmp_path / "grid").exists()
@@ -211,10 +211,10 @@ def test_faults_of_a_grids_weights(tmp_path, capsys):
 
 # ------------------------------------------------------------------ what is refused
 NAMES = {
-    "timm:test_vitt.r160_in1k": "is not among timm's weights on the hub; did you mean 'test_vit.r160_in1k'?",
+    "timm:test_vitt.r160_in1k": "is not among timm's weights on the hub. Did you mean 'test_vit.r160_in1k'?",
     "timm:cvt_13": "is not among timm's weights on the hub",
-    "timm:": "is not a name of public weights; expected timm:NAME or hf-hub:ORG/NAME",
-    "timm/test_vit": "does not exist; give a run folder",
+    "timm:": "is not a name of public weights, expected timm:NAME or hf-hub:ORG/NAME",
+    "timm/test_vit": "does not exist, expected a run folder",
     "hf-hub:me/nothing": "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set",
     "hf-hub:me/bert": "is not in timm's format: config.json of 'me/bert' names no model of timm",
     "hf-hub:me/torn": "is not in timm's format: config.json of 'me/torn' names no model of timm",
@@ -260,6 +260,6 @@ def test_contradictions_and_classifiers(said, tmp_path, capsys):
     assert line.startswith("model.name: 'vit_tiny_patch16_224', but 'timm:test_vit.r160_in1k@")
     Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
     (line,) = refused(capsys, ["predict", "--init", f"timm:{NAME}", tmp_path / "a.png"])
-    assert "has no classifier of your classes; fine-tune it on labelled images first: idmm finetune" in line
+    assert "has no classifier of your classes. Fine-tune it on labelled images first: idmm finetune" in line
     (line,) = refused(capsys, ["export", "--init", f"timm:{NAME}", "--format", "hf", "--out", tmp_path / "e"])
-    assert "has no result.json; let the run finish, or name a finished one" in line
+    assert "has no result.json. Let the run finish, or name a finished one" in line

@@ -17,7 +17,7 @@ from idmm.transfer.plan import GridPlan
 
 CONFIGS = ROOT / "configs"
 BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None)
-NO_OUT = "out: missing; name a folder for all that the run writes (--out runs/a)"
+NO_OUT = "out: missing. Name a folder for all that the run writes (--out runs/a)"
 OF_IDMM = "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "
 OF_IDMM += "method.classifier_init: ignored from 'idmm_fast', as they belong to idmm and this run uses"
 
@@ -57,7 +57,7 @@ def test_a_file_of_that_name_comes_first(tmp_path):
 
 
 def test_no_such_recipe_is_a_line(capsys):
-    line = "is neither a file nor a recipe; did you mean 'idmm_fast'?. 'idmm configs' lists the recipes."
+    line = "is neither a file nor a recipe. 'idmm configs' lists the recipes. Did you mean 'idmm_fast'?"
     assert refused(capsys, ["pretrain", "--config", "idm_fast"]) == [f"--config: 'idm_fast' {line}"]
     line = "is a recipe of idmm pretrain, not of this command. 'idmm configs' lists the recipes of each."
     for command in ("finetune", "train"):

@@ -172,7 +172,7 @@ def test_groups_carry_any_colour_and_are_checked(tmp_path):
         "views.crops[0].jitter: got [0.1, 0.1, 0.1, 0.9], expected four numbers >= 0, the last (hue) <= 0.5",
         "views.crops[1].flip: got 2, expected less than or equal to 1",
         "views.crops[2].scale: got [2.0, 1.0], expected [min, max] with 0 < min <= max <= 1",
-        "views.crops[3].jiter: unknown key; did you mean 'views.crops[3].jitter'?",
+        "views.crops[3].jiter: unknown key. Did you mean 'views.crops[3].jitter'?",
     ]
     crops = [{"count": 1, "scale": [0.2, 1.0], "grey_prob": 0.0}]
     assert to_dict(parse(PretrainConfig, ["--views.crops", str(crops)], "test"))["views"]["crops"] == [

@@ -152,7 +152,7 @@ def test_what_is_refused(runs, tmp_path, capsys):
     expected = "expected the folder of a finished run, its --out, or one that holds some"
     wanted = {
         tmp_path / "none": expected, tmp_path / "empty": expected,
-        unfinished: "not finished; repeat the command to resume it",
+        unfinished: "not finished. Repeat the command to resume it",
     }  # fmt: skip
     said = refused(capsys, ["report", *wanted, "--out", tmp_path / "out"])
     assert said == [f"runs: '{path}': {words}" for path, words in wanted.items()] and not (tmp_path / "out").exists()

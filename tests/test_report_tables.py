@@ -335,12 +335,12 @@ def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
     worse = [*cells, cell("scratch", "none", top1=95.0, test_size=2000)]
     for name in ("grid.md", "grid.html"):
         said = rendered(name, worse)
-        assert "none shown above scratch; highest: a, idmm" in said
+        assert "none shown above scratch, highest: a, idmm" in said
         assert "−5.0 (−6.6 to −3.4)" in said
         few = [{**one, "test_size": 200} for one in worse]
         assert "tie:" not in rendered(name, few), "what is shown to be worse than from scratch is no candidate"
         tied = " ".join(rendered(name, [*few[:-1], {**few[-1], "top1": 88.0}]).split())
-        assert "none shown above scratch; tie: a, c" in tied and "these runs show no difference" in tied
+        assert "none shown above scratch, tie: a, c" in tied and "these runs show no difference" in tied
         above = rendered(name, [*cells, {**worse[-1], "top1": 60.0}])
         assert "none shown" not in above and "a, idmm: +5.0 (+3.0 to +7.0) over c" in above
     assert "Tie:" not in rendered("grid.md", worse)

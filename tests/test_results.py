@@ -171,7 +171,7 @@ def test_a_stopped_run_keeps_the_same(place, best, tmp_path, monkeypatch):
 
 def test_best_by_what_is_reported_is_refused(tmp_path, capsys):
     argv = flags("finetune", tmp_path / "run", train__keep="best")  # digits have no val split
-    line = "train.keep: best chooses by val, and there is no split but the one that is reported; "
+    line = "train.keep: best chooses by val, and there is no split but the one that is reported, "
     line += "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
     assert refused(capsys, ["finetune", *argv])[-1] == line
     assert not (tmp_path / "run/last/state.pt").exists()

@@ -125,7 +125,7 @@ def test_asked_to_stop(stage, number, whole, tmp_path):
     _, epoch, step = where(out)
     assert said[-1].startswith("interrupted") and "Traceback" not in "".join(said)
     if "from epoch" in said[-1]:  # else it fell between two steps: into an evaluation, or the change of stages
-        assert said[-1] == f"interrupted; the same command resumes from epoch {epoch + 1}, step {step}"
+        assert said[-1] == f"interrupted. The same command resumes from epoch {epoch + 1}, step {step}"
     assert not (out / "result.json").exists() and not temporary(out)
     assert inside(stage, out) == 0
     assert same(out, whole[stage]) and metrics(out) == metrics(whole[stage])
@@ -140,7 +140,7 @@ def test_killed_before_the_first_checkpoint_and_in_use(whole, tmp_path, capsys):
         assert not state_file(out).exists() and process.popen.poll() is None
         before = snapshot(out)
         assert inside("pretrain", out) == 2
-        assert lines(capsys) == [f"out: '{out}' is in use by another run; wait for it or name another folder"]
+        assert lines(capsys) == [f"out: '{out}' is in use by another run. Wait for it or name another folder"]
         assert snapshot(out) == before
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -234,9 +234,9 @@ UNUSABLE["a weight"] = ("pretrain", lambda saved: saved["method"].pop("classifie
 def test_state_without_a_part_is_refused(part, cut, tmp_path, capsys):
     stage, spoil = UNUSABLE[part]
     out, code = resumed(stage, cut, tmp_path, spoil)
-    line = f"{state_file(out)}: cannot be read (lacks {part}); remove it to start over"
+    line = f"{state_file(out)}: cannot be read (lacks {part}). Remove it to start over"
     if part == "a weight":
-        line = f"out: '{out}': the checkpoint does not fit IDMM as this version builds it; name a new folder"
+        line = f"out: '{out}': the checkpoint does not fit IDMM as this version builds it. Name a new folder"
     assert code == 2 and lines(capsys)[-1] == line
 
 
@@ -247,7 +247,7 @@ def test_torn_state_is_refused(cut, tmp_path, capsys):
     before = snapshot(out)
     assert inside("pretrain", out) == 2
     line = lines(capsys)[-1]
-    assert line.startswith(f"{state_file(out)}: cannot be read (") and line.endswith("); remove it to start over")
+    assert line.startswith(f"{state_file(out)}: cannot be read (") and line.endswith("). Remove it to start over")
     assert snapshot(out) == before
 
 
@@ -291,11 +291,11 @@ def test_resume_never_and_must(whole, cut, tmp_path, capsys):
     for used in (whole["pretrain"], cut["pretrain"]):
         before = snapshot(used)
         assert inside("pretrain", used, resume="never") == 2
-        assert lines(capsys) == [f"out: '{used}' holds a run already; --resume never expects a new folder"]
+        assert lines(capsys) == [f"out: '{used}' holds a run already. --resume never expects a new folder"]
         assert snapshot(used) == before
     new = tmp_path / "new"
     assert inside("pretrain", new, resume="must") == 2
-    assert lines(capsys) == [f"out: '{new}' holds no run to resume; --resume must expects one"]
+    assert lines(capsys) == [f"out: '{new}' holds no run to resume. --resume must expects one"]
     assert not snapshot(new)
 
 
@@ -316,7 +316,7 @@ def test_another_config_lists_every_field(whole, cut, capsys):
         *faults, last = lines(capsys)
         wanted = [f"{k}: the run in '{run}' has {old}, this command has {new}" for k, (old, new) in changes.items()]
         assert sorted(faults) == sorted(wanted)
-        assert last == f"out: '{run}' belongs to another config; use a new --out"
+        assert last == f"out: '{run}' belongs to another config. Use a new --out"
         assert snapshot(run) == before
     assert inside("finetune", whole["finetune"], data__subset=None, stages=[{"size": 16}]) == 2
     faults = "\n".join(lines(capsys))
@@ -377,7 +377,7 @@ def test_images_changed_since(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert inside("pretrain", out, **options) == 2
     *faults, last = lines(capsys)
-    line = f"data.root: the images changed since the run in '{out}' began; restore them or use a new --out"
+    line = f"data.root: the images changed since the run in '{out}' began. Restore them or use a new --out"
     assert last == line
     assert "train/cat/0.png" in "\n".join(faults)
     assert "train/dog/1.png" in "\n".join(faults) and "train/dog/new.png" in "\n".join(faults)
@@ -406,7 +406,7 @@ def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, function, fail)
     assert inside("pretrain", out) == 1
     path = out / "last" / name if name == "state.pt" else out / name
-    line = f"{path}: cannot be written (No space left on device); the old file stays"
+    line = f"{path}: cannot be written (No space left on device). The old file stays"
     assert lines(capsys)[-1] == line and not temporary(out)
     assert state_file(out).read_bytes() == seen[-1]
     assert not (out / "result.json").exists()
@@ -430,7 +430,7 @@ def test_a_folder_that_became_read_only(cut, tmp_path, monkeypatch, capsys):
     out = shutil.copytree(cut["pretrain"], tmp_path / "run")
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(out))  # root may write to any
     assert inside("pretrain", out) == 2
-    assert lines(capsys) == [f"out: cannot write to '{out}'; make the folder writable or name another"]
+    assert lines(capsys) == [f"out: cannot write to '{out}'. Make the folder writable or name another"]
 
 
 def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
@@ -475,7 +475,7 @@ def spoiled_forward(monkeypatch, stage, at, act):
 
 def not_finite(step, epoch, lr, kept=True):
     return (
-        f"the loss is not finite at step {step} (epoch {epoch}, lr {lr}){'; the last checkpoint is kept' * kept}: "
+        f"the loss is not finite at step {step} (epoch {epoch}, lr {lr}){'. The last checkpoint is kept' * kept}: "
         "lower --train.lr or set --train.clip_grad 1, in a new --out"
     )
 

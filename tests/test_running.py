@@ -110,7 +110,7 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(stage, "store_run_images", interrupted)
     assert inside("pretrain", tmp_path / "run", **SHORT) == Interrupted.exit_code
-    assert lines(capsys)[-1] == "interrupted before the end of a step; there is no checkpoint yet"
+    assert lines(capsys)[-1] == "interrupted before the end of a step. There is no checkpoint yet"
     assert not state_file(tmp_path / "run").exists()
 
 
@@ -119,6 +119,6 @@ def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch):
     """After the first steps; an image is a third of a training image's time in evaluation."""
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=5) == 0
-    line = r"pretrain: 10 steps of about \S+ s each; training ends at about \d\d:\d\d, in \d+ s"
+    line = r"pretrain: 10 steps of about \S+ s each. Training ends at about \d\d:\d\d, in \d+ s"
     assert re.search(line, log_of(tmp_path / "run"))
     assert re.search(r"pretrain: +50% 5/10 \[.*, loss [\d.]+, lr [\de.-]+\]", log_of(tmp_path / "run")), "in a file"

@@ -96,11 +96,11 @@ def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("stage", "part", "batch"),
     [
-        ("pretrain", "stages.pretrain.extract_features", "256 images at a time; try a smaller --views.size, "),
+        ("pretrain", "stages.pretrain.extract_features", "256 images at a time. Try a smaller --views.size, "),
         (
             "finetune",
             "stages.first_weights.extract_features",
-            "20 images at a time; try a smaller --train.batch_size, ",
+            "20 images at a time. Try a smaller --train.batch_size, ",
         ),
         ("pretrain", "training.precision.time_precisions", "a batch of 20 images: try --train.accumulate 4 "),
     ],

@@ -112,7 +112,7 @@ def test_another_command_is_refused(done, images, capsys):
     lines = refused(capsys, given(images, done, way="pretrain", minutes=3, seed=1))
     assert any(line.startswith(f"minutes: the run in '{done}' has {MINUTES}, ") for line in lines)
     assert any(line.startswith("seed: ") and line.endswith("has 0, this command has 1") for line in lines)
-    assert lines[-1].startswith(f"out: '{done}' belongs to another config; use a new --out")
+    assert lines[-1].startswith(f"out: '{done}' belongs to another config. Use a new --out")
     assert (done / "train.json").read_bytes() == before
 
 
@@ -204,7 +204,7 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     (line,) = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=1e-4))
     assert line.startswith("minutes: got 0.0001, but ") and "before the first stage" in line
     (line,) = refused(capsys, given(images, tmp_path / "x", **{"data.folds": 2}))
-    assert line == "data.folds: got 2, but idmm train makes one classifier; expected null"
+    assert line == "data.folds: got 2, but idmm train makes one classifier, expected null"
     assert not (tmp_path / "x").exists()
     (tmp_path / "y").mkdir()
     for text in ("{", "[]"):
@@ -243,8 +243,8 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
 
     capsys.readouterr()
     for more, line in (
-        (["--way", "finetune"], "way: finetune starts from weights; wanted beside it --init WEIGHTS"),
-        (["--way", "scratch", "--init", weights], "way: scratch starts from no weights; leave --init out, or take"),
+        (["--way", "finetune"], "way: finetune starts from weights. Add --init WEIGHTS"),
+        (["--way", "scratch", "--init", weights], "way: scratch starts from no weights. Leave --init out, or take"),
         (["--init", tmp_path / "none"], f"init: '{tmp_path / 'none'}'"),
         (["--init", weights, "--model.name", "resnet18"], "model.name: "),
     ):
@@ -298,7 +298,7 @@ DIGITS = {"data": Data(name="digits")}
 )
 def test_what_is_chosen(flags, counts, way, pseudolabel, reason):
     plan = choose(asked(**flags), counts)
-    assert (plan.way, plan.pseudolabel) == (way, pseudolabel) and f"; --way {way}, {reason}" in plan.why[0]
+    assert (plan.way, plan.pseudolabel) == (way, pseudolabel) and f". --way {way}, {reason}" in plan.why[0]
 
 
 @pytest.mark.parametrize(

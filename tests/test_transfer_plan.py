@@ -228,7 +228,7 @@ def test_flags(tmp_path, capsys):
     assert yaml.safe_load(capsys.readouterr().out)["pretrain"] == {"train": {"lr": 0.1, "epochs": 5}}
     wrong = ["--pretrain.train.lr", "--sorces", "x", "--finetune.train.lr", "[1"]
     assert faults(parse, GridConfig, [*argv, *wrong], "t") == [
-        "--sorces: unknown flag; did you mean '--sources'?",
+        "--sorces: unknown flag. Did you mean '--sources'?",
         "--pretrain.train.lr: expected a value (FLOAT)",
         "finetune.train.lr: got '[1', which is not YAML (expected ',' or ']', but got '<stream end>', line 1)",
     ]
@@ -251,21 +251,21 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     names = ", ".join(DATASETS)
     assert found == [
         "sources[3]: got {'label': 'x'}, expected a name or a mapping with 'name'",
-        "targets[1].lable: unknown key; did you mean 'label'?",
+        "targets[1].lable: unknown key. Did you mean 'label'?",
         "backbones[2].pretrain: got 3, expected a mapping",
         "weights[1]: got {'path': 'z'}, expected a name or a mapping with 'label'",
-        "targets[0] and targets[1]: each has the label 'digits'; give each its own label",
-        "backbones[1] and backbones[2]: each has the label 'resnet18'; give each its own label",
-        "weights: 'scratch' is the label of the row without pretraining; choose another",
-        f"sources 'flovers': data.name: 'flovers' is not known; expected one of {names}; did you mean 'flowers'?",
+        "targets[0] and targets[1]: each has the label 'digits'. Give each its own label",
+        "backbones[1] and backbones[2]: each has the label 'resnet18'. Give each its own label",
+        "weights: 'scratch' is the label of the row without pretraining. Choose another",
+        f"sources 'flovers': data.name: 'flovers' is not known, expected one of {names}. Did you mean 'flowers'?",
         "sources 'digits-total3-fraction0.5': data.subset: expected exactly one of per_class, total, fraction",
-        f"methods 'simclir': 'simclir' is not known; expected one of {', '.join(METHODS)}; did you mean 'simclr'?",
+        f"methods 'simclir': 'simclir' is not known, expected one of {', '.join(METHODS)}. Did you mean 'simclr'?",
         "backbones 'resnet18': kwargs: got [1], expected a mapping",
         "weights 'IN': path: got '/none', expected an existing run folder or file of weights",
         "weights 'IN': backbone: got None, expected one of tiny, resnet18, resnet18",
         f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory), expected a YAML file",
         "finetune: train.lr: got -1, expected greater than 0",
-        "finetune: train.epoch: unknown key; did you mean 'train.epochs'?",
+        "finetune: train.epoch: unknown key. Did you mean 'train.epochs'?",
     ]
 
 
@@ -289,11 +289,11 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
         "finetune": {"init": "runs/a", "model": {"name": "resnet18", "kwargs": {"a": 1}}, "seed": 1},
     }
     assert wrong(**given) == [
-        "pretrain: data.name: 'pets', but the grid's 'sources' decide it; set it there",
-        "pretrain: method.name: 'dino', but the grid's 'methods' decide it; set it there",
-        "pretrain: seed: 9, but the grid's 'seeds' decide it; set it there",
-        "finetune: model.name: 'resnet18', but the grid's 'backbones' decide it; set it there",
-        "finetune: model.kwargs: {'a': 1}, but the grid's 'backbones' decide it; set it there",
+        "pretrain: data.name: 'pets', but the grid's 'sources' decide it. Set it there",
+        "pretrain: method.name: 'dino', but the grid's 'methods' decide it. Set it there",
+        "pretrain: seed: 9, but the grid's 'seeds' decide it. Set it there",
+        "finetune: model.name: 'resnet18', but the grid's 'backbones' decide it. Set it there",
+        "finetune: model.kwargs: {'a': 1}, but the grid's 'backbones' decide it. Set it there",
         "finetune: init: 'runs/a', but rows that start from a file are the grid's 'weights'",
     ]
 
@@ -306,11 +306,11 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
         ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is also the label of a source"),
         ({"targets": [{"root": ""}]}, "targets[0].root: got '', expected a folder"),
         ({"pretrain_seeds": [1, 2, 1]}, "pretrain_seeds: 1 appears twice"),
-        ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid names its runs' folders; leave it out"),
+        ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid names its runs' folders. Leave it out"),
         ({"pretrain": {"config": 3}}, "pretrain: config: got 3, expected the path of one YAML file"),
         (
             {"sources": [{"root": "a", "label": "x"}], "targets": [{"root": "b", "label": "x"}]},
-            "sources[0] and targets[0]: each has the label 'x', but their images differ; give them other labels",
+            "sources[0] and targets[0]: each has the label 'x', but their images differ. Give them other labels",
         ),
         ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target has the label 'few' of that source"),
     ],

@@ -181,7 +181,7 @@ def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
 # ------------------------------------------------------------------ mistakes
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert faults(cluster.require) == [f"engine: ray needs ray; install it with: {install('ray')}"]
+    assert faults(cluster.require) == [f"engine: ray needs ray. Install it with: {install('ray')}"]
     assert faults(cluster.run, None, None) == faults(cluster.require)
 
 
@@ -191,11 +191,11 @@ def test_no_cluster_to_be_had():
 
     fake = SimpleNamespace(init=init)
     assert faults(cluster._join, fake, Ray(address="auto")) == [
-        "ray.address: cannot join the cluster 'auto' (Could not find any running Ray instance.); start one "
+        "ray.address: cannot join the cluster 'auto' (Could not find any running Ray instance.). Start one "
         "with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
     ]
     assert faults(cluster._join, fake, Ray()) == [
-        "engine: Ray does not start on this machine (Could not find any running Ray instance.); join a running "
+        "engine: Ray does not start on this machine (Could not find any running Ray instance.). Join a running "
         "cluster with --ray.address"
     ]
 
@@ -206,4 +206,4 @@ def test_jobs_that_no_node_can_take():
     cluster._check_resources(fake, Ray(num_cpus=4, num_gpus=0.5))
     cluster._check_resources(fake, Ray(num_cpus=5, address="auto", num_gpus=1))  # another node may join
     (line,) = faults(cluster._check_resources, fake, Ray(num_gpus=2))
-    assert line == ("ray: a job needs 1 cores and 2 GPUs, and no node has them; lower --ray.num_cpus or --ray.num_gpus")
+    assert line == ("ray: a job needs 1 cores and 2 GPUs, and no node has them. Lower --ray.num_cpus or --ray.num_gpus")

@@ -73,7 +73,7 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     assert all({name: cell[name] for name in told} == told for cell in found["cells"])
     assert found == results(tmp_path / "out")
     said = capsys.readouterr().out
-    assert "6 of 6 cells done" in said and "largest class is 10.3 % of them; the baseline reaches 33.3 %" in said
+    assert "6 of 6 cells done" in said and "largest class is 10.3 % of them. The baseline reaches 33.3 %" in said
     for source in ("digits", "few"):
         tuned = [made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other")]
         assert made.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)
@@ -166,7 +166,7 @@ def test_a_real_job_that_fails(copied, capsys):
     log = (copied / cell["log"]).read_text()
     assert log.count("the loss is not finite") == 1 and "pretrain/digits-hot-tiny-s3" in cell["log"]
     advice = "lower --pretrain.train.lr or set --pretrain.train.clip_grad 1"
-    assert cell["error"].endswith(f"; the last checkpoint is kept: {advice}"), "in the grid's own flags"
+    assert cell["error"].endswith(f". The last checkpoint is kept: {advice}"), "in the grid's own flags"
     assert cell["error"] in capsys.readouterr().err
     assert cells(copied)["scratch", "digits", 3][0] == "ok"
 
@@ -175,7 +175,7 @@ def test_an_interrupt_ends_it_and_is_no_death(tmp_path, monkeypatch, capsys):
     out, made = tmp_path / "out", Made(monkeypatch)
     made.instead = {"few-idmm-tiny": fail(KeyboardInterrupt())}
     assert inside(out) == 130
-    assert "interrupted; repeat the command to resume" in capsys.readouterr().err
+    assert "interrupted. Repeat the command to resume" in capsys.readouterr().err
     assert set(cells(out).values()) == {("missing", None, None)} and not list((out / "jobs").iterdir())
     made.instead.clear()
     assert inside(out) == 0 and made.asked.count("digits-idmm-tiny-s3") == 1
@@ -224,11 +224,11 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
     lines = said.err.splitlines()
     assert said.out == "" and not made.asked and sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
     wanted = [
-        "sources 'digitz': data.name: 'digitz' is not known;",
-        "methods 'imdd': 'imdd' is not known;",
-        f"out: '{out}' has other files and no grid; name another folder",
+        "sources 'digitz': data.name: 'digitz' is not known,",
+        "methods 'imdd': 'imdd' is not known,",
+        f"out: '{out}' has other files and no grid. Name another folder",
         "sources 'flat': ",
-        "sources 'gone': data.root: '/none' does not exist;",
+        "sources 'gone': data.root: '/none' does not exist,",
         "targets 'big': ",
         "backbones 'resnet18': model.kwargs: ",
         "backbones 'resnet19': model.name: 'resnet19' is unknown",
@@ -252,16 +252,16 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
     made, a_run, file, out = Made(monkeypatch), tmp_path / "run", tmp_path / "file", tmp_path / "out"
     (a_run / "last").mkdir(parents=True), file.touch()
     for place, line in (
-        (a_run, f"out: '{a_run}' has other files and no grid; name another folder"),
-        (file, f"out: '{file}' is a file; name a folder"),
+        (a_run, f"out: '{a_run}' has other files and no grid. Name another folder"),
+        (file, f"out: '{file}' is a file. Name a folder"),
     ):
         assert inside(place) == 2 and capsys.readouterr().err == f"{line}\n"
     below = file / "below"
     assert call(["transfer", "--config", tmp_path / "file.yaml", "--out", below]) == 2
-    assert capsys.readouterr().err == f"out: cannot write to '{below}'; name a folder elsewhere\n"
+    assert capsys.readouterr().err == f"out: cannot write to '{below}'. Name a folder elsewhere\n"
     lock = Lock(out / ".lock")
     assert lock.acquire() and inside(out) == 2 and not made.asked
-    assert capsys.readouterr().err == f"out: '{out}' is in use by another run; wait for it or name another folder\n"
+    assert capsys.readouterr().err == f"out: '{out}' is in use by another run. Wait for it or name another folder\n"
     lock.release()
     assert inside(out) == 0
 
@@ -301,7 +301,7 @@ def test_status(tmp_path, monkeypatch, capsys):
 
 def test_status_of_nothing(tmp_path, capsys):
     for argv, said in (
-        ([tmp_path], f"out: '{tmp_path}' holds no grid; expected the folder of a transfer run"),
+        ([tmp_path], f"out: '{tmp_path}' holds no grid, expected the folder of a transfer run"),
         ([], "out: missing, expected folder of the grid"),
     ):
         assert call(["transfer", "status", *argv]) == 2

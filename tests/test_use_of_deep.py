@@ -98,7 +98,7 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     image = bands.bands(1, 5, channels=7)
     np.save(tmp_path / "four.npy", image[..., :4])
     np.save(tmp_path / "seven.npy", np.moveaxis(image, 2, 0))
-    said = f"  {tmp_path}/four.npy: has 4 channels; expected 7"
+    said = f"  {tmp_path}/four.npy: has 4 channels, expected 7"
     for command in ("predict", "embed"):
         out = tmp_path / {"predict": "p.csv", "embed": "f.npz"}[command]
         assert call([command, "--init", run, tmp_path / "four.npy", tmp_path / "seven.npy", "--out", out]) == 0
@@ -106,12 +106,12 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     given = ["--init", run, tmp_path / "seven.npy", tmp_path / "four.npy", "--out", tmp_path / "s.png"]
     assert refused(capsys, ["similar", *given])[-1] == said
     clf = idmm.load_classifier(run)
-    with pytest.raises(UserError, match=r"^images: the image: has 4 channels; expected 7$"):
+    with pytest.raises(UserError, match=r"^images: the image: has 4 channels, expected 7$"):
         clf.predict(image[..., :4])
     others = bands.tree(tmp_path / "others", train=1, test=1, channels=6)
     given = ["--data.root", others, "--format", "onnx", "--out", tmp_path / "m.onnx"]
     assert call(["export", "--init", run, *given]) == 0
-    assert "data.root: the test images have 6 channels; expected 7" in capsys.readouterr().err
+    assert "data.root: the test images have 6 channels, expected 7" in capsys.readouterr().err
 
 
 def test_arrays_of_pictures(runs, xrays):
@@ -120,7 +120,7 @@ def test_arrays_of_pictures(runs, xrays):
     wanted = clf.predict(xrays / "train" / "node" / "0.png").probability
     for image in (deep, np.dstack([deep] * 3), Image.fromarray(deep)):
         assert clf.predict(image).probability == wanted
-    wanted = r"^images: the image is an array of float32, \[20, 26\]; expected .* or \[H, W\] of uint8 or uint16$"
+    wanted = r"^images: the image is an array of float32, \[20, 26\], expected .* or \[H, W\] of uint8 or uint16$"
     with pytest.raises(UserError, match=wanted):
         clf.predict(deep.astype(np.float32))
 
@@ -130,9 +130,9 @@ def test_no_flag_is_named_that_the_command_lacks(runs, tmp_path, capsys):
     bands.write(tmp_path / "1.tif", bands.bands(0, 0))
     np.save(tmp_path / "2.npy", bands.bands(0, 0))
     lines = refused(capsys, ["predict", "--init", runs / "rgb", tmp_path])
-    why = "a TIFF of 5 channels (MINISBLACK); expected a page of grey, RGB or RGBA, as the run is of pictures"
+    why = "a TIFF of 5 channels (MINISBLACK), expected a page of grey, RGB or RGBA, as the run is of pictures"
     assert [line.partition(": ")[2] for line in lines[1:]] == [
         why,
         why,
-        "an array of shape [24, 28, 5]; expected [H, W] or [H, W, 3], as the run is of pictures",
+        "an array of shape [24, 28, 5], expected [H, W] or [H, W, 3], as the run is of pictures",
     ]

@@ -117,13 +117,13 @@ def test_lines_that_name_no_image(tmp_path):
     ]
     gone = str(tmp_path / "gone.txt")
     wanted = "expected a file with the name of one image per line"
-    line = f"data.exclude: cannot read '{gone}' (no such file or directory); {wanted}"
+    line = f"data.exclude: cannot read '{gone}' (no such file or directory), {wanted}"
     assert faults(list_images, section(root, exclude=gone), True) == [line]
     everything = written(tmp_path / "all.txt", "val/cat/0.png\nval/dog/0.png\n")
-    line = f"data.exclude: '{everything}' leaves no image of test; expected at least one"
+    line = f"data.exclude: '{everything}' leaves no image of test, expected at least one"
     assert faults(list_images, section(root, exclude=everything), True) == [line]
     everything = written(tmp_path / "all.txt", "".join(f"train/cat/{i}.png\n" for i in range(3)))
-    line = f"data.exclude: '{everything}' leaves no training image of cat; expected at least one per class"
+    line = f"data.exclude: '{everything}' leaves no training image of cat, expected at least one per class"
     assert faults(list_images, section(root, exclude=everything), True) == [line]
     many = written(tmp_path / "many.txt", "".join(f"{i}\n" for i in range(50)))
     found = faults(list_images, section(root, exclude=many), True)
@@ -178,7 +178,7 @@ def test_without_a_column_split_the_folders_decide(tmp_path):
     plain = list_images(data, labelled=False).train
     assert sorted(plain.names) == sorted(train.names) and plain.labels is None
     file = written(tmp_path / "labels.csv", text + "unlabelled/0.png,a\n")
-    line = f"{file}:7: 'unlabelled/0.png' is outside of train, val and test; expected a column split"
+    line = f"{file}:7: 'unlabelled/0.png' is outside of train, val and test, expected a column split"
     assert faults(list_images, section(root, labels=file), True) == [f"data.labels: {line}"]
 
 
@@ -221,12 +221,12 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     text += "scans/p1_0.png,,train\n"
     labels = written(tmp_path / "labels.csv", text)
     argv = ["finetune", "--data.name", "folder", "--data.root", flat, "--data.labels", labels, "--out", tmp_path / "r"]
-    assert refused(capsys, argv)[-1] == f"data.labels: {labels}:5: has no class; expected path,class,split"
+    assert refused(capsys, argv)[-1] == f"data.labels: {labels}:5: has no class, expected path,class,split"
     written(tmp_path / "labels.csv", text.replace("p1_0.png,,train", "p1_0.png,ill,trian"))
     assert refused(capsys, argv)[-3:] == [
         f"data.labels: {labels}:3: 'scans/p9_0.png' is no image under '{flat}'",
-        f"data.labels: {labels}:4: 'scans/p0_0.png' is in line 2, too; expected one row per image",
-        f"data.labels: {labels}:5: the split is 'trian'; expected train, val or test",
+        f"data.labels: {labels}:4: 'scans/p0_0.png' is in line 2, too, expected one row per image",
+        f"data.labels: {labels}:5: the split is 'trian', expected train, val or test",
     ]
 
 
@@ -234,25 +234,25 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     ("text", "line"),
     [
         ("", "the header of 'FILE' is empty, expected path,class"),
-        ("path,red\nx,y\n", "the header of 'FILE' lacks class, expected path,class; its first line is 'path,red'"),
+        ("path,red\nx,y\n", "the header of 'FILE' lacks class, expected path,class. Its first line is 'path,red'"),
         (
             "path;class\nx;y\n",
-            "the header of 'FILE' lacks path, class, expected path,class; its first line is 'path;class'",
+            "the header of 'FILE' lacks path, class, expected path,class. Its first line is 'path;class'",
         ),
         ("path,class\n", "'FILE' has no rows under the header path,class"),
-        ("path,class\nscans/p0_0.png,a\n", "'FILE' has one class to train on ('a'); expected two or more"),
-        ("path,class,split\nnew/0.png,a,test\n", "'FILE' has no image to train on; expected rows of the split train"),
+        ("path,class\nscans/p0_0.png,a\n", "'FILE' has one class to train on ('a'), expected two or more"),
+        ("path,class,split\nnew/0.png,a,test\n", "'FILE' has no image to train on, expected rows of the split train"),
         (
             "path,class,split\nscans/p0_0.png,a,train\nscans/p1_0.png,b,train\nscans/p2_0.png,c,test\n",
             "'FILE' has classes in test that train lacks: c",
         ),
-        ('path,class\nscans/p0_0.png,"a\n', "FILE:2: is not CSV (unexpected end of data); expected path,class"),
+        ('path,class\nscans/p0_0.png,"a\n', "FILE:2: is not CSV (unexpected end of data), expected path,class"),
     ],
 )
 def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
     file = written(tmp_path / "labels.csv", text)
     assert faults(list_images, section(flat, labels=file), True) == [f"data.labels: {line.replace('FILE', file)}"]
-    line = f"data.labels: '{file}' is for data.name folder; digits has classes of its own"
+    line = f"data.labels: '{file}' is for data.name folder, and digits has classes of its own"
     assert faults(list_images, section(name="digits", labels=file), True) == [line]
 
 
@@ -261,7 +261,7 @@ def test_nothing_to_evaluate_on_is_one_line_with_what_to_do(flat, tmp_path):
     bare = tree(tmp_path / "bare", a={"": 2}, b={"": 2})
     for root, fields in ((flat, {"labels": labels}), (bare, {})):
         named = f"'{root}'" + f" with data.labels '{labels}'" * bool(fields)
-        what = f"{named} has no 'val' or 'test' images to evaluate on; add some, hold out a share of train with"
+        what = f"{named} has no 'val' or 'test' images to evaluate on. Add some, hold out a share of train with"
         line = f"data.root: {what} --data.val_fraction, e.g. 0.2, or give --data.folds 5"
         assert faults(list_images, section(root, **fields), True) == [line]
     assert len(list_images(section(bare, val_fraction=0.5), True).test) == 2, "class folders alone will do"
@@ -292,13 +292,13 @@ WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0); {WANTED}"),
-        ("(p)(q)", f"'(p)(q)' has 2 brackets that count; {WANTED}"),
-        ("p[0-9]_", f"'p[0-9]_' has 0 brackets that count; {WANTED}"),
+        ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0), {WANTED}"),
+        ("(p)(q)", f"'(p)(q)' has 2 brackets that count, {WANTED}"),
+        ("p[0-9]_", f"'p[0-9]_' has 0 brackets that count, {WANTED}"),
         ("(p0)", "'(p0)' gives no group to 10 images: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more;"
                  " expected one for each image"),
-        ("gone.csv", "cannot read 'gone.csv' (no such file or directory); expected a CSV file of path,group"),
-        ("twice.csv", "twice.csv:3: 'scans/p0_0.png' is of 'a' already; expected one group per image"),
+        ("gone.csv", "cannot read 'gone.csv' (no such file or directory), expected a CSV file of path,group"),
+        ("twice.csv", "twice.csv:3: 'scans/p0_0.png' is of 'a' already, expected one group per image"),
         ("(scans)", "0.3 holds out no image, as all images are of one group ('scans')"),
     ],
 )  # fmt: skip

@@ -177,7 +177,7 @@ def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugme
 
 
 def test_a_randaugment_that_is_not_understood_is_the_users_to_mend():
-    with pytest.raises(UserError, match="^augment.randaugment: 'rand-q3' is unknown; expected timm's form"):
+    with pytest.raises(UserError, match="^augment.randaugment: 'rand-q3' is unknown, expected timm's form"):
         TrainTransform(Store(), Augment(randaugment="rand-q3"), 16, GREY, GREY, key=5)
 
 

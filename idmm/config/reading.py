@@ -101,7 +101,7 @@ def recipe(kind: type, name: str | Path) -> dict:
         belongs = f"a recipe of idmm {listed(others)}, not of this command"
         raise UserError(f"--config: '{name}' is {belongs}. 'idmm configs' lists the recipes of each.")
     hint = nearest(key, [*(name.removeprefix(f"{stage}/") for name in files), *files])
-    raise UserError(f"--config: '{name}' is neither a file nor a recipe{hint}. 'idmm configs' lists the recipes.")
+    raise UserError(f"--config: '{name}' is neither a file nor a recipe. 'idmm configs' lists the recipes{hint}")
 
 
 def of_method(data: dict, name: str | None, where: str) -> tuple[dict, str]:

@@ -89,7 +89,7 @@ def _randaugment(text: str, size: int, mean):
         transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": fill})
     except (AssertionError, ValueError, KeyError, IndexError):
         expected = "expected timm's form, e.g. rand-m9-mstd0.5-inc1, or null"
-        raise UserError(f"augment.randaugment: '{text}' is unknown; {expected}") from None
+        raise UserError(f"augment.randaugment: '{text}' is unknown, {expected}") from None
     for op in transform.ops:
         if op.name.startswith("Posterize"):
             op.level_fn = partial(_at_least_one_bit, op.level_fn)

@@ -343,4 +343,4 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
         old = path.replace(path.with_suffix(".old.txt"))
         note = f" (the one before is {old.name})"
     write_bytes(path, content)
-    return f"{path}{note}; leave out these images with --data.exclude {path}"
+    return f"{path}{note}. Leave out these images with --data.exclude {path}"

@@ -41,7 +41,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     try:
         lock.acquire(lambda: log.info("waiting for another process that fetches into '%s'", root))
     except OSError as error:
-        raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}); expected a folder") from None
+        raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}), expected a folder") from None
     with contextlib.closing(lock):
         with contextlib.suppress(FilesMissing):
             spec.read(config.Data(name=spec.name, root=str(root)), True)
@@ -52,8 +52,8 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
             try:
                 _unpack(archive, aside)
             except _FAILED as error:
-                rest = "the same command tries again, and keeps the files that are whole"
-                raise RunError(f"{archive.url}: cannot be fetched ({in_short(error)}); {rest}") from None
+                rest = "The same command tries again, and keeps the files that are whole"
+                raise RunError(f"{archive.url}: cannot be fetched ({in_short(error)}). {rest}") from None
         try:
             _merge(aside / "unpacked", root)
         except OSError as error:

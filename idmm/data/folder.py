@@ -29,12 +29,12 @@ def root_folder(data: config.Data) -> Path:
     is_folder = data.name == "folder"
     if not data.root:
         expected = "a folder of images" if is_folder else f"its folder ('idmm data info {data.name}' shows it)"
-        raise FilesMissing(f"data.root: missing; data.name '{data.name}' expects {expected}")
+        raise FilesMissing(f"data.root: missing, data.name '{data.name}' expects {expected}")
     root = home(data.root)
     if not os.path.isdir(root):
         fault = "is not a folder" if os.path.exists(root) else "does not exist"
         expected = "a folder of images" if is_folder else f"the folder that holds {data.name}"
-        raise FilesMissing(f"data.root: '{data.root}' {fault}; expected {expected}")
+        raise FilesMissing(f"data.root: '{data.root}' {fault}, expected {expected}")
     return root
 
 
@@ -74,7 +74,7 @@ def read_labelled(root: str) -> Listing:
         if tree.images and train.images:  # else that is the fault
             faults += _disagreements(train, tree)
     if len(train.classes) == 1:
-        faults.append(f"data.root: '{train.path}' has one class only ('{train.classes[0]}'); expected two or more")
+        faults.append(f"data.root: '{train.path}' has one class only ('{train.classes[0]}'), expected two or more")
     if faults:
         enough_to_pretrain = len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2
         raise (LabelsMissing if enough_to_pretrain else UserError)(*faults)
@@ -126,12 +126,12 @@ def _class_folders(root: str) -> dict[str, _Tree]:
         log.info("data.root: '%s' has no 'train' folder: %s", root, what)
         return {"train": tree}
     expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
-    raise LabelsMissing(f"data.root: '{root}' has no 'train' folder; expected {expected}")
+    raise LabelsMissing(f"data.root: '{root}' has no 'train' folder, expected {expected}")
 
 
 def _not_empty(tree: _Tree) -> _Tree:
     if not tree.images:
-        raise UserError(f"{tree.no_images}; expected at least one")
+        raise UserError(f"{tree.no_images}, expected at least one")
     return tree
 
 
@@ -160,13 +160,13 @@ def _walk(top: str, key: str = "data.root") -> _Tree:
 
 def _class_faults(tree: _Tree) -> list[str]:
     if not tree.images:
-        return [f"{tree.no_images}; expected {tree.path}/CLASS/*"]
+        return [f"{tree.no_images}, expected {tree.path}/CLASS/*"]
     filled, faults = {parts[0] for parts in tree.images if len(parts) > 1}, []
     if loose := [parts[0] for parts in tree.images if len(parts) == 1]:
         what = f"{counted(len(loose), 'image')} outside of class folders ({listed(loose)})"
-        faults.append(f"data.root: '{tree.path}' has {what}; expected {tree.path}/CLASS/*")
+        faults.append(f"data.root: '{tree.path}' has {what}, expected {tree.path}/CLASS/*")
     if empty := [name for name in tree.folders if name not in filled]:
-        faults.append(f"data.root: '{tree.path}' has classes without images: {listed(empty)}; fill or remove them")
+        faults.append(f"data.root: '{tree.path}' has classes without images: {listed(empty)}. Fill or remove them")
     return faults
 
 
@@ -225,7 +225,7 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[FoundImage]:
             named = composed(os.path.basename(full))
             images = [(os.path.join(path, *parts), (*map(composed, parts[:-1]), named)) for parts in tree.images]
         elif not os.path.lexists(path):
-            faults.append(f"{key}: '{path}' does not exist; expected images, or folders of images")
+            faults.append(f"{key}: '{path}' does not exist, expected images, or folders of images")
         for image, folders in images:
             found.setdefault(same_place(image), FoundImage(image, folders))
     if faults:

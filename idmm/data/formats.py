@@ -69,7 +69,7 @@ class ImageFile:
 
     def __init__(self, height: int, width: int, channels: int, dtype: np.dtype | None, fault: str | None = None):
         if dtype is None or dtype.kind not in "buif":
-            raise BadImage(f"holds values of type {dtype}; expected integers, floats or true and false")
+            raise BadImage(f"holds values of type {dtype}, expected integers, floats or true and false")
         self.height, self.width, self.channels, self.dtype, self.fault = height, width, channels, dtype, fault
 
     @property
@@ -186,19 +186,19 @@ class _NumpyFile(ImageFile):
         if content.startswith(_ZIP):
             names = (archive := zipfile.ZipFile(self._file)).namelist()
             if len(names) != 1 or not names[0].endswith(".npy"):
-                raise BadImage(f"a .npz of {len(names)} arrays; expected one")
+                raise BadImage(f"a .npz of {len(names)} arrays, expected one")
             self._file = archive.open(names[0])
         form = np.lib.format
         version = form.read_magic(self._file)
         read_header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, _, dtype = read_header(self._file)
         if len(shape) not in (2, 3) or min(shape) < 1:
-            raise BadImage(f"an array of shape {list(shape)}; expected [H, W], [H, W, C] or [C, H, W]")
+            raise BadImage(f"an array of shape {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]")
         self._channels_first = len(shape) == 3 and _channels_first(shape, expected)
         h, w, channels = (*shape, 1) if len(shape) == 2 else (*shape[1:], shape[0]) if self._channels_first else shape
         fault = None
         if channels not in PICTURE_CHANNELS:
-            fault = f"an array of shape {list(shape)}; expected [H, W] or [H, W, 3], or {as_bands(channels)}"
+            fault = f"an array of shape {list(shape)}, expected [H, W] or [H, W, 3], or {as_bands(channels)}"
         super().__init__(h, w, channels, dtype, fault)
 
     def values(self):
@@ -339,7 +339,7 @@ class _TiffFile(ImageFile):
         no_alpha, channels, fault = not extra & {1, 2}, samples * len(pages), None
         unknown = colours not in _COLOURS or (no_alpha and samples == 4 and colours != "RGB")
         if len(pages) > 1 or samples > 4 or (no_alpha and samples == 2) or (picture is None and unknown):
-            fault = f"a TIFF of {channels} channels ({colours}); expected a page of grey, RGB or RGBA"
+            fault = f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA"
             fault += f", or {as_bands(channels)}"
         super().__init__(page.imagelength, page.imagewidth, channels, page.dtype, fault)
         self.has_alpha = picture is not None or not no_alpha

@@ -142,7 +142,7 @@ def _mapped(path: Path, count: int) -> torch.Tensor:
         pages = np.memmap(path, mode="r", shape=count)  # a writable map would have to fit into memory
     except (OSError, ValueError) as error:  # ValueError: cut short
         why = getattr(error, "strerror", None) or error
-        raise RunError(f"{path}: decoded images cannot be read ({why}); the next run decodes them again") from None
+        raise RunError(f"{path}: decoded images cannot be read ({why}). The next run decodes them again") from None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(pages)

@@ -109,7 +109,7 @@ def read_image(
                 raise BadImage("has values that are not finite (NaN or infinite)")
             value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
             if value_range is None:
-                raise BadImage(f"has values of type {values.dtype}, which need a range; expected 8 or 16 bits")
+                raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
             pairs = min_max(values, bands is not None) if measure else ()
             values = rescale(values, value_range)
         if alpha is not None:
@@ -175,10 +175,10 @@ def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
 def _chosen(image: ImageFile, bands: Bands) -> list[int]:
     """Return the numbers of the channels that are used. BadImage if the file has others than expected."""
     if bands.count not in (None, image.channels):
-        raise BadImage(f"has {counted(image.channels, 'channel')}; expected {bands.count}")
+        raise BadImage(f"has {counted(image.channels, 'channel')}, expected {bands.count}")
     chosen = list(bands.chosen or range(image.channels))
     if max(chosen) >= image.channels:
-        raise BadImage(f"has {counted(image.channels, 'channel')}; data.bands has {max(chosen)}, counted from 0")
+        raise BadImage(f"has {counted(image.channels, 'channel')}, and data.bands has {max(chosen)}, counted from 0")
     return chosen
 
 

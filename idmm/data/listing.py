@@ -66,15 +66,15 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
     if data.exclude is not None and labelled and splits.train.labels is not None:
         if empty := _empty_classes(splits.train):
             what = f"'{data.exclude}' leaves no training image of {listed(empty)}"
-            raise UserError(f"data.exclude: {what}; expected at least one per class")
+            raise UserError(f"data.exclude: {what}, expected at least one per class")
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
     splits = hold_out(splits, data.val_fraction)
     if labelled and splits.train.labels is None:
-        raise LabelsMissing(f"data.name: '{data.name}' has no labels; fine-tuning needs them")
+        raise LabelsMissing(f"data.name: '{data.name}' has no labels. Fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
         root = f"'{data.root}'" if data.labels is None else f"'{data.root}' with data.labels '{data.labels}'"
-        what = f"{root} has no 'val' or 'test' images to evaluate on; add some, hold out a share of train"
+        what = f"{root} has no 'val' or 'test' images to evaluate on. Add some, hold out a share of train"
         raise LabelsMissing(f"data.root: {what} with --data.val_fraction, e.g. 0.2, or give --data.folds 5")
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
@@ -89,7 +89,7 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
 # ---------------------------------------------------------------------- the dataset
 def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
     if data.labels is not None and spec.name != "folder":
-        raise UserError(f"data.labels: '{data.labels}' is for data.name folder; {spec.name} has classes of its own")
+        raise UserError(f"data.labels: '{data.labels}' is for data.name folder, and {spec.name} has classes of its own")
     try:
         return spec.read(data, labelled)
     except FilesMissing as error:
@@ -161,7 +161,7 @@ def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
     numbers = _drawn_from(train, drawn, "data.labelled")
     if len(classes := np.unique(train.labels[numbers])) < 2:
         only = f"the images that are drawn are all of class '{train.classes[classes[0]]}'"
-        raise UserError(f"data.labelled: {only}; a classifier needs two or more")
+        raise UserError(f"data.labelled: {only}. A classifier needs two or more")
     labels = np.full(len(train), -1)
     labels[numbers] = train.labels[numbers]
     return replace(train, labels=labels)
@@ -170,7 +170,7 @@ def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
 def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
     """Return the numbers of a subset's images in order. Errors as of :func:`draw_subset`, with the key ``field``."""
     if subset.per_class is not None and split.labels is None:
-        raise UserError(f"{field}.per_class: these images have no labels; expected total or fraction")
+        raise UserError(f"{field}.per_class: these images have no labels, expected total or fraction")
     if subset.total is not None and subset.total > len(split):
         raise UserError(f"{field}.total: {subset.total} is more than the {len(split)} training images")
     by_class = subset.total is None and split.labels is not None
@@ -180,7 +180,7 @@ def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
         if few:
             (least, name), others = min(few), f" and of {len(few) - 1} more" if len(few) > 1 else ""
             what = f"{subset.per_class} is more than the {least} training images of class '{name}'{others}"
-            raise UserError(f"{field}.per_class: {what}; expected up to {least}")
+            raise UserError(f"{field}.per_class: {what}, expected up to {least}")
     counts = [subset.total or subset.per_class or max(1, _share(subset.fraction, len(g))) for g in groups]
     return _draw(groups, counts, numpy_rng(subset.seed, "subset"))
 
@@ -258,13 +258,13 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
     few = sorted((count, name) for count, name in zip(counts, train.classes, strict=True) if count < folds)
     if few:
         what = listed(f"'{name}' has {count}" for count, name in few)
-        raise UserError(f"data.folds: {folds} folds need {folds} training {unit} of each class; {what}")
+        raise UserError(f"data.folds: {folds} folds need {folds} training {unit} of each class: {what}")
     kind = StratifiedKFold if train.groups is None else StratifiedGroupKFold
     divided = kind(folds, shuffle=True, random_state=derive(0, "folds") % 2**32)
     numbers = [held for _, held in divided.split(train.labels, train.labels, train.groups)][fold - 1]
     remaining, held = _divided(train, numbers, f"fold {fold} of {folds}")
     groups = "" if train.groups is None else f" ({groups_of(held)} of {groups_of(train)})"
-    aside = "" if splits.test is None else f"; the {len(splits.test)} test images of the dataset are not used"
+    aside = "" if splits.test is None else f". The {len(splits.test)} test images of the dataset are not used"
     what = f"tested on {len(held)} of {len(train)} training images{groups}{aside}"
     log.info("data.folds: fold %d of %d is %s", fold, folds, what)
     return replace(splits, train=remaining, test=held)

@@ -29,7 +29,7 @@ def folder_of(name: str, root: Path, folder: str, *needed: str) -> Path:
     base = root / folder
     if missing := [item for item in needed if not (base / item).exists()]:
         what = f"'{base}' lacks {listed(missing)}"
-        raise FilesMissing(f"data.root: {what}; 'idmm data info {name}' shows the expected files")
+        raise FilesMissing(f"data.root: {what}. 'idmm data info {name}' shows the expected files")
     return base
 
 
@@ -121,7 +121,7 @@ def _torchvision(kind: str, base: Path, root: Path | None = None, **options):
         return getattr(datasets, kind)(root or base.parent, **options)
     except Exception as error:  # a dozen types for damaged files
         why = "a checksum differs" if isinstance(error, RuntimeError) else in_short(error)
-        raise FilesMissing(f"data.root: files in '{base}' are damaged ({why}); fetch them again") from None
+        raise FilesMissing(f"data.root: files in '{base}' are damaged ({why}). Fetch them again") from None
 
 
 def _images_of(base: Path, *datasets, key: str = "_image_files") -> Listed:

@@ -62,7 +62,7 @@ def spec_of(name: str) -> Spec:
     """Return the dataset of ``data.name``. UserError if it is unknown."""
     if name in DATASETS:
         return DATASETS[name]
-    raise UserError(f"data.name: '{name}' is not known; expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")
+    raise UserError(f"data.name: '{name}' is not known, expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")
 
 
 def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
@@ -75,12 +75,12 @@ def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
         UserError: The name is unknown, or has no files and is given a root.
     """
     if data.name is None and data.root is None:
-        why = "neither --data.name nor --data.root was given; --data.root DIR takes your own images"
+        why = "neither --data.name nor --data.root was given. --data.root DIR takes your own images"
         return replace(data, name="digits"), [f"data.name: scikit-learn's digits, as {why}"]
     data = replace(data, name=data.name or "folder")
     if spec_of(data.name).embedded and data.root is not None:
         what = f"'{data.root}', but data.name '{data.name}' comes with a package and takes none"
-        raise UserError(f"data.root: {what}; leave it out, or the name, which is then 'folder'")
+        raise UserError(f"data.root: {what}. Leave it out, or the name, which is then 'folder'")
     return data, []
 
 

@@ -129,10 +129,10 @@ def _refuse_constant(std: list[float], train: ImageStore) -> None:
     constant = [str(channel) for channel, value in zip(channels, std, strict=True) if not value]
     others = [channel for channel, value in zip(channels, std, strict=True) if value]
     if constant:
-        how = f"use the others by --data.bands '{others}', or give --data.mean and --data.std"
-        how = how if others else "give --data.std"
+        how = f"Use the others by --data.bands '{others}', or give --data.mean and --data.std"
+        how = how if others else "Give --data.std"
         what = f"the training images have one value in all pixels of channel {listed(constant)}"
-        raise UserError(f"data.std: {what}; {how}")
+        raise UserError(f"data.std: {what}. {how}")
 
 
 # ---------------------------------------------------------------------- the fingerprint

@@ -49,7 +49,7 @@ class UserList:
         try:
             return home(self.file).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
-            raise BadList(f"{self.field}: cannot read '{self.file}' ({reason(error)}); expected {expected}") from None
+            raise BadList(f"{self.field}: cannot read '{self.file}' ({reason(error)}), expected {expected}") from None
 
     def table(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
         """Read a CSV whose header names the columns ``required``, and may name ``optional`` ones.
@@ -66,20 +66,20 @@ class UserList:
             header = [name.strip() for name in reader.fieldnames or ()]
             if missing := [name for name in required if name not in header]:
                 what = f"lacks {listed(missing)}" if header else "is empty"
-                first_line = f"; its first line is '{','.join(header)}'" if header else ""
+                first_line = f". Its first line is '{','.join(header)}'" if header else ""
                 raise BadList(f"{self.field}: the header of '{self.file}' {what}, expected {form}{first_line}")
             reader.fieldnames = header
             columns = [name for name in (*required, *optional) if name in header]
             for row in reader:
                 rows.append((reader.line_num, {name: (row[name] or "").strip() for name in columns}))
         except csv.Error as error:
-            self.fault(reader.reader.line_num, f"is not CSV ({error}); expected {form}")
+            self.fault(reader.reader.line_num, f"is not CSV ({error}), expected {form}")
             self.refuse()
         if not rows:
             raise BadList(f"{self.field}: '{self.file}' has no rows under the header {form}")
         for line, cells in rows:
             if lacking := [name for name, cell in cells.items() if not cell]:
-                self.fault(line, f"has no {' and no '.join(lacking)}; expected {','.join(columns)}")
+                self.fault(line, f"has no {' and no '.join(lacking)}, expected {','.join(columns)}")
         self.refuse()
         return rows
 
@@ -166,13 +166,13 @@ def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[
     for line, cells in table.table(("path", "class"), ("split", "group")):
         name = table.find(line, cells["path"])
         if name in rows:
-            table.fault(line, f"'{name}' is in line {line_of[name]}, too; expected one row per image")
+            table.fault(line, f"'{name}' is in line {line_of[name]}, too, expected one row per image")
         elif name is not None:
             part = cells.get("split", name.partition("/")[0] if folders else "train").lower()
             if part not in PARTS and "split" in cells:
-                table.fault(line, f"the split is '{cells['split']}'; expected train, val or test")
+                table.fault(line, f"the split is '{cells['split']}', expected train, val or test")
             elif part not in PARTS:
-                table.fault(line, f"'{name}' is outside of train, val and test; expected a column split")
+                table.fault(line, f"'{name}' is outside of train, val and test, expected a column split")
             rows[name], line_of[name] = {**cells, "class": composed(cells["class"]), "split": part}, line
     table.refuse()
     return rows
@@ -181,10 +181,10 @@ def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[
 def _label_faults(file: str, classes: dict[str, set[str]]) -> list[str]:
     train = classes["train"]
     if not train:
-        return [f"data.labels: '{file}' has no image to train on; expected rows of the split train"]
+        return [f"data.labels: '{file}' has no image to train on, expected rows of the split train"]
     faults = []
     if len(train) == 1:
-        faults.append(f"data.labels: '{file}' has one class to train on ('{min(train)}'); expected two or more")
+        faults.append(f"data.labels: '{file}' has one class to train on ('{min(train)}'), expected two or more")
     for part in ("val", "test"):
         if extra := sorted(classes[part] - train):
             faults.append(f"data.labels: '{file}' has classes in {part} that train lacks: {listed(extra)}")
@@ -241,7 +241,7 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     for key, part in splits.parts.items():
         remaining = [i for i, name in enumerate(part.names) if name not in excluded]
         if not remaining and key != "unlabelled":
-            raise BadList(f"data.exclude: '{file}' leaves no image of {key}; expected at least one")
+            raise BadList(f"data.exclude: '{file}' leaves no image of {key}, expected at least one")
         out = sorted(excluded.intersection(part.names))
         drawn = f"{part.drawn} without {out!r}" if out else part.drawn
         parts[key], counts[key] = replace(part.take(remaining), drawn=drawn) if remaining else None, len(out)
@@ -270,7 +270,7 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
         group = _groups_by_table(UserList("data.groups", groups, names, root))
     if missing := [name for name in names if not group.get(name)]:
         what = f"'{groups}' gives no group to {counted(len(missing), 'image')}: {listed(missing, 3)}"
-        raise BadList(f"data.groups: {what}; expected one for each image")
+        raise BadList(f"data.groups: {what}, expected one for each image")
     parts = {key: replace(part, groups=np.array([group[n] for n in part.names])) for key, part in splits.parts.items()}
     return replace(splits, **parts, unlabelled=unlabelled)
 
@@ -280,9 +280,9 @@ def _groups_by_pattern(pattern: str, names: list[str]) -> dict[str, str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise BadList(f"data.groups: '{pattern}' is no file and no pattern ({error}); {expected}") from None
+        raise BadList(f"data.groups: '{pattern}' is no file and no pattern ({error}), {expected}") from None
     if compiled.groups != 1:
-        raise BadList(f"data.groups: '{pattern}' has {compiled.groups} brackets that count; {expected}")
+        raise BadList(f"data.groups: '{pattern}' has {compiled.groups} brackets that count, {expected}")
     return {name: match[1] for name in names if (match := compiled.search(name))}
 
 
@@ -291,7 +291,7 @@ def _groups_by_table(table: UserList) -> dict[str, str]:
     for line, cells in table.table(("path", "group")):
         name = table.find(line, cells["path"], elsewhere=True)
         if name is not None and group.setdefault(name, cells["group"]) != cells["group"]:
-            table.fault(line, f"'{name}' is of '{group[name]}' already; expected one group per image")
+            table.fault(line, f"'{name}' is of '{group[name]}' already, expected one group per image")
     table.refuse()
     return group
 

@@ -43,7 +43,7 @@ def read_coco(
     files = annotation_files(root)
     if "train" not in files:
         expected = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
-        raise UserError(f"data.root: '{root}' has no annotations of objects to train on; expected {expected}")
+        raise UserError(f"data.root: '{root}' has no annotations of objects to train on, expected {expected}")
     needed(f"data.root: '{root}'", DENSE_LIBRARIES["detect"], "dense")
     opened = {part: _opened(path, faults) for part, path in files.items()}
     if faults:
@@ -71,7 +71,7 @@ def annotation_files(root: Path) -> dict[str, Path]:
         paths = [path for path in paths if re.fullmatch(rf"(instances_)?{part}\d*", path.stem)]
         if len(paths) > 1:
             several = listed(f"'{path}'" for path in paths)
-            raise UserError(f"data.root: '{root}' has several files of {part}: {several}; expected one")
+            raise UserError(f"data.root: '{root}' has several files of {part}: {several}, expected one")
         if paths:
             files[part] = paths[0]
     return files
@@ -138,7 +138,7 @@ def _fault(row: dict, image: dict | None, labels: dict[int, int]) -> str | None:
     size, source = _size(image), f" of '{image['file_name']}'"
     if _box(row.get("bbox"), size) is None:
         expected = f"expected [x, y, width, height] in the image ({as_text(size)} pixels)"
-        return f"{source}: bbox {reprlib.repr(row.get('bbox'))}; {expected}"
+        return f"{source}: bbox {reprlib.repr(row.get('bbox'))}, {expected}"
     if not _drawable(row.get("segmentation") or None, size):
         return f"{source}: segmentation: expected polygons in the image ({as_text(size)} pixels), or RLE of its size"
     return None

@@ -49,7 +49,7 @@ def read_masks(
     layout = mask_layout(root)
     if layout is None:
         expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
-        raise UserError(f"data.root: '{root}' has no images with masks to train on; expected {expected}")
+        raise UserError(f"data.root: '{root}' has no images with masks to train on, expected {expected}")
 
     def read_mask(path: str, max_pixels: int) -> MaskTarget:
         content = read(path)
@@ -63,7 +63,7 @@ def read_masks(
             pairs = {name: f"{os.path.splitext(name)[0]}.png" for name in images_under(str(image_folder))}
             missing = set(absent(mask_folder, list(pairs.values())))
             bare = [name for name, mask in pairs.items() if mask in missing]
-            reasons = [f"'{name}' has no mask; expected '{mask_folder}/{pairs[name]}'" for name in bare]
+            reasons = [f"'{name}' has no mask, expected '{mask_folder}/{pairs[name]}'" for name in bare]
             report_unusable(data, faults, image_folder, counted(len(pairs), "image"), reasons)
             names = [name for name in pairs if name not in bare]
             masks = split_of(root, mask_folder, [pairs[name] for name in names])
@@ -100,7 +100,7 @@ def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], fau
         values = [v for target in train if isinstance(target, MaskTarget) for v in target.values if v != IGNORED]
         classes = [str(number) for number in range(layout.first, max(values, default=0) + 1)]
     if not 2 <= len(classes) <= IGNORED:
-        faults.append(f"data.root: '{path}' has {len(classes)} as number of classes; expected 2 to {IGNORED}")
+        faults.append(f"data.root: '{path}' has {len(classes)} as number of classes, expected 2 to {IGNORED}")
     return classes
 
 
@@ -112,5 +112,5 @@ def _fault(target: MaskTarget | BadImage, size: tuple[int, int] | BadImage, clas
         return f"{as_text(target.size)} pixels, its image {as_text(size)}"
     if odd := [value for value in target.values if value >= target.first + classes and value != IGNORED]:
         expected = f"expected {target.first} to {target.first + classes - 1}, and {IGNORED} for ignored pixels"
-        return f"values without a class: {listed(map(str, odd))}; {expected}"
+        return f"values without a class: {listed(map(str, odd))}, {expected}"
     return None

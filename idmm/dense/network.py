@@ -281,7 +281,7 @@ def build_network(saved: Checkpoint) -> Detector | Segmenter:
     """
     info, label = saved.extra, weights_label(saved.source, saved.field)
     if info.get("task") not in ("detect", "segment"):
-        raise UserError(f"{label} is not from idmm detect or idmm segment; give a run of one of these")
+        raise UserError(f"{label} is not from idmm detect or idmm segment. Give a run of one of these")
     needed(label.rstrip(":"), DENSE_LIBRARIES[info["task"]], "dense")
     kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
     backbone = create_backbone(saved.name, saved.size, **kwargs)

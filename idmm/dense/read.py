@@ -50,7 +50,7 @@ def read_boxes(data: config.Data, masks: bool | None, progress: bool = False) ->
     """
     splits = read_detection(data, progress)
     if masks and not splits.outlined:
-        line = "model.masks: true, but no box of the training images has an outline; expected null or false"
+        line = "model.masks: true, but no box of the training images has an outline, expected null or false"
         raise UserError(line)
     masks = splits.outlined if masks is None else masks
     labels = np.concatenate([target.labels[~target.crowd] for target in splits.targets["train"]])
@@ -75,7 +75,7 @@ def _read(reader: Reader, data: config.Data, progress: bool) -> DenseSplits:
     if faults:
         raise UserError(*faults)
     if empty := [part for part, (split, _) in parts.items() if not len(split)]:
-        raise UserError(f"data.root: '{root}' has no usable image of {listed(empty)}; expected at least one")
+        raise UserError(f"data.root: '{root}' has no usable image of {listed(empty)}, expected at least one")
     # as for class labels, with all images in one class
     splits = arranged({part: _with_labels(split, ["image"]) for part, (split, _) in parts.items()})
     splits = hold_out(narrowed(splits, data, labelled=True), data.val_fraction)
@@ -84,8 +84,8 @@ def _read(reader: Reader, data: config.Data, progress: bool) -> DenseSplits:
     splits = replace(splits, **{part: _with_labels(split, None) for part, split in splits.parts.items()})
     if splits.test is None:
         raise LabelsMissing(
-            f"data.root: '{root}' has no part 'val' or 'test' to evaluate on; "
-            "add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
+            f"data.root: '{root}' has no part 'val' or 'test' to evaluate on. "
+            "Add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
         )
     by_name = {name: t for split, targets in parts.values() for name, t in zip(split.names, targets, strict=True)}
     targets = {part: [by_name[name] for name in split.names] for part, split in splits.parts.items()}

@@ -207,8 +207,8 @@ def _final_scores(run: RunContext, network: nn.Module, evaluator: DenseEvaluator
     """Return the scores of the result on the test images, and write their files."""
     folder = run.folder
     error = RunError(
-        f"out of memory with {evaluator.batch_size} images at a time; "
-        "repeat the command with more free memory to continue from here"
+        f"out of memory with {evaluator.batch_size} images at a time. "
+        "Repeat the command with more free memory to continue from here"
     )
     with distributed.enough_memory(error):
         scores = evaluator.latest or evaluator.scores(network, final=True)

@@ -138,5 +138,5 @@ def mask_values(content: bytes, max_pixels: int | None = None) -> np.ndarray:
     except Exception as error:  # Pillow raises a dozen types on broken files
         raise unreadable(error) from error
     if mode not in ("L", "P", "1"):
-        raise BadImage(f"a colour image ({mode}); expected a grey or palette PNG whose numbers are the classes")
+        raise BadImage(f"a colour image ({mode}), expected a grey or palette PNG whose numbers are the classes")
     return values.astype(np.uint8)

@@ -83,7 +83,7 @@ def collapse(values: dict[str, float], history: list[dict]) -> str | None:
         if values[name] < max(floor, SHARE * best):
             before = f", {best:.3g} at best before" if best else ""
             return (
-                f"collapse: {name} is {values[name]:.3g}{before}: the images look the same to the network; "
-                "try a lower --train.lr, larger batches or a longer warm-up"
+                f"collapse: {name} is {values[name]:.3g}{before}: the images look the same to the network. "
+                "Try a lower --train.lr, larger batches or a longer warm-up"
             )
     return None

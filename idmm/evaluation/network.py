@@ -86,7 +86,7 @@ class Network:
         height, width = pair(model.pretrained_cfg["input_size"][-2:])
         if height != width:
             name = weights_label(saved.source, saved.field)
-            raise UserError(f"{name} was evaluated at {height}x{width} pixels; expected a network of square images")
+            raise UserError(f"{name} was evaluated at {height}x{width} pixels, expected a network of square images")
         return cls.around(saved, model, height, device, batch_size)
 
     @classmethod
@@ -106,12 +106,12 @@ class Network:
         with self.enough_memory():
             outputs = extract_features(self.model, batches, self.device, contextlib.nullcontext, forward, True).numpy()
         if not np.isfinite(outputs).all():
-            raise RunError(f"{self.label}: its outputs are not finite; the run that wrote it has diverged")
+            raise RunError(f"{self.label}: its outputs are not finite. The run that wrote it has diverged")
         return outputs
 
     def enough_memory(self) -> contextlib.AbstractContextManager:
         """Raise RunError if memory runs out inside the block."""
-        line = f"out of memory with {self.batch_size} images at a time; try a smaller batch_size"
+        line = f"out of memory with {self.batch_size} images at a time. Try a smaller batch_size"
         return distributed.enough_memory(RunError(f"{self.label}: {line}"))
 
     # ------------------------------------------------------------------ images

@@ -92,7 +92,7 @@ class _Predictor:
     def _outputs(self, images: Images, forward: Forward, width: int, on_error: str, label: str | None) -> Embedding:
         """Return the outputs of ``forward`` for images, ``width`` numbers each. With a ``label`` there is a bar."""
         if on_error not in ("fail", "skip"):
-            raise UserError(f"on_error: got '{on_error}'; expected 'fail' or 'skip'")
+            raise UserError(f"on_error: got '{on_error}', expected 'fail' or 'skip'")
         sources, names = listed_images(images, self._network.bands)
         unreadable: dict[str, str] = {}
         batches = self._network.file_batches(sources, names, self._max_pixels, unreadable)
@@ -138,7 +138,7 @@ class Classifier(_Predictor):
             RunError: The network has diverged, or memory ran out.
         """
         if top_k < 1:
-            raise UserError(f"top_k: got {top_k}; expected 1 or more")
+            raise UserError(f"top_k: got {top_k}, expected 1 or more")
         label = "predicting" if progress else None
         outputs = self._outputs(images, _probabilities, len(self.classes), on_error, label)
         predictions = PredictionList(outputs.paths, outputs.features, self.classes, top_k, outputs.unreadable)
@@ -191,7 +191,7 @@ def load_classifier(
     classes = saved.extra.get("classes")
     if not classes:
         name = weights_label(saved.source, saved.field)
-        raise UserError(f"{name} has no classifier: its JSON lists no classes; expected a fine-tuned run")
+        raise UserError(f"{name} has no classifier: its JSON lists no classes, expected a fine-tuned run")
     return Classifier(saved, classes, device, batch_size, max_pixels)
 
 
@@ -238,9 +238,9 @@ def listed_images(images: Images, bands: Bands | None) -> tuple[list[AnyImage], 
             names += files
             continue
         if not isinstance(image, Image.Image | np.ndarray):
-            raise UserError(f"images: {name} is {type(image).__name__}; {_expected(bands)}")
+            raise UserError(f"images: {name} is {type(image).__name__}, {_expected(bands)}")
         if isinstance(image, np.ndarray) and not _is_image(image, bands):
-            raise UserError(f"images: {name} is an array of {image.dtype}, {list(image.shape)}; {_expected(bands)}")
+            raise UserError(f"images: {name} is an array of {image.dtype}, {list(image.shape)}, {_expected(bands)}")
         sources.append(image)
         names.append(name)
     return sources, names

@@ -36,7 +36,7 @@ def explore(config: ExploreConfig) -> str:
     """
     run = read_outputs.config_of(config.run)
     if config.out and (inside := images_around(replace(run, out=config.out))):
-        raise UserError(f"out: '{config.out}' is among the images of '{inside}'; name another folder")
+        raise UserError(f"out: '{config.out}' is among the images of '{inside}'. Name another folder")
     default = Path(config.run) / FOLDER
     with emptied_if_refused(config.out or str(default)):
         out = made_folder(config.out or str(default))
@@ -52,7 +52,7 @@ def explore(config: ExploreConfig) -> str:
     for name, write in KINDS.items():
         log.info("writing %s", name)
         summary += ["", *write(images, similarities, out)]
-    hint = f"; 'idmm report {config.run}' shows them" if out.resolve() == default.resolve() else ""
+    hint = f". 'idmm report {config.run}' shows them" if out.resolve() == default.resolve() else ""
     exclude = _exclude(images, similarities, config.run, run, out / EXCLUDE)
     return "\n".join([*summary, "", f"written: {exclude}", f"written: tables and sheets in {out}{hint}"])
 
@@ -61,7 +61,7 @@ def explore(config: ExploreConfig) -> str:
 def read_images(config: ExploreConfig, run) -> Images:
     """Read a run's images and their rows: those of its N-way layer, or features if it has none."""
     if isinstance(run, ProbeConfig):
-        raise UserError(f"run: '{config.run}' is a probe; expected a run of pretraining or fine-tuning")
+        raise UserError(f"run: '{config.run}' is a probe, expected a run of pretraining or fine-tuning")
     rows, notes = None, []
     try:
         rows = read_outputs.instances(config.run).weight
@@ -70,7 +70,7 @@ def read_images(config: ExploreConfig, run) -> Images:
     log.info("reading the training images")
     store = read_outputs.images(config.run)
     if len(store) < 3:
-        raise UserError(f"run: '{config.run}' has {len(store)} training images; expected at least three")
+        raise UserError(f"run: '{config.run}' has {len(store)} training images, expected at least three")
     labels = store.labels if store.labels is not None and (store.labels >= 0).any() else None
     if labels is None:
         notes.append("no labels: no labels.csv")

@@ -106,7 +106,7 @@ def _duplicates(images: Images, result: Similarities, out: Path) -> list[str]:
         pair = pairs[number]
         reason = pair.kind if pair.score is None else f"{pair.kind}, {pair.score:.2f}"
         if size > 2:
-            reason += f"; group of {size}"
+            reason += f", group of {size}"
         for i, text in ((pair.first, reason), (pair.second, "")):
             tiles.append((i, f"{text}\n{names[i]}\n{images.label(i) or ''}", None))
     if pairs:
@@ -143,7 +143,7 @@ def _labels(images: Images, result: Similarities, out: Path) -> list[str]:
             tiles.append((j, images.label(j) or "no label", BLUE if images.labels[j] == result.suggested[i] else None))
         sheet.append((text, tiles))
     if sheet:
-        note = "orange: the image in question; blue: neighbours of the suggested class"
+        note = "Orange: the image in question. Blue: neighbours of the suggested class"
         images.draw(out / "labels.png", sheet, f"{len(sheet)} of {counted(count, 'likely label error')}", note)
     return [
         f"Likely label errors: {counted(count, 'image')} whose nearest images have another label",
@@ -182,7 +182,7 @@ def _neighbours(images: Images, result: Similarities, out: Path) -> list[str]:
     for i in np.unique(np.linspace(0, len(names) - 1, QUERIES).astype(int)).tolist():
         nearest = zip(near.index[i, :NEXT].tolist(), near.value[i, :NEXT].tolist(), strict=True)
         sheet.append(("", [(i, names[i], BLUE), *((j, f"{names[j]}\n{cosine:.2f}", None) for j, cosine in nearest)]))
-    note = "blue: a sample of the images; then the nearest of each, with the cosine"
+    note = "Blue: a sample of the images. Then the nearest of each, with the cosine"
     images.draw(out / "neighbours.png", sheet, "Nearest images", note)
     return ["Nearest images: neighbours.csv has those of each image, with the cosine (1: the same)."]
 

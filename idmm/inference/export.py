@@ -37,19 +37,19 @@ def export(config: ExportConfig) -> str:
     source = Source(run)
     sample, reason = source.sample(config.data.root)
     if reason:
-        line = "checked on noise, as the run's images cannot be read (%s); name their folder with --data.root DIR"
+        line = "checked on noise, as the run's images cannot be read (%s). Name their folder with --data.root DIR"
         log.warning(line, reason)
     if is_onnx:
         return _write_onnx(out, source, sample)
     check = write_folder(source, sample, out, hub=config.format == "hf")
-    line = f"{out}: config.json, model.safetensors, README.md; load it with "
+    line = f"{out}: config.json, model.safetensors, README.md. Load it with "
     return f"{line}timm.create_model('local-dir:{out}', pretrained=True)\nchecked against torch: {check}"
 
 
 def _check_run(run: Path) -> None:
     weights_file(run, "init")
     if not (run / "result.json").is_file():
-        raise UserError(f"init: '{run}' has no result.json; let the run finish, or name a finished one")
+        raise UserError(f"init: '{run}' has no result.json. Let the run finish, or name a finished one")
 
 
 def _write_onnx(out: Path, source, sample) -> str:
@@ -67,7 +67,7 @@ def _write_onnx(out: Path, source, sample) -> str:
     data = proto.SerializeToString()
     write_bytes(out, data)
     shape = f"[N, {source.saved.in_chans}, {source.size}, {source.size}]"
-    line = f"ONNX, opset {OPSET}, {len(data) / 1e6:.2f} MB; images {shape} -> {source.output} [N, {source.width}]"
+    line = f"ONNX, opset {OPSET}, {len(data) / 1e6:.2f} MB. Images {shape} -> {source.output} [N, {source.width}]"
     return f"{out}: {line}\nchecked with onnxruntime against torch: {check}"
 
 

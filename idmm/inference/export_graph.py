@@ -48,13 +48,13 @@ def check(source: Source, sample: Sample, run: Callable[[torch.Tensor], np.ndarr
     batches = [sample.images[:1], *sample.images[1:].split(BATCH)]
     outputs = np.concatenate([run(batch) for batch in batches if len(batch)])
     if not np.isfinite(expected).all():
-        raise RunError(f"{source.saved.source}: its outputs are not finite; the run that wrote it has diverged")
+        raise RunError(f"{source.saved.source}: its outputs are not finite. The run that wrote it has diverged")
     same_shape = outputs.shape == expected.shape
     difference = float(np.abs(outputs - expected).max()) if same_shape else float("inf")
     agreement = float((outputs.argmax(1) == expected.argmax(1)).mean()) if source.classes else None
     result = Check(sample.what, difference, float(np.abs(expected).max()), agreement)
     if not difference <= TOLERANCE * result.reach or (agreement is not None and agreement < AGREEMENT):
-        raise RunError(f"the exported model's outputs differ from torch's ({result}); nothing is written")
+        raise RunError(f"the exported model's outputs differ from torch's ({result}). Nothing is written")
     return result
 
 

@@ -115,5 +115,5 @@ class Source:
         store = store_split(split, stored_size=crop, data=data, part=part, progress=True, value_range=self.saved.range)
         expected = self.network.bands and self.network.bands.count
         if expected and store.bands.count != expected:
-            raise UserError(f"data.root: the {part} images have {store.bands.count} channels; expected {expected}")
+            raise UserError(f"data.root: the {part} images have {store.bands.count} channels, expected {expected}")
         return torch.cat([batch["images"] for batch in self.network.split_batches(store, data.workers)])

@@ -47,7 +47,7 @@ def predict(config: PredictConfig) -> str | None:
 
 def _check(config: PredictConfig) -> None:
     if config.min_score is not None:
-        raise UserError(f"min_score: got {config.min_score:g}; it is for boxes, leave it out for a classifier")
+        raise UserError(f"min_score: got {config.min_score:g}, which is for boxes. Leave it out for a classifier")
 
 
 def _log_accuracy(predictions, images: list[FoundImage]) -> None:

@@ -71,11 +71,11 @@ def predict_dense(config: PredictConfig) -> str:
 def _check(config: PredictConfig, task: str) -> None:
     faults = []
     if config.out is None:
-        faults.append(f"out: missing; for a run of idmm {task} name a folder, new or empty")
+        faults.append(f"out: missing. For a run of idmm {task} name a folder, new or empty")
     if config.top_k != 1:
-        faults.append(f"top_k: has no meaning for a run of idmm {task}; leave it out")
+        faults.append(f"top_k: has no meaning for a run of idmm {task}. Leave it out")
     if config.min_score is not None and task == "segment":
-        faults.append(f"min_score: has no meaning for a run of idmm {task}; leave it out")
+        faults.append(f"min_score: has no meaning for a run of idmm {task}. Leave it out")
     if faults:
         raise UserError(*faults)
 

@@ -70,7 +70,7 @@ def _read_probe(folder: Path) -> RunFacts:
     """Read the ``probe.json`` of the command ``idmm probe``."""
     result = _read_json(folder / PROBE)
     if not {"knn", "probe", "init", "dataset"} <= result.keys():
-        raise UserError(f"runs: '{folder / PROBE}' is not written by idmm probe; expected a run's folder")
+        raise UserError(f"runs: '{folder / PROBE}' is not written by idmm probe, expected a run's folder")
     result["readouts"] = {name: result[name] for name in ("knn", "probe")}
     return RunFacts(
         path=folder,

@@ -31,7 +31,7 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
             notes += [f"{path} is skipped: it is not finished" for path in unfinished]
         elif unfinished:
             names = listed([f"'{path}'" for path in unfinished])
-            faults.append(f"runs: {names}: not finished; repeat the command to resume it")
+            faults.append(f"runs: {names}: not finished. Repeat the command to resume it")
         else:
             faults.append(f"runs: '{folder}': expected the folder of a finished run, its --out, or one that holds some")
     if faults:

@@ -27,7 +27,7 @@ def similar(config: SimilarConfig) -> None:
     _, images = inputs(config, "backbone", (".png",), lambda: _check_query(config.query))
     others = [image.path for image in images if same_place(image.path) != same_place(config.query)]
     if not others:
-        raise UserError(f"paths: there is no image but the query '{config.query}'; name images to compare it with")
+        raise UserError(f"paths: there is no image but the query '{config.query}'. Name images to compare it with")
     if len(others) < len(images):
         log.info("query: '%s' is among the images and is skipped there", config.query)
     from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is reported at once
@@ -51,9 +51,9 @@ def similar(config: SimilarConfig) -> None:
 
 def _check_query(query: str) -> None:
     if not os.path.lexists(query):
-        raise UserError(f"query: '{query}' does not exist; expected an image")
+        raise UserError(f"query: '{query}' does not exist, expected an image")
     if os.path.isdir(query):
-        raise UserError(f"query: '{query}' is a folder; expected an image")
+        raise UserError(f"query: '{query}' is a folder, expected an image")
 
 
 def _unit(features: np.ndarray) -> np.ndarray:

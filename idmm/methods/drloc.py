@@ -30,7 +30,7 @@ class Localization(nn.Module):
         if min(grids[-1].shape[2:]) < 2:
             rows, columns = grids[-1].shape[2:]
             why = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
-            raise UserError(f"drloc.weight: {why}; give larger images, a backbone with finer grids or --drloc.weight 0")
+            raise UserError(f"drloc.weight: {why}. Give larger images, a backbone with finer grids or --drloc.weight 0")
         widths = [grid.shape[1] for grid in grids]
         self.loss = DenseRelativeLocalization(
             widths if config.mode == "l1_all" else widths[0],

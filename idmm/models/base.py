@@ -37,7 +37,7 @@ class TokenModel(nn.Module):
         """Replace the classifier (0 classes: none) and, unless None, the pooling."""
         if global_pool is not None:
             if global_pool not in self.pools:
-                raise ValueError(f"global_pool is {global_pool!r}; expected one of {', '.join(map(repr, self.pools))}")
+                raise ValueError(f"global_pool is {global_pool!r}, expected one of {', '.join(map(repr, self.pools))}")
             self.global_pool = global_pool
         self.num_classes = num_classes
         self.head = nn.Identity()
@@ -92,7 +92,7 @@ def checked_size(img_size: int | Sequence[int]) -> Grid:
     """Return a size as (height, width). ValueError if it is smaller than one token (pixels)."""
     height, width = to_2tuple(img_size)
     if min(height, width) < MIN_SIZE:
-        raise ValueError(f"img_size is {img_size!r}; expected at least {MIN_SIZE} pixels")
+        raise ValueError(f"img_size is {img_size!r}, expected at least {MIN_SIZE} pixels")
     return height, width
 
 

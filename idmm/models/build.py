@@ -69,7 +69,7 @@ def create_backbone(
         if len(shape := list(getattr(output, "shape", []))) != 2:
             model_kwargs = {key: value for key, value in kwargs.items() if key not in _RESERVED}
             source = f"model.kwargs: {name} with {model_kwargs!r}" if model_kwargs else f"model.name: {name!r}"
-            raise UserError(f"{source} returns {shape or type(output)} for an image; expected pooled features, [1, d]")
+            raise UserError(f"{source} returns {shape or type(output)} for an image, expected pooled features, [1, d]")
         if kwargs["num_classes"] == 0:
             model.feature_width = shape[1]
     return model
@@ -87,7 +87,7 @@ def feature_width(model: nn.Module) -> int:
 def check_name(name: str) -> None:
     """Raise UserError, with the nearest name, unless timm or idmm has a model ``name``."""
     if not (isinstance(name, str) and name and timm.is_model(name)):
-        hint = nearest(str(name), timm.list_models()) or "; timm.list_models() lists the names"
+        hint = nearest(str(name), timm.list_models()) or ". timm.list_models() lists the names"
         raise UserError(f"model.name: {name!r} is unknown{hint}")
 
 

@@ -42,7 +42,7 @@ def adapt_input(model: nn.Module, state: dict[str, Tensor], in_chans: int, label
             continue  # the caller reports weights of other shapes
         if value.ndim != 4 or target.shape[1] != in_chans:
             why = f"{key} of {model_name(model)} is no plain convolution and cannot be adapted to {in_chans} channels"
-            raise UserError(f"{label} {why}; leave out data.in_chans or init")
+            raise UserError(f"{label} {why}. Leave out data.in_chans or init")
         base = value.shape[1]
         adapted[key] = repeated(value, in_chans)
     return {**state, **adapted}, _description(", ".join(adapted), base, in_chans) if adapted else ""

@@ -176,7 +176,7 @@ class CvT(TokenModel):
         super().__init__()
         for name, values in dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads).items():
             if len(values) != len(WINDOWS):
-                raise ValueError(f"{name} is {values!r}; expected {len(WINDOWS)} values, one per stage")
+                raise ValueError(f"{name} is {values!r}, expected {len(WINDOWS)} values, one per stage")
         self.img_size = checked_size(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
         stages, last = [], len(WINDOWS) - 1

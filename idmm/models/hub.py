@@ -37,7 +37,7 @@ _REASONS = {  # a subclass before its parent
     RevisionNotFoundError: "no such branch, tag or commit",
     LocalEntryNotFoundError: "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set",
     EntryNotFoundError: f"it has no {' and no '.join(WEIGHTS)} with a config.json, timm's format",
-    PermissionError: f"cannot write to {constants.HF_HUB_CACHE}; set HF_HOME",
+    PermissionError: f"cannot write to {constants.HF_HUB_CACHE}. Set HF_HOME",
 }
 
 

@@ -24,7 +24,7 @@ MAX_DEPTH = 8  # words in a prefix. lightly-train has 4
 # words in prefixes: of equally similar networks, the first kind is preferred and the last kind avoided
 PREFERRED, AVOIDED = {"teacher", "ema"}, {"student", "momentum", "key", "k"}
 OBJECTS = "Python objects, which are never run"
-REMEDY = "use the file that the tool exports, or save only the weights: torch.save(model.state_dict(), path)"
+REMEDY = "Use the file that the tool exports, or save only the weights: torch.save(model.state_dict(), path)"
 
 
 def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[str]]:
@@ -58,7 +58,7 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[s
         raise UserError(f"{weights_label(path, field)} {_refusal(str(error), type(error).__name__)}") from error
     if not state:
         entries = f" (its entries: {listed(others, 8)})" if others else ""
-        raise UserError(f"{weights_label(path, field)} holds no weights{entries}; {WEIGHTS_EXPECTED}")
+        raise UserError(f"{weights_label(path, field)} holds no weights{entries}, {WEIGHTS_EXPECTED}")
     nest = places.pop() if len(places) == 1 else ""
     nest += re.match(r"((module|_orig_mod)\.)*", commonprefix([name[len(nest) :] for name in state])).group()
     return {name[len(nest) :]: value for name, value in state.items()}, nest, others
@@ -82,12 +82,12 @@ def _printable(key: object) -> str:
 def _refusal(text: str, kind: str) -> str:
     """Return why torch refused a file."""
     if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text):
-        return f"holds {OBJECTS} ({match[1].rstrip('.')}); {REMEDY}"
+        return f"holds {OBJECTS} ({match[1].rstrip('.')}). {REMEDY}"
     if "TorchScript" in text:
-        return f"holds {OBJECTS} (a TorchScript archive); {REMEDY}"
+        return f"holds {OBJECTS} (a TorchScript archive). {REMEDY}"
     if "nsupported operand" in text:
-        return f"cannot be read as a checkpoint: it is damaged or holds {OBJECTS}; {REMEDY}"
-    return f"cannot be read as a checkpoint ({kind}); {WEIGHTS_EXPECTED}"
+        return f"cannot be read as a checkpoint: it is damaged or holds {OBJECTS}. {REMEDY}"
+    return f"cannot be read as a checkpoint ({kind}), {WEIGHTS_EXPECTED}"
 
 
 def best_network(
@@ -149,5 +149,5 @@ def contents(names: Iterable[str], others: Iterable[str]) -> str:
     entries = dict.fromkeys([*(name.partition(".")[0] for name in names), *others])
     counts = Counter(prefix for name in names for prefix in _prefixes(name))
     common = max((prefix for prefix, count in counts.items() if 3 * count >= len(names)), key=len, default="")
-    share = f"; {counts[common]} of {len(names)} weights begin with '{common}'" if common else ""
+    share = f". {counts[common]} of {len(names)} weights begin with '{common}'" if common else ""
     return f"its entries: {listed(entries, 8)}{share}"

@@ -63,7 +63,7 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     model, data = config.model, config.data
     if init is None or init.name is None:
         if init is not None and model.name is None:
-            raise UserError(f"model.name: '{init.source}' does not name its model; give its timm name")
+            raise UserError(f"model.name: '{init.source}' does not name its model. Give its timm name")
         name, kwargs = model.name or DEFAULT_MODEL, model.kwargs
     else:
         reserved = ("num_classes", "img_size", "in_chans")
@@ -87,18 +87,18 @@ def _check_range(value_range: str | list, chans: int, pictures: bool) -> None:
     if isinstance(value_range, str) or not isinstance(value_range[0], (list, tuple)):
         return
     if len(value_range) != chans or pictures:
-        expected = "pictures have one, [low, high]" if pictures else f"expected one per channel, {chans}"
-        raise UserError(f"data.range: {len(value_range)} ranges; {expected}")
+        expected = "expected one for pictures, [low, high]" if pictures else f"expected one per channel, {chans}"
+        raise UserError(f"data.range: {len(value_range)} ranges, {expected}")
 
 
 def _contradictions(model, init: Checkpoint, kwargs: dict) -> list[str]:
     faults = []
     if model.name not in (None, init.name):
-        faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}; leave it out or make it agree")
+        faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}. Leave it out or make it agree")
     for key, value in model.kwargs.items():
         if kwargs.get(key) != value:
             conflict = f"{key} is {value!r}, but '{init.source}' has {kwargs.get(key)!r}"
-            faults.append(f"model.kwargs: {conflict}; leave it out or make it agree")
+            faults.append(f"model.kwargs: {conflict}. Leave it out or make it agree")
     return faults
 
 
@@ -116,5 +116,5 @@ def _statistics(
     elif values is None and pictures and chans == 3:
         values = list(getattr(config, f"IMAGENET_{name.upper()}"))
     if values is not None and len(values) != chans:
-        raise UserError(f"data.{name}: {len(values)} values for {chans} channels; expected one per channel")
+        raise UserError(f"data.{name}: {len(values)} values for {chans} channels, expected one per channel")
     return values

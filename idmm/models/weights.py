@@ -211,10 +211,10 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     label = weights_label(saved.source, saved.field)
     if saved.name is None:
         json_name = Path(saved.source).with_suffix(".json").name
-        raise UserError(f"{label} the model's name is unknown; expected {json_name} next to it (name, kwargs)")
+        raise UserError(f"{label} the model's name is unknown, expected {json_name} next to it (name, kwargs)")
     if task := saved.extra.get("task"):
         raise UserError(
-            f"{label} is a network of idmm {task}; give a classifier, or the backbone.safetensors next to it"
+            f"{label} is a network of idmm {task}. Give a classifier, or the backbone.safetensors next to it"
         )
     kwargs = {k: v for k, v in saved.kwargs.items() if k not in ("img_size", "num_classes")}
     model = create_backbone(saved.name, img_size or saved.img_size, num_classes=num_classes, **kwargs)
@@ -293,7 +293,7 @@ def _check_overlap(
     label, names = weights_label(saved.source, saved.field), [saved.nest + k for k in saved.state]
     raise UserError(
         f"{label} is a checkpoint of another model: only {len(sizes) - len(missing)} of {len(sizes)} weights fit "
-        f"{model_name(model)}; missing: {listed(missing, 3)}; unknown: {listed(unknown, 3) or 'none'}; "
+        f"{model_name(model)}. Missing: {listed(missing, 3)}. Unknown: {listed(unknown, 3) or 'none'}; "
         f"{contents(names, saved.others)}"
     )
 

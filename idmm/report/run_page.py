@@ -132,7 +132,7 @@ OTHERS: dict[str, tuple[str, Columns]] = {  # by kind: caption and columns
 }  # fmt: skip
 COMPARISON = (
     "Classifiers on the same test images: points of the first above the second, and p, the probability of such a "
-    "difference if both were equally good (McNemar's test; with groups of images a sign-flip test of the groups)"
+    "difference if both were equally good (McNemar's test, with groups of images a sign-flip test of the groups)"
 )
 
 

@@ -77,7 +77,7 @@ def _best_source(table: Table, backbone: str, target: str) -> _Best | None:
         verdict = f"{best.label}: {leads[others[0].source]} over {others[0].source}"
     else:
         verdict = best.label
-    return _Best(best, verdict if has_gain else f"none shown above scratch; {verdict}", len(tied) > 1)
+    return _Best(best, verdict if has_gain else f"none shown above scratch, {verdict}", len(tied) > 1)
 
 
 class SourceRank(NamedTuple):
@@ -139,7 +139,7 @@ def ranking(table: Table) -> Ranking:
         return Ranking([], sources, line)
     ranks = [_source_rank(table, source, row, used) for source, row in candidates.items()]
     ranks.sort(key=lambda rank: (rank.rank.value, -rank.average))
-    caption = "Mean rank (1 is best; sources that do not differ share theirs) over "
+    caption = "Mean rank (1 is best, sources that do not differ share theirs) over "
     caption += f"{len(used)} comparisons on {targets} targets, with 95 % t-intervals over targets."
     if skipped := len(comparisons) - len(used):
         reason = "a source has no value there, or no two differ"

@@ -120,7 +120,7 @@ class Stage:
         """
         data, notes = resolve_name(self.config.data)
         if data.labelled is not None and self.CONFIG is not PretrainConfig:
-            raise UserError(f"data.labelled: is for pretraining; data.subset draws the images of a {self.NAME}")
+            raise UserError(f"data.labelled: is for pretraining, data.subset draws the images of a {self.NAME}")
         return replace(self.config, data=data), notes
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
@@ -174,7 +174,7 @@ class PretrainStage(Stage):
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
         if not list(backbone.parameters()):
-            raise UserError(f"model.name: {spec.name} has no weights to pretrain; probe or fine-tune it instead")
+            raise UserError(f"model.name: {spec.name} has no weights to pretrain. Probe or fine-tune it instead")
 
 
 class FinetuneStage(Stage):
@@ -248,7 +248,7 @@ class DenseStage(Stage):
         config, notes = super().fill_names()
         faults = []
         if config.data.root is None:
-            faults.append(f"data.root: missing; {self.NAME} expects a folder of images with their {self.FOLDER}")
+            faults.append(f"data.root: missing, {self.NAME} expects a folder of images with their {self.FOLDER}")
         try:
             needed(self.NAME, DENSE_LIBRARIES[self.NAME], "dense")
         except UserError as error:

@@ -52,15 +52,15 @@ def demo(given: DemoConfig) -> dict:
     one_class = tested["largest_class"]
     with drawing("comparison.png"):
         pictures.comparison(rows, out / "comparison.png", title, largest_class=one_class, grey=["baseline"])
-    print(f"{title}; {given.minutes:g} min of training each; top-1 on {tested['test_size']} test images:")
+    print(f"{title}, {given.minutes:g} min of training each. Top-1 on {tested['test_size']} test images:")
     for label, values in rows.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         print(f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({', '.join(f'{v:.1f}' for v in values)})")
     print(f"  gain          {result['gain']:+5.1f} points\n{out / 'demo.json'} and comparison.png beside it")
     if result["gain"] < LEAST_GAIN:
         raise RunError(
-            f"demo: {result['gain']:+.1f} points from the better of scratch and baseline, wanted at least +"
-            f"{LEAST_GAIN:g}; more minutes help on a slow or busy machine, in a new --out"
+            f"demo: {result['gain']:+.1f} points from the better of scratch and baseline, expected at least +"
+            f"{LEAST_GAIN:g}. More minutes help on a slow or busy machine, in a new --out"
         )
     return result
 

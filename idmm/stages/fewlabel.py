@@ -111,14 +111,14 @@ def _finetune_config(config: FewLabelConfig) -> FinetuneConfig | None:
     """Return the config that every fine-tuning starts from, or None to measure frozen features."""
     faults, tuning = [], None
     if config.data.subset is not None:
-        faults.append("data.subset: leave it out; per_class and seeds draw the labelled images")
+        faults.append("data.subset: leave it out, per_class and seeds draw the labelled images")
     if several(config.data):
-        faults.append("data.folds: this command measures on one test split; add --data.fold to name a fold")
+        faults.append("data.folds: this command measures on one test split. Add --data.fold to name a fold")
     if config.finetune is not None:
         defaults = FeatureConfig()
         for name in ("seed", "size", "crop_pct", "batch_size", "device"):
             if getattr(config, name) != getattr(defaults, name):
-                faults.append(f"{name}: is for frozen features; fine-tuning has its own in --finetune FILE")
+                faults.append(f"{name}: is for frozen features. Fine-tuning has its own in --finetune FILE")
         try:
             tuning = parsing.build(FinetuneConfig, config.finetune)
         except UserError as error:
@@ -159,7 +159,7 @@ def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
     by_size = np.argsort(counts, kind="stable")
     if small := [f"'{train.classes[c]}' ({counts[c]})" for c in by_size if counts[c] < numbers[-1]]:
         expected = f"expected at most {counts.min()}"
-        raise UserError(f"per_class: {numbers[-1]} is more than the training images of {listed(small)}; {expected}")
+        raise UserError(f"per_class: {numbers[-1]} is more than the training images of {listed(small)}, {expected}")
     return numbers
 
 
@@ -172,7 +172,7 @@ def _check_out(out: Path, header: dict[str, Any]) -> None:
     differs = any(before[name] != header[name] for name in ("dataset", "root", "protocol"))
     has_more = {*before["runs"]} - {*header["runs"]} or {*before["per_class"]} - {*header["per_class"]}
     if differs or has_more or before["seeds"] > header["seeds"]:
-        raise UserError(f"out: '{out}' has results that this call would not measure again; name another folder")
+        raise UserError(f"out: '{out}' has results that this call would not measure again. Name another folder")
 
 
 # ---------------------------------------------------------------------- measurements

@@ -76,7 +76,7 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
     label = "features for the classifier, of train"
     batches = eval_batches(run, setup, train, phase.size, phase.batch_size, label=label)
     advice = "a smaller --train.batch_size, in a new --out"
-    with distributed.enough_memory(RunError(f"out of memory with {phase.batch_size} images at a time; try {advice}")):
+    with distributed.enough_memory(RunError(f"out of memory with {phase.batch_size} images at a time. Try {advice}")):
         model.to(run.device)
         if not config.model.freeze:  # a frozen backbone stays in evaluation mode
             numbers = mixed_images(len(train), phase.batch_size, config.seed)
@@ -84,7 +84,7 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
             set_batch_norms(model, norm_batches, run.device, run.autocast)
         features = extract_features(model, batches, run.device, run.autocast)  # [N, d]
         if not bool(torch.isfinite(features).all()):
-            source = "" if setup.spec.init is None else f"; the run that wrote '{config.init}' has diverged"
+            source = "" if setup.spec.init is None else f". The run that wrote '{config.init}' has diverged"
             raise RunError(f"the images' features are not finite{source}", shared=True)
         if (deviation := spread(features)) < FLOORS["feature_std"] and not config.model.freeze:
             # a fit to such features has weights so large that the first steps would destroy the backbone
@@ -103,7 +103,7 @@ def _check_classes(labels: np.ndarray, classes: list[str]) -> None:
     numbers = np.unique(labels)
     if len(numbers) < 2:
         line = f"features, but the training images are all of one class, '{classes[numbers[0]]}'"
-        raise UserError(f"{CLASSIFIER_INIT}: {line}; expected two classes or more, or random")
+        raise UserError(f"{CLASSIFIER_INIT}: {line}, expected two classes or more, or random")
 
 
 def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast) -> None:
@@ -152,7 +152,7 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
         weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
         weight, bias = weight / temperature, bias / temperature
         fit = np.pad(weight, ((0, 0), (0, width - weight.shape[1]))), _finite_bias(features, weight, bias)
-        line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s; "
+        line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s, "
         log.info(line + "temperature %.2g", len(labels), choice.strength, choice.by, temperature)
     weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fit))  # [K, d], [K]
     with torch.no_grad():

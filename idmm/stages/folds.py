@@ -77,7 +77,7 @@ def _check_folder(config: Any, folders: list[str]) -> None:
     if not used:
         list_images(config.data, labelled=True)
     if begun(config.out) and not used:
-        raise UserError(f"out: '{config.out}' holds a run without folds; name a new folder")
+        raise UserError(f"out: '{config.out}' holds a run without folds. Name a new folder")
     check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
 
 
@@ -122,7 +122,7 @@ def _log_result(config: Any, result: dict) -> None:
     low, high = result["top1_interval"]
     images = f"{result['test_size']} images, each tested once in {len(result['folds'])} folds"
     spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
-    what = f"on {images} (95 % interval {low:.1f} to {high:.1f}; over folds {spread})"
+    what = f"on {images} (95 % interval {low:.1f} to {high:.1f}, over folds {spread})"
     log.info("%s: top-1 %.2f %s", config.out, result["top1"], what)
     if low <= result.get("largest_class", -1):
         line = "top-1 %.1f %% is no better, within its 95 %% interval, than the %.1f of naming the largest class"

@@ -70,14 +70,14 @@ def check_val(stage: Stage, listing: Listing) -> None:
     """Raise UserError if a run would choose its best epoch on the images that it reports."""
     if stage.needs.val and listing.val is None:
         how = "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
-        raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported; {how}")
+        raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported, {how}")
 
 
 def log_values(setup: RunSetup, stores: Stores) -> None:
     """Log the range, mean and std of the images' values, and warn of images that are too small to learn from."""
     if tiny := int((stores.train.sizes.prod(axis=1) == 1).sum()):
         images = f"{tiny:,} of {counted(len(stores.train), 'training image')} have a single pixel"
-        log.warning("data.root: %s: nothing but a colour can be learned from them; check the files", images)
+        log.warning("data.root: %s: nothing but a colour can be learned from them. Check the files", images)
     randaugment = getattr(getattr(setup.config, "augment", None), "randaugment", None)
     for part, store in stores.parts.items():
         if not store.high_bit:
@@ -86,7 +86,7 @@ def log_values(setup: RunSetup, stores: Stores) -> None:
         images = f"{store.high_bit:,} of {counted(len(store), f'{part} image')} {verb} more than 8 bits"
         ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in np.reshape(store.value_range, (-1, 2)).tolist())
         origin = f"from the {part} images" if stores.value_range is None else _origin(setup)
-        log.info("images: %s; their values %s become 0 to 1 (%s)", images, ranges, origin)
+        log.info("images: %s. Their values %s become 0 to 1 (%s)", images, ranges, origin)
         if part == "train" and randaugment:
             line = "images: augment.randaugment: left out for the %d of more than 8 bits, which it would cut to 8"
             log.info(line, store.high_bit)

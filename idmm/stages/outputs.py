@@ -243,6 +243,6 @@ def length_result(run: RunContext, setup: RunSetup, images: Stores) -> dict:
         whole_epochs += (last_step - earlier_steps) // (phase.steps(len(images.train)) // phase.epochs)
         earlier_steps = last_step
     if not whole_epochs:
-        line = "train.minutes %g: training ended before it had seen every image once; try more minutes"
+        line = "train.minutes %g: training ended before it had seen every image once. Try more minutes"
         log.warning(line, minutes)
     return {"minutes": minutes, "epochs": len(records), "whole_epochs": whole_epochs}

@@ -152,7 +152,7 @@ def _count_labels(train: ImageStore) -> int | None:
 def _check_count(setup: RunSetup, images: int) -> None:
     """Raise UserError if there are too few training images."""
     if images < 2:
-        raise UserError("data.root: 1 image to train on; telling images apart needs at least 2")
+        raise UserError("data.root: 1 image to train on. Telling images apart needs at least 2")
     if setup.phases[0].batch_size > images and (faults := setup.stage.count_faults(images)):
         raise UserError(*faults)
 
@@ -169,7 +169,7 @@ def _features(
     """Return features [N, d] of a split's images, or of those with the given numbers. A ``label`` logs progress."""
     batches = eval_batches(run, setup, store, setup.phases[0].size, EVAL_BATCH, images=images, label=label)
     advice = "a smaller --views.size, a smaller model or --train.device cpu, in a new --out"
-    with distributed.enough_memory(RunError(f"out of memory with {EVAL_BATCH} images at a time; try {advice}")):
+    with distributed.enough_memory(RunError(f"out of memory with {EVAL_BATCH} images at a time. Try {advice}")):
         features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(
@@ -211,7 +211,7 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
     if loop.method.instance_rows is not None:  # only IDMM has such a layer
         write_instances(run, loop.method, config.method.classifier, images.train)
     last = run.folder.last_metrics()
-    log.info("%s: loss %.4f after %s; backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
+    log.info("%s: loss %.4f after %s, backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
     scores = {**run.folder.start_scores, **last}
     if "start_knn" in scores:
         log.info("kNN accuracy: %.1f before the first step, %.1f at the end", scores["start_knn"], scores["knn"])

@@ -101,7 +101,7 @@ def measure(backbone: FrozenBackbone, folder: RunFolder | None = None) -> ProbeR
         backbone.build()
     splits = labelled_images(backbone, folder)
     if len(np.unique(splits.train.labels)) < 2:
-        raise UserError("data.subset: the training images are all of one class; a probe needs two or more")
+        raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
     features = {part: (backbone.features(store, part), store.labels) for part, store in splits.parts.items()}
     truth = splits.test.labels
     measured = readouts(
@@ -162,9 +162,9 @@ def _default_size(spec: ModelSpec) -> int:
     built = spec.init and (spec.init.img_size or spec.init.size)
     if built is None:
         size = (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-1]
-        log.info("size: %d px, timm's for %s; --size sets another", size, spec.name)
+        log.info("size: %d px, timm's for %s. --size sets another", size, spec.name)
         return size
     height, width = pair(built)
     if height != width:
-        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels; give --size, one side")
+        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels. Give --size, one side")
     return height

@@ -70,12 +70,12 @@ def instances(run: str | Path) -> Instances:
     """
     run, config = Path(run), config_of(run)
     if not isinstance(config, PretrainConfig):
-        raise UserError(f"{run}: has no rows of training images; expected a pretraining run of idmm")
+        raise UserError(f"{run}: has no rows of training images, expected a pretraining run of idmm")
     if not (run / ROWS).exists():
         from idmm.methods import method_class  # torch
 
         if method_class(config.method.name).instance_rows is None:
-            line = f"{config.method.name} learns no row for each training image; expected a run of idmm"
+            line = f"{config.method.name} learns no row for each training image, expected a run of idmm"
             raise UserError(f"{run}: {ROWS}: {line}")
     _present(run / ROWS), _present(run / NAMES)
     from safetensors.numpy import load_file
@@ -112,17 +112,17 @@ def config_of(run: str | Path, dense: bool = False) -> Any:
     """
     run = Path(run)
     if not run.is_dir():
-        raise UserError(f"{run}: does not exist; expected a run folder" if not run.exists() else f"{run}: is no folder")
+        raise UserError(f"{run}: does not exist, expected a run folder" if not run.exists() else f"{run}: is no folder")
     if (run / "fold-1").is_dir():
-        raise UserError(f"{run}: holds k-fold runs; give one of them ('{run / 'fold-1'}')")
+        raise UserError(f"{run}: holds k-fold runs. Give one of them ('{run / 'fold-1'}')")
     if not (run / "result.json").is_file():
         is_run = (run / "last").is_dir()
         what = "is a run that is not finished (no result.json yet)" if is_run else "is no run: it has no result.json"
-        raise UserError(f"{run}: {what}; expected a finished run's folder")
+        raise UserError(f"{run}: {what}, expected a finished run's folder")
     config = begun_config(run)
     if isinstance(config, DenseConfig) and not dense:
         what = f"is a run of idmm {config.STAGE}, without classes of images"
-        raise UserError(f"{run}: {what}; expected one of pretraining or fine-tuning")
+        raise UserError(f"{run}: {what}, expected one of pretraining or fine-tuning")
     return config
 
 
@@ -142,7 +142,7 @@ def _classes(run: Path) -> list[str]:
     path = run / "model.json"
     if not path.exists():
         expected = "expected a run of fine-tuning or of joint pretraining (method.label_weight)"
-        raise UserError(f"{run}: has no classifier; {expected}")
+        raise UserError(f"{run}: has no classifier, {expected}")
     with _reading(path):
         return json.loads(path.read_text())["classes"]
 
@@ -158,7 +158,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _present(path: Path) -> Path:
     if not path.exists():
-        raise UserError(f"{path}: does not exist; see the run's log.txt")
+        raise UserError(f"{path}: does not exist. See the run's log.txt")
     return path
 
 

@@ -104,11 +104,11 @@ def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[Fin
     linear = has_linear_classifier(spec.name, spec.kwargs)
     if requested == "features":
         if not linear:
-            line = f"features, but the classifier of {spec.name} is not linear in them; expected random"
+            line = f"features, but the classifier of {spec.name} is not linear in them, expected random"
             raise UserError(f"{CLASSIFIER_INIT}: {line}")
         return config, []
     if linear:
-        value, why = "features", "the default with an init; --train.classifier_init random starts from fresh weights"
+        value, why = "features", "the default with an init. --train.classifier_init random starts from fresh weights"
     else:
         value, why = "random", f"as the classifier of {spec.name} is not linear in its features"
     return replace(config, train=replace(config.train, classifier_init=value)), [f"{CLASSIFIER_INIT}: {value}, {why}"]
@@ -132,7 +132,7 @@ def check_names(config: Any) -> tuple[Any, list[str]]:
     except UserError as error:
         faults += error.faults
     if config.out is None:
-        faults.append("out: missing; name a folder for all that the run writes (--out runs/a)")
+        faults.append("out: missing. Name a folder for all that the run writes (--out runs/a)")
     elif folder := images_around(config):
         line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
         faults.append(f"out: {line}")
@@ -177,7 +177,7 @@ def _init_faults(config: Any) -> list[str]:
     """Return the faults of ``init`` that show before it is read: it is missing, or the run would write over it."""
     written = [os.path.join(config.out or ".", name) for name in ("", "backbone.safetensors", "model.safetensors")]
     if config.out and os.path.realpath(config.init) in map(os.path.realpath, written):
-        return [f"out: '{config.out}' is where init is; name a new folder for all that this run writes"]
+        return [f"out: '{config.out}' is where init is. Name a new folder for all that this run writes"]
     try:
         weights_file(config.init, "init")
     except UserError as error:

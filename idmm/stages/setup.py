@@ -52,7 +52,7 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
                 log.info("%s", note)
             yield run
         except KeyboardInterrupt:
-            checkpoint = run.folder.checkpoint_note or "; there is no checkpoint yet"
+            checkpoint = run.folder.checkpoint_note or ". There is no checkpoint yet"
             raise Interrupted(f"interrupted before the end of a step{checkpoint}") from None
 
 
@@ -93,7 +93,7 @@ def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None
         raise UserError(*faults)
     structured = getattr(setup.config.model, "start", "timm") == "structured" and spec.init is None
     if structured and not can_init_vit(backbone):
-        line = f"{spec.name} is not one of timm's vision transformers with learned positions; expected timm or auto"
+        line = f"{spec.name} is not one of timm's vision transformers with learned positions, expected timm or auto"
         raise UserError(f"model.start: structured, but {line}")
     if with_weights:
         spec.load(backbone)

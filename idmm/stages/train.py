@@ -89,7 +89,7 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
     """
     began, given = clock.now() if started_at is None else started_at, parsing.build(TrainCommand, given)
     if given.data.folds:
-        raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes one classifier; expected null")
+        raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes one classifier, expected null")
     way_of(given)  # before anything is read
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
@@ -120,7 +120,7 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
         state.gain = compared(out, out / "scratch")
     content = state.save(out)
     _report(state)
-    print(f"{out / FILE}; the classifier is {out / 'model.safetensors'}")
+    print(f"{out / FILE}. The classifier is {out / 'model.safetensors'}")
     return content
 
 
@@ -140,14 +140,14 @@ def _keys(given: TrainCommand) -> dict:
 def _load(given: TrainCommand, out: Path) -> TrainState | None:
     """Returns the state that an earlier call of the same command saved."""
     if out.is_file():
-        raise UserError(f"out: '{out}' is a file; expected a new folder")
+        raise UserError(f"out: '{out}' is a file, expected a new folder")
     try:
         content = json.loads((out / FILE).read_text())
         state = TrainState(**{**content, "counts": Counts(**content["counts"]), "plan": Plan(**content["plan"])})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"out: '{out / FILE}' cannot be read ({error}); name a new folder") from None
+        raise UserError(f"out: '{out / FILE}' cannot be read ({error}). Name a new folder") from None
     check_config(out, parsing.flatten(state.command), parsing.flatten(_keys(given)))
     return state
 
@@ -163,7 +163,7 @@ def _planned(given: TrainCommand, out: Path) -> TrainState:
 def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
     """Returns all images to learn from; a part of the labelled ones is held out if there are none to test on."""
     if data.subset is not None and data.labelled is not None:
-        raise UserError("data.labelled: given with data.subset, from which fine-tuning cannot draw; give one of them")
+        raise UserError("data.labelled: given with data.subset, from which fine-tuning cannot draw. Give one of them")
     try:
         listing = list_images(data, labelled=True, unlabelled=True)
     except LabelsMissing:
@@ -195,7 +195,7 @@ def _without_copies(data: Data, listing: Listing, out: Path) -> Data:
         return data
     names = [user_lists.quoted(listing.train.names[number]) for number in copies]
     write_text(out / COPIES, "\n".join(names) + "\n")
-    what = "copies of other training images or of test images; they are left out"
+    what = "copies of other training images or of test images. They are left out"
     log.warning("data: %s are %s (%s)", counted(len(copies), "training image"), what, out / COPIES)
     return replace(data, exclude=str(out / COPIES))
 
@@ -230,7 +230,7 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
     if remaining < SHORTEST and not spent.keys() & state.plan.shares.keys():
         gone = f"{duration(60 * before)} were gone before the first stage"
         least = max(2 * before, before + STARTUP / 60)
-        raise UserError(f"minutes: got {given.minutes:g}, but {gone}; expected at least {least:.2g}")
+        raise UserError(f"minutes: got {given.minutes:g}, but {gone}, expected at least {least:.2g}")
     shares = list(state.plan.shares.items())
     for number, (part, share) in enumerate(shares):
         if part == "last" and state.best is None:

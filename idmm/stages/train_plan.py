@@ -140,17 +140,17 @@ def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
     usual = "finetune" if given.init else "pretrain" if pseudolabel else "scratch"
     way = given.way if given.way != "auto" else usual
     if way == "finetune" and not given.init:
-        raise UserError("way: finetune starts from weights; wanted beside it --init WEIGHTS")
+        raise UserError("way: finetune starts from weights. Add --init WEIGHTS")
     if way == "scratch" and given.init:
-        raise UserError("way: scratch starts from no weights; leave --init out, or take finetune, pretrain or joint")
+        raise UserError("way: scratch starts from no weights. Leave --init out, or take finetune, pretrain or joint")
     return way
 
 
 def check_comparison(given: TrainCommand, way: str, pseudolabel: bool) -> None:
     """Raises UserError where training from scratch would be compared with itself."""
     if given.compare and way == "scratch" and not pseudolabel:
-        wanted = "wanted beside it --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
-        raise UserError(f"compare: there is no pretraining to compare; {wanted}")
+        remedy = "Add --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
+        raise UserError(f"compare: there is no pretraining to compare. {remedy}")
 
 
 def count(splits: Listing, data: Data) -> Counts:
@@ -200,7 +200,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     if given.way != "auto":
         reason = "as asked"
     elif given.init:
-        reason = "as --init has weights; --way pretrain adapts them to the images first"
+        reason = "as --init has weights. --way pretrain adapts them to the images first"
     elif pseudolabel:
         reason = "as its features help to guess the missing labels"
     else:
@@ -213,7 +213,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     model = parsing.to_dict(given.model)
     if not given.init and not given.model.name:
         model |= CONVNET
-    why = [f"{what}; --way {way}, {reason}", f"model: {model['name']} {json.dumps(model['kwargs'])}"]
+    why = [f"{what}. --way {way}, {reason}", f"model: {model['name']} {json.dumps(model['kwargs'])}"]
     if pseudolabel:
         why.append(
             "pseudo-labels: the first networks guess the missing labels, then the classifier learns from all images"
@@ -233,7 +233,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
         passes = seconds * plan.pixels / (CROPS * counts.images * plan.size**2)
         if passes < FEWEST:
             reason = f"as pretraining has time for about {passes:.0f} passes, at {plan.size} px of {counts.side}"
-            why[0] = f"{what}; --way scratch, {reason} (--way pretrain asks for it)"
+            why[0] = f"{what}. --way scratch, {reason} (--way pretrain asks for it)"
             return _sized(given, replace(plan, way="scratch", why=why), counts)
     return plan
 
@@ -262,8 +262,8 @@ def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
     size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
     few_size = size_for(shares["teacher"] / counts.labelled) if plan.pseudolabel else 0
-    few = f"; {few_size} px for the labelled ones alone" if few_size not in (0, size) else ""
-    why = [*plan.why, f"size: {size} px; the images' short side is {counts.side} px (median){few}"]
+    few = f", {few_size} px for the labelled ones alone" if few_size not in (0, size) else ""
+    why = [*plan.why, f"size: {size} px. The images' short side is {counts.side} px (median){few}"]
     return replace(plan, size=size, few_size=few_size, scratch_size=scratch_size, why=why)
 
 

@@ -23,7 +23,7 @@ def choose_device(train: Train) -> str:
     """Resolve ``train.device`` to cuda, mps or cpu. UserError if it is missing or lacks the precision."""
     device = distributed.pick_device(train.device, "train.device")
     if train.precision == "fp16" and device != "cuda":
-        raise UserError(f"train.precision: fp16 needs a CUDA device, this run is on {device}; give bf16, fp32 or auto")
+        raise UserError(f"train.precision: fp16 needs a CUDA device, this run is on {device}. Give bf16, fp32 or auto")
     return device
 
 
@@ -46,7 +46,7 @@ def choose_precision(requested: str, method: Method, transform: BatchFn, images:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if device == "mps":
         return "fp32"
-    log.info("train.precision auto: two steps of fp32 and of bf16 are timed; --train.precision fp32 saves the wait")
+    log.info("train.precision auto: two steps of fp32 and of bf16 are timed. --train.precision fp32 saves the wait")
     with one_thread():  # as workers load
         crops = sum(part.shape[1] for part in transform(0, images[:1]).get("views", [])) or 1
         batch = transform(0, images[: min(TIMED, max(1, CROPS // crops))])

@@ -27,7 +27,7 @@ STORE = 2**27  # bytes of a local cluster's object store, which holds nothing la
 def require() -> None:
     """Raise UserError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f"engine: ray needs ray; install it with: {install('ray')}")
+        raise UserError(f"engine: ray needs ray. Install it with: {install('ray')}")
 
 
 def run(grid: Grid, log_progress: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ def run(grid: Grid, log_progress: Callable[[], None]) -> None:
             with contextlib.suppress(Exception):  # the cluster may be gone
                 tasks.cancel()
             if isinstance(error, KeyboardInterrupt):
-                raise Interrupted("interrupted; repeat the command to resume") from None
+                raise Interrupted("interrupted. Repeat the command to resume") from None
             raise
 
 
@@ -120,7 +120,7 @@ def _run_job(grid: Grid, job: Job, folder: str) -> str | None:
     if not (grid.out / "grid.yaml").exists():
         out = grid.out.absolute()
         line = f"out: node {socket.gethostname()} does not see '{out}'"
-        raise UserError(f"{line}; name a folder that all nodes see at the same path")
+        raise UserError(f"{line}. Name a folder that all nodes see at the same path")
     return attempt(grid, job)
 
 
@@ -152,15 +152,15 @@ def _join(ray: Any, config: Ray) -> None:
     if config.address is not None:
         options |= {"address": config.address}
         problem = f"ray.address: cannot join the cluster '{config.address}'"
-        cure = "start one with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
+        cure = "Start one with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
     else:
         options |= {"address": "local", "num_cpus": cores(), "include_dashboard": False, "object_store_memory": STORE}
-        problem, cure = "engine: Ray does not start on this machine", "join a running cluster with --ray.address"
+        problem, cure = "engine: Ray does not start on this machine", "Join a running cluster with --ray.address"
     try:
         ray.init(**options)
     except Exception as error:  # of many kinds
         reason = textwrap.shorten(str(error), 200, placeholder=" ...")
-        raise UserError(f"{problem} ({reason}); {cure}") from None
+        raise UserError(f"{problem} ({reason}). {cure}") from None
 
 
 def _check_resources(ray: Any, config: Ray) -> None:
@@ -172,5 +172,5 @@ def _check_resources(ray: Any, config: Ray) -> None:
         return
     line = f"ray: a job needs {config.num_cpus:g} cores and {config.num_gpus:g} GPUs, and no node has them"
     if config.address is None:
-        raise UserError(f"{line}; lower --ray.num_cpus or --ray.num_gpus")
-    log.warning("%s yet; waiting for one to join", line)
+        raise UserError(f"{line}. Lower --ray.num_cpus or --ray.num_gpus")
+    log.warning("%s yet. Waiting for one to join", line)

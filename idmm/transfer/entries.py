@@ -78,7 +78,7 @@ def read_entries(grid: GridConfig, faults: list[str]) -> Entries:
         seeds = getattr(grid, name) or []
         faults += [f"{name}: {seed} appears twice" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
-        faults.append("sources: none, and neither scratch nor weights: there is nothing to run; name a dataset")
+        faults.append("sources: none, and neither scratch nor weights: there is nothing to run. Name a dataset")
     backbones = [entry.label for entry in entries["backbones"]]
     valid: Entries = {kind: [] for kind in entries}
     for kind, members in entries.items():
@@ -132,21 +132,21 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None
             twins.setdefault((entry.label, backbone), []).append(entry.place)
         for (label, _), places in twins.items():
             if len(places) > 1:
-                faults.append(f"{' and '.join(places)}: each has the label '{label}'; give each its own label")
+                faults.append(f"{' and '.join(places)}: each has the label '{label}'. Give each its own label")
     for source, target in product(entries["sources"], entries["targets"] if grid.pairs == "all" else ()):
         if source.label == target.label and source.images != target.images:
-            line = f"each has the label '{source.label}', but their images differ; give them other labels"
+            line = f"each has the label '{source.label}', but their images differ. Give them other labels"
             faults.append(f"{source.place} and {target.place}: {line}")
     for kind in ("sources", "weights"):
         if SCRATCH in labels[kind]:
-            faults.append(f"{kind}: '{SCRATCH}' is the label of the row without pretraining; choose another")
+            faults.append(f"{kind}: '{SCRATCH}' is the label of the row without pretraining. Choose another")
     for label in sorted(labels["sources"] & labels["weights"]):
-        faults.append(f"weights: '{label}' is also the label of a source; choose another")
+        faults.append(f"weights: '{label}' is also the label of a source. Choose another")
     if grid.pairs == "same":
         for label in sorted(labels["sources"] - labels["targets"]):
             faults.append(f"pairs: 'same', but no target has the label '{label}' of that source")
     if NONE in labels["methods"]:
-        faults.append(f"methods: '{NONE}' is the label of rows without a method; choose another")
+        faults.append(f"methods: '{NONE}' is the label of rows without a method. Choose another")
 
 
 def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[str]:
@@ -159,7 +159,7 @@ def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[
         stage = entry.stage(grid)
         for other in TUNING:
             if other in values and other != stage:
-                faults.append(f"protocol: {protocol} takes no options of {other}; set them under {stage}")
+                faults.append(f"protocol: {protocol} takes no options of {other}. Set them under {stage}")
     if entry.kind in SIDES:
         try:
             resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
@@ -167,7 +167,7 @@ def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[
             return faults + list(error.faults)
     elif entry.kind == "methods" and entry.name not in METHODS:
         faults.append(
-            f"'{entry.name}' is not known; expected one of {', '.join(METHODS)}{nearest(entry.name, METHODS)}"
+            f"'{entry.name}' is not known, expected one of {', '.join(METHODS)}{nearest(entry.name, METHODS)}"
         )
     elif entry.kind == "backbones" and not isinstance(values.get("kwargs", {}), dict):
         faults.append(f"kwargs: got {values['kwargs']!r}, expected a mapping")

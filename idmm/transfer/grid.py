@@ -31,7 +31,7 @@ def transfer(config: GridConfig | dict | str) -> dict:
         with Interrupts():
             return _transfer(parsing.build(GridConfig, config))
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; repeat the command to resume") from None
+        raise Interrupted("interrupted. Repeat the command to resume") from None
 
 
 def command(config: GridConfig) -> int:
@@ -74,9 +74,9 @@ def _locked(grid: Grid) -> Iterator[None]:
     try:
         acquired = lock.acquire()
     except OSError as error:
-        raise UserError(f"out: cannot write to '{grid.out}' ({error.strerror}); name a folder elsewhere") from None
+        raise UserError(f"out: cannot write to '{grid.out}' ({error.strerror}). Name a folder elsewhere") from None
     if not acquired:
-        raise UserError(f"out: '{grid.out}' is in use by another run; wait for it or name another folder")
+        raise UserError(f"out: '{grid.out}' is in use by another run. Wait for it or name another folder")
     with contextlib.closing(lock):
         grid.write_config()
         grid.forget_failures()

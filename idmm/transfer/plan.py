@@ -214,12 +214,12 @@ class GridPlan:
         for key, name in lists.items():
             value = options.get(key)
             if value and value not in [entry.values.get(key.partition(".")[2]) for entry in self.entries[name]]:
-                faults.append(f"{key}: {value!r}, but the grid's '{name}' decide it; set it there")
+                faults.append(f"{key}: {value!r}, but the grid's '{name}' decide it. Set it there")
         seeds = [first if pretrain else second for first, second in self._seed_pairs]
         if options.get("seed") not in (None, *seeds):
-            faults.append(f"seed: {options['seed']!r}, but the grid's 'seeds' decide it; set it there")
+            faults.append(f"seed: {options['seed']!r}, but the grid's 'seeds' decide it. Set it there")
         if options.get("out") is not None:
-            faults.append(f"out: {options['out']!r}, but the grid names its runs' folders; leave it out")
+            faults.append(f"out: {options['out']!r}, but the grid names its runs' folders. Leave it out")
         if not pretrain and options.get("init"):
             faults.append(f"init: {options['init']!r}, but rows that start from a file are the grid's 'weights'")
         return faults

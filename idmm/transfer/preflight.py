@@ -115,13 +115,13 @@ def folder_faults(config: GridConfig) -> list[str]:
         if (out / "grid.yaml").exists():
             return []
         if out.exists() and not out.is_dir():
-            return [f"out: '{out}' is a file; name a folder"]
+            return [f"out: '{out}' is a file. Name a folder"]
         if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
-            return [f"out: '{out}' has other files and no grid; name another folder"]
+            return [f"out: '{out}' has other files and no grid. Name another folder"]
         if not out.exists():
             parent = next(path for path in out.absolute().parents if path.exists())
             if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-                return [f"out: cannot write to '{out}'; name a folder elsewhere"]
+                return [f"out: cannot write to '{out}'. Name a folder elsewhere"]
     except OSError as error:
-        return [f"out: cannot read '{out}' ({error.strerror}); name another folder"]
+        return [f"out: cannot read '{out}' ({error.strerror}). Name another folder"]
     return []

@@ -49,7 +49,7 @@ def status(config: StatusConfig) -> str:
     """
     out = Path(config.out)
     if not (out / "cells.json").exists():
-        raise UserError(f"out: '{out}' holds no grid; expected the folder of a transfer run")
+        raise UserError(f"out: '{out}' holds no grid, expected the folder of a transfer run")
     lines = [progress(out)]
     for path in sorted(out.glob("jobs/*.started")):
         run = next(out.glob(f"runs/*/*-{path.stem}"), path).name
