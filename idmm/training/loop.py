@@ -197,7 +197,7 @@ class Loop:
                 self._save(epoch, position.step)
             if should_stop:
                 where = f"epoch {epoch + 1}, step {position.step}"
-                raise Interrupted(f"interrupted; the same command resumes from {where}")
+                raise Interrupted(f"interrupted. The same command resumes from {where}")
         self._check_finite()  # waits for the device
         position.seconds = clock.now() - started_at
 
@@ -381,7 +381,7 @@ class Loop:
             self.method.load_state_dict(state.method)
         except RuntimeError:
             why = f"the checkpoint does not fit {type(self.method).__name__} as this version builds it"
-            raise UserError(f"out: '{self.run.folder.path}': {why}; name a new folder") from None
+            raise UserError(f"out: '{self.run.folder.path}': {why}. Name a new folder") from None
         self.optimizer.load_state_dict(state.optimizer)
         if self.ema is not None:
             self.ema.module.load_state_dict(state.ema)

@@ -36,9 +36,9 @@ log = logging.getLogger("idmm")
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
     """Raise UserError if ``--resume`` forbids a folder that is used, or one that is not."""
     if used and resume == "never":
-        raise UserError(f"out: '{path}' holds a run already; --resume never expects a new folder")
+        raise UserError(f"out: '{path}' holds a run already. --resume never expects a new folder")
     if not used and resume == "must":
-        raise UserError(f"out: '{path}' holds no run to resume; --resume must expects one")
+        raise UserError(f"out: '{path}' holds no run to resume. --resume must expects one")
 
 
 class RunFolder:
@@ -104,11 +104,11 @@ class RunFolder:
         except OSError as error:
             if self._result_file.exists():  # finished: there is nothing to write
                 return
-            raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}); expected a folder") from None
+            raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}), expected a folder") from None
         if not os.access(self.path, os.W_OK | os.X_OK) and not self._result_file.exists():  # only 'last' is writable
-            raise UserError(f"out: cannot write to '{self.path}'; make the folder writable or name another")
+            raise UserError(f"out: cannot write to '{self.path}'. Make the folder writable or name another")
         if not free:
-            raise UserError(f"out: '{self.path}' is in use by another run; wait for it or name another folder")
+            raise UserError(f"out: '{self.path}' is in use by another run. Wait for it or name another folder")
 
     def _compare(self, config: Any) -> None:
         try:
@@ -125,7 +125,7 @@ class RunFolder:
             why = ", ".join(f"lacks {name}" for name in error.args)
         except Exception as error:  # torch raises many kinds
             why = type(error).__name__
-        raise UserError(f"{self._state_file}: cannot be read ({why}); remove it to start over")
+        raise UserError(f"{self._state_file}: cannot be read ({why}). Remove it to start over")
 
     def save_state(self, state: TrainingState) -> None:
         """Replace the checkpoint. The previous one stays until the new one is whole, also on a full disk.
@@ -141,7 +141,7 @@ class RunFolder:
         except RuntimeError as error:  # torch's writer hides the system's error
             hidden = error.__context__
             what = hidden.strerror if isinstance(hidden, OSError) else str(error).splitlines()[0]
-            raise RunError(f"{self._state_file}: cannot be written ({what}); the previous one is kept") from None
+            raise RunError(f"{self._state_file}: cannot be written ({what}). The previous one is kept") from None
 
     def check_images(self, fingerprint: dict, compare: Callable[[dict, dict], list[str]]) -> None:
         """Save the fingerprint of the images of a new run, or compare that of a resumed one with the saved one.
@@ -156,7 +156,7 @@ class RunFolder:
         lines = distributed.broadcast(compare(self._images, fingerprint) if self._images else [])
         if lines:
             what = f"the images changed since the run in '{self.path}' began"
-            raise UserError(*lines, f"data.root: {what}; restore them or use a new --out")
+            raise UserError(*lines, f"data.root: {what}. Restore them or use a new --out")
         if self.leader:
             if not self._images:
                 self._images = fingerprint
@@ -220,7 +220,7 @@ class RunFolder:
     @property
     def checkpoint_note(self) -> str:
         """The end of messages about a run that stops: that its last checkpoint is kept, if there is one."""
-        return "; the last checkpoint is kept" if self._state_file.exists() else ""
+        return ". The last checkpoint is kept" if self._state_file.exists() else ""
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -257,7 +257,7 @@ def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, An
         if key not in RESUME_IGNORED and not _same(key, old.get(key), new.get(key))
     ]
     if faults:
-        raise UserError(*faults, f"out: '{path}' belongs to another config; use a new --out")
+        raise UserError(*faults, f"out: '{path}' belongs to another config. Use a new --out")
 
 
 def _same(key: str, old: Any, new: Any) -> bool:
