@@ -85,7 +85,7 @@ def world() -> int:
 
 
 def several_gpus() -> bool:
-    """Whether there are several processes on GPUs."""
+    """Return whether there are several processes on GPUs."""
     return world() > 1 and "nccl" in dist.get_backend()
 
 

@@ -305,12 +305,12 @@ def _run_fault(folder: Path, stem: str) -> str | None:
 
 
 def is_public(init: str | os.PathLike | None) -> bool:
-    """Whether ``init`` names public weights: ``timm:NAME`` or ``hf-hub:ORG/NAME``, with an optional ``@REVISION``."""
+    """Return whether ``init`` names public weights: ``timm:NAME`` or ``hf-hub:ORG/NAME``, maybe with ``@REVISION``."""
     return str(init).startswith(("timm:", "hf-hub:"))
 
 
 def names_same(init: str | None, pinned: str | None) -> bool:
-    """Whether ``init`` may name the public weights of ``pinned``, which has a commit. timm's names may lack the tag."""
+    """Return whether ``init`` may name the public weights of ``pinned``, which has a commit. timm's may lack a tag."""
     name = str(pinned).rpartition("@")[0]
     tagged = str(init).startswith("timm:") and name.partition(".")[0] == init
     return is_public(init) and (name == init or tagged)
@@ -341,5 +341,5 @@ def run_of(init: str) -> Path:
 
 
 def begun(path: str | os.PathLike) -> bool:
-    """Whether a folder holds a run with a state to resume or a result."""
+    """Return whether a folder holds a run with a state to resume or a result."""
     return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))

@@ -43,7 +43,7 @@ class BufferedLog(MemoryHandler):
 
 
 def first_process() -> bool:
-    """Whether this process prints: the only one, or the first of several. A shell may have RANK set without others."""
+    """Return whether this process prints: the only one or the first. A shell may have RANK set without others."""
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 

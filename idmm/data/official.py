@@ -100,7 +100,7 @@ def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: 
 
 # ---------------------------------------------------------------------- libraries' readers
 def read_digits() -> Listing:
-    """scikit-learn's 8 x 8 digits, with one fixed, stratified split."""
+    """Read scikit-learn's 8 x 8 digits, with one fixed, stratified split."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -134,7 +134,7 @@ def _images_of(base: Path, *datasets, key: str = "_image_files") -> Listed:
 
 
 def read_flowers(root: Path) -> Listing:
-    """Oxford Flowers-102. Train is its train and val, 2,040 images."""
+    """Read Oxford Flowers-102. Train is its train and val, 2,040 images."""
     base = folder_of("flowers", root, "flowers-102", "jpg", "imagelabels.mat", "setid.mat")
     train, val, test = (_torchvision("Flowers102", base, split=part) for part in ("train", "val", "test"))
     classes = lines(files("idmm.data") / "flowers102.txt")
@@ -142,7 +142,7 @@ def read_flowers(root: Path) -> Listing:
 
 
 def read_pets(root: Path) -> Listing:
-    """Oxford-IIIT Pet. Train is trainval."""
+    """Read Oxford-IIIT Pet. Train is trainval."""
     base = folder_of("pets", root, "oxford-iiit-pet", "images", "annotations/trainval.txt", "annotations/test.txt")
     parts = [
         _images_of(base, _torchvision("OxfordIIITPet", base, split=part), key="_images")
@@ -153,7 +153,7 @@ def read_pets(root: Path) -> Listing:
 
 
 def read_dtd(root: Path) -> Listing:
-    """Describable Textures. Train is train and val of split 1, 3,760 images."""
+    """Read Describable Textures. Train is train and val of split 1, 3,760 images."""
     base = folder_of("dtd", root, "dtd/dtd", "images", *(f"labels/{part}1.txt" for part in ("train", "val", "test")))
     train, val, test = (_torchvision("DTD", base.parent, split=part) for part in ("train", "val", "test"))
     names = [[name for name, _ in _images_of(base, *some)] for some in ((train, val), (test,))]
@@ -162,7 +162,7 @@ def read_dtd(root: Path) -> Listing:
 
 
 def read_aircraft(root: Path) -> Listing:
-    """FGVC-Aircraft, its variants. Train is trainval."""
+    """Read FGVC-Aircraft, its variants. Train is trainval."""
     lists = ("variants.txt", "images_variant_trainval.txt", "images_variant_test.txt")
     base = folder_of("aircraft", root, "fgvc-aircraft-2013b/data", "images", *lists)
     train, test = (_torchvision("FGVCAircraft", base.parent, split=part) for part in ("trainval", "test"))
@@ -170,7 +170,7 @@ def read_aircraft(root: Path) -> Listing:
 
 
 def read_cars(root: Path) -> Listing:
-    """Stanford Cars by the lists of its devkit and the list of test images with labels."""
+    """Read Stanford Cars by the lists of its devkit and the list of test images with labels."""
     lists = ("devkit/cars_meta.mat", "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat")
     base = folder_of("cars", root, "stanford_cars", "cars_train", "cars_test", *lists)
     train, test = (_torchvision("StanfordCars", base, split=part) for part in ("train", "test"))
@@ -179,7 +179,7 @@ def read_cars(root: Path) -> Listing:
 
 
 def read_cifar10(root: Path, name: str = "cifar10") -> Listing:
-    """CIFAR-10's Python version."""
+    """Read CIFAR-10's Python version."""
     from torchvision import datasets
 
     kind = name.upper()
@@ -196,7 +196,7 @@ read_cifar100 = functools.partial(read_cifar10, name="cifar100")  # its 100 fine
 
 
 def read_svhn(root: Path) -> Listing:
-    """Street View House Numbers, cropped."""
+    """Read Street View House Numbers, cropped."""
     base = folder_of("svhn", root, "", "train_32x32.mat", "test_32x32.mat")
     train, test = (_torchvision("SVHN", base, base, split=part) for part in ("train", "test"))  # [N, 3, 32, 32], [N]
     classes = [str(digit) for digit in range(10)]
@@ -209,7 +209,7 @@ def read_svhn(root: Path) -> Listing:
 
 # ---------------------------------------------------------------------- lists read here
 def read_indoor67(root: Path) -> Listing:
-    """MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt."""
+    """Read MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt."""
     lists = ("TrainImages.txt", "TestImages.txt")
     base = folder_of("indoor67", root, "indoorCVPR_09", "Images", *lists)
     parts = [rows(base / name, "(([^/]+)/[^/]+)", "CLASS/FILE") for name in lists]
@@ -218,7 +218,7 @@ def read_indoor67(root: Path) -> Listing:
 
 
 def read_cub200(root: Path) -> Listing:
-    """Caltech-UCSD Birds 200-2011: images/ and lists of 'IMAGE_NUMBER VALUE'."""
+    """Read Caltech-UCSD Birds 200-2011: images/ and lists of 'IMAGE_NUMBER VALUE'."""
     lists = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
     base = folder_of("cub200", root, "CUB_200_2011", "images", *lists, "classes.txt")
     classes = [name for _, name in rows(base / "classes.txt", _NUMBERED, "CLASS_NUMBER NAME")]
@@ -233,7 +233,7 @@ def read_cub200(root: Path) -> Listing:
 
 
 def read_domainnet(root: Path, domain: str) -> Listing:
-    """A domain of DomainNet: DOMAIN/CLASS/ and DOMAIN_{train,test}.txt, whose lines are 'PATH LABEL'.
+    """Read a domain of DomainNet: DOMAIN/CLASS/ and DOMAIN_{train,test}.txt, whose lines are 'PATH LABEL'.
 
     The lists number the classes. In painting, one class has no training and another no test images.
     """
@@ -246,13 +246,13 @@ def read_domainnet(root: Path, domain: str) -> Listing:
 
 
 def read_imagenet(root: Path) -> Listing:
-    """train/WNID/*.JPEG and val/WNID/*.JPEG."""
+    """Read train/WNID/*.JPEG and val/WNID/*.JPEG."""
     base = folder_of("imagenet", root, "", "train", "val")
     return _imagenet(base, [name for name in _children(base / "train") if (base / "train" / name).is_dir()])
 
 
 def read_imagenet100(root: Path) -> Listing:
-    """The 100 classes of Tian et al. (CMC)."""
+    """Read the 100 classes of Tian et al. (CMC)."""
     wnids = sorted(lines(files("idmm.data") / "imagenet100.txt"))
     return _imagenet(folder_of("imagenet100", root, "", "train", "val"), wnids)
 

@@ -156,7 +156,7 @@ def _box(bbox: object, size: tuple[int, int]) -> np.ndarray | None:
 
 
 def _drawable(segment: list | dict | None, size: tuple[int, int]) -> bool:
-    """Whether an outline is missing or one of COCO's for an image of ``size``: polygons or RLE."""
+    """Return whether an outline is missing or one of COCO's for an image of ``size``: polygons or RLE."""
     try:
         if segment is None or isinstance(segment, list):
             polygons = [np.array(polygon, dtype=float).reshape(-1, 2) for polygon in segment or ()]

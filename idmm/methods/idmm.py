@@ -75,7 +75,7 @@ class InstanceClassifier(nn.Module):
 
 
 def _each(lam: float | Tensor, own: Tensor) -> Tensor:
-    """The share of each view, [B], on the device of the instances ``own`` [B]; a copy would wait for the device."""
+    """Return the share of each view, [B], on the device of the instances ``own`` [B]. A copy would wait for it."""
     return lam if isinstance(lam, Tensor) else torch.full(own.shape, lam, device=own.device)
 
 
@@ -144,7 +144,7 @@ class IDMM(Method):
         return torch.cat([pooled, logits], dim=1)  # under autocast both as the wider of their types
 
     def _label(self, logits: Tensor, groups: list[tuple]) -> Tensor:
-        """The labels' loss of logits [V, K], of whose rows the first are the crops of ``groups``."""
+        """Return the labels' loss of logits [V, K], of whose rows the first are the crops of ``groups``."""
         sizes, smoothing = [len(views) for views, *_ in groups], self.config.label_smoothing
         rows = zip(at_least_fp32(logits[: sum(sizes)]).split(sizes), groups, strict=True)
         loss = sum(mixed_cross_entropy(z, *targets, smoothing, summed=True) for z, (_, *targets) in rows)
@@ -175,6 +175,6 @@ class IDMM(Method):
 
 
 def _column(group: tuple, n: int) -> tuple:
-    """A group of crops with the ``n``-th of its targets alone."""
+    """Return a group of crops with only the ``n``-th of its targets."""
     views, own, other, lam = group
     return views, own[:, n], None if other is None else other[:, n], lam

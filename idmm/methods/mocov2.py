@@ -51,7 +51,7 @@ class MoCoV2(Method):
 
 
 def _queue(asked: int | None, info: RunInfo) -> int:
-    """Length of the queue: as asked, else so short that few keys are of images in the batch."""
+    """Return the length of the queue: as configured, else so short that few keys are of images in the batch."""
     room = max(1, info.images - min(info.batch_size, info.images // 2))
     if asked is None and room < QUEUE:
         log.info("method.queue: %d, not %d: there are %d images", room, QUEUE, info.images)

@@ -62,7 +62,7 @@ class MoCoV3(Method):
 
 
 def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
-    """An MLP whose every layer has a batch norm, the last one's without scale and shift, as in its release.
+    """Return an MLP whose every layer has a batch norm, the last one's without scale and shift, as in its release.
 
     On several GPUs batch norms see the batch of all processes.
     """

@@ -136,7 +136,7 @@ def linear_classifiers(model: nn.Module) -> list[nn.Linear | nn.Conv2d]:
 
 
 def has_linear_classifier(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether a model has :func:`linear_classifiers`. True if it cannot be built: the build explains why."""
+    """Return whether a model has :func:`linear_classifiers`. True if it cannot be built: the build explains why."""
     try:
         return bool(linear_classifiers(_build_on_meta(name, {**kwargs, "num_classes": 2})))
     except _MODEL_ERRORS:
@@ -172,7 +172,7 @@ def model_name(model: nn.Module) -> str:
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
-    """Whether a model trains faster in channels-last format: it has max pooling or batch norm.
+    """Return whether a model trains faster in channels-last format: it has max pooling or batch norm.
 
     Measured on one x86 core (benchmarks/backbone_speed.py). Models of attention only have the same speed in both.
     """
@@ -217,7 +217,7 @@ def pair(size: Size) -> tuple[int, int]:
 
 @functools.cache
 def accepts(name: str, key: str) -> bool:
-    """Whether the model's constructor has an argument ``key`` of :data:`_PROBES`, e.g. ``img_size`` (ViT, Swin).
+    """Return whether the model's constructor has an argument ``key`` of :data:`_PROBES`, e.g. ``img_size`` (ViT, Swin).
 
     timm's entry points hide the signature, so a build is tried.
     """

@@ -225,5 +225,5 @@ default_cfgs = generate_default_cfgs({"cvt_13": _cfg})
 
 @register_model
 def cvt_13(pretrained: bool = False, **kwargs) -> CvT:
-    """CvT-13, 20M parameters (paper: Table 2)."""
+    """Build CvT-13, 20M parameters (paper: Table 2)."""
     return build_model_with_cfg(CvT, "cvt_13", pretrained, **kwargs)

@@ -165,5 +165,5 @@ default_cfgs = generate_default_cfgs({"hog": timm_cfg(input_size=(3, SIDE, SIDE)
 
 @register_model
 def hog(pretrained: bool = False, **kwargs) -> Hog:
-    """Oriented gradients and a histogram of colours, without weights."""
+    """Build oriented gradients and a histogram of colours, without weights."""
     return build_model_with_cfg(Hog, "hog", pretrained, **kwargs)

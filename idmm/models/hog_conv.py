@@ -182,5 +182,5 @@ default_cfgs = generate_default_cfgs({"hog_conv": timm_cfg(input_size=(3, SIDE, 
 
 @register_model
 def hog_conv(pretrained: bool = False, **kwargs) -> HogConv:
-    """A small network on hand-made cell maps, joined with hand-made features."""
+    """Build a small network on hand-made cell maps, joined with hand-made features."""
     return build_model_with_cfg(HogConv, "hog_conv", pretrained, **kwargs)

@@ -239,13 +239,13 @@ default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg, "t2t_vit_14": _cfg})
 
 @register_model
 def t2t_vit_7(pretrained: bool = False, **kwargs) -> T2TViT:
-    """T2T-ViT-7, 4.3M parameters (paper: Table 1)."""
+    """Build T2T-ViT-7, 4.3M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=256, depth=7, num_heads=4, mlp_ratio=2.0)
     return build_model_with_cfg(T2TViT, "t2t_vit_7", pretrained, **{**defaults, **kwargs})
 
 
 @register_model
 def t2t_vit_14(pretrained: bool = False, **kwargs) -> T2TViT:
-    """T2T-ViT-14, 21.5M parameters (paper: Table 1)."""
+    """Build T2T-ViT-14, 21.5M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.0)
     return build_model_with_cfg(T2TViT, "t2t_vit_14", pretrained, **{**defaults, **kwargs})

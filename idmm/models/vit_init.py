@@ -20,7 +20,7 @@ NOISE = 0.01  # share of the mean variance that is added to each, so that none i
 
 
 def can_init_vit(model: nn.Module) -> bool:
-    """Whether :func:`init_vit` supports the model: timm's vision transformers with learned positions."""
+    """Return whether :func:`init_vit` supports the model: timm's vision transformers with learned positions."""
     return (
         isinstance(model, VisionTransformer)
         and model.pos_embed is not None

@@ -21,19 +21,19 @@ LEAST_GAIN = 2.0  # points
 
 
 def demo(given: DemoConfig) -> dict:
-    """Trains on scikit-learn's digits, few of them labelled, as ``idmm train`` does it, and from scratch for as long.
+    """Train on scikit-learn's digits, few of them labelled, by ``idmm train`` and from scratch for the same time.
 
-    The digits lie in OUT/images as one's own images would, the runs of a seed in OUT/seed-SEED. The seed drives
-    everything, which images are labelled, too. A demo that was stopped goes on, a finished one says its result again.
+    The digits are in OUT/images, laid out as a user's folder, and the runs of a seed in OUT/seed-SEED. The seed drives
+    everything, also which images keep their label. A stopped demo resumes, a finished one prints its result again.
 
     Returns:
-        What ``demo.json`` holds: ``idmm_top1``, ``scratch_top1`` and ``baseline_top1`` (percent of the test images, one
-        per seed), ``gain`` (of the means, in points, over the better of scratch and baseline), ``minutes`` of each
+        The content of ``demo.json``: ``idmm_top1``, ``scratch_top1`` and ``baseline_top1`` (percent of the test images,
+        one per seed), ``gain`` (of the means, in points, over the better of scratch and baseline), ``minutes`` of each
         training.
 
     Raises:
         UserError: A mistake in the flags.
-        RunError: The gain is below 2 points, or a run could not go on.
+        RunError: The gain is below 2 points, or a run failed.
     """
     out = Path(given.out)
     _write_images(out / "images")

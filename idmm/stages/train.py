@@ -61,7 +61,7 @@ SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
 @contextlib.contextmanager
 def _logged() -> Iterator[None]:
-    """Keeps what is logged before the stages open their logs, if the call came from Python."""
+    """Keep what is logged before the stages open their logs, if the call came from Python."""
     with contextlib.nullcontext() if log.handlers else logging_by(BufferedLog()):
         yield
 
@@ -125,7 +125,7 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
 
 
 def _agreed(state: TrainState, device: str) -> TrainState:
-    """Returns the first process's state: another may have read the plan's file later."""
+    """Return the first process's state: another may have read the plan's file later."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState(cpu=distributed.pick_device(device) == "cpu")
     return distributed.broadcast(state)
@@ -133,12 +133,12 @@ def _agreed(state: TrainState, device: str) -> TrainState:
 
 # ---------------------------------------------------------------------- what there is, what to do
 def _keys(given: TrainCommand) -> dict:
-    """Returns the keys that another call of the same command has; ``compare`` may be added later."""
+    """Return the keys that another call of the same command has. ``compare`` may be added later."""
     return {key: value for key, value in parsing.to_dict(given).items() if key not in ("out", "compare")}
 
 
 def _load(given: TrainCommand, out: Path) -> TrainState | None:
-    """Returns the state that an earlier call of the same command saved."""
+    """Return the state that an earlier call of the same command saved."""
     if out.is_file():
         raise UserError(f"out: '{out}' is a file, expected a new folder")
     try:
@@ -153,7 +153,7 @@ def _load(given: TrainCommand, out: Path) -> TrainState | None:
 
 
 def _planned(given: TrainCommand, out: Path) -> TrainState:
-    """Lists the images, and chooses what to do."""
+    """List the images and choose what to do."""
     resolved = of_weights(given)
     data, listing = _listing(resolved.data, out)
     counts = count(listing, data)
@@ -161,7 +161,7 @@ def _planned(given: TrainCommand, out: Path) -> TrainState:
 
 
 def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
-    """Returns all images to learn from; a part of the labelled ones is held out if there are none to test on."""
+    """Return all images to learn from. A part of the labelled ones is held out if there are none to test on."""
     if data.subset is not None and data.labelled is not None:
         raise UserError("data.labelled: given with data.subset, from which fine-tuning cannot draw. Give one of them")
     try:
@@ -177,7 +177,7 @@ def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
 
 
 def _without_copies(data: Data, listing: Listing, out: Path) -> Data:
-    """Returns the data without training images whose file is that of an earlier one or of a test image, with a warning.
+    """Return the data without training images whose file is that of an earlier one or of a test image, with a warning.
     OUT/duplicates.txt names them, for ``data.exclude``; if that is given already, nothing is left out."""
     if data.name != "folder" or data.exclude is not None:
         return data
@@ -201,7 +201,7 @@ def _without_copies(data: Data, listing: Listing, out: Path) -> Data:
 
 
 def _with_list(data: Data, out: Path) -> Data:
-    """Returns the data with a list of classes and splits, OUT/labels.csv, if training without labels cannot see classes
+    """Return the data with a list of classes and splits, OUT/labels.csv, if training without labels cannot see classes
     (some images have none, for example). It would not leave out the images that are held out."""
     everything = replace(data, subset=None, labelled=None)
     if data.name != "folder" or not data.val_fraction:
@@ -215,7 +215,7 @@ def _with_list(data: Data, out: Path) -> Data:
 
 # ---------------------------------------------------------------------- the runs
 def state_parts(out: Path) -> list[str]:
-    """Returns the folders of stages in OUT."""
+    """Return the folders of stages in OUT."""
     return [part for part in ("stage1", "teacher", "trial", "trial_convnet") if (out / part).is_dir()]
 
 

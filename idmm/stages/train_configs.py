@@ -49,7 +49,7 @@ SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not 
 
 
 def images_of(given: TrainCommand, state: TrainState) -> Data:
-    """Returns the images, with paths and all that does not change results as this command has them."""
+    """Return the images, with paths and all that does not change results as this command has them."""
     names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
     data = replace(Data(**state.data), **{name: getattr(given.data, name) for name in names})
     for name, file in (("labels", LABELS), ("exclude", COPIES)):

@@ -80,7 +80,7 @@ class Plan:
     trial: bool = False  # whether a trial on held-out training images chooses what is kept
 
     def many_passes(self, images: int, size: int, minutes: float) -> bool:
-        """Whether there is time for :data:`MANY_PASSES` over so many images."""
+        """Return whether there is time for :data:`MANY_PASSES` over so many images."""
         return MANY_PASSES * images * size**2 <= 60 * minutes * self.pixels
 
     @property
@@ -115,11 +115,11 @@ class TrainState:
         return self.best == PSEUDO
 
     def hand_made(self, part: str) -> bool:
-        """Whether a stage's network learns on hand-made features."""
+        """Return whether a stage's network learns on hand-made features."""
         return part == "trial" or (part == "last" and self.best in (BASELINE, LINEAR, TUNED))
 
     def size(self, part: str) -> int:
-        """The side of the images in a stage (pixels)."""
+        """Return the side of the images in a stage (pixels)."""
         if part == "scratch":
             return self.plan.scratch_size
         if self.hand_made(part):
@@ -128,15 +128,16 @@ class TrainState:
         return self.plan.few_size if few else self.plan.size
 
     def save(self, out: Path) -> dict:
-        """Writes the file and returns what it holds."""
+        """Write the file and return its content."""
         content = {name: value for name, value in asdict(self).items() if value is not None}
         write_json(out / FILE, content)
         return content
 
 
 def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
-    """Returns ``given.way``, or what 'auto' stands for, with pseudo-labels or without; UserError where it contradicts
-    other flags."""
+    """Return ``given.way``, or the strategy that 'auto' stands for, with pseudo-labels or without.
+
+    Raises UserError if it contradicts other flags."""
     usual = "finetune" if given.init else "pretrain" if pseudolabel else "scratch"
     way = given.way if given.way != "auto" else usual
     if way == "finetune" and not given.init:
@@ -147,14 +148,14 @@ def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
 
 
 def check_comparison(given: TrainCommand, way: str, pseudolabel: bool) -> None:
-    """Raises UserError where training from scratch would be compared with itself."""
+    """Raise UserError if training from scratch would be compared with itself."""
     if given.compare and way == "scratch" and not pseudolabel:
         remedy = "Add --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
         raise UserError(f"compare: there is no pretraining to compare. {remedy}")
 
 
 def count(splits: Listing, data: Data) -> Counts:
-    """Counts what there is to learn from."""
+    """Count the images and labels to learn from."""
     train = splits.train
     given = list_images(tuned_on(data), labelled=True).train
     without = len(train.classes) - len(np.unique(given.labels[given.labels >= 0]))
@@ -169,7 +170,7 @@ def count(splits: Listing, data: Data) -> Counts:
 
 
 def of_weights(given: TrainCommand) -> TrainCommand:
-    """Returns the command with what its weights say: model, channels, and where they are public their commit."""
+    """Return the command with model and channels of its weights, and the commit of public ones."""
     if not given.init:
         return given
     from idmm.models.hub import pinned
@@ -183,12 +184,12 @@ def of_weights(given: TrainCommand) -> TrainCommand:
 
 
 def tuned_on(data: Data) -> Data:
-    """The images with labels, of which ``data.labelled`` may say that they are fewer."""
+    """Return the images with labels, which ``data.labelled`` may limit."""
     return replace(data, subset=data.labelled or data.subset, labelled=None)
 
 
 def choose(given: TrainCommand, counts: Counts) -> Plan:
-    """Returns what to run on so many images, for so long (benchmarks/results has the figures)."""
+    """Return the plan for so many images and minutes (benchmarks/results has the figures)."""
     hindrance = _hindrance(given, counts)
     if given.pseudolabel and hindrance:
         raise UserError(f"pseudolabel: got true, but {hindrance}")
@@ -239,7 +240,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
 
 
 def _hindrance(given: TrainCommand, counts: Counts) -> str | None:
-    """What keeps the images without a label from pseudo-labels, whatever their number."""
+    """Return why the images without a label cannot get pseudo-labels, whatever their number."""
     if given.data.name not in (None, "folder"):
         return f"pseudo-labels are for a folder of images, not for {given.data.name}"
     if counts.images == counts.labelled:
@@ -248,11 +249,11 @@ def _hindrance(given: TrainCommand, counts: Counts) -> str | None:
 
 
 def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
-    """Returns the plan with the sizes of the images: the largest at which there is time for :data:`PASSES`."""
+    """Return the plan with the sizes of the images: the largest at which there is time for :data:`PASSES`."""
     seconds, sides = max(1.0, 60 * given.minutes - STARTUP), _sides(counts)
 
     def size_for(each: float) -> int:
-        """The size where each view of a pass has such a share of the time; the smallest if there is none."""
+        """Return the size at which each view of a pass fits its share of the time, the smallest if there is none."""
         fits = [side for side in sides if PASSES * side**2 <= seconds * plan.pixels * each]
         return given.size or max(fits, default=sides[0])
 
@@ -268,5 +269,5 @@ def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
 
 
 def _sides(counts: Counts) -> list[int]:
-    """The sizes that the images have pixels for; the smallest in any case."""
+    """Return the sizes that the images have pixels for, at least the smallest."""
     return [side for side in SIZES if side <= counts.side] or [SIZES[0]]

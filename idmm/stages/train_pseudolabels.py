@@ -26,7 +26,7 @@ NEIGHBOURS = 10  # nearest images that each image is joined to
 
 
 def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
-    """Writes ``out``, a CSV file with a class for each image, and logs how far the images' neighbours bear it out.
+    """Write ``out``, a CSV file with a class for each image, and log how often neighbouring images agree on it.
 
     Args:
         runs: Whose features say which images are near, each counting the same.
@@ -112,7 +112,7 @@ def _held_out_accuracy(rows: np.ndarray, train: Split) -> float:
 
 
 def _spread(rows: np.ndarray, train: Split) -> tuple[np.ndarray, float]:
-    """Returns each image's shares of the classes [N, K] by its features [N, d], and ``alike`` as above."""
+    """Return each image's shares of the classes [N, K] by its features [N, d], and ``alike`` as above."""
     labels, classes = train.labels, len(train.classes)
     near, known = nearest(rows, NEIGHBOURS), labels >= 0
     shares = spread_labels(near, labels, classes)
