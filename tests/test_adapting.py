@@ -4,8 +4,7 @@ import signal
 
 import pytest
 import yaml
-from folders import TINY as FOLDER
-from folders import result, tree
+from folders import result
 from helpers import call, inside, logged, metrics, same, start, state_file
 from tiny import make
 
@@ -99,13 +98,3 @@ def test_from_scratch_it_is_measured_where_asked_for(source, tmp_path):
     found = result(tmp_path / "run")
     assert 0 < found["start_knn"] < 100
     assert same(tmp_path / "run", source), "to look changes nothing"
-
-
-def test_without_labels_there_is_none(source, tmp_path):
-    for name, splits in {"bare": {"train": {"": 9}}, "no test": {"train": {"a": 5, "b": 5}}}.items():
-        root, out = tree(tmp_path / name, **splits), tmp_path / f"{name} run"
-        given = {**FOLDER, **FROM, "data__root": str(root), "train__epochs": 1, "init": str(source)}
-        assert inside("pretrain", out, **given) == 0
-        assert not {"knn", "start_knn"} & result(out).keys()
-        said = "before the first step and after the last: no kNN accuracy, it needs labels and a val or test split"
-        assert said in logged(out)

@@ -5,16 +5,14 @@ The commands are those of README; what is shorter here is the network and the tr
 
 import csv
 import json
-import signal
 
 import bands
 import numpy as np
 import pytest
 from folders import tuned
 from frozen import a_run
-from helpers import VIT, call, inside, logged, same, start, state_file
+from helpers import call, logged
 
-import idmm
 from idmm.data.image_store import store_split
 from idmm.data.images import composite
 from idmm.data.listing import list_images
@@ -73,20 +71,6 @@ def test_predict_needs_no_flag(runs, root, tmp_path):
         assert float(mine["probability"]) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
-def test_arrays_as_files_have_them(runs, root):
-    """[H, W, C] of 16 bits, and floats of the same values; 8 bits are 0 to 255 of [0, 1]."""
-    clf = idmm.load_classifier(runs / "b")
-    image = bands.bands(1, 1000)
-    wanted = clf.predict(root / "test" / bands.CLASSES[1] / "0.tif")
-    for same_image in (image, image.astype(np.float32)):
-        found = clf.predict(same_image)
-        assert (found.label, found.path) == (wanted.label, None)
-        assert found.probability == pytest.approx(wanted.probability, abs=1e-4)
-    low, high = np.array(read(runs / "b" / "model.json")["range"]).T
-    eight = np.rint(255 * np.clip((image - low) / (high - low), 0, 1)).astype(np.uint8)
-    assert clf.predict(eight).probability == pytest.approx(wanted.probability, abs=0.02)
-
-
 # ---------------------------------------------------------------------- pictures
 def test_explore_shows_composites(runs, root, tmp_path):
     assert call(["explore", runs / "a", "--out", tmp_path / "explored"]) == 0
@@ -103,11 +87,6 @@ def test_explore_shows_composites(runs, root, tmp_path):
 
 
 # ---------------------------------------------------------------------- other stages, other weights
-def test_training_in_a_time(root, tmp_path):
-    given = ["train", root, *IN_CHANS, "--minutes", 0.3, "--size", 16, "--device", "cpu", "--data.workers", 0]
-    model = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", json.dumps(VIT)]
-    assert call([*given, *model, "--out", tmp_path / "x"]) == 0
-    assert read(tmp_path / "x" / "model.json")["channels"] == 5
 
 
 def test_weights_for_rgb(root, tmp_path):
@@ -118,19 +97,3 @@ def test_weights_for_rgb(root, tmp_path):
     assert "measured from the training images" in logged(tmp_path / "b")
     saved = read(tmp_path / "b" / "model.json")
     assert saved["channels"] == saved["kwargs"]["in_chans"] == len(saved["range"]) == 5
-
-
-# ---------------------------------------------------------------------- stopping
-def test_killed_in_the_middle(root, tmp_path):
-    """kill -9, then the same command: the same weights, mean and std as of the run that was never stopped."""
-    own = dict(data__root=str(root), data__in_chans=5, data__subset=None)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert inside("pretrain", whole, **own) == 0
-    with start("pretrain", cut, **own) as process:
-        assert process.until(lambda: state_file(cut).exists()), process.said()
-        process.send(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert not (cut / "result.json").exists()
-    assert inside("pretrain", cut, **own) == 0
-    assert same(cut, whole)
-    assert read(cut / "backbone.json") == read(whole / "backbone.json")

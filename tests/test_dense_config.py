@@ -9,7 +9,6 @@ from folders import paint
 from helpers import VIT, _flow, refused
 
 from idmm.config import DetectConfig, SegmentConfig
-from idmm.config.dense import DenseTrain
 from idmm.config.parsing import build, flatten, to_dict
 from idmm.models.weights import save_model
 from idmm.training.schedule import learning_rate
@@ -35,15 +34,6 @@ def test_schedules():
     assert values[0] == pytest.approx(1e-6) and values[1] == pytest.approx(0.05, rel=1e-3)
     assert values[2:] == pytest.approx([0.1] * 6 + [0.01, 0.01, 0.01, 0.001])
     assert rates("linear", 12, 2)[2:] == pytest.approx([0.1 * (12 - step) / 10 for step in range(2, 12)])
-
-
-def test_steps_are_of_their_schedule():
-    assert DenseTrain(schedule="steps", lr_steps=[8, 11]).lr_steps == [8, 11]
-    steps = {"schedule": "steps"}
-    wrongs = ({"lr_steps": [3]}, steps, {**steps, "lr_steps": [11, 8]}, {**steps, "lr_steps": [8, 24]})
-    for wrong in (*wrongs, {**steps, "lr_steps": [8], "minutes": 3}):
-        with pytest.raises(ValueError, match="lr_steps"):
-            DenseTrain(**wrong)
 
 
 # ------------------------------------------------------------------ recipes

@@ -2,14 +2,13 @@
 
 import csv
 import json
-import shutil
 import signal
 
 import pytest
 from dense_trees import coco_tree, mask_tree
 from folders import faults
 from grids import cell, full, grid
-from helpers import VIT, Forked, call, refused
+from helpers import VIT, Forked
 from transfers import results, runs, stamps
 
 from idmm.config import parsing, reading
@@ -109,31 +108,6 @@ def test_cells_are_what_the_stages_measured(whole):
         assert row["metric"] == name and float(row["value"]) == pytest.approx(value)
 
 
-def test_tables_pictures_and_page_tell_of_them(whole):
-    said = whole.with_name("said").read_text()
-    assert "- detect: 2 of 2 cells done" in said and "- segment: 2 of 2 cells done" in said
-    assert "Which source to pretrain on: detection" in said and "grid: 4 of 4 cells" in said
-    text = (whole / "grid.md").read_text()
-    for title in ("## Detection", "## Segmentation", "## Instance masks"):
-        assert title in text
-    assert "| from scratch | no pretraining |" in text and text.count("Mean intersection over union") == 1
-    assert (whole / "grid.tex").read_text().count(r"\begin{table}") == 2
-    page = (whole / "grid.html").read_text()
-    assert "detect: 2 of 2 cells done" in page and 'class="number">AP</th>' in page and "mIoU" in page
-    assert (whole / "grid.png").stat().st_size > 0
-
-
-def test_the_second_call_does_nothing_and_a_change_reruns_what_it_touches(whole, trees, tmp_path, capsys):
-    out = shutil.copytree(whole, tmp_path / "out")
-    before = stamps(out)
-    assert call(argv(trees, out)) == 0 and stamps(out) == before
-    capsys.readouterr()
-    assert call(argv(trees, out, "--plan", "--detect.train.epochs", 3)) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and all(line.startswith("detect ") for line in lines)
-    assert last == "2 jobs for 2 cells, 2 cells are done"
-
-
 # ------------------------------------------------------------------ planned
 def test_the_protocol_of_all_targets_and_of_one(trees):
     boxes, masks = config(trees)["targets"]
@@ -193,15 +167,3 @@ def test_faults_of_entries_and_options(trees):
         "targets 'masks': protocol: segment takes no options of finetune. Set them under segment",
         "detect on few: data.name: got 'digits', expected 'folder'",
     ]
-
-
-def test_all_faults_before_the_first_job(trees, tmp_path, capsys):
-    broken = shutil.copytree(trees, tmp_path / "trees")
-    (broken / "boxes" / "train" / "000.png").unlink()
-    (broken / "masks" / "masks" / "train" / "001.png").unlink()
-    backbones = config(trees)["backbones"] + [{"name": "resnet18", "label": "net", "kwargs": {"nothing": 1}}]
-    out = tmp_path / "out"
-    said = refused(capsys, argv(broken, out, backbones=backbones))
-    assert not out.exists() and any(line.startswith("targets 'boxes': ") and "000.png" in line for line in said)
-    assert any(line.startswith("targets 'masks': ") and "001.png" in line for line in said)
-    assert any(line.startswith("backbones 'net': ") for line in said)

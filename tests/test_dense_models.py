@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
-from idmm.config import Train
 from idmm.dense.evaluate import detect_objects, detection_scores, segmented
 from idmm.dense.method import Detection, Segmentation, pixel_cross_entropy
 from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter
@@ -16,7 +15,6 @@ from idmm.dense.targets import BoxTarget
 from idmm.errors import SizeError
 from idmm.models import create_backbone, token_grid
 from idmm.seeding import seeded
-from idmm.training.optim import create_optimizer
 
 SIDE = 64
 VIT = ("vit_tiny_patch16_224", dict(patch_size=8, embed_dim=32, depth=2, num_heads=2))
@@ -184,24 +182,6 @@ def test_boxes_are_computed_in_fp32(monkeypatch):
     assert all(bool((boxes == true[0, 0]).all(1).any()) for boxes in given[::2])
     assert found["boxes"].dtype == found["scores"].dtype == torch.float32 and len(found["boxes"])
     assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
-
-
-# ---------------------------------------------------------------------- the optimizer's groups
-def test_layer_decay():
-    """The heads learn at the run's lr, the backbone's layers at less from one to the next; positions do not decay."""
-    network = detection("cvt").backbone
-    groups = create_optimizer(network, {}, Train(layer_decay=0.5, weight_decay=0.1), 1e-3).param_groups
-    names = {id(p): name for name, p in network.named_parameters()}
-    scale = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
-    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
-    assert {value for name, value in scale.items() if not name.startswith("backbone.")} == {1.0}
-    assert max(value for name, value in scale.items() if name.startswith("backbone.")) == 0.5
-    blocks = [scale[name] for name in scale if name.endswith("mlp.fc1.weight")]
-    assert blocks == sorted(blocks) and len(set(blocks)) > 1
-    assert all(
-        not decay[f"backbone.{name}"] for name in network.backbone.no_weight_decay() if f"backbone.{name}" in decay
-    )
-    assert decay["rpn.head.cls_logits.weight"] == 0.1
 
 
 # ---------------------------------------------------------------------- learning

@@ -19,7 +19,6 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 import idmm
 from idmm.config import Data
 from idmm.data.image_store import store_split
-from idmm.dense import detect
 from idmm.dense.evaluate import classes_on_file, segmented
 from idmm.dense.network import Detector, Segmenter, build_network
 from idmm.dense.read import read_detection, read_segmentation
@@ -188,13 +187,6 @@ def test_its_backbone_is_a_start_for_others(whole):
     assert about["task"] == "detect" and about["pyramid_width"] == 16 and about["classes"] == CLASSES
 
 
-def test_other_commands_say_what_it_is(whole, trees, tmp_path, capsys):
-    with pytest.raises(UserError, match="is a network of idmm detect. Give a classifier"):
-        idmm.load_classifier(whole / "detect")
-    said = refused(capsys, ["explore", whole / "segment", "--out", tmp_path / "explored"])
-    assert "is a run of idmm segment, without classes of images" in said[-1]
-
-
 def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
     assert call(["report", whole / "detect", whole / "segment", "--out", tmp_path / "report"]) == 0
     page = (tmp_path / "report" / "report.html").read_text()
@@ -283,28 +275,6 @@ def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
     assert any("exists and is not empty. Name a new folder" in line for line in said)
 
 
-def test_memory_that_ends_in_the_last_evaluation(trees, tmp_path, capsys, monkeypatch):
-    """One line; the trained weights are kept, and the same command ends the run, here of boxes alone."""
-    argv = words("detect", trees, tmp_path / "run", model__masks=False, train__epochs=1)
-    scores = detect.BoxEvaluator.scores
-
-    def out_of_memory(evaluator, network, final=False):
-        if evaluator.part == "test":
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return scores(evaluator, network, final)
-
-    monkeypatch.setattr(detect.BoxEvaluator, "scores", out_of_memory)
-    assert call(argv) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        said == "out of memory with 4 images at a time. Repeat the command with more free memory to continue from here"
-    )
-    monkeypatch.setattr(detect.BoxEvaluator, "scores", scores)
-    assert call(argv) == 0
-    result = read(tmp_path / "run" / "result.json")
-    assert result["ap"] >= 0 and "mask_ap" not in result
-
-
 # ------------------------------------------------------------------ killed
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):
@@ -373,13 +343,3 @@ def test_minutes_and_python(trees, tmp_path):
     given["train"] = {"size": 32, "minutes": 0.15, "device": "cpu", "precision": "fp32", "schedule": "linear"}
     result = idmm.segment(given)
     assert result["minutes"] == 0.15 and result["epochs"] >= 1 and "miou" in result
-
-
-def test_supervised_pretraining_with_drloc(tmp_path):
-    """configs/pretrain/drloc_supervised.yaml, the supplement's start."""
-    flags = {key: TINY[key] for key in TINY if key.startswith(("model.name", "model.kwargs", "train.p", "train.dev"))}
-    flags |= {"views.size": 32, "train.batch_size": 12, "train.epochs": 1, "data.name": "digits", "data.workers": 0}
-    flags |= {"data.subset": {"total": 24}, "out": str(tmp_path / "start")}
-    argv = [w for key, value in flags.items() for w in (f"--{key}", value if isinstance(value, str) else _flow(value))]
-    assert call(["pretrain", "--config", "drloc_supervised", *argv]) == 0
-    assert metrics(tmp_path / "start")[-1]["drloc"] > 0

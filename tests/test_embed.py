@@ -1,6 +1,5 @@
 """Features of any files by a run's backbone: idmm embed, idmm similar, idmm.embed."""
 
-import json
 import os
 
 import numpy as np
@@ -60,14 +59,6 @@ def test_mistakes(run, images, tmp_path, capsys):
     assert lines[0].startswith(f"init: '{tmp_path}/begun' is a run that has not written its backbone.safetensors yet. ")
     assert lines[1:] == [f"out: '{tmp_path}/f.csv' is of an unknown kind, expected a file that ends in .npz"]
     assert refused(capsys, ["embed", "--init", run, images])[0].startswith("out: missing")
-
-
-def test_a_size_that_is_not_square(tmp_path, images, capsys):
-    odd = a_run(tmp_path / "run")
-    info = json.loads((odd / "backbone.json").read_text())
-    (odd / "backbone.json").write_text(json.dumps({**info, "size": [24, 16]}))
-    lines = refused(capsys, ["embed", "--init", odd, images, "--out", tmp_path / "f.npz"])
-    assert lines[0].endswith("was evaluated at 24x16 pixels, expected a network of square images")
 
 
 # ---------------------------------------------------------------------- similar

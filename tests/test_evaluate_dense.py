@@ -1,20 +1,15 @@
 """Average precision by hand, intersection over union by a naive loop; predictions taken back to the images' files."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from dense_trees import scene
-from torch import nn
 from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
 
-from idmm import distributed
 from idmm.dense.evaluate import (
     Objects,
     class_scores,
-    detect_objects,
     detection_scores,
     on_file,
     segmentation_scores,
@@ -80,31 +75,6 @@ def test_masks_come_back_as_they_were_learnt(scale):
             own.append((true & mine).sum() / (true | mine).sum())
             theirs.append((true & other).sum() / (true | other).sum())
     assert np.mean(own) > 0.95 > np.mean(theirs)
-
-
-class Corners(nn.Module):
-    """Says of each image that there is an object in its first pixels, as wide as its mean is large."""
-
-    def forward(self, images):
-        return [
-            {
-                "boxes": images.new_tensor([[0, 0, float(i.mean()), 8]]),
-                "labels": torch.tensor([0]),
-                "scores": torch.ones(1),
-            }
-            for i in images
-        ]
-
-
-def test_images_of_all_processes(monkeypatch):
-    """In the order of their numbers, whoever saw them."""
-    batch = {"images": torch.arange(1.0, 3)[:, None, None, None].expand(2, 3, 16, 16), "index": torch.tensor([3, 1])}
-    other = {2: objects([[0, 0, 5, 5]], [0], [1.0])}
-    monkeypatch.setattr(distributed, "gather", lambda mine: [mine, other])
-    network = Corners().train()
-    found = detect_objects(network, [batch], [truth([], [], size=(32, 32))] * 4, "cpu", contextlib.nullcontext)
-    assert list(found) == [1, 2, 3] and network.training
-    assert [one.boxes[0, 2] for one in found.values()] == [4.0, 5.0, 2.0]  # a canvas of 16 for files of 32 pixels
 
 
 # ---------------------------------------------------------------------- classes of pixels

@@ -209,15 +209,6 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
     assert str(photos.parent) not in text and "pip install" not in text
 
 
-def test_the_card_of_a_run_by_the_clock_names_its_time_and_epochs(run, tmp_path):
-    """The recipe's epochs are not those that fitted into train.minutes."""
-    timed = shutil.copytree(run, tmp_path / "timed")
-    result = json.loads((timed / "result.json").read_text())
-    (timed / "result.json").write_text(json.dumps({**result, "minutes": 0.5, "epochs": 7, "whole_epochs": 7}))
-    text = (exported(tmp_path / "t", timed, "timm") / "README.md").read_text()
-    assert "| length | 0.5 minutes, 7 epochs in all |" in text and "3 epochs" not in text
-
-
 def test_grey_images_and_a_backbone_of_ours(photos, tmp_path):
     """The card of a folder for timm has no YAML. Its code runs as it is, and one channel stays one."""
     kwargs = "{embed_dim: 16, depth: 1, num_heads: 2}"

@@ -73,18 +73,6 @@ def test_a_change_in_a_corner_shows_in_that_corner(name, kwargs, places, blocks)
             assert nearer == (down, across), (name, change)
 
 
-def test_patches_that_are_no_squares():
-    model, images = (
-        build("vit_tiny_patch16_224", {**SMALL_VIT, "patch_size": (8, 16)}, (64, 64)),
-        torch.zeros(2, 3, 64, 64),
-    )
-    images[1, :, 56:, :16] = 5
-    with torch.no_grad():
-        grid = token_grid(model, images)
-    assert grid.shape == (2, model.num_features, 8, 4)
-    assert divmod(int((grid[1] - grid[0]).norm(dim=0).argmax()), 4) == (7, 0)
-
-
 def test_tokens_without_places_are_refused():
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL_VIT)
     for features in (torch.zeros(2, 1 + 7, 24), torch.zeros(2, 24), [torch.zeros(2, 5, 24)]):

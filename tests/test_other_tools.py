@@ -253,12 +253,3 @@ def test_nothing_in_a_file_runs(how, tmp_path):
     with pytest.raises(UserError, match=f"a.ckpt: .*{why}"):
         read_checkpoint(path)
     assert not ran.exists()
-
-
-def test_a_file_that_holds_itself(tmp_path):
-    """An entry that is the file again is read once."""
-    content = {"model": weights("vit", 0), "epoch": 3}
-    content["again"] = content
-    torch.save(content, tmp_path / "a.pth")
-    read = read_checkpoint(tmp_path / "a.pth")
-    assert read.nest == "model." and len(read.state) == 30 and read.others == ["epoch", "again"]

@@ -13,7 +13,6 @@ from folders import TINY, opened, paint, result
 from frozen import exported
 from helpers import call, inside, refused
 from PIL import Image
-from safetensors.torch import load_file
 
 import idmm
 from idmm.data.augment import EvalTransform
@@ -116,18 +115,6 @@ def test_what_the_run_itself_found(name, runs, images, tmp_path):
         assert float(row["probability"]) == pytest.approx(known[row["path"]][CLASSES.index(row["class"])], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_pixels_to_the_bit(name, runs, images):
-    """Of every kind of file: upright, on white, grey, of 16 bits by the run's own range."""
-    assert "range" in json.loads((runs / name / "model.json").read_text())
-    names, pixels, _ = by_the_run(runs / name, images)
-    network = idmm.load_classifier(runs / name, batch_size=5)._network
-    paths, unreadable = [str(images / name) for name in names], {}
-    batches = list(network.file_batches(paths, paths, 10**8, unreadable))
-    assert torch.cat([batch["index"] for batch in batches]).tolist() == list(range(len(names))) and not unreadable
-    assert torch.equal(torch.cat([batch["images"] for batch in batches]), pixels)
-
-
 # ---------------------------------------------------------------------- what is written
 def test_ranks_and_order(runs, images, tmp_path, capsys):
     given = ["predict", "--init", runs / "rgb", "--batch_size", 4, images / "test" / "red", images / "test" / "blue"]
@@ -214,18 +201,6 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     assert line == "min_score: got 0.3, which is for boxes. Leave it out for a classifier"
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
     assert line.startswith("device: 'mps' is not available, expected one of ")
-
-
-def test_a_network_that_diverged(runs, images, tmp_path, capsys):
-    from idmm.models.weights import save_model
-
-    info = json.loads((runs / "rgb" / "model.json").read_text())
-    state = {name: tensor * np.nan for name, tensor in load_file(runs / "rgb" / "model.safetensors").items()}
-    about = {key: info[key] for key in ("name", "kwargs", "mean", "std", "size")}
-    save_model(tmp_path, "model", state, **about, extra={"classes": info["classes"]})
-    lines = refused(capsys, ["predict", "--init", tmp_path, images / "test", "--out", tmp_path / "p.csv"], code=1)
-    assert lines[-1].endswith("its outputs are not finite. The run that wrote it has diverged")
-    assert not (tmp_path / "p.csv").exists()
 
 
 def test_interrupted(runs, images, tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from helpers import call, inside, refused
 from pages import Reader
 from PIL import Image
 
-from idmm.figures import curves_figure
 from idmm.inference.runs import finished_runs
 from idmm.stages.read_outputs import compared, mcnemar
 
@@ -159,23 +158,6 @@ def test_what_is_refused(runs, tmp_path, capsys):
     (tmp_path / "file").touch()
     (line,) = refused(capsys, ["report", runs / "wide", "--out", tmp_path / "file" / "out"])
     assert line.startswith("out: cannot write to")
-
-
-# ------------------------------------------------------------------ the figures
-def records(epochs, level, **last):
-    made = [{"epoch": n, "stage": 1, "loss": level / n, "lr": 0.1, "seconds": 2.0} for n in range(1, epochs + 1)]
-    made[-1] |= last
-    return made
-
-
-def test_curves_of_several_runs():
-    seeds = {"a": [records(4, 1.0, top1=50.0), records(3, 3.0)], "_b": [records(5, 2.0)]}
-    figure = curves_figure(seeds)
-    loss, lr, top1 = figure.axes
-    lines = [line.get_xydata().tolist() for line in loss.lines]
-    assert lines[2] == [[1, 2], [2, 1], [3, pytest.approx(2 / 3)]], "the mean as far as both have come"
-    assert [line[-1][0] for line in lines] == [4, 3, 3, 5] and len(top1.lines) == 1
-    assert [text.get_text() for text in figure.legends[0].texts] == ["a (mean of 2)", " _b"]
 
 
 # ------------------------------------------------------------------ the test of two classifiers

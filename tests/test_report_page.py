@@ -34,15 +34,6 @@ def test_tables_with_intervals_gains_and_statuses(tmp_path):
     assert read.text.count("no <b>memory</b> (log: runs/x y/log.txt)") == 2
 
 
-def test_gains_have_a_colour_if_the_runs_show_them(tmp_path):
-    values = {("scratch", "none"): 50.0, ("a", "idmm"): 80.0, ("b", "idmm"): 30.0, ("c", "idmm"): 51.0}
-    some = [cell(*row, top1=value, test_size=200, target=t) for row, value in values.items() for t in "xy"]
-    text, found = page(tmp_path, sections(grid(some))), Table(grid(some), "finetune")
-    for source, tone in zip("abc", ("up", "down", "level"), strict=True):
-        gain = found.cells["net", (source, "idmm"), "x"].gain
-        assert text.count(f'<span class="below {tone}">{gain}</span>') == 2
-
-
 def test_no_label_is_markup(tmp_path):
     names = dict.fromkeys(("source", "method", "backbone", "target"), HOSTILE)
     some = [cell(**names, folder="javascript:alert(1)"), failed(HOSTILE, **names, seed=1)]

@@ -59,15 +59,6 @@ def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     }  # fmt: skip
 
 
-def test_gain_is_centred_at_zero_and_what_may_be_chance_has_no_colour(tmp_path, drawn):
-    cells = [cell("scratch", "none", top1=50.0), cell("a", top1=80.0), cell("b", top1=40.0)]
-    heat_maps([table([{**one, "test_size": 20} for one in cells])], tmp_path / "grid.png")
-    gain = panels(drawn[0])[1]
-    norm = gain.get_images()[0].norm
-    assert (norm.vmin, norm.vmax) == (-30, 30) and "−10.0" in texts(gain).values()
-    assert gain.get_images()[0].get_array().flatten().tolist() == [0, 30, 0]
-
-
 @pytest.mark.parametrize("label", ["$x^2 \\nope$" + "a" * 300, "名前 ü\nb"], ids=ascii)
 def test_any_label_can_be_drawn(tmp_path, label):
     names = {"source": label, "method": label, "backbone": label, "target": label}

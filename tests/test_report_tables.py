@@ -181,14 +181,6 @@ def test_cells_below_the_baseline_are_marked():
     assert "below the baseline" in rendered("grid.html", cells) and r"$^\S$" in rendered("grid.tex", cells)
 
 
-def test_runs_that_name_one_class_do_not_tell_how_far_seeds_move_the_others():
-    cells = runs([12.0, 12.0], **WITHOUT) + runs([60.0, 64.0]) + runs([70.0, 74.0], source="b")
-    found = table([{**one, "test_size": 100, "largest_class": 12.0} for one in cells])
-    assert {(one.stats.variance, one.stats.freedom) for one in found.cells.values()} == {(4.0, 2)}
-    gain = found.cells["net", Row(**WITH), "pets"].gain
-    assert gain.value - gain.interval[0] > stats.t.ppf(0.975, 2) * np.sqrt(8)
-
-
 # ------------------------------------------------------------------ CSV
 def test_csv_is_one_line_a_run_of_the_own_protocol():
     cells = [cell(pretrain_seed=3, seed=4, top1=91.25, top5=99.0), missing(**WITHOUT)]
@@ -303,17 +295,6 @@ def test_what_does_not_differ_is_not_ranked():
     few = [one for one in cells if one["source"] != "dtd"]
     assert sections.ranking(table(few)).ranks == [] and "No ranking of sources" in rendered("grid.md", few)
     assert "ranking" not in rendered("grid.md", [one for one in cells if one["source"] in ("scratch", "pets")])
-
-
-def test_weights_are_ranked_as_themselves_under_every_method():
-    names = ("flowers", "pets", "dtd")
-    weights = [cell("IN", "none", target=target, top1=99.0, pretrain_seed=None) for target in names]
-    cells = sure(full(2, targets=3, seeds=1) + weights)
-    first = sections.ranking(table(cells)).ranks[0]
-    assert (first.source, first.rank.value) == ("IN", 1.0)
-    more = sure(full(3, targets=3, seeds=1, backbones=("net", "other")) + weights)
-    many = sections.ranking(table(more))
-    assert "IN" not in [one.source for one in many.ranks] and "skipped" not in many.caption, "no rank where it is not"
 
 
 def test_intervals_over_targets_are_of_their_means():

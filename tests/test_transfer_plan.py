@@ -194,16 +194,6 @@ def test_recipes_and_overrides(tmp_path):
     assert len(simclr["views"]["crops"]) == 1
 
 
-def test_mappings_that_are_replaced_and_merged():
-    given = {
-        "pretrain": {**BASE["pretrain"], "data": {"subset": {"total": 7}}},
-        "sources": ["digits", {"name": "digits", "label": "few", "subset": {"fraction": 0.5}}],
-    }
-    _, starts = cells(**given)
-    subsets = {cell.source: start.config["data"]["subset"] for cell, start in starts.items() if start}
-    assert subsets["digits"]["total"] == 7 and subsets["few"]["fraction"] == 0.5 and subsets["few"]["total"] is None
-
-
 def test_roots():
     own = [{"name": "pets", "root": "/mine"}, {"name": "folder", "root": "/f"}, {"name": "folder", "label": "mine"}]
     jobs, starts = cells(
@@ -269,20 +259,6 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     ]
 
 
-def test_faults_of_an_entrys_options_are_said_once():
-    bad = {
-        "methods": ["idmm", "simclr", {"name": "mocov2", "pretrain": {"method": {"outputs": 5}}}],
-        "sources": [{"name": "digits", "pretrain": {"train": {"epochs": 0}}}, BASE["sources"][1]],
-        "targets": [{"name": "digits", "finetune": {"drloc": {"weight": 1}, "model": {"freeze": True}}}],
-    }
-    assert wrong(**bad) == [
-        "pretrain of idmm on digits: train.epochs: got 0, expected greater than or equal to 1",
-        "pretrain of mocov2 on digits: method.outputs: got 5, but mocov2 has no such option. Leave it out.",
-        "finetune on digits: drloc.weight: got 1, but model.freeze is true, so nothing of the backbone learns from it. "
-        "Leave one of them out.",
-    ]
-
-
 def test_what_the_grid_decides_is_not_said_elsewhere():
     given = {
         "pretrain": {**BASE["pretrain"], "method": {"name": "dino"}, "seed": 9, "data": {"name": "pets"}},
@@ -317,25 +293,6 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
 )
 def test_faults_one_by_one(change, fault):
     assert any(said.startswith(fault) for said in wrong(**change))
-
-
-# ------------------------------------------------------------------ probes
-def test_probes_see_the_labelled_images_at_the_size_of_pretraining(tmp_path):
-    given = {
-        "target": {"protocol": "probe"},
-        "methods": ["idmm", {"name": "simclr", "pretrain": {"views": {"size": 32}}}],
-        "pretrain": {**BASE["pretrain"], "views": {"size": 24, "crops": [{"count": 2}]}},
-        "finetune": {"data": {"workers": 0}, "train": {"device": "cpu", "epochs": 9}},
-    }
-    jobs, starts = cells(**given)
-    assert {job.stage for job in jobs.values()} == {"probe"}
-    sizes = {(cell.method, job.config["size"]) for cell, job in jobs.items()}
-    assert sizes == {("none", 24), ("idmm", 24), ("simclr", 32)}
-    assert {job.config["device"] for job in jobs.values()} == {"cpu"}
-    again = {**given, "finetune": {"data": {"workers": 2}, "train": {"epochs": 90}}}
-    assert {job.key for job in cells(**again)[0].values()} == {job.key for job in jobs.values()}
-    tuned = cells(**{**given, "target": {}})[1]
-    assert {s.key for s in starts.values() if s} == {s.key for s in tuned.values() if s}, "pretrainings are shared"
 
 
 # ------------------------------------------------------------------ the configs that ship

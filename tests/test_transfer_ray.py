@@ -171,13 +171,6 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
     assert (folder / "last" / "state.pt").exists()
 
 
-def test_a_node_that_does_not_see_the_folder_ends_the_run(joined, tmp_path):
-    grid = make(tmp_path / "out")
-    (grid.out / "grid.yaml").unlink()
-    (line,) = faults(cluster.run, grid, lambda: None)
-    assert line.startswith("out: node") and str(grid.out) in line and not list(grid.out.glob("jobs/*.started"))
-
-
 # ------------------------------------------------------------------ mistakes
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -198,12 +191,3 @@ def test_no_cluster_to_be_had():
         "engine: Ray does not start on this machine (Could not find any running Ray instance.). Join a running "
         "cluster with --ray.address"
     ]
-
-
-def test_jobs_that_no_node_can_take():
-    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
-    fake = SimpleNamespace(nodes=lambda: nodes)
-    cluster._check_resources(fake, Ray(num_cpus=4, num_gpus=0.5))
-    cluster._check_resources(fake, Ray(num_cpus=5, address="auto", num_gpus=1))  # another node may join
-    (line,) = faults(cluster._check_resources, fake, Ray(num_gpus=2))
-    assert line == ("ray: a job needs 1 cores and 2 GPUs, and no node has them. Lower --ray.num_cpus or --ray.num_gpus")

@@ -145,19 +145,6 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
     assert {status for status, *_ in cells(out).values()} == {"ok"} and not list((out / "jobs").glob("*.failed.json"))
 
 
-def test_what_a_grid_notes_of_its_jobs_cannot_be_written(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "jobs").touch()  # no folder
-    (out / "grid.yaml").touch()  # of an earlier start
-    made = Made(monkeypatch)
-    made.instead = {"few-idmm-tiny": fail(RunError("the loss is nan"))}
-    assert inside(out) == 1 and len(made.asked) == JOBS - 2
-    assert sorted(cell["status"] for cell in results(out)["cells"]) == ["missing"] * 2 + ["ok"] * 4
-    said = capsys.readouterr().err
-    assert ".failed.json is not written: " in said and (out / "grid.html").exists()
-
-
 def test_a_real_job_that_fails(copied, capsys):
     hot = {"name": "idmm", "label": "hot", "pretrain": {"train": {"lr": 1e30, "warmup_epochs": 0}}}
     assert inside(copied, methods=["idmm", hot], sources=["digits"], targets=["digits"]) == 1
