@@ -1,9 +1,7 @@
 """Images are loaded once, kept or decoded again with the same result, and told apart by a fingerprint."""
 
-import json
 import os
 import pickle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +12,8 @@ from PIL import Image
 from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
 from idmm.data.listing import list_images
-from idmm.data.store import compare, fingerprint, store_images
+from idmm.data.store import compare
 from idmm.errors import RunError
-from idmm.stages.images import log_values
 
 
 def mixed_folder(root):
@@ -108,16 +105,6 @@ def test_no_image_is_left(tmp_path, caplog):
     assert not caplog.messages, "the files are listed once"
 
 
-def test_images_of_one_pixel_are_warned_of(tmp_path, caplog):
-    for i, size in enumerate([(1, 1), (1, 1), (4, 4)]):
-        paint(tmp_path / f"d/{i}.png", i, size)
-    data = section(tmp_path / "d", cache="off")
-    stores = store_images(list_images(data, labelled=False), data, None, {})
-    run_setup = SimpleNamespace(config=SimpleNamespace(), spec=SimpleNamespace(mean=[0.5], std=[0.5]))
-    log_values(run_setup, stores)
-    assert [line for line in caplog.messages if "2 of 3 training images have a single pixel" in line]
-
-
 def test_skipping_a_whole_class_is_an_error(tmp_path):
     tree(tmp_path, train={"a": 2, "b": 1})
     (tmp_path / "train/b/0.png").write_bytes(b"")
@@ -139,25 +126,6 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
 
 
 # ---- the fingerprint ----
-
-
-def printed(root):
-    store = store_split(list_images(section(root), labelled=False).train, stored_size=8, data=section())
-    return json.loads(json.dumps(fingerprint(store)))
-
-
-def test_fingerprint_tells_what_changed(tmp_path):
-    root = tree(tmp_path, train={"a": 3, "b": 8})
-    old = printed(root)
-    paint(root / "train/a/0.png", 1234)
-    paint(root / "train/a/9.png", 77)
-    for i in range(7):
-        os.remove(root / f"train/b/{i}.png")
-    assert compare(old, printed(root)) == [
-        "7 images removed: train/b/0.png, train/b/1.png, train/b/2.png, train/b/3.png, train/b/4.png and 2 more",
-        "1 image added: train/a/9.png",
-        "1 image changed: train/a/0.png",
-    ]
 
 
 def test_fingerprint_tells_labels_and_order():

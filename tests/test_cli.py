@@ -113,6 +113,10 @@ FAULTS = {
     ),
     "not a section": ("--data.subset 10", "data.subset: got 10, expected a mapping, such as '{per_class: 10}'"),
     "not a list": ("--views.crops 3", "views.crops: got 3, expected a list, such as '[{count: 3}]'"),
+    "a range of one value": (
+        ["--data.range", "[5, 5]"],
+        "data.range: got [5, 5], expected auto or [low, high] with low < high",
+    ),
     "too short a list": ("--data.mean []", "data.mean: got [], expected at least 1 item"),
     "key of a list item": (
         ["--views.crops", "[{count: 2}, {cont: 3}]"],
@@ -284,17 +288,6 @@ def test_words_without_a_flag(argv, wanted, capsys):
         call([*argv, "--print_config"])
     found = yaml.safe_load(capsys.readouterr().out)
     assert {key: found[key] for key in wanted} == wanted
-
-
-def test_idle_threads_give_their_cores_away_unless_the_user_says_how(monkeypatch, capsys):
-    for given, wanted in (({}, "1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)):
-        for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-            monkeypatch.setenv(name, "")  # so that what the command sets is taken back
-            monkeypatch.delenv(name)
-        for name, value in given.items():
-            monkeypatch.setenv(name, value)
-        assert main(["--version"], prog="idmm") == 0
-        assert os.environ.get("GOMP_SPINCOUNT") == wanted
 
 
 def test_flags_over_files_over_earlier_files(tmp_path):

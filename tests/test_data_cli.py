@@ -52,7 +52,3 @@ def test_mistakes_are_a_line_each_and_exit_2(capsys):
     code, _, err = say(capsys, "download", "cars", "--root", "nowhere")
     assert code == 2 and "cars_test_annos_withlabels.mat" in err
     assert main(["data"]) == 0 and "idmm data check [NAME] --root DIR" in capsys.readouterr().out
-
-
-def test_a_name_that_is_missing(capsys):
-    assert say(capsys, "info") == (2, "", "name: missing, expected dataset, one of 'idmm data list'\n")

@@ -12,7 +12,6 @@ from helpers import VIT, Forked
 from transfers import results, runs, stamps
 
 from idmm.config import parsing, reading
-from idmm.report import render
 from idmm.report.table import MAIN, Table
 from idmm.transfer.config import PROTOCOLS, GridConfig
 from idmm.transfer.plan import GridPlan
@@ -130,18 +129,6 @@ def mixed(seeds=3):
                 value = {MAIN[protocol]: high + seed / 100}
                 cells.append({**one, "protocol": protocol, "status": "ok", "test_size": 50, "seconds": 1.0, **value})
     return {**grid(cells), "protocols": ["finetune", "detect", "segment"]}
-
-
-def test_means_gains_and_best_sources_of_a_mixed_grid(tmp_path):
-    text = render.write(tmp_path, mixed())
-    assert "Which source to pretrain on: fine-tuning" in text
-    for unit, target in (("AP", "boxes"), ("mIoU", "masks")):
-        assert unit in text and f"| {target} |" in text
-    assert text.count("pets, idmm: +12.0 (") == 2 and text.count("44.0 ± 0.0 | +24.0 (") == 2
-    table = (tmp_path / "grid.md").read_text()
-    assert table.count("| pets | idmm | **44.0** ± 0.0 |") == 2
-    accuracy = [row for row in rows(tmp_path) if row["metric"] == "top1"]
-    assert len(accuracy) == 9 and all(row["top1"] == row["value"] for row in accuracy)
 
 
 def test_intervals_are_over_seeds_alone(tmp_path):

@@ -262,19 +262,6 @@ def predicted(run, trees):
     return {name.split("/")[-1]: classes_on_file(own, target.size, SIDE).numpy() for name, own, target in found}
 
 
-def test_keys_of_classes_are_refused(whole, trees, tmp_path, capsys):
-    images = trees / "coco" / "test"
-    said = refused(capsys, ["predict", "--init", whole / "detect", images, "--top_k", "2"])
-    assert [line.split(":")[0] for line in said] == ["out", "top_k"]
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "a.txt").touch()
-    said = refused(
-        capsys, ["predict", "--init", whole / "segment", images, "--out", tmp_path / "full", "--min_score=1"]
-    )
-    assert any(line.startswith("min_score: has no meaning") for line in said)
-    assert any("exists and is not empty. Name a new folder" in line for line in said)
-
-
 # ------------------------------------------------------------------ killed
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):

@@ -6,17 +6,14 @@ import json
 import numpy as np
 import pytest
 import tifffile
-import torch
-from folders import TINY, opened, section, tree, tuned
-from folders import same as same_images
-from helpers import call, inside, refused
+from folders import TINY, opened, tuned
+from helpers import inside
 from PIL import Image
 
 import idmm
 from idmm.data import decode
 from idmm.data.formats import BadImage
 from idmm.data.images import read_image
-from idmm.data.listing import list_images
 from idmm.errors import RunError
 
 
@@ -89,17 +86,6 @@ def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
 
 
 # ------------------------------------------------------------------ the range itself
-def test_8_bit_images_cost_nothing_and_stay_as_they_are(tmp_path, monkeypatch):
-    def never(*_):
-        raise AssertionError("a second look at an image of 8 bits")
-
-    root = tree(tmp_path / "d", train={"a": 3, "b": 3})
-    monkeypatch.setattr(decode, "measure_range", never)
-    stores = [opened(root, range=given) for given in ("auto", [0, 4095])]
-    for store in stores:
-        assert store.value_range is None and same_images(store, stores[0])
-        for i, item in enumerate(list_images(section(root), labelled=False).train.items):
-            assert torch.equal(store.image(i), torch.from_numpy(read_image(item, 10**8).pixels).permute(2, 0, 1))
 
 
 def test_the_image_that_memory_does_not_hold_is_named(tmp_path, monkeypatch):
@@ -122,17 +108,6 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     store = opened(tmp_path / "d")
     assert store.value_range == (100, 4000)
     assert store.image(0)[0, 3, 5] == 65535 and store.image(0)[0, 7, 9] == 0
-
-
-def test_what_data_range_takes(capsys):
-    line = "data.range: got {}, expected auto or [low, high] with low < high"
-    for text, shown in (
-        ("[5, 5]", "[5, 5]"),
-        ("best", "'best'"),
-        ("[1, 2, 3]", "[1, 2, 3]"),
-        ("[.nan, 1]", "[nan, 1]"),
-    ):
-        assert refused(capsys, ["pretrain", "--out", "x", "--data.range", text]) == [line.format(shown)]
 
 
 # ------------------------------------------------------------------ pages and samples
@@ -186,15 +161,3 @@ READ = {
 @pytest.mark.parametrize("name", READ)
 def test_previews_are_no_pages(name):
     np.testing.assert_array_equal(read_image(READ[name], 10**6).pixels, RGB)
-
-
-# ------------------------------------------------------------------ the check
-def test_the_check_reports_depths_and_pictures(tmp_path, capsys):
-    root = twelve_bits(tmp_path / "d", {"train": (3, 4012), "val": (10, 3000)})
-    Image.fromarray(GREY).save(root / "train/a/eight.png")
-    Image.fromarray(RGB).save(root / "train/a/colours.gif")
-    (root / "train/b/stack.tif").write_bytes(REFUSED["pages"][0])
-    tifffile.imwrite(root / "train/b/colour.tif", noise(8, 8, 3, kind=np.uint16), photometric="rgb")
-    assert call(["data", "check", "folder", "--root", root, "--out", tmp_path / "c"]) == 1
-    assert f"train/b/stack.tif: {REFUSED['pages'][1]}" in capsys.readouterr().out
-    assert json.loads((tmp_path / "c/check.json").read_text())["range"] == [0, 4012]

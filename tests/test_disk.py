@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from folders import entry_of, faults, opened, paint, same, sums, tree
+from folders import entry_of, opened, paint, same, sums, tree
 
 from idmm import config, distributed
 from idmm.data import image_store
@@ -95,21 +95,6 @@ def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
     decoded.clear()
     opened(root, part="test", labelled=True, subset=subsets[0], val_fraction=0.5)  # which draw from train
     assert not decoded
-
-
-# ---- bad images ----
-
-
-def test_bad_images_are_reported_from_the_cache_too(root, decoded):
-    bad = root / "train/a/0.png"
-    bad.write_bytes(b"")
-    lines = faults(opened, root)
-    assert lines == faults(opened, root, keep="off") and lines[1:] == [f"  {bad}: empty file"]
-    assert same(opened(root, on_error="skip"), opened(root, on_error="skip", keep="off"))
-    decoded.clear()
-    assert faults(opened, root) == lines and not decoded
-    paint(bad, 0, SIZES[0])
-    assert len(opened(root)) == 6
 
 
 # ---- processes, pickles ----

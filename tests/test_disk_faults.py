@@ -4,10 +4,8 @@ import errno
 import logging
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
-import threading
 import time
 from collections import namedtuple
 
@@ -133,23 +131,6 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     assert found == [(False, sums(opened(root, keep="off")))] * 3
 
 
-def test_one_that_waits_says_so_and_builds_what_a_killed_one_left(root, decoded, caplog):
-    caplog.set_level(logging.INFO)
-    reached = processes.Event()
-    child = processes.Process(target=lambda: (stop_at("half of the images", reached), opened(root)))
-    child.start()
-    assert reached.wait(60)
-    killer = threading.Thread(target=lambda: (time.sleep(0.3), os.kill(child.pid, signal.SIGKILL)))
-    killer.start()
-    begun = time.monotonic()
-    store = opened(root)
-    assert time.monotonic() - begun > 0.25 and len(decoded) == COUNT
-    killer.join()
-    child.join()
-    assert f"cache: waiting for another process that fills '{entry_of(root)}'" in caplog.text
-    assert same(store, opened(root, keep="off")) and temporary(entry_of(root)) == []
-
-
 # ---- torn files ----
 
 
@@ -216,25 +197,3 @@ def test_too_little_room_is_seen_before(root, decoded, monkeypatch, caplog):
     assert not opened(root, **given).decodes
     pretend_free(monkeypatch, 0)
     assert not opened(root, **given).decodes, "it is there already"
-
-
-def limited(root, answers):
-    """Loads while no file may grow beyond half of the pixels; a real process, as the limit cannot be undone."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (BYTES // 2, BYTES // 2))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    messages = []
-    image_store.log.addHandler(handler := logging.Handler())
-    handler.emit = lambda record: messages.append(record.getMessage())
-    store = opened(root)
-    answers.put((store.decodes, sums(store), messages))
-
-
-def test_the_disk_fills_while_pixels_are_written(root, decoded):
-    answers = processes.Queue()
-    child = processes.Process(target=limited, args=(root, answers))
-    child.start()
-    decodes, found, messages = answers.get(timeout=60)
-    child.join()
-    assert decodes and found == sums(opened(root, keep="off")) and list(entry_of(root).iterdir()) == []
-    assert [line for line in messages if line.endswith(": images are decoded at each use instead")]
-    assert not opened(root).decodes

@@ -2,16 +2,14 @@
 
 import json
 import shutil
-from collections import Counter
 
 import numpy as np
 import pytest
-from folders import paint, section, tree
+from folders import paint, tree
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
 
 from idmm.cli import main
-from idmm.data.check import check
 from idmm.evaluation import baseline
 
 
@@ -173,29 +171,6 @@ def test_a_missing_folder_is_one_line_and_exit_2(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["data", "check", "digits", "--out", str(tmp_path / "file/x")]) == 2
     assert "out: cannot write" in capsys.readouterr().err
-
-
-def test_of_many_alike_a_few_are_named(tmp_path):
-    """Twenty near-duplicates of an image in each split: all pairs of thousands would fill memory."""
-    spot = np.zeros((32, 32, 3), dtype=np.uint8)
-    spot[8:20, 8:24] = (200, 90, 30)
-    for split, count in {"train": 26, "test": 23}.items():
-        for number in range(count):
-            path = tmp_path / split / "ab"[number % 2] / f"{number:02}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(spot + np.uint8(number + 26 * (split == "test"))).save(path)
-    checkup, *_ = check(section(tmp_path))
-    named = Counter((pair.first.split, pair.first.index, pair.second.split) for pair in checkup.pairs)
-    assert [named["train", 0, split] for split in ("train", "test")] == [20, 20] and max(named.values()) == 20
-    assert (named["train", 10, "train"], named["test", 20, "test"]) == (15, 2), "a pair is named from its earlier image"
-
-
-def test_one_colour_images_of_different_colours_are_told_apart(tmp_path):
-    for name, colour in (("red", (200, 20, 20)), ("blue", (20, 20, 200)), ("red2", (202, 20, 20))):
-        Image.new("RGB", (80, 80), colour).save(tmp_path / f"{name}.png")
-    paint(tmp_path / "noise.png", size=(80, 80))
-    checkup, *_ = check(section(tmp_path))
-    assert {(p.first.name, p.second.name) for p in checkup.pairs} == {("red.png", "red2.png")}
 
 
 # ---------------------------------------------------------------------- the floor

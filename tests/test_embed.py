@@ -1,7 +1,5 @@
 """Features of any files by a run's backbone: idmm embed, idmm similar, idmm.embed."""
 
-import os
-
 import numpy as np
 import pytest
 from folders import paint
@@ -82,17 +80,6 @@ def test_nearest_first(run, images, tmp_path, capsys):
     assert f"query: '{files[0]}' is among the images and is skipped there" in said
     assert read_image(out, 10**8).pixels.shape[1] > 1000
     assert len(similar(capsys, "--init", run, files[0], *files[1:], "--out", out)[0]) == 5
-
-
-def test_names_that_cannot_be_drawn_as_they_are(run, tmp_path, capfdbinary):
-    name = b"caf\xe9.png"
-    for i, image in enumerate((name, b"$\\frac$.png", b"line\nend.png")):
-        paint(tmp_path / "images" / os.fsdecode(image), seed=i)
-    query, out = tmp_path / "images" / os.fsdecode(name), tmp_path / "s.png"
-    assert call(["similar", "--init", run, "--out", out, query, tmp_path / "images"]) == 0
-    lines = capfdbinary.readouterr().out.splitlines()
-    assert Image.open(out).size[0] > 300 and len(lines) == 2, "a line a picture, also where its name has a line end"
-    assert {line.rpartition(b"/")[2] for line in lines} == {b"$\\frac$.png", rb"line\nend.png"}
 
 
 def test_mistakes_of_similar(run, images, tmp_path, capsys):

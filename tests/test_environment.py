@@ -10,9 +10,7 @@ from helpers import ENVIRONMENT, Forked, call, flags, inside, real
 QUICK = dict(train__epochs=1, train__ema=None, stages=None, train__size=16, data__subset={"total": 20})
 SHELLS = {
     "a scheduler's": {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
-    "an MPI launcher's": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
     "no number": {"WORLD_SIZE": "two"},
-    "accelerate's": {"ACCELERATE_DYNAMO_BACKEND": "none of them"},
 }
 
 

@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from dense_trees import scene
-from torchvision.models.detection.roi_heads import paste_masks_in_image, project_masks_on_boxes
 
 from idmm.dense.evaluate import (
     Objects,
     class_scores,
     detection_scores,
-    on_file,
     segmentation_scores,
 )
 from idmm.dense.targets import BoxTarget
@@ -48,33 +44,6 @@ def test_nothing_found_and_nothing_there():
     nothing = objects([], [], [])
     assert detection_scores([nothing], [truth([[0, 0, 9, 9]], [0])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
     assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
-
-
-# ---------------------------------------------------------------------- from the canvas to the file
-def decoded(segment):
-    from pycocotools import mask as coco
-
-    return coco.decode(segment).astype(bool)
-
-
-@pytest.mark.parametrize("scale", [1, 2])
-def test_masks_come_back_as_they_were_learnt(scale):
-    """What torchvision makes the mask head learn of true masks on a canvas, drawn on the file, is the true mask; its
-    own way to draw is worse."""
-    own, theirs = [], []
-    for seed in range(6):
-        one = scene(seed, size=(96, 64))
-        side = 96 * scale
-        boxes = torch.from_numpy(one.boxes).float() * scale
-        canvas = F.interpolate(torch.from_numpy(one.masks)[:, None].float(), (side, 64 * scale), mode="nearest")
-        learnt = project_masks_on_boxes(canvas[:, 0], boxes, torch.arange(len(boxes)), 28)[:, None]  # [n, 1, 28, 28]
-        output = {"boxes": boxes, "labels": torch.zeros(len(boxes)), "scores": torch.ones(len(boxes)), "masks": learnt}
-        found = [decoded(segment) for segment in on_file(output, (96, 64), side).segments]
-        coarse = paste_masks_in_image(learnt, boxes / scale, (96, 64))[:, 0].numpy() > 0.5
-        for true, mine, other in zip(one.masks, found, coarse, strict=True):
-            own.append((true & mine).sum() / (true | mine).sum())
-            theirs.append((true & other).sum() / (true | other).sum())
-    assert np.mean(own) > 0.95 > np.mean(theirs)
 
 
 # ---------------------------------------------------------------------- classes of pixels

@@ -1,6 +1,5 @@
 """``idmm export``: what other programs get, checked as they would run it, with torch and without."""
 
-import csv
 import json
 import re
 import shutil
@@ -16,7 +15,7 @@ import pytest
 import timm
 import torch
 import yaml
-from helpers import ENVIRONMENT, ROOT, call, refused
+from helpers import ENVIRONMENT, call, refused
 from PIL import Image
 
 from idmm.inference import export as command
@@ -27,16 +26,6 @@ from idmm.seeding import seeded
 
 CLASSES = ["a|b`c", "cat & dog", "zebra_*1*"]  # names that would break a card's table, code and emphasis
 SIDE = 32
-WITHOUT_TORCH = """
-import runpy, sys
-class Gone:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "torchvision", "timm", "idmm", "safetensors"):
-            raise ModuleNotFoundError(f"No module named {name!r}")
-sys.meta_path.insert(0, Gone())
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def trained(folder, root, name, kwargs, epochs=3, *more):
@@ -118,20 +107,6 @@ def test_onnx_tells_what_programs_need_to_know(onnx_file, run):
     content = onnx_file.read_bytes()
     assert str(run.parent).encode() not in content and b"site-packages" not in content  # nothing of this machine
     assert list(onnx_file.parent.iterdir()) == [onnx_file]
-
-
-def test_the_example_runs_without_torch(run, onnx_file, photos, tmp_path):
-    """examples/classify_onnx.py names the classes of predictions.csv."""
-    with open(run / "predictions.csv", newline="") as file:
-        wanted = list(csv.DictReader(file))
-    files = [next(photos.rglob(f"test/{row['class']}/{row['path'].rpartition('/')[2]}")) for row in wanted]
-    argv = [sys.executable, "-c", WITHOUT_TORCH, ROOT / "examples" / "classify_onnx.py", onnx_file, *files]
-    done = subprocess.run(argv, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = [line.rsplit(",", 2) for line in done.stdout.splitlines()]
-    assert [name for _, name, _ in found] == [row["predicted"] for row in wanted] and len(found) == 18
-    for (_, _, share), row in zip(found, wanted, strict=True):
-        assert abs(float(share) - float(row["probability"])) < 1e-3
 
 
 def test_what_is_printed(run, tmp_path, capsys):

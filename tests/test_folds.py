@@ -12,7 +12,6 @@ from helpers import call, inside, read, refused, same
 from idmm.data.listing import list_images
 from idmm.evaluation.evaluate import wilson
 from idmm.files import read_csv
-from idmm.stages.folds import pooled
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COUNTS = {"cat": 7, "dog": 8}
@@ -63,15 +62,6 @@ def test_each_image_is_tested_once(done, images):
     assert (result["test_size"], result["train_size"], result["num_classes"], result["seed"]) == (15, 10, 2, 0)
     configs = [read(path)["data"] for path in sorted(done.glob("fold-*/config.yaml"))]
     assert [config["fold"] for config in configs] == [1, 2, 3] and (done / "fold-2/model.safetensors").exists()
-
-
-def test_the_log_tells_the_result(done):
-    text, result = (done / "log.txt").read_text(), read(done / "result.json")
-    low, high = result["top1_interval"]
-    assert f"top-1 {result['top1']:.2f} on 15 images, each tested once in 3 folds" in text
-    assert f"(95 % interval {low:.1f} to {high:.1f}, over folds {result['mean']['top1']:.2f} ± " in text
-    assert "no better, within its 95 % interval" in text, "the whole is compared with the largest class, too"
-    assert "data.folds: fold 2 of 3 is tested on 5 of 15 training images" in (done / "fold-2/log.txt").read_text()
 
 
 def test_all_folds_are_no_backbone(done, tmp_path, capsys):
@@ -136,20 +126,6 @@ def test_a_group_is_in_one_fold(tmp_path):
     assert sum(len(fold.test) for fold in folds) == 20
     line = "data.folds: 5 folds need 5 training groups of each class: 'a' has 4, 'b' has 4"
     assert faults(list_images, section(root, **{**data, "folds": 5}), True) == [line]
-
-
-def test_classes_that_lie_in_one_fold_each():
-    """Two classes of 33 images in groups of 30, 2 and 1, all named b: a network that learned nothing."""
-    folds = [
-        {"top1": 100 * b / (a + b), "largest_class": 100 * max(a, b) / (a + b), "mean_per_class": 50.0,
-         "per_class": {"images": [a, b], "correct": [0, b]}, "test_size": a + b, "train_size": 66 - a - b,
-         "seconds": 1.0, "test_groups": 2}
-        for a, b in ((30, 1), (2, 30), (1, 2))
-    ]  # fmt: skip
-    found = pooled(folds)
-    assert (found["top1"], found["mean_per_class"], found["largest_class"]) == (50.0, 50.0, 50.0)
-    assert found["mean"]["largest_class"] == pytest.approx(statistics.mean(f["largest_class"] for f in folds))
-    assert (found["test_size"], found["test_groups"]) == (66, 6)
 
 
 def test_a_probe(images, tmp_path, capsys):

@@ -12,11 +12,7 @@ import torch
 from helpers import Process, inside, metrics, same, state
 from test_resume import PLACE, stop_at
 
-from idmm import config
 from idmm.losses import instance_discrimination_loss
-from idmm.methods.finetune import Finetune
-from idmm.seeding import seeded
-from idmm.training.optim import create_optimizer
 
 DEVICE = os.environ.get("IDMM_TEST_DEVICE", "cuda")
 ON_GPU = DEVICE == "cuda"
@@ -91,13 +87,6 @@ def test_losses_are_those_of_the_cpu(tmp_path, no_tf32):
     assert found == pytest.approx(wanted, rel=2e-3)
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    out = tmp_path_factory.mktemp("gpu") / "finetuned"
-    assert inside("finetune", out, **HERE, stages=[{"size": 16}]) == 0
-    return out
-
-
 # ---------------------------------------------------------------------- steps
 def on_device(batch):
     def move(value):
@@ -120,39 +109,6 @@ def test_a_step_of_each_method(name, precision):
     method.after_step(0)
     assert all(bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.grad is not None)
     assert torch.isfinite(method.embed(torch.randn(3, 16, device=DEVICE))).all()
-
-
-@pytest.mark.parametrize("kind", ["idmm", "tiles", "drloc", "finetune"])
-def test_a_step_does_not_wait_for_the_device(kind):
-    batch = on_device(tiny.batch(2, 1, double=False))
-    if kind == "finetune":
-        method = Finetune(tiny.backbone(num_classes=3, drop_path_rate=0.1), config.Augment()).train()
-        batch = {"images": batch["views"][0][:, 0], "label": batch["label"]}
-    else:
-        given = {"drloc": dict(drloc=config.DrLoc(weight=0.1)), "tiles": dict(classifier="cosine")}
-        method = tiny.make("idmm", **given.get(kind, {}))
-    method = method.to(DEVICE)
-    others = {name: (child, 1.0) for name, child in method.named_children() if name in ("classifier", "localization")}
-    optimizer = create_optimizer(method.backbone, others, config.PretrainTrain(weight_decay=0.1), lr=1e-3)
-
-    def step(number):
-        with seeded(number), torch.autocast(DEVICE, torch.bfloat16):
-            loss = method(batch, number, number)["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    for number in range(2):  # the first allocates
-        step(number)
-    if ON_GPU:
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        losses = [step(number) for number in range(2, 4)]
-    finally:
-        if ON_GPU:
-            torch.cuda.set_sync_debug_mode("default")
-    assert all(np.isfinite(loss.item()) for loss in losses)
 
 
 def test_synchronised_batch_norms(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
-from test_channels import npy, tif
+from test_channels import tif
 
 from idmm.data.formats import BadImage
 from idmm.data.images import Bands, fitted, read_image
@@ -216,12 +216,6 @@ def test_long_texts_of_a_png_are_passed_over(name):
             np.testing.assert_array_equal(array, wanted)
 
 
-def test_many_texts_of_a_png_are_passed_over():
-    text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(b"a" * 1_000_000))
-    content = encode(Image.fromarray(SQUARES))
-    np.testing.assert_array_equal(pixels(content[:33] + 80 * text + content[33:]), SQUARES)
-
-
 @pytest.mark.parametrize("flag", [0, 1])
 def test_the_orientation_may_stand_in_xmp(flag):
     text = b'<rdf:Description tiff:Orientation="6"/>'
@@ -309,11 +303,6 @@ def test_a_fourth_sample_without_a_meaning_is_no_opacity():
         read_image(tif(array), MANY)
 
 
-def test_broken_exif_is_passed_over():
-    data = encode(Image.new("RGB", (8, 8), "red"), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\x7f")
-    assert pixels(data).shape == (8, 8, 3)
-
-
 def test_animations_give_their_first_frame():
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue", "lime")]
     for format in ("GIF", "MPO"):
@@ -397,27 +386,6 @@ def test_a_chain_of_pages_may_lead_back():
     pixels = read_image(bytes(content), 100).pixels
     content[after : after + 4] = struct.pack("<I", first)
     assert (read_image(bytes(content), 100).pixels == pixels).all()
-
-
-def test_pages_of_other_samples_are_no_channels():
-    file = io.BytesIO()
-    with tifffile.TiffWriter(file) as writer:
-        writer.write(np.zeros((8, 8), np.uint16), photometric="minisblack", contiguous=False)
-        writer.write(np.zeros((8, 8, 3), np.uint16), photometric="rgb", contiguous=False)
-    with pytest.raises(BadImage, match="pages are of different sizes, samples or types"):
-        read_image(file.getvalue(), 100, bands=Bands(2))
-
-
-def test_a_shape_below_nothing():
-    content = npy(np.zeros((10, 100), np.uint8)).replace(b"(10, 100)", b"(-1, 100)")
-    with pytest.raises(BadImage, match=r"an array of shape \[-1, 100\], expected"):
-        read_image(content, 10)
-
-
-def test_a_truncated_ppm_is_told_once(tmp_path, capfd):
-    with pytest.raises(BadImage, match="unreadable or truncated"):
-        read_image(b"P6 64 64 65535\n" + bytes(100), 10**6)
-    assert capfd.readouterr() == ("", "")
 
 
 def test_a_damaged_tiff_prints_nothing(capfd):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,48 +253,33 @@ def test_other_runs_and_unlabelled(name, root, tmp_path):
 
 
 # ------------------------------------------------------------------ mistakes
-def mistake(capsys, out, root, **given):
-    argv = ["pretrain", *flags("pretrain", out, **{**SMALL, "data__root": str(root), **given})]
-    lines = refused(capsys, argv)
-    assert not out.exists(), "a run that was refused leaves no folder"
-    return [line for line in lines if not line.startswith("images: ")]
+OWN = ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")
+OTHER = {f"method__{key}": None for key in OWN}
+MISTAKES = [  # what is changed, and how the last line begins; ROOT is the folder of images
+    ({"data__root": "bare"}, "data.root: 'bare' has no 'train' folder"),
+    ({"data__root": "untested"}, "data.root: 'untested' has no 'val' or 'test' images to evaluate on"),
+    ({"method__instance_decay": "cosine", "method__label_weight": 0.0}, "method.instance_decay: got "),
+    ({"data__labelled": {"per_class": 2}, "method__label_weight": None}, "data.labelled: no label is used, as "),
+    ({"data__labelled": {"per_class": 9}}, "data.labelled.per_class: 9 is more than the 8 training images"),
+    ({"data__labelled": {"total": 17}}, "data.labelled.total: 17 is more than the 16 training images"),
+    ({"data__labelled": {"total": 1}}, "data.labelled: the images that are drawn are all of class "),
+    ({**OTHER, "method__name": "supcon", "data__labelled": {"per_class": 2}},
+     "data.labelled: supcon cannot use images without labels. "),
+    ({**OTHER, "method__name": "simclr", "method__label_weight": 1},
+     "method.label_weight: got 1, but simclr has no such option. Leave it out."),
+    ({"out": "ROOT/unlabelled/run"}, "out: 'ROOT/unlabelled/run' lies among the images of 'ROOT/unlabelled' and would"),
+]  # fmt: skip
 
 
-def test_labels_are_missing_for_a_label_weight(tmp_path, capsys):
-    bare = tmp_path / "bare"
-    for i in range(4):
-        paint(bare / f"{i}.png", i)
-    *_, line = mistake(capsys, tmp_path / "run", bare)
-    assert line.startswith(f"data.root: '{bare}' has no 'train' folder")
-    untested = tree(tmp_path / "untested", train={"a": 2, "b": 2})
-    *_, line = mistake(capsys, tmp_path / "run", untested)
-    assert line.startswith(f"data.root: '{untested}' has no 'val' or 'test' images to evaluate on")
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"method__instance_decay": "cosine", "method__label_weight": 0.0}, "method.instance_decay: got "),
-        ({"data__labelled": {"per_class": 2}, "method__label_weight": None}, "data.labelled: no label is used, as "),
-        ({"data__labelled": {"per_class": 9}}, "data.labelled.per_class: 9 is more than the 8 training images"),
-        ({"data__labelled": {"total": 17}}, "data.labelled.total: 17 is more than the 16 training images"),
-        ({"data__labelled": {"total": 1}}, "data.labelled: the images that are drawn are all of class "),
-    ],
-)  # fmt: skip
-def test_keys_that_cannot_be_had(given, line, root, tmp_path, capsys):
-    *_, found = mistake(capsys, tmp_path / "run", root, **given)
-    assert found.startswith(line)
-
-
-def test_other_methods_refuse_the_keys(root, tmp_path, capsys):
-    own = {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")}
-    given = {**own, "method__name": "supcon", "data__labelled": {"per_class": 2}}
-    *_, line = mistake(capsys, tmp_path / "run", root, **given)
-    assert line.startswith("data.labelled: supcon cannot use images without labels. ")
-    *_, line = mistake(capsys, tmp_path / "run", root, **{**own, "method__name": "simclr", "method__label_weight": 1})
-    assert line == "method.label_weight: got 1, but simclr has no such option. Leave it out."
-    argv = ["finetune", "--data.root", root, "--out", tmp_path / "run", "--data.labelled", "{per_class: 2}"]
-    assert refused(capsys, argv) == ["data.labelled: is for pretraining, data.subset draws the images of a finetune"]
+@pytest.mark.parametrize(("changes", "line"), MISTAKES, ids=[line.split(" ")[0] for _, line in MISTAKES])
+def test_mistakes_leave_no_folder(changes, line, root, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paint(tmp_path / "bare/0.png")
+    tree(tmp_path / "untested", train={"a": 2, "b": 2})
+    out = Path(changes.get("out", "run").replace("ROOT", str(root)))
+    changes = {"data__root": str(root), **{key: value for key, value in changes.items() if key != "out"}}
+    *_, found = refused(capsys, ["pretrain", *flags("pretrain", out, **{**SMALL, **changes})])
+    assert found.startswith(line.replace("ROOT", str(root))) and not out.exists()
 
 
 def test_an_unlabelled_folder_that_repeats_other_images(root, tmp_path, capsys):
@@ -311,13 +297,6 @@ def test_an_unlabelled_folder_that_repeats_other_images(root, tmp_path, capsys):
     given = {**SMALL, "train__epochs": 1, "data__root": str(mine), "data__exclude": str(listed)}
     assert inside("pretrain", tmp_path / "run", **given) == 0
     assert result(tmp_path / "run")["train_size"] == 20 and result(tmp_path / "run")["excluded"] == 2
-
-
-def test_a_run_may_not_lie_among_the_unlabelled(root, capsys):
-    out = root / "unlabelled/run"
-    assert mistake(capsys, out, root) == [
-        f"out: '{out}' lies among the images of '{root}/unlabelled' and would become one of their classes"
-    ]
 
 
 def test_two_processes_are_one(root, tmp_path):

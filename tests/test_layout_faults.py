@@ -1,13 +1,10 @@
 """Datasets that are not as they should be: each fault is one line with the path and the remedy."""
 
-import itertools
-import json
 import shutil
 
 import official_trees
 import pytest
 from folders import faults, paint, section
-from helpers import inside
 from official_trees import BUILD, advice, append, opened, resize, write
 
 from idmm import config
@@ -91,23 +88,3 @@ def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):
     resize(monkeypatch, "dtd", 6, 3, 3)  # what is held out or not drawn is no mismatch
     splits = opened("dtd", tmp_path, val_fraction=0.5, subset=config.Subset(total=2))
     assert (len(splits.train), len(splits.val), len(splits.test)) == (2, 3, 3)
-
-
-# ------------------------------------------------------------------ the real command line
-def test_flowers_through_both_stages(tmp_path, monkeypatch, any_checksum):
-    """24 px, three of the 102 classes."""
-    resize(monkeypatch, "flowers", 12, 12, 102)
-    labels = [77, 1, 102] * 4 + [77] + [1] * 3 + [102] * 8  # the test images: 1, 3 and 8 of a class
-    numbers = {"trnid": list(range(1, 9)), "valid": list(range(9, 13)), "tstid": list(range(13, 25))}
-    official_trees.flowers(tmp_path / "data", size=(24, 24), labels=labels, **numbers)
-    common = dict(data__name="flowers", data__root=str(tmp_path / "data"), data__subset=None)
-    common |= dict(train__epochs=1, train__warmup_epochs=0, train__batch_size=12)
-    assert inside("pretrain", tmp_path / "a", **common) == 0
-    common |= dict(init=str(tmp_path / "a"), stages=[{"size": 24}], train__classifier_init="random")
-    assert inside("finetune", tmp_path / "b", **common) == 0
-    result = json.loads((tmp_path / "b/result.json").read_text())
-    assert (result["num_classes"], result["train_size"], result["test_size"]) == (102, 12, 12)
-    counts = itertools.product(range(2), range(4), range(9))  # of right answers in each class
-    scores = [(100 * (a + b + c) / 12, 100 * (a + b / 3 + c / 8) / 3) for a, b, c in counts]
-    assert any((result["top1"], result["mean_per_class"]) == pytest.approx(pair) for pair in scores)
-    assert result["mean_per_class"] != pytest.approx(result["top1"])

@@ -14,7 +14,7 @@ from idmm.evaluation.network import extract_features
 from idmm.losses import instance, instance_discrimination_loss
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
-from idmm.methods.mixing import draw_cutmix, draw_mixup, mix_images
+from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone
 from idmm.seeding import numpy_rng, seeded
 
@@ -49,20 +49,6 @@ def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own(monkeypatch):
     torch.testing.assert_close(loss, total, rtol=1e-5, atol=1e-6)
     monkeypatch.setattr(instance, "LOGITS_HELD", 0)  # by tiles of logits, of all groups at once
     torch.testing.assert_close(method(given, key=5, epoch=0)["loss"], total, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_finetune_mixes_up_on_even_epochs_and_cuts_on_odd_ones(epoch):
-    method = Finetune(backbone(3), config.Augment()).eval()
-    images, label = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
-    loss = method({"images": images, "label": label}, key=9, epoch=epoch)["loss"]
-    rng = numpy_rng(9, "mixing")
-    mix = draw_mixup(5, 0.5, rng) if epoch % 2 == 0 else draw_cutmix(5, 16, 16, 0.5, rng)
-    log_p = method.backbone(mix_images(images, mix)).log_softmax(1)
-    target = 0.0
-    for share, of in ((mix.lam, label), (1 - mix.lam, label[mix.partner])):
-        target = target + share * (0.9 * F.one_hot(of, 3) + 0.1 / 3)
-    torch.testing.assert_close(loss, -(target * log_p).sum(1).mean())
 
 
 def test_finetune_with_one_kind_of_mixing_uses_it_on_all_epochs():

@@ -11,8 +11,7 @@ from folders import tree
 from frozen import a_run
 from helpers import ENVIRONMENT, ROOT, flags, inside, logged, refused
 
-from idmm.config import Data, PretrainConfig
-from idmm.config.parsing import build, dump, parse
+from idmm.config.parsing import build
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 
@@ -52,12 +51,6 @@ def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, c
     assert not (tmp_path / "o").exists()
 
 
-def test_a_root_without_a_name_in_a_grid(pictures):
-    grid = {"out": "o", "sources": [{"root": str(pictures)}], "targets": [{"root": str(pictures), "label": "mine"}]}
-    jobs = GridPlan(build(GridConfig, grid)).checked().jobs.values()
-    assert {job.config["data"]["name"] for job in jobs} == {"folder"}
-
-
 # ------------------------------------------------------------------ before torch
 INIT = "init: 'a' does not exist, expected a run folder, or a "
 FLOWER = "data.name: 'flower' is not known"
@@ -70,6 +63,8 @@ MISTAKES = [  # command line, how each line of the answer begins
     ("finetune --init a --out o", [INIT]),
     ("probe --init a --data.name flower", [FLOWER]),
     ("fewlabel --init '[a, b]' --out o", [INIT]),
+    ("finetune --out o --data.labelled '{per_class: 2}'", ["data.labelled: is for pretraining, data.subset draws"]),
+    ("data info", ["name: missing, expected dataset, one of 'idmm data list'"]),
     ("data check", ["name: missing, expected --name or --root"]),
     ("finetune --stages '[{sise: 224}]'", ["stages[0].sise: unknown key. Did you mean 'stages[0].size'?"]),
     ("finetune --stages '[{epochs: 2}]'", ["stages[0].size: missing, expected image side (pixels)"]),
@@ -104,14 +99,6 @@ def test_a_file_is_blamed_for_its_own_values(tmp_path, capsys):
     assert refused(capsys, ["finetune", "--config", path, "--augment.scale", "[0.5, 0.1]"]) == [line]
     said = refused(capsys, ["finetune", "--config", path, "--data.subset.per_class", "1"])
     assert said == ["data.subset: expected exactly one of per_class, total, fraction"]
-
-
-def test_what_a_run_wrote_is_read_again(tmp_path):
-    config = parse(PretrainConfig, ["--method.name", "simclr", "--out", "o"], "test")
-    (tmp_path / "config.yaml").write_text(dump(config))
-    assert config.data == Data()
-    assert parse(PretrainConfig, ["--config", str(tmp_path / "config.yaml")], "test") == config
-    assert build(PretrainConfig, tmp_path / "config.yaml") == build(PretrainConfig, config) == config
 
 
 def test_out_may_not_be_init(tmp_path, capsys):

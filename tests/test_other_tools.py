@@ -1,7 +1,6 @@
 """Checkpoints of other tools as these write them: the network that fits is found, the rest named, and nothing runs."""
 
 import argparse
-import json
 import os
 import pickle
 import zipfile
@@ -15,7 +14,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from idmm.errors import UserError
-from idmm.models import create_backbone, load_backbone, read_checkpoint
+from idmm.models import create_backbone, read_checkpoint
 
 SMALL = {"vit": ("vit_tiny_patch16_224", VIT), "resnet": ("resnet18", {"layers": [1, 1, 1, 1]})}
 OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
@@ -85,10 +84,6 @@ TOOLS = {
         lambda s, o: moco({"base_encoder": s, "momentum_encoder": o}, "head.", begun("predictor.", MLP)),
         "state_dict.module.predictor (2), state_dict.module.momentum_encoder (32); without weights: epoch, arch",
     ),
-    "moco v3, the other order": (
-        "a.pth.tar", "vit", "state_dict.module.base_encoder.",
-        lambda s, o: moco({"momentum_encoder": o, "base_encoder": s}, "head.", {}), "module.momentum_encoder (32)",
-    ),
     "mae": (
         "mae_pretrain.pth", "vit", "model.", mae,
         "dropped: mask_token (1), decoder_blocks (30)\n  fresh: head.weight, head.bias\n  read from: model; without",
@@ -97,11 +92,6 @@ TOOLS = {
         "epoch=9-step=30.ckpt", "resnet", "state_dict.backbone.",
         lambda s, o: wrapped(("backbone.", numbered(s)), ("projection_head.layers.", MLP)),
         "state_dict.projection_head (2); without weights: epoch, global_step",
-    ),
-    "lightly's benchmarks": (
-        "last.ckpt", "resnet", "state_dict.backbone.",
-        lambda s, o: wrapped(("student_backbone.", o), ("backbone.", s), ("online_classifier.linear.", MLP)),
-        "state_dict.student_backbone (72), state_dict.online_classifier (2)",
     ),
     "lightly, masked": (
         "mae.ckpt", "vit", "state_dict.backbone.vit.",
@@ -112,11 +102,6 @@ TOOLS = {
         "simclr-abc-ep=99.ckpt", "vit", "state_dict.backbone.",
         lambda s, o: wrapped(("momentum_backbone.", o), ("backbone.", s), ("projector.", MLP), ("classifier.", MLP)),
         "state_dict.momentum_backbone (30), state_dict.projector (2), state_dict.classifier (2)",
-    ),
-    "solo-learn, old": ("a.ckpt", "resnet", "state_dict.encoder.", lambda s, o: wrapped(("encoder.", s)), "epoch"),
-    "lightly-train, exported": ("exported_last.pt", "resnet", "", lambda s, o: s, ""),
-    "lightly-train, wrapped": (
-        "a.pt", "vit", "wrapped_model._model.", lambda s, o: begun("wrapped_model._model.", s), "wrapped_model._model",
     ),
     "lightly-train, without its objects": (
         "last.ckpt", "resnet", "state_dict.teacher_embedding_model.wrapped_model._features.",
@@ -134,9 +119,6 @@ TOOLS = {
     "timm, model": (
         "a.pth", "vit", "model.module._orig_mod.",
         lambda s, o: {"model": begun("module._orig_mod.", s), "model_ema": None}, "without weights: model_ema",
-    ),
-    "timm, model_ema": (
-        "a.pth", "vit", "model_ema.", lambda s, o: {"model": o, "model_ema": s}, "skipped: model (30)",
     ),
 }  # fmt: skip
 
@@ -176,16 +158,6 @@ def test_a_run_starts_from_another_tools_file(tmp_path, capsys):
     assert inside("finetune", tmp_path / "b", **given, model__name=None, model__kwargs=None) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("checkpoint.ckpt' does not name its model. Give its timm name")
-
-
-def test_a_file_with_its_json_serves_without_a_run(tmp_path, caplog):
-    state = weights("vit", 0)
-    torch.save(dino(state, weights("vit", 1)), tmp_path / "a.pth")
-    (tmp_path / "a.json").write_text(json.dumps({"name": SMALL["vit"][0], "kwargs": {**VIT, "img_size": 32}}))
-    with caplog.at_level("INFO", "idmm"):
-        model = load_backbone(tmp_path / "a.pth")
-    assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
-    assert "read from: teacher.backbone; skipped: student (32)" in caplog.text
 
 
 def refusal(call, *args):

@@ -2,8 +2,6 @@
 
 import csv
 import io
-import json
-import os
 import re
 
 import numpy as np
@@ -167,15 +165,6 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     assert not (tmp_path / "p.csv").exists()
 
 
-def test_a_file_reached_twice_is_taken_once(runs, tmp_path, capsys, monkeypatch):
-    one = paint(tmp_path / "in" / "1.png")
-    paint(tmp_path / "in" / "2.png", seed=1)
-    monkeypatch.chdir(tmp_path)
-    assert call(["predict", "--init", runs / "rgb", "in/2.png", tmp_path / "in", "in/../in", one]) == 0
-    said = capsys.readouterr()
-    assert [row["path"] for row in predicted(said.out)] == ["in/2.png", str(one)]
-
-
 # ---------------------------------------------------------------------- mistakes
 def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
     (tmp_path / "none").mkdir()
@@ -280,18 +269,6 @@ def test_what_python_refuses(runs, images, tmp_path):
         clf.predict(good, on_error="ignore")
     with pytest.raises(UserError, match="^top_k: got 0, expected 1 or more$"):
         clf.predict(good, top_k=0)
-
-
-def test_deep_grey_that_the_run_never_saw(runs, images, tmp_path, capsys):
-    """There is no range to scale it by, which is said."""
-    info = json.loads((runs / "grey" / "model.json").read_text())
-    del info["range"]
-    (tmp_path / "model.json").write_text(json.dumps(info))
-    os.link(runs / "grey" / "model.safetensors", tmp_path / "model.safetensors")
-    deep = next(path for path in sorted((images / "test").rglob("*.png")) if Image.open(path).mode.startswith("I"))
-    assert call(["predict", "--init", tmp_path, deep]) == 0
-    what = f"1 image of more than 8 bits ('{deep}'): the run had none, so their values are scaled by the full range"
-    assert what in capsys.readouterr().err
 
 
 def test_out_of_memory_names_the_batch_size(runs, images, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from folders import opened, paint, result, section
-from frozen import a_run, exported, timms
+from frozen import exported, timms
 from helpers import ROOT, inside
 from PIL import Image
 from skimage import data as pictures
@@ -120,15 +120,6 @@ def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs, p
         assert torch.equal(test_images(photos, info, transform)[0], test_images(photos, info)[0])
     assert resolve_model_data_config(backbone, use_test_size=True) == given
     assert backbone.default_cfg is backbone.pretrained_cfg
-
-
-def test_another_size(tmp_path):
-    run = a_run(tmp_path / "run", crop_pct=0.95)
-    square, flat = idmm.load_backbone(run), idmm.load_backbone(run, img_size=(16, 32))
-    assert square.pretrained_cfg["input_size"] == (3, 16, 16) and square.pretrained_cfg["crop_pct"] == 0.95
-    given = resolve_model_data_config(flat)
-    assert given["input_size"] == (3, 16, 32)
-    assert create_transform(**given)(Image.new("RGB", (50, 70))).shape == (3, 16, 32)
 
 
 # ------------------------------------------------------------------ the crops

@@ -195,20 +195,6 @@ def test_grid_with_public_weights(cache, files, others, tmp_path):
     assert filled() > before and len(filled()) == 4
 
 
-def test_faults_of_a_grids_weights(tmp_path, capsys):
-    """With the entry's label, beside the grid's other faults."""
-    paths = {"a": "timm:test_vitt", "b": "hf_hub:me/net", "c": "hf-hub:net"}
-    entries = [{"label": label, "path": path} for label, path in paths.items()]
-    argv = ["transfer", "--config", grid(tmp_path / "grid.yaml", weights=entries), "--out", tmp_path / "grid"]
-    assert refused(capsys, argv) == [
-        "weights 'a': path: 'timm:test_vitt' is not among timm's weights on the hub. Did you mean 'test_vit'?",
-        "weights 'b': path: got 'hf_hub:me/net', expected an existing run folder or file of weights",
-        "weights 'c': path: 'hf-hub:net' is not a name of public weights, expected timm:NAME or hf-hub:ORG/NAME, "
-        "with an optional @REVISION",
-    ]
-    assert not (tmp_path / "grid").exists()
-
-
 # ------------------------------------------------------------------ what is refused
 NAMES = {
     "timm:test_vitt.r160_in1k": "is not among timm's weights on the hub. Did you mean 'test_vit.r160_in1k'?",
@@ -252,14 +238,3 @@ def test_what_the_hub_says(said, monkeypatch, kind, why):
 
     monkeypatch.setattr(hub, "hf_hub_download", answer)
     assert f"cannot be fetched from '{REPOSITORY}' on {constants.ENDPOINT}: {why}" in said(f"timm:{NAME}")
-
-
-def test_contradictions_and_classifiers(said, tmp_path, capsys):
-    """As with files: the weights say what the model is, and have no classifier of the user's classes."""
-    line = said(f"timm:{NAME}", "--model.name", "vit_tiny_patch16_224")
-    assert line.startswith("model.name: 'vit_tiny_patch16_224', but 'timm:test_vit.r160_in1k@")
-    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
-    (line,) = refused(capsys, ["predict", "--init", f"timm:{NAME}", tmp_path / "a.png"])
-    assert "has no classifier of your classes. Fine-tune it on labelled images first: idmm finetune" in line
-    (line,) = refused(capsys, ["export", "--init", f"timm:{NAME}", "--format", "hf", "--out", tmp_path / "e"])
-    assert "has no result.json. Let the run finish, or name a finished one" in line

@@ -1,14 +1,11 @@
 """Recipes by their names, from any folder; whose method section counts; what is logged before there is a folder."""
 
-import json
 import logging
 
 import pytest
 import yaml
-from folders import faults
 from helpers import ROOT, call, flags, inside, refused
 
-import idmm
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config.parsing import build, parse
 from idmm.config.reading import recipes
@@ -17,7 +14,6 @@ from idmm.transfer.plan import GridPlan
 
 CONFIGS = ROOT / "configs"
 BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None)
-NO_OUT = "out: missing. Name a folder for all that the run writes (--out runs/a)"
 OF_IDMM = "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "
 OF_IDMM += "method.classifier_init: ignored from 'idmm_fast', as they belong to idmm and this run uses"
 
@@ -62,20 +58,6 @@ def test_no_such_recipe_is_a_line(capsys):
     line = "is a recipe of idmm pretrain, not of this command. 'idmm configs' lists the recipes of each."
     for command in ("finetune", "train"):
         assert refused(capsys, [command, "--config", "idmm_fast"])[:1] == [f"--config: 'idmm_fast' {line}"]
-
-
-def test_names_in_grids_and_from_python(tmp_path):
-    given = {
-        "out": "o", "sources": ["digits"], "targets": ["digits"], "methods": ["idmm", {"name": "simclr", "pretrain":
-        {"config": "simclr"}}], "pretrain": {"config": "idmm_fast"}, "finetune": {"config": "paper"},
-    }  # fmt: skip
-    files = json.loads(json.dumps(given).replace('"idmm_fast"', f'"{CONFIGS}/pretrain/idmm_fast.yaml"'))
-    plan, same = (GridPlan(build(GridConfig, config)).checked() for config in (given, files))
-    assert plan.jobs.keys() == same.jobs.keys() and not plan.notes
-    assert {job.config["train"]["epochs"] for job in plan.jobs.values()} == {100, 800, 200}
-    wrong = GridPlan(build(GridConfig, {**given, "pretrain": {"config": "finetune/paper"}})).faults
-    assert "pretrain: augment: unknown key" in wrong
-    assert faults(idmm.pretrain, "idmm_fast") == [NO_OUT]
 
 
 def test_a_list_of_all(capsys):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from folders import faults, paint, tree
+from folders import faults, tree
 from helpers import ROOT, call, flags, inside, run_info, state
 from tiny import make
 
@@ -180,14 +180,6 @@ def test_groups_carry_any_colour_and_are_checked(tmp_path):
     ], "what is left out is not written down"
 
 
-def test_fields_that_a_method_does_not_read_are_refused():
-    assert refused(name="simclr", classifier="cosine", queue=5, cutmix_alpha=0.1) == [
-        f"method.{key}: got {value}, but simclr has no such option. Leave it out."
-        for key, value in (("classifier", "'cosine'"), ("queue", 5), ("cutmix_alpha", 0.1))
-    ]
-    assert len(refused(name="idmm", temperature=0.1)) == 1
-
-
 def test_widths_of_an_mlp_that_is_not_there_are_refused():
     why = "without method.projection has no projection head. Leave it out."
     assert refused(name="idmm", dim=64) == [f"method.dim: got 64, but idmm {why}"]
@@ -225,31 +217,6 @@ def test_a_missing_library(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_methods_that_compare_the_images_of_a_pass(tmp_path, capsys):
-    """Passes of a batch are smaller batches to them: refused where an image is alone, of a small set too."""
-    given = dict(BARE, method__name="simclr", train__epochs=1)
-    alone = {"train__batch_size": 1, "train__accumulate": 1, "data__subset": {"total": 8}}
-    line = "but simclr compares the images of a pass with each other, expected at least 2 per pass"
-    assert inside("pretrain", tmp_path / "a", **{**given, **alone}) == 2
-    assert f"train.batch_size: got 1, {line}" in capsys.readouterr().err.splitlines()
-    few = {"data__subset": {"total": 3}, "train__batch_size": 40, "train__accumulate": 2}
-    assert inside("pretrain", tmp_path / "b", **{**given, **few}) == 2
-    assert f"train.batch_size: got 3 in 2 passes (train.accumulate), {line}" in capsys.readouterr().err
-
-
-def test_labels_are_wanted(tmp_path, capsys):
-    for i in range(4):
-        paint(tmp_path / "images" / f"{i}.png", i)
-    folder = dict(data__name="folder", data__root=str(tmp_path / "images"), data__subset=None)
-    out = tmp_path / "run"
-    assert inside("pretrain", out, **{**BARE, **folder}, method__name="supcon") == 2
-    *_, line = said = capsys.readouterr().err.splitlines()
-    assert not any("Traceback" in text for text in said)
-    assert line.startswith("data.root: ") and "class" in line.lower()
-    assert not (out / "result.json").exists() and not (out / "last" / "state.pt").exists()
-    assert not [text for text in said if text.startswith("images:")], "before an image is read"
-
-
 # ------------------------------------------------------------------ fitted to small data
 
 
@@ -270,11 +237,6 @@ def test_the_queue_is_shorter_than_the_data(images, batch_size, length, caplog):
     assert method.loss.memory_bank.bank.shape == (length, 256) and length < images
     line = f"method.queue: {length}, not 2048: there are {images} images"
     assert said == ([("INFO", line)] if length < 2048 else [])
-
-
-def test_the_queue_as_asked(caplog):
-    method, said = made("mocov2", caplog, 11, queue=10)
-    assert len(method.loss.memory_bank.bank) == 10 and not said
 
 
 def test_dinos_outputs_are_as_many_as_images(caplog):

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import scipy.stats
-import yaml
 from folders import tree, tuned
 from helpers import call, inside, refused
 from pages import Reader
@@ -125,23 +124,6 @@ def test_folders_that_hold_runs(runs, tmp_path, capsys):
     assert finished_runs([str(held)]) == ([held / "a", *found], notes)
     text = Reader(reported(tmp_path / "out", held))
     assert notes[0] in capsys.readouterr().err and notes[0] in text.text
-
-
-def test_what_groups_of_seeds_reached(runs, tmp_path):
-    """They are pooled by their settings, not by their names."""
-    top1 = {"a": [80.0, 84.0, 88.0], "b": [70.0, 72.0, 74.0]}
-    for name, values in top1.items():
-        for seed, value in enumerate(values):
-            run = shutil.copytree(runs / ("wide" if name == "a" else "tuned-0"), tmp_path / f"{name}-{seed}")
-            config = yaml.safe_load((run / "config.yaml").read_text())
-            (run / "config.yaml").write_text(yaml.safe_dump({**config, "seed": seed}))
-            found = {**result(run), "top1": value, "top1_interval": [value - 5, value + 5]}
-            (run / "result.json").write_text(json.dumps(found))
-    text = Reader(reported(tmp_path / "out", *sorted(tmp_path.glob("[ab]-*")))).text
-    half = scipy.stats.t.ppf(0.975, 2) * np.sqrt((16 + 4) / 3)
-    above = f"−12.0 ({-12 - half:+.1f} to {-12 + half:+.1f})".replace("-", "−")
-    assert "a-0 and 2 more 3 84.0 4.0 80.0, 84.0, 88.0" in text
-    assert f"b-0 and 2 more 3 72.0 2.0 70.0, 72.0, 74.0 {above}" in text
 
 
 def test_what_is_refused(runs, tmp_path, capsys):

@@ -191,17 +191,20 @@ def test_balanced_weights_are_scikit_learns():
     assert float(balanced_weights(labels, 6)[torch.from_numpy(labels)].mean()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("epoch", "alpha"), [(0, 0.5), (1, 0.5), (0, 0.0)], ids=["Mixup", "CutMix", "no mixing"])
-def test_weighted_loss_against_a_naive_loop(epoch, alpha):
+def test_loss_against_a_naive_loop(epoch, alpha, weighted):
     model = backbone(num_classes=3)
     method = Finetune(model, config.Augment(mixup_alpha=alpha, cutmix_alpha=alpha, label_smoothing=0.1)).eval()
-    method.class_weight = balanced_weights(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 3)
+    if weighted:
+        method.class_weight = balanced_weights(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 3)
     generator = torch.Generator().manual_seed(0)
     given = {"images": torch.randn(5, 3, 16, 16, generator=generator), "label": torch.tensor([0, 2, 1, 0, 2])}
 
     def naive(method, given):
         images, label = given["images"], given["label"]
         mix = method._draw(images, epoch, numpy_rng(5, "mixing"))
+        assert mix is None if alpha == 0 else (mix.box is None) == (epoch % 2 == 0), "Mixup on even epochs"
         mixed, loss = images.clone(), 0.0
         for i in range(5) if mix else ():
             other = images[mix.partner[i]]
@@ -215,7 +218,7 @@ def test_weighted_loss_against_a_naive_loop(epoch, alpha):
             shares = [(1.0, label[i])] if mix is None else [(mix.lam, label[i]), (1 - mix.lam, label[mix.partner[i]])]
             for share, of in shares:
                 target = [0.9 * (k == of) + 0.1 / 3 for k in range(3)]
-                weight = 8 / (3 * [5, 2, 1][of])
+                weight = 8 / (3 * [5, 2, 1][of]) if weighted else 1.0
                 loss = loss - share * weight * sum(t * log_p[i, k] for k, t in enumerate(target)) / 5
         return loss
 

@@ -9,7 +9,6 @@ from helpers import flags, inside, metrics, refused, same, state_file
 from PIL import Image
 from test_resume import lines, stop_at
 
-from idmm import figures as pictures
 from idmm import progress
 from idmm.errors import Interrupted
 
@@ -51,13 +50,6 @@ def test_each_stage_draws_its_curves_the_whole_history(stage, runs):
         assert whole.format == "PNG" and np.asarray(whole).std() > 5
         a, b = (np.asarray(image.convert("L"))[80:] for image in (whole, resumed))  # without the folder's name
         assert np.array_equal(a, b)
-
-
-def test_a_picture_that_cannot_be_drawn_costs_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "curves_figure", lambda *_: 1 / 0)
-    assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=1) == 0
-    assert "WARNING curves.png is not drawn: ZeroDivisionError: division by zero" in log_of(tmp_path / "run")
-    assert (tmp_path / "run" / "result.json").exists()
 
 
 LINEAR = {"method__classifier": None, "method__classifier_init": None, "method__classifier_lr_scale": None}

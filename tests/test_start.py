@@ -57,15 +57,6 @@ def test_workers_are_as_many_as_there_may_be(tmp_path, monkeypatch):
     assert asked[0] == 1 and asked[-1] == 0 and same(tmp_path / "null", tmp_path / "zero")
 
 
-def test_processes_of_a_machine_share_its_cores(monkeypatch):
-    monkeypatch.setattr(loaders, "cores", lambda: 8)
-    assert loaders.most_workers() == 7
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert loaders.most_workers() == 1
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert loaders.most_workers() == 0
-
-
 # ------------------------------------------------------------------ threads
 def test_a_run_taken_up_on_other_threads_says_so(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "idmm")

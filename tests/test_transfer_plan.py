@@ -109,21 +109,6 @@ def test_scratch_weights_and_pairs(tmp_path):
     assert {c.target for c in same if c.source == "scratch"} == {"digits", "few"}
 
 
-def test_weights_of_several_backbones(tmp_path):
-    """Each has a file of its own under one label; the key is of the file's content, not of its name alone."""
-    other = {**BACKBONE, "label": "other", "kwargs": {**BACKBONE["kwargs"], "depth": 2}}
-    files = {name: str(a_run(tmp_path / name, seed=n)) for n, name in enumerate(["tiny", "other"])}
-    weights = [{"label": "IN", "path": path, "backbone": name} for name, path in files.items()]
-    given = {"sources": [], "scratch": False, "backbones": [BACKBONE, other], "weights": weights, "seeds": [0]}
-    jobs, _ = cells(**given)
-    assert {(c.backbone, job.config["init"]) for c, job in jobs.items()} == set(files.items())
-    before = {c: job.key for c, job in jobs.items()}
-    assert {c: job.key for c, job in cells(**given)[0].items()} == before
-    a_run(tmp_path / "other", seed=7)
-    after = {c: job.key for c, job in cells(**given)[0].items()}
-    assert {c.backbone for c in after if after[c] != before[c]} == {"other"}
-
-
 def test_a_folder_is_called_by_the_end_of_its_path():
     moss, stamps = {"name": "folder", "root": "/data/moss"}, {"root": "stamps/"}
     sources = [moss, stamps, {**stamps, "subset": {"total": 50}}, "digits", {"name": "folder", "label": 7}]

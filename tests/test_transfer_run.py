@@ -286,18 +286,6 @@ def test_status(tmp_path, monkeypatch, capsys):
     assert status(out, capsys)[-2:] == ["grid: 6 of 6 cells", f"  results so far: {out / 'grid.md'}"]
 
 
-def test_status_of_nothing(tmp_path, capsys):
-    for argv, said in (
-        ([tmp_path], f"out: '{tmp_path}' holds no grid, expected the folder of a transfer run"),
-        ([], "out: missing, expected folder of the grid"),
-    ):
-        assert call(["transfer", "status", *argv]) == 2
-        assert capsys.readouterr().err.strip() == said
-    with pytest.raises(SystemExit, match="0"):
-        call(["transfer", "status", "--help"])
-    assert "idmm transfer status OUT" in capsys.readouterr().out
-
-
 # ------------------------------------------------------------------ probes
 def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     before = stamps(copied)
