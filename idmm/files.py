@@ -276,7 +276,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
             how = f"Fine-tune it on labelled images first: {_FINETUNE.format(path)}"
             raise UserError(f"{label} has no classifier of your classes. {how}")
         return Path(path)
-    path = home(path)
+    path = expand_home(path)
     label = weights_label(path, field)
     if path.is_dir():
         if fault := _run_fault(path, stem):
@@ -309,7 +309,7 @@ def is_public(init: str | os.PathLike | None) -> bool:
     return str(init).startswith(("timm:", "hf-hub:"))
 
 
-def names_same(init: str | None, pinned: str | None) -> bool:
+def is_pinned_to(init: str | None, pinned: str | None) -> bool:
     """Return whether ``init`` may name the public weights of ``pinned``, which has a commit. timm's may lack a tag."""
     name = str(pinned).rpartition("@")[0]
     tagged = str(init).startswith("timm:") and name.partition(".")[0] == init
@@ -329,17 +329,17 @@ def weights_label(source: str | os.PathLike, field: str) -> str:
     return f"{field}: '{source}'" if field else f"{source}:"
 
 
-def home(path: str | os.PathLike) -> Path:
+def expand_home(path: str | os.PathLike) -> Path:
     """Return a path with ``~`` replaced by the user's home. An unknown user's ``~`` stays."""
     return Path(os.path.expanduser(path))
 
 
 def run_of(init: str) -> Path:
     """Return the folder of the run that wrote weights, given it or one of its files."""
-    path = home(init)
+    path = expand_home(init)
     return path.parent if path.suffix.lower() in WEIGHTS and not path.is_dir() else path
 
 
-def begun(path: str | os.PathLike) -> bool:
+def holds_run(path: str | os.PathLike) -> bool:
     """Return whether a folder holds a run with a state to resume or a result."""
     return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))

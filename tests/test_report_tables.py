@@ -79,7 +79,7 @@ def test_gain_over_scratch_is_of_the_same_backbone_and_target():
     gain = found.cells["net", Row(**WITH), "pets"].gain
     assert gain.value == pytest.approx(statistics.mean(with_it) - 60.5)
     interval = stats.ttest_ind(with_it, without).confidence_interval()
-    assert gain.interval == pytest.approx(tuple(interval)) and gain.shown
+    assert gain.interval == pytest.approx(tuple(interval)) and gain.excludes_zero
     assert found.cells["net", SCRATCH, "pets"].gain is None and ("other", Row(**WITH), "pets") not in found.cells
     for values, scratch, wanted in (([80.0] * 2, [60.0] * 2, (20.0, (20.0, 20.0))), ([80.0], [60.0], (20.0, None))):
         same = table(runs(values) + runs(scratch, **WITHOUT))

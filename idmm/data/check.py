@@ -19,7 +19,7 @@ from idmm.data.split import LabelsMissing, Listing, Split
 from idmm.data.user_lists import BadList, quoted
 from idmm.data.values import AUTO, MinMax, RangeUnknown, ValueRange, common_range
 from idmm.errors import UserError
-from idmm.files import home, write_bytes
+from idmm.files import expand_home, write_bytes
 
 HASH_BITS = 64
 NEAR_BITS = 12  # perceptual hashes that differ in at most so many bits are compared by their thumbnails
@@ -336,7 +336,7 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
     """
     head = f"# for --data.exclude: the findings of '{command}'".encode()
     if before is not None:
-        head = home(before).read_bytes().rstrip(b"\n")
+        head = expand_home(before).read_bytes().rstrip(b"\n")
     content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])
     note = ""
     if path.exists() and path.read_bytes() != content:  # it may have been edited

@@ -16,7 +16,7 @@ from idmm import config
 from idmm.data.folder import FilesMissing
 from idmm.data.registry import Archive, Spec
 from idmm.errors import RunError, UserError, in_short, reason
-from idmm.files import Lock, home
+from idmm.files import Lock, expand_home
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """
     if not spec.archives:
         raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
-    root = home(root)
+    root = expand_home(root)
     lock = Lock(root / ".idmm.lock")
     try:
         lock.acquire(lambda: log.info("waiting for another process that fetches into '%s'", root))

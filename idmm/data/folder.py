@@ -12,7 +12,7 @@ from idmm import config
 from idmm.data.formats import SUFFIXES
 from idmm.data.split import LabelsMissing, Listing, Split, arranged, composed, counted
 from idmm.errors import UserError, listed, reason
-from idmm.files import home
+from idmm.files import expand_home
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def root_folder(data: config.Data) -> Path:
     if not data.root:
         expected = "a folder of images" if is_folder else f"its folder ('idmm data info {data.name}' shows it)"
         raise FilesMissing(f"data.root: missing, data.name '{data.name}' expects {expected}")
-    root = home(data.root)
+    root = expand_home(data.root)
     if not os.path.isdir(root):
         fault = "is not a folder" if os.path.exists(root) else "does not exist"
         expected = "a folder of images" if is_folder else f"the folder that holds {data.name}"

@@ -14,7 +14,7 @@ from idmm.data.folder import read_any, read_labelled, root_folder
 from idmm.data.split import Listing
 from idmm.data.user_lists import read_with_labels
 from idmm.errors import UserError, nearest
-from idmm.files import begun
+from idmm.files import holds_run
 from idmm.progress import aligned
 
 
@@ -90,7 +90,7 @@ def check_folder(data: config.Data, out: str | None) -> None:
     A finished run needs its images no longer.
     """
     data, _ = resolve_name(data)
-    if data.name == "folder" and not (out and begun(out)):
+    if data.name == "folder" and not (out and holds_run(out)):
         root_folder(data)
 
 

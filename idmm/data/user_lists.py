@@ -19,7 +19,7 @@ import numpy as np
 from idmm.data.folder import PARTS, UNLABELLED, images_under
 from idmm.data.split import Listing, Split, arranged, composed, counted
 from idmm.errors import UserError, capped, listed, reason
-from idmm.files import home
+from idmm.files import expand_home
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class UserList:
     def text(self, expected: str) -> str:
         """Return the whole file. Bytes of names that are not UTF-8 become surrogates. BadList: it cannot be read."""
         try:
-            return home(self.file).read_bytes().decode("utf-8-sig", "surrogateescape")
+            return expand_home(self.file).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
             raise BadList(f"{self.field}: cannot read '{self.file}' ({reason(error)}), expected {expected}") from None
 

@@ -14,7 +14,7 @@ from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_ha
 from idmm.data.image_store import ImageStore
 from idmm.errors import UserError
 from idmm.evaluation import similarity
-from idmm.files import emptied_if_refused, home, made_folder
+from idmm.files import emptied_if_refused, expand_home, made_folder
 from idmm.inference.explore_tables import KINDS, NEIGHBOURS, Duplicate, Images, Similarities
 from idmm.progress import Bar, log
 from idmm.stages import read_outputs
@@ -130,5 +130,5 @@ def _exclude(images: Images, similarities: Similarities, folder: str, run, path:
     """Write a file for ``data.exclude``: copies of the same file, and likely ones after a #."""
     refs = [ImageRef("train", i, name, images.label(i)) for i, name in enumerate(images.store.names)]
     pairs = [Pair(pair.kind, refs[pair.first], refs[pair.second], pair.cosine) for pair in similarities.duplicates]
-    before = run.data.exclude if home(run.data.exclude or "").is_file() else None
+    before = run.data.exclude if expand_home(run.data.exclude or "").is_file() else None
     return write_exclusions(f"idmm explore {folder}", before, exclusions(pairs), path)

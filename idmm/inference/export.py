@@ -8,7 +8,7 @@ from typing import Any
 
 from idmm.config.usage import ExportConfig
 from idmm.errors import UserError, checked, needed
-from idmm.files import filling, free_folder, home, out_file, weights_file, write_bytes
+from idmm.files import expand_home, filling, free_folder, out_file, weights_file, write_bytes
 from idmm.progress import log
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
@@ -26,7 +26,7 @@ def export(config: ExportConfig) -> str:
         UserError: No finished run, a library is missing, or ``out`` cannot be written. Nothing is written.
         RunError: The model cannot be written in that form, or its outputs differ from torch's.
     """
-    run, is_onnx = home(config.init), config.format == "onnx"
+    run, is_onnx = expand_home(config.init), config.format == "onnx"
     out, *_ = checked(
         lambda: out_file(config.out, (".onnx",)) if is_onnx else free_folder(config.out),
         lambda: _check_run(run),

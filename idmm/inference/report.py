@@ -12,7 +12,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import UserError
-from idmm.files import home, is_public, json_lines, made_folder
+from idmm.files import expand_home, is_public, json_lines, made_folder
 from idmm.inference.runs import PROBE, finished_runs
 from idmm.progress import log
 from idmm.report.page import readable
@@ -35,7 +35,7 @@ def report(config: ReportConfig) -> str:
         log.warning(note)
     runs = [_read_run(folder) for folder in folders]
     _set_labels(runs)
-    out = made_folder(config.out or str(home(config.runs[0]) / "report"))
+    out = made_folder(config.out or str(expand_home(config.runs[0]) / "report"))
     for run in runs:
         if run.detailed:
             log.info("%s: reading its files", run.path)
@@ -112,7 +112,7 @@ def _signature(config: Any) -> dict:
         values.pop(key, None)
     with suppress(UserError):
         if config.init is not None:
-            values["init"] = _signature(read_outputs.config_of(home(config.init), dense=True))
+            values["init"] = _signature(read_outputs.config_of(expand_home(config.init), dense=True))
     return values
 
 
@@ -133,7 +133,7 @@ def _set_labels(runs: list[RunFacts]) -> None:
     labels = {os.path.realpath(run.path): run.label for run in runs}
     for run in runs:
         if os.sep in run.start and not is_public(run.start):
-            run.start = labels.get(os.path.realpath(home(run.start)), Path(run.start).name)
+            run.start = labels.get(os.path.realpath(expand_home(run.start)), Path(run.start).name)
 
 
 # ---------------------------------------------------------------------- pictures, comparisons

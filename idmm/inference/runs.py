@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from idmm.errors import UserError, listed
-from idmm.files import home
+from idmm.files import expand_home
 
 TRAIN = ("stage1", "teacher", ".", "scratch")  # runs of 'idmm train', in order
 PROBE = "probe.json"
@@ -21,7 +21,7 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
     """
     runs: dict[str, Path] = {}  # real path -> path as given
     notes, faults = [], []
-    for folder in map(home, folders):
+    for folder in map(expand_home, folders):
         candidates = _candidates(folder)
         finished = [path for path in candidates if _is_finished(path)]
         unfinished = [path for path in candidates if (path / "config.yaml").is_file() and path not in finished]

@@ -75,8 +75,8 @@ def gather_batch(batch: dict, *rows: Tensor) -> list[Tensor]:
     """
     keep = batch.get("weight", 1.0) > 0
     rows = [at_least_fp32(tensor) if tensor.is_floating_point() else tensor for tensor in rows]
-    found = [gather_rows(tensor if keep else tensor[:0]) for tensor in rows]
-    return found if len(found[0]) else rows
+    gathered = [gather_rows(tensor if keep else tensor[:0]) for tensor in rows]
+    return gathered if len(gathered[0]) else rows
 
 
 def at_least_fp32(tensor: Tensor) -> Tensor:

@@ -87,8 +87,8 @@ def _outputs(info: RunInfo) -> int:
     return max(2, min(OUTPUTS, info.images))
 
 
-def _fewer(asked: int | None, name: str, usual: int, most: int) -> int:
-    """Return epochs as asked, else the usual ones or a tenth of a short run."""
-    if asked is None and most < usual:
+def _fewer(requested: int | None, name: str, usual: int, most: int) -> int:
+    """Return epochs as requested, else the usual ones or a tenth of a short run."""
+    if requested is None and most < usual:
         log.info("method.%s: %d, not %d: the run is short", name, most, usual)
-    return min(usual, most) if asked is None else asked
+    return min(usual, most) if requested is None else requested

@@ -46,11 +46,11 @@ class InstanceClassifier(nn.Module):
             return sum(losses)
         # all groups at once: one gradient of W is held, not one for each
         sizes, (_, _, mixed, _) = [len(z) for z in rows], groups[0]
-        lam = torch.cat([_each(lam, own) for _, own, _, lam in groups])
-        own = torch.cat([target for _, target, *_ in groups])  # [V]
-        other = None if mixed is None else torch.cat([mixed for _, _, mixed, _ in groups])
+        lam = torch.cat([_each(lam, target) for _, target, _, lam in groups])
+        target = torch.cat([target for _, target, *_ in groups])  # [V]
+        partner = None if mixed is None else torch.cat([mixed for _, _, mixed, _ in groups])
         losses = instance_losses(
-            torch.cat(rows), self.weight, own, other, lam, smoothing, cosine=self.scale is not None
+            torch.cat(rows), self.weight, target, partner, lam, smoothing, cosine=self.scale is not None
         )
         return sum(part.mean() for part in losses.split(sizes))
 
@@ -60,12 +60,12 @@ class InstanceClassifier(nn.Module):
     @torch.no_grad()
     def nearest(self, features: Tensor) -> Tensor:
         """Return the instance with the largest logit, of features [B, d] -> int64 [B]."""
-        features, found = features.float(), []
+        features, largest = features.float(), []
         for part in row_tiles(len(self.weight), DRAWN):
             weight = self.weight[part] if self.scale is None else F.normalize(self.weight[part], dim=1)
             value, at = F.linear(features, weight).max(1)  # cosine: norm and scale change no order
-            found.append((value, at + part.start))
-        values, numbers = (torch.stack(parts) for parts in zip(*found, strict=True))  # [K, B]
+            largest.append((value, at + part.start))
+        values, numbers = (torch.stack(parts) for parts in zip(*largest, strict=True))  # [K, B]
         return numbers.gather(0, values.argmax(0)[None])[0]
 
     @torch.no_grad()
@@ -74,9 +74,9 @@ class InstanceClassifier(nn.Module):
         self.weight.copy_(F.normalize(features - features.mean(0), dim=1))
 
 
-def _each(lam: float | Tensor, own: Tensor) -> Tensor:
-    """Return the share of each view, [B], on the device of the instances ``own`` [B]. A copy would wait for it."""
-    return lam if isinstance(lam, Tensor) else torch.full(own.shape, lam, device=own.device)
+def _each(lam: float | Tensor, target: Tensor) -> Tensor:
+    """Return the share of each view, [B], on the device of ``target`` [B]. A copy would wait for the device."""
+    return lam if isinstance(lam, Tensor) else torch.full(target.shape, lam, device=target.device)
 
 
 class IDMM(Method):
@@ -84,9 +84,9 @@ class IDMM(Method):
 
     With ``label_weight`` w the backbone has a classifier (joint training, as SSAT has it: Das et al., WACV 2024), and
 
-        loss = w label + left instance + drloc
+        loss = w label + v instance + drloc
 
-    instance is the loss above over all images, and left its weight after ``instance_decay``. label is the cross-entropy
+    instance is the loss above over all images, and v its weight after ``instance_decay``. label is the cross-entropy
     of the global crops whose class is known (label >= 0), mixed as their instances are. It is divided by the average
     number of such crops in a batch of this size, not by their number in this batch. So every labelled image weighs the
     same in every batch, micro-batch and process, and over an epoch label is the mean over the crops of labelled images.
@@ -102,8 +102,8 @@ class IDMM(Method):
         self.head = projection_head(backbone, config)  # Table 9; the paper's recipe has none
         self.classifier = InstanceClassifier(info.images, head_dim(backbone, config), config)
         self.lr_scales["classifier"] = config.classifier_lr_scale
-        found = linear_classifiers(backbone) if config.label_weight else []
-        self.reads_pooled = len(found) == 1 and isinstance(found[0], nn.Linear)  # the backbone's own classifier
+        layers = linear_classifiers(backbone) if config.label_weight else []
+        self.reads_pooled = len(layers) == 1 and isinstance(layers[0], nn.Linear)  # the backbone's own classifier
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Compute the loss of ``batch["views"]`` (a list of [B, count, C, S, S]) of images ``batch["index"]`` [B].
@@ -124,12 +124,12 @@ class IDMM(Method):
         features, logits = both.tensor_split([feature_width(self.backbone)], dim=1)
         instance = self._instance(features, [_column(group, 0) for group in groups], logs)
         label = self._label(logits, [_column(group, 1) for group in groups[: self.global_groups]])
-        left = 1.0
+        instance_weight = 1.0
         if self.config.instance_decay == "cosine":
-            left = (1 + math.cos(math.pi * self.scheduled(epoch) / self.epochs)) / 2
+            instance_weight = (1 + math.cos(math.pi * self.scheduled(epoch) / self.epochs)) / 2
         parts = {"label_loss": label.detach(), "instance_loss": instance.detach()}
-        weight = torch.full((), left, device=label.device)  # a copy would wait for the device
-        loss = self.config.label_weight * label + left * instance + extra
+        weight = torch.full((), instance_weight, device=label.device)  # a copy would wait for the device
+        loss = self.config.label_weight * label + instance_weight * instance + extra
         return {"loss": loss, **parts, "instance_weight": weight, **logs}
 
     def pooled_and_logits(self, tokens: Tensor) -> Tensor:
@@ -176,5 +176,5 @@ class IDMM(Method):
 
 def _column(group: tuple, n: int) -> tuple:
     """Return a group of crops with only the ``n``-th of its targets."""
-    views, own, other, lam = group
-    return views, own[:, n], None if other is None else other[:, n], lam
+    views, target, partner, lam = group
+    return views, target[:, n], None if partner is None else partner[:, n], lam

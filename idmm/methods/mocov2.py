@@ -50,9 +50,9 @@ class MoCoV2(Method):
             self.loss.memory_bank.bank_ptr.copy_(state["place"])
 
 
-def _queue(asked: int | None, info: RunInfo) -> int:
-    """Return the length of the queue: as configured, else so short that few keys are of images in the batch."""
+def _queue(requested: int | None, info: RunInfo) -> int:
+    """Return the length of the queue: as requested, else so short that few keys are of images in the batch."""
     room = max(1, info.images - min(info.batch_size, info.images // 2))
-    if asked is None and room < QUEUE:
+    if requested is None and room < QUEUE:
         log.info("method.queue: %d, not %d: there are %d images", room, QUEUE, info.images)
-    return asked or min(QUEUE, room)
+    return requested or min(QUEUE, room)

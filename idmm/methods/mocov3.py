@@ -49,12 +49,12 @@ class MoCoV3(Method):
         return {"loss": loss + sum(extras) / len(extras), **means}
 
     def _parts(self, crops: list[Tensor]) -> list[Tensor]:
-        """Return the images of one pass: a crop, or both crops of an image that is alone on this process.
+        """Return the images of one pass: a crop, or both crops of an image that is the only one of this process.
 
         Batch norms need two rows; synchronised ones find them elsewhere.
         """
-        alone = len(crops[0]) == 1 and not any(isinstance(part, nn.SyncBatchNorm) for part in self.head.modules())
-        return [torch.cat(crops)] if alone else crops
+        single = len(crops[0]) == 1 and not any(isinstance(part, nn.SyncBatchNorm) for part in self.head.modules())
+        return [torch.cat(crops)] if single else crops
 
     def after_step(self, step: int) -> None:
         """Move the momentum encoder, less and less."""

@@ -75,7 +75,7 @@ class PublicWeights:
         }  # fmt: skip
 
 
-def pinned(init: str | None, field: str = "init") -> str | None:
+def pin_commit(init: str | None, field: str = "init") -> str | None:
     """Return ``init``. Public weights get the commit that their name means now.
 
     Raises:

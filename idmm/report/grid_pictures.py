@@ -97,7 +97,7 @@ def _content(cell: TableCell | None, row: Row, kind: str) -> tuple[float, str, s
     if cell.gain is None:
         return np.nan, MISSING, ""
     interval = format_interval(cell.gain.interval, sign=True) if cell.gain.interval else ""
-    may_be_chance = cell.gain.interval is not None and not cell.gain.shown
+    may_be_chance = cell.gain.interval is not None and not cell.gain.excludes_zero
     return 0.0 if may_be_chance else cell.gain.value, format_number(cell.gain.value, sign=True), interval
 
 

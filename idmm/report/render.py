@@ -21,12 +21,12 @@ def write(out: Path, grid: dict) -> str:
     Return the text of ``grid.md``."""
     content = sections(grid)
     markdown = render("grid.md", content)
-    write_csv(out / "grid.csv", csv_rows(content.own))
+    write_csv(out / "grid.csv", csv_rows(content.main))
     write_text(out / "grid.md", markdown)
     write_text(out / "grid.tex", render("grid.tex", content))
-    if any(content.own):
+    if any(content.main):
         with drawing("grid.png"):
-            draw(content.own, out / "grid.png")
+            draw(content.main, out / "grid.png")
     write_text(out / "grid.html", page(out, content))
     return markdown
 
@@ -72,7 +72,7 @@ def page(out: Path, content: Sections) -> str:
             rows.append([Cell(str(v), tone=_tone(v)) if isinstance(v, Estimate) else v for v in row])
         table = [TableOf(list(block.heads), rows)] if rows else []
         parts.append(Section(block.title, [*block.lines, *table, *block.items]))
-    return html("Transfer grid", [*(table.progress for table in content.own), intro], parts)
+    return html("Transfer grid", [*(table.progress for table in content.main), intro], parts)
 
 
 def _page_table(table: Table, backbone: str) -> TableOf:
@@ -100,7 +100,7 @@ def _page_cell(cell: TableCell) -> Cell:
 def _tone(value: Estimate | None) -> str:
     if value is None:
         return ""
-    return ("up" if value.value > 0 else "down") if value.shown else "level"
+    return ("up" if value.value > 0 else "down") if value.excludes_zero else "level"
 
 
 # ------------------------------------------------------------------ Markdown and LaTeX

@@ -62,11 +62,11 @@ def _best_source(table: Table, backbone: str, target: str) -> _Best | None:
     tied = [best.source]
     for row in others:
         gain = table.cells[backbone, row, target].gain
-        is_loss = gain is not None and gain.shown and gain.value < 0
-        if not leads[row.source].shown and not is_loss:
+        is_loss = gain is not None and gain.excludes_zero and gain.value < 0
+        if not leads[row.source].excludes_zero and not is_loss:
             tied.append(row.source)
     cell = table.cells[backbone, best, target]
-    has_gain = cell.gain is None or (cell.gain.shown and cell.gain.value > 0)
+    has_gain = cell.gain is None or (cell.gain.excludes_zero and cell.gain.value > 0)
     if cell.no_better:
         return _Best(best, f"none better than the largest class {NO_BETTER}", False)
     if len(tied) > 1:
@@ -213,7 +213,7 @@ class Sections(NamedTuple):
     """The content of a grid's reports."""
 
     grid: dict  # grid.json
-    own: list[Table]  # the main table of each protocol
+    main: list[Table]  # the main table of each protocol
     tables: list[Table]  # those with values
     blocks: list[Block]  # those with content, in the order of every format
 
@@ -222,20 +222,20 @@ def sections(grid: dict) -> Sections:
     """Compute the content of a grid's reports."""
     protocols = grid.get("protocols", [grid["protocol"]])
     tables = [Table(grid, *key) for protocol in protocols for key in READOUTS if key[0] == protocol]
-    shown = [table for table in tables if table and (table.is_main or table.usual_n)]
-    own = [table for table in shown if table.is_main] or tables[:1]
-    blocks = [(table, best_sources(table)) for table in own]
-    ranks = ranking(own[0])
+    with_values = [table for table in tables if table and (table.is_main or table.usual_n)]
+    main = [table for table in with_values if table.is_main] or tables[:1]
+    blocks = [(table, best_sources(table)) for table in main]
+    ranks = ranking(main[0])
     if ranks.sources > 1:
-        blocks.append((own[0], ranks.block))
-    several = len(own) > 1
+        blocks.append((main[0], ranks.block))
+    several = len(main) > 1
     named = [
         replace(block, title=f"{block.title}: {table.label}") if several else block for table, block in blocks if block
     ]
-    named.append(Block("What the test images can show", [], items=baselines(own[0])))
+    named.append(Block("What the test images can show", [], items=baselines(main[0])))
     failures = [_failure(run) for run in grid["cells"] if run["status"] == "failed"]
     named.append(Block("Failed", [], items=failures))
-    return Sections(grid, own, shown, [block for block in named if block.lines or block.items])
+    return Sections(grid, main, with_values, [block for block in named if block.lines or block.items])
 
 
 def _failure(run: dict) -> str:

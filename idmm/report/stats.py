@@ -33,7 +33,7 @@ class Estimate(NamedTuple):
     interval: tuple[float, float] | None = None
 
     @property
-    def shown(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval does not contain 0: the runs show that it is more, or less."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 

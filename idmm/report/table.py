@@ -176,7 +176,7 @@ class Table:
     def ahead(self, backbone: str, target: str, row: Row, other: Row) -> bool:
         """Return whether the runs show that a row is better than another."""
         lead = self.lead(backbone, target, row, other)
-        return lead is not None and lead.shown and lead.value > 0
+        return lead is not None and lead.excludes_zero and lead.value > 0
 
     def rows_of(self, backbone: str) -> list[Row]:
         """Return the rows of a backbone. Weights belong to one backbone only."""

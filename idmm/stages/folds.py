@@ -11,7 +11,7 @@ import numpy as np
 from idmm.config import Data
 from idmm.data.listing import list_images
 from idmm.errors import UserError
-from idmm.files import begun
+from idmm.files import holds_run
 from idmm.intervals import too_narrow, wilson
 from idmm.progress import log, logging_to
 from idmm.stages import stage_of
@@ -73,10 +73,10 @@ def each_fold(config: Any) -> Iterator[Any]:
 
 def _check_folder(config: Any, folders: list[str]) -> None:
     """Raise UserError if the images cannot be split, before there is a folder, or if the folder is another run's."""
-    used = [folder for folder in folders if begun(folder)]
+    used = [folder for folder in folders if holds_run(folder)]
     if not used:
         list_images(config.data, labelled=True)
-    if begun(config.out) and not used:
+    if holds_run(config.out) and not used:
         raise UserError(f"out: '{config.out}' holds a run without folds. Name a new folder")
     check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
 

@@ -17,7 +17,7 @@ from idmm.evaluation.evaluate import Readouts, largest_class, readouts, remarks
 from idmm.evaluation.features import FrozenBackbone
 from idmm.intervals import too_narrow
 from idmm.models.build import pair
-from idmm.models.hub import pinned
+from idmm.models.hub import pin_commit
 from idmm.models.spec import ModelSpec, model_spec
 from idmm.progress import logging_to
 from idmm.stages import ProbeStage
@@ -153,7 +153,7 @@ def frozen_backbone(config: ProbeConfig, spec: ModelSpec | None = None) -> Froze
         UserError: No such checkpoint or model, one whose model is not known, or a size that is not one side.
     """
     spec = spec or model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
-    pinned_config = replace(config, init=pinned(config.init))
+    pinned_config = replace(config, init=pin_commit(config.init))
     return FrozenBackbone(spec, config.size or _default_size(spec), pinned_config, label=config.init)
 
 

@@ -119,14 +119,14 @@ def config_of(run: str | Path, dense: bool = False) -> Any:
         is_run = (run / "last").is_dir()
         what = "is a run that is not finished (no result.json yet)" if is_run else "is no run: it has no result.json"
         raise UserError(f"{run}: {what}, expected a finished run's folder")
-    config = begun_config(run)
+    config = read_config(run)
     if isinstance(config, DenseConfig) and not dense:
         what = f"is a run of idmm {config.STAGE}, without classes of images"
         raise UserError(f"{run}: {what}, expected one of pretraining or fine-tuning")
     return config
 
 
-def begun_config(run: Path) -> Any:
+def read_config(run: Path) -> Any:
     """Return the config of a run that may not be finished, or raise UserError if config.yaml cannot be read."""
     faults = ()
     for stage in STAGES.values():

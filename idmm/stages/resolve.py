@@ -10,7 +10,7 @@ from idmm.config import DetectConfig, FinetuneConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import check_folder
 from idmm.errors import UserError
-from idmm.files import begun, is_public, names_same, weights_file
+from idmm.files import holds_run, is_pinned_to, is_public, weights_file
 from idmm.stages import Phase, Stage, stage_of
 from idmm.training import clock
 
@@ -55,11 +55,11 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     started_at = clock.now() if started_at is None else started_at
     config, notes = check_names(config)
 
-    from idmm.models.hub import pinned
+    from idmm.models.hub import pin_commit
     from idmm.models.spec import model_spec
 
     if isinstance(config, ProbeConfig):
-        config = replace(config, init=pinned(config.init))
+        config = replace(config, init=pin_commit(config.init))
         spec = model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
         stage = stage_of(config)
         return RunSetup(stage, spec, tuple(stage.phases), tuple(notes), started_at)
@@ -78,7 +78,7 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
     if spec.bands is not None:  # images with boxes or masks have none
         data = replace(data, bands=spec.bands)
-    config = replace(config, init=pinned(config.init), train=train, model=model, data=data)
+    config = replace(config, init=pin_commit(config.init), train=train, model=model, data=data)
     phases = stage_of(config).phases  # they name the keys that the user gave
     if isinstance(config, FinetuneConfig):
         config = replace(config, stages=config.resolved_stages())
@@ -149,10 +149,10 @@ def _commit_of_run(config: Any) -> str | None:
     No other value of config.yaml ever changes a command's config.
     """
     for folder in (config.out, os.path.join(config.out, "fold-1")):
-        if is_public(config.init) and begun(folder):
+        if is_public(config.init) and holds_run(folder):
             with suppress(UserError):  # a config.yaml that cannot be read is a fault when the folder is opened
                 init = stage_of(config).build(Path(folder) / "config.yaml").init
-                if names_same(config.init, init):
+                if is_pinned_to(config.init, init):
                     return init
     return config.init
 

@@ -14,7 +14,7 @@ from idmm.data.loaders import BatchFn, BatchPlan
 from idmm.data.split import counted
 from idmm.errors import Interrupted, SizeError, UserError
 from idmm.evaluation.evaluators import Evaluator
-from idmm.files import begun
+from idmm.files import holds_run
 from idmm.methods.drloc import Localization
 from idmm.models.build import try_size
 from idmm.models.vit_init import can_init_vit
@@ -62,7 +62,7 @@ def check_sizes(setup: RunSetup) -> None:
     Raises:
         UserError: A line per fault, with the field.
     """
-    if begun(setup.config.out):
+    if holds_run(setup.config.out):
         return
     faults = []
     for phase in setup.phases:

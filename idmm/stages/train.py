@@ -21,7 +21,7 @@ from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Listing, counted
 from idmm.errors import UserError
-from idmm.files import begun, write_csv, write_json, write_text
+from idmm.files import holds_run, write_csv, write_json, write_text
 from idmm.progress import BufferedLog, duration, log, logging_by
 from idmm.stages import STAGES
 from idmm.stages.read_outputs import compared
@@ -111,7 +111,7 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
             _run(given, state, (clock.now() - began) / 60)
             state.save(out)
     except UserError:  # of a stage, too: another command may take the folder
-        busy = any(begun(out / part) for part in ("", *state_parts(out))) or any(out.rglob("*.lock"))
+        busy = any(holds_run(out / part) for part in ("", *state_parts(out))) or any(out.rglob("*.lock"))
         if not busy:
             shutil.rmtree(out, ignore_errors=True) if new else (out / FILE).unlink(missing_ok=True)
         raise
@@ -292,7 +292,7 @@ def _stage(given: TrainCommand, state: TrainState, part: str, minutes: float) ->
     name, config = _config(given, state, part, minutes)
     folder, size = config["out"], state.size(part)
     mixed = any(config.get(section, {}).get("cutmix_alpha") for section in ("augment", "method"))
-    resumed = f"{folder} resumes" if begun(folder) else folder
+    resumed = f"{folder} resumes" if holds_run(folder) else folder
     more = ", CutMix" if mixed else ""
     log.info("%s: %s at %d px%s, %s", resumed, name, size, more, duration(60 * minutes))
     return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))

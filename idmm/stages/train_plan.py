@@ -173,10 +173,10 @@ def of_weights(given: TrainCommand) -> TrainCommand:
     """Return the command with model and channels of its weights, and the commit of public ones."""
     if not given.init:
         return given
-    from idmm.models.hub import pinned
+    from idmm.models.hub import pin_commit
     from idmm.models.spec import model_spec
 
-    given = replace(given, init=pinned(given.init))
+    given = replace(given, init=pin_commit(given.init))
     spec = model_spec(given)
     channels = {name: getattr(spec, name) for name in ("in_chans", "bands")}
     model = replace(given.model, name=spec.name, kwargs=spec.kwargs)

@@ -78,16 +78,16 @@ def started(folder: Path, device: str, when: str) -> None:
 
 def finished(folder: Path) -> None:
     """Add when the run ended."""
-    if found := read(folder):
+    if content := read(folder):
         with drawing(FILE, "written"):
-            write_json(folder / FILE, {**found, "finished": now()})
+            write_json(folder / FILE, {**content, "finished": now()})
 
 
 def read(folder: Path) -> dict[str, Any]:
     """Return what the file holds; an empty dict if there is none."""
     with suppress(OSError, ValueError):
-        found = json.loads((Path(folder) / FILE).read_text())
-        return found if isinstance(found, dict) else {}
+        content = json.loads((Path(folder) / FILE).read_text())
+        return content if isinstance(content, dict) else {}
     return {}
 
 

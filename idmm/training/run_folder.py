@@ -17,8 +17,8 @@ from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.errors import RunError, UserError
 from idmm.files import (
     Lock,
-    begun,
-    home,
+    expand_home,
+    holds_run,
     is_public,
     json_lines,
     missing_folders,
@@ -85,7 +85,7 @@ class RunFolder:
             raise
 
     def _open(self, config: Any, resume: str) -> bool:
-        used = begun(self.path)
+        used = holds_run(self.path)
         check_resume(self.path, used, resume)
         if used:
             self._compare(config)
@@ -232,7 +232,7 @@ class RunFolder:
 
     def _remove(self) -> None:
         """Remove what this start wrote into a folder that it made, if nothing was trained. Files of others stay."""
-        if self.path not in self._made or not self._lock.held or begun(self.path) or self.metrics():
+        if self.path not in self._made or not self._lock.held or holds_run(self.path) or self.metrics():
             return
         shutil.rmtree(self.path / "last", ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -267,7 +267,7 @@ def _same(key: str, old: Any, new: Any) -> bool:
     """
     if old == new or key not in PATHS or is_public(old) or is_public(new) or None in (old, new):
         return old == new
-    return not home(old).exists() or home(old).resolve() == home(new).resolve()
+    return not expand_home(old).exists() or expand_home(old).resolve() == expand_home(new).resolve()
 
 
 def _text(value: Any) -> str:

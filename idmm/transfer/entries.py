@@ -9,7 +9,7 @@ from typing import Any
 from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
-from idmm.files import home, is_public, weights_file
+from idmm.files import expand_home, is_public, weights_file
 from idmm.transfer.config import PROTOCOLS, TRAINING, TUNING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
@@ -43,7 +43,7 @@ class Entry:
     def images(self) -> tuple[str, ...]:
         """Identity of a side's images: the parts of a folder's path, or the dataset's name."""
         if self.name == "folder" and self.values.get("root") is not None:
-            return Path(os.path.abspath(home(str(self.values["root"])))).parts
+            return Path(os.path.abspath(expand_home(str(self.values["root"])))).parts
         return (self.name,)
 
     def options(self, stage: str) -> dict:
@@ -173,7 +173,7 @@ def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[
         faults.append(f"kwargs: got {values['kwargs']!r}, expected a mapping")
     elif entry.kind == "weights":
         path, backbone = values.get("path"), values.get("backbone")
-        if not isinstance(path, str) or not (is_public(path) or home(path).exists()):
+        if not isinstance(path, str) or not (is_public(path) or expand_home(path).exists()):
             faults.append(f"path: got {path!r}, expected an existing run folder or file of weights")
         if backbone not in backbones and not (len(backbones) == 1 and "backbone" not in values):
             faults.append(f"backbone: got {backbone!r}, expected one of {', '.join(backbones)}")
@@ -184,11 +184,11 @@ def _pinned(entry: Entry) -> tuple[Entry, list[str]]:
     """Return weights with their path, and its faults. Public weights are pinned to their commit and fetched."""
     path = entry.values["path"]
     if not is_public(path):
-        return replace(entry, given_path=str(home(path))), []
-    from idmm.models.hub import pinned  # torch, which plans without public weights do not need
+        return replace(entry, given_path=str(expand_home(path))), []
+    from idmm.models.hub import pin_commit  # torch, which plans without public weights do not need
 
     try:
         weights_file(path, "path")
-        return replace(entry, values=entry.values | {"path": pinned(path, "path")}, given_path=path), []
+        return replace(entry, values=entry.values | {"path": pin_commit(path, "path")}, given_path=path), []
     except UserError as error:
         return entry, list(error.faults)

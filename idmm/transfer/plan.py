@@ -12,7 +12,7 @@ from typing import Any
 from idmm.config import METHODS, PATHS, RESUME_IGNORED, parsing, reading
 from idmm.config.schema import merged
 from idmm.errors import UserError
-from idmm.files import home, is_public
+from idmm.files import expand_home, is_public
 from idmm.stages import STAGES
 from idmm.transfer.config import TRAINING, GridConfig
 from idmm.transfer.entries import NONE, SCRATCH, Entry, read_entries
@@ -104,7 +104,7 @@ class GridPlan:
         for entry in entries["weights"]:
             if entry.values.get("backbone", backbone.label) == backbone.label:
                 path = entry.values["path"]
-                init = path if is_public(path) else str(home(path).absolute())
+                init = path if is_public(path) else str(expand_home(path).absolute())
                 start = {"init": init, "given_path": entry.given_path}
                 rows.append(_Row(entry.label, NONE, None, seeds, **start, entries=(entry,)))
         pretrain_seeds = dict.fromkeys(seed for seed, _ in self._seed_pairs)
@@ -258,9 +258,9 @@ def _job(stage: str, values: dict, title: str, needs: str | None = None, given_p
 
 def _one_spelling(path: str | None) -> str | None:
     """Return a path relative to the current folder if it lies inside, else absolute."""
-    if path is None or is_public(path) or not home(path).exists():
+    if path is None or is_public(path) or not expand_home(path).exists():
         return path
-    current, absolute = Path.cwd(), home(path).resolve()
+    current, absolute = Path.cwd(), expand_home(path).resolve()
     return str(absolute.relative_to(current) if absolute.is_relative_to(current) else absolute)
 
 
