@@ -115,16 +115,6 @@ PLAIN = dict.fromkeys(("method__classifier", "method__classifier_init", "method_
 # ------------------------------------------------------------------ what is not there, or not as it was
 
 
-def test_images_that_changed_are_not_taken_for_others(root, joint, tmp_path):
-    own, copy = shutil.copytree(root, tmp_path / "images"), shutil.copytree(joint, tmp_path / "copy")
-    config = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(config.replace(str(root), str(own)))
-    assert read_outputs.images(copy).names == read_outputs.instances(joint).images
-    paint(own / "train/a/0.png", 99)
-    line = "data.root: the images changed since the run: 1 image changed: train/a/0.png"
-    assert faults(read_outputs.images, copy) == [f"{copy}: the train images: {line}"]
-
-
 @pytest.mark.parametrize("name", ["predictions.csv", "instances.json", "instances.safetensors"])
 def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
     copy, read = shutil.copytree(joint, tmp_path / "copy"), getattr(read_outputs, name.partition(".")[0])

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from dense_trees import CLASSES, IDS, ade_tree, coco_tree, mask_tree
@@ -178,15 +177,6 @@ def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
         assert 100 * judge.stats[0] == pytest.approx(result[name])
 
 
-def test_its_backbone_is_a_start_for_others(whole):
-    backbone = idmm.load_backbone(whole / "detect")
-    assert backbone(torch.zeros(1, 3, SIDE, SIDE)).shape == (1, VIT["embed_dim"])
-    network = safetensors.torch.load_file(whole / "detect" / "model.safetensors")
-    assert all(torch.equal(network[f"backbone.{name}"], tensor) for name, tensor in backbone.state_dict().items())
-    about = read(whole / "detect" / "model.json")
-    assert about["task"] == "detect" and about["pyramid_width"] == 16 and about["classes"] == CLASSES
-
-
 def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
     assert call(["report", whole / "detect", whole / "segment", "--out", tmp_path / "report"]) == 0
     page = (tmp_path / "report" / "report.html").read_text()
@@ -320,13 +310,3 @@ def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
     said = refused(capsys, words("detect", root, out))
     assert any(line.startswith("train: other boxes or masks of 1 image: ") for line in said)
     assert said[-1].startswith("data.root: the images changed since the run")
-
-
-# ------------------------------------------------------------------ lengths
-def test_minutes_and_python(trees, tmp_path):
-    """From Python, for a time."""
-    given = dict(out=str(tmp_path / "run"), data={"root": str(trees / "masks"), "workers": 0})
-    given["model"] = {"name": "vit_tiny_patch16_224", "kwargs": VIT, "pyramid_width": 16}
-    given["train"] = {"size": 32, "minutes": 0.15, "device": "cpu", "precision": "fp32", "schedule": "linear"}
-    result = idmm.segment(given)
-    assert result["minutes"] == 0.15 and result["epochs"] >= 1 and "miou" in result

@@ -171,16 +171,6 @@ def test_variance_has_a_floor():
     assert float(module(torch.randn(1, 3, 2, 2), positions=apart)) == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("mode, pairs", [("l1", 20), ("reg", 3)])  # each way through the first layer
-def test_compiled_whole_gives_the_same(mode, pairs):
-    """Traced whole, forward and backward; without inductor, whose cold start takes longer than all other tests here."""
-    module, (grid,) = build(mode, [(8, 4)], pairs)
-    (positions,) = module.draw(grid, rng(13))
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    loss, wanted = compiled(grid, positions=positions), module(grid, positions=positions)
-    assert_close(loss, wanted, [grid, *module.parameters()], rtol=1e-10)
-
-
 def test_what_cannot_be():
     one, many = DenseRelativeLocalization(4, grid_size=3), DenseRelativeLocalization([4, 5], "l1_all")
     grid = torch.zeros(2, 4, 6, 6)

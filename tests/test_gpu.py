@@ -111,15 +111,6 @@ def test_a_step_of_each_method(name, precision):
     assert torch.isfinite(method.embed(torch.randn(3, 16, device=DEVICE))).all()
 
 
-def test_synchronised_batch_norms(monkeypatch):
-    pytest.importorskip("lightly")
-    monkeypatch.setattr("idmm.methods.mocov3.several_gpus", lambda: True)
-    method = tiny.make("mocov3").to(DEVICE)
-    assert any(isinstance(part, torch.nn.SyncBatchNorm) for part in method.modules())
-    if ON_GPU:
-        method(on_device(tiny.batch(2, double=False)), 5, 0)["loss"].backward()
-
-
 # ---------------------------------------------------------------------- the N-way loss
 @pytest.mark.parametrize("chunk", [None, 17])
 @pytest.mark.parametrize("mixed", [False, True])

@@ -78,21 +78,3 @@ def test_tokens_without_places_are_refused():
     for features in (torch.zeros(2, 1 + 7, 24), torch.zeros(2, 24), [torch.zeros(2, 5, 24)]):
         with pytest.raises(UserError, match="do not form a grid"):
             as_grid(model, features, (64, 64))
-
-
-def test_prefix_tokens_are_told_apart_where_the_model_does_not_say():
-    tokens = torch.arange(2 * 6 * 1.0).reshape(1, 12, 1)
-    for prefix in (0, 1, 2):
-        padded = torch.cat([torch.full((1, prefix, 1), -1.0), tokens], 1)
-        grid = as_grid(torch.nn.Module(), padded, (40, 120))
-        assert grid.shape == (1, 1, 2, 6) and (grid.flatten() == tokens.flatten()).all()
-
-
-def test_channels_first_and_last_maps():
-    first = torch.randn(2, 7, 4, 6)
-    assert torch.equal(as_grid(torch.nn.Module(), first, (64, 96)), first)
-    assert torch.equal(as_grid(torch.nn.Module(), first.permute(0, 2, 3, 1), (64, 96)), first)
-    model = torch.nn.Module()
-    model.output_fmt = "NHWC"  # what the model says goes before what the shape suggests
-    square = torch.randn(2, 4, 4, 4)
-    assert torch.equal(as_grid(model, square, (64, 64)), square.permute(0, 3, 1, 2))

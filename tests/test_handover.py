@@ -141,16 +141,6 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned,
         assert f"{KEY}: features, the default with an init" in logged(out)
 
 
-def test_the_start_is_measured_as_the_end_is(init, tmp_path):
-    """With a frozen backbone and next to no learning they are one; and no weights of the fit are left behind."""
-    still = dict(model__freeze=True, train__lr=1e-12, train__weight_decay=0, data__subset={"per_class": 1})
-    changes = {**RUN, **still, "stages": [{"size": 16, "epochs": 1}], "init": str(init)}
-    assert inside("finetune", tmp_path / "run", **changes) == 0
-    found = result(tmp_path / "run")
-    assert found["top1"] == found["start_top1"] > 10
-    assert "C = 1, chosen by nothing: there are too few images to hold any out" in logged(tmp_path / "run")
-
-
 def test_statistics_that_a_short_pretraining_left_do_not_spoil_the_start(tmp_path):
     """Batch norms take each batch's own in training: the classifier is fitted to features as they are then."""
     kwargs = dict(layers=[1, 1, 1, 1], channels=[8, 8, 16, 32])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from folders import TINY, paint, result, section, tree
-from helpers import VIT, call, distance, flags, inside, metrics, refused, run_info, same, state, weights
+from helpers import VIT, distance, flags, inside, metrics, refused, run_info, same, state, weights
 from PIL import Image
 from test_distributed import ALONE, both
 from test_losses import naive as naive_instance
@@ -234,13 +234,6 @@ def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, tmp_path, monkeypat
     assert [r["label_loss"] for r in again] == [r["label_loss"] for r in metrics(out)]
 
 
-def test_k_folds_of_a_joint_run(root, tmp_path):
-    out = tmp_path / "run"
-    assert inside("pretrain", out, **{**SMALL, "train__epochs": 1}, data__root=str(root), data__folds=2) == 0
-    assert [fold["test_size"] for fold in result(out)["folds"]] == [8, 8] and result(out)["test_size"] == 16
-    assert [fold["train_size"] for fold in result(out)["folds"]] == [12, 12], "the unlabelled ones in each"
-
-
 @pytest.mark.parametrize("name", ["idmm", "supervised"])
 def test_other_runs_and_unlabelled(name, root, tmp_path):
     """Every method that needs no labels reads the folder."""
@@ -280,23 +273,6 @@ def test_mistakes_leave_no_folder(changes, line, root, tmp_path, capsys, monkeyp
     changes = {"data__root": str(root), **{key: value for key, value in changes.items() if key != "out"}}
     *_, found = refused(capsys, ["pretrain", *flags("pretrain", out, **{**SMALL, **changes})])
     assert found.startswith(line.replace("ROOT", str(root))) and not out.exists()
-
-
-def test_an_unlabelled_folder_that_repeats_other_images(root, tmp_path, capsys):
-    """The check lists copies of training images, and only suspects copies of test images."""
-    mine = shutil.copytree(root, tmp_path / "d")
-    Image.open(mine / "train/b/3.png").save(mine / "unlabelled/deep.bmp")
-    shutil.copy(mine / "test/a/1.png", mine / "unlabelled/seen.png")
-    assert call(["data", "check", "--root", mine, "--out", tmp_path / "check"]) == 1
-    said = capsys.readouterr().out
-    assert "\nduplicates: 1 pair (" in said and "\nsuspected leakage: 1 pair (" in said
-    report = json.loads((tmp_path / "check/check.json").read_text())
-    assert not report["clean"] and report["images"] == {"train": 16, "unlabelled": 6, "test": 6}
-    listed = tmp_path / "check/exclude.txt"
-    assert "unlabelled/deep.bmp" in listed.read_text().splitlines()
-    given = {**SMALL, "train__epochs": 1, "data__root": str(mine), "data__exclude": str(listed)}
-    assert inside("pretrain", tmp_path / "run", **given) == 0
-    assert result(tmp_path / "run")["train_size"] == 20 and result(tmp_path / "run")["excluded"] == 2
 
 
 def test_two_processes_are_one(root, tmp_path):

@@ -133,18 +133,14 @@ def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
 
 
 # ------------------------------------------------------------------ real time
-def test_a_real_run_keeps_its_time(tmp_path):
-    began = time.monotonic()
-    assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=0.15) == 0
-    assert time.monotonic() - began < 9 + 5
-    assert abs(result(tmp_path / "run")["seconds"] - 9) < 5
 
 
 def test_processes_end_together(tmp_path):
-    """By the first one's clock."""
+    """By the first one's clock, in the time that they were given."""
     with together("pretrain", tmp_path / "run", **SMALL, train__minutes=0.1) as processes:
         assert processes.wait() == 0, processes.said()
-    assert result(tmp_path / "run")["epochs"] == len(metrics(tmp_path / "run"))
+    found = result(tmp_path / "run")
+    assert found["epochs"] == len(metrics(tmp_path / "run")) and abs(found["seconds"] - 6) < 5
 
 
 def test_a_command_counts_from_its_start():

@@ -90,15 +90,6 @@ def test_a_mistake_is_a_line_each_and_exit_code_2_without_torch(tmp_path):
 
 
 # ------------------------------------------------------------------ values
-def test_a_file_is_blamed_for_its_own_values(tmp_path, capsys):
-    path = tmp_path / "f.yaml"
-    path.write_text("augment: {scale: [0.5, 0.1], flip: 0.5}\n")
-    line = "augment.scale: got [0.5, 0.1], expected [min, max] with 0 < min <= max <= 1"
-    assert refused(capsys, ["finetune", "--config", path]) == [f"{line} (in {path})"]
-    path.write_text("augment: {flip: 0.5}\ndata: {subset: {total: 3}}\n")
-    assert refused(capsys, ["finetune", "--config", path, "--augment.scale", "[0.5, 0.1]"]) == [line]
-    said = refused(capsys, ["finetune", "--config", path, "--data.subset.per_class", "1"])
-    assert said == ["data.subset: expected exactly one of per_class, total, fraction"]
 
 
 def test_out_may_not_be_init(tmp_path, capsys):

@@ -227,27 +227,6 @@ def test_three_lines_of_python(runs, images):
     assert len(many) == 2 and many.probabilities[0] == pytest.approx(found.probabilities[0], abs=1e-6)
 
 
-def test_open_images_are_read_as_their_files_are(runs, images):
-    """EXIF, transparency, palettes, grey of 8 and 16 bits; the caller's images stay as they were."""
-    clf = idmm.load_classifier(runs / "rgb")
-    paths = sorted((images / "test").rglob("*.*"))
-    opened = [Image.open(path) for path in paths]
-    modes = {image.mode for image in opened}
-    assert {"RGB", "RGBA", "L"} < modes and any(mode.startswith("I") for mode in modes)
-    before = [(image.mode, dict(image.info)) for image in opened]
-    assert np.array_equal(clf.predict(opened).probabilities, clf.predict(paths).probabilities)
-    assert [(image.mode, dict(image.info)) for image in opened] == before
-    deep = next(path for path in paths if Image.open(path).mode.startswith("I"))
-    grey = next(path for path in paths if Image.open(path).mode == "L")
-    arrays = [
-        np.array(Image.open(deep)).astype(np.uint16),
-        np.array(Image.open(grey)),
-        np.array(Image.open(grey))[..., None],
-    ]
-    same = clf.predict([deep, grey, grey]).probabilities
-    assert clf.predict(arrays).probabilities == pytest.approx(same, abs=1e-6)
-
-
 def test_what_python_refuses(runs, images, tmp_path):
     clf = idmm.load_classifier(runs / "rgb")
     good, bad = images / "test" / "red" / "00.png", tmp_path / "bad.png"

@@ -180,15 +180,6 @@ def test_groups_carry_any_colour_and_are_checked(tmp_path):
     ], "what is left out is not written down"
 
 
-def test_widths_of_an_mlp_that_is_not_there_are_refused():
-    why = "without method.projection has no projection head. Leave it out."
-    assert refused(name="idmm", dim=64) == [f"method.dim: got 64, but idmm {why}"]
-    assert refused(name="simclr", projection=False, hidden_dim=9) == [f"method.hidden_dim: got 9, but simclr {why}"]
-    config, notes = resolved(name="simclr", projection=False)
-    assert config.method.dim is None and not [line for line in notes if "dim" in line]
-    assert resolved(name="idmm", projection=True, dim=64, hidden_dim=9)[0].method.dim == 64
-
-
 def test_crops_that_a_method_compares():
     for crops in ([1], [2, 1]):
         line = f"views.crops: got {sum(crops)} crops per image, but simclr compares crops, expected 2"

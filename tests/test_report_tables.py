@@ -285,18 +285,6 @@ def test_mean_ranks_by_hand():
     assert found.sources == 3 and "over 3 comparisons on 3 targets, " in found.caption
 
 
-def test_what_does_not_differ_is_not_ranked():
-    """A comparison without a difference is left out, fewer than three sources or targets are no order."""
-    cells = sure(full(3, ("idmm",), targets=4, seeds=1))
-    assert len(sections.ranking(table(cells)).ranks) == 4
-    level = [{**one, "top1": 50.0} if one["target"] == "dtd" else one for one in cells]
-    found = sections.ranking(table(level))
-    assert "over 3 comparisons on 3 targets" in found.caption and "1 of 4 comparisons are skipped" in found.caption
-    few = [one for one in cells if one["source"] != "dtd"]
-    assert sections.ranking(table(few)).ranks == [] and "No ranking of sources" in rendered("grid.md", few)
-    assert "ranking" not in rendered("grid.md", [one for one in cells if one["source"] in ("scratch", "pets")])
-
-
 def test_intervals_over_targets_are_of_their_means():
     """Rows of a target go together: three of each are no more than one."""
     values = [1.0, 2.0, 4.0, 9.0]

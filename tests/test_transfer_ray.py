@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from folders import faults, tree
@@ -19,7 +18,7 @@ from transfers import GRID, begun, cells, inside, runs, stamps
 from idmm.config import parsing
 from idmm.errors import Interrupted, install
 from idmm.transfer import cluster
-from idmm.transfer.config import GridConfig, Ray
+from idmm.transfer.config import GridConfig
 from idmm.transfer.run import Grid
 
 STARTING = 90  # seconds until Ray counts as unable to start here
@@ -176,18 +175,3 @@ def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert faults(cluster.require) == [f"engine: ray needs ray. Install it with: {install('ray')}"]
     assert faults(cluster.run, None, None) == faults(cluster.require)
-
-
-def test_no_cluster_to_be_had():
-    def init(**_):
-        raise ConnectionError("Could not find\nany running Ray instance.")
-
-    fake = SimpleNamespace(init=init)
-    assert faults(cluster._join, fake, Ray(address="auto")) == [
-        "ray.address: cannot join the cluster 'auto' (Could not find any running Ray instance.). Start one "
-        "with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
-    ]
-    assert faults(cluster._join, fake, Ray()) == [
-        "engine: Ray does not start on this machine (Could not find any running Ray instance.). Join a running "
-        "cluster with --ray.address"
-    ]

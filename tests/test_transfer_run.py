@@ -91,30 +91,6 @@ def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(copied
     assert not made.asked
 
 
-def test_what_is_added_or_changed_reruns_what_it_touches(copied, monkeypatch):
-    made = Made(monkeypatch)
-
-    def asked(*argv, **changes):
-        made.asked.clear()
-        assert inside(copied, *argv, **changes) == 0
-        return made.asked
-
-    third = {"name": "digits", "label": "third", "subset": {"per_class": 3}}
-    wanted = [f"{start}-tiny-to-third-s3" for start in ("digits-idmm-s3", "few-idmm-s3", "scratch")]
-    assert sorted(asked(targets=[*GRID["targets"], third])) == wanted
-    tuned = asked("--finetune.train.epochs", 3)
-    assert len(tuned) == 6 and all("-to-" in title for title in tuned)
-    smoothed = asked("--pretrain.method.label_smoothing", 0.2, scratch=False)
-    assert smoothed[0] == "digits-idmm-tiny-s3" and len(smoothed) == 6
-    seeded = asked(seeds=[3, 4], sources=["digits"])
-    assert len(seeded) == 1 + 4 and all(title.endswith("s4") for title in seeded)
-    assert not asked(), "the first grid is still whole"
-    for path in runs(copied).values():
-        if path.parent.name == "pretrain" or path.name.startswith("few-idmm-s3-tiny-to-other"):
-            shutil.rmtree(path)
-    assert asked() == ["few-idmm-tiny-s3", "few-idmm-s3-tiny-to-other-s3"], "only what is needed"
-
-
 # ------------------------------------------------------------------ failures
 def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"

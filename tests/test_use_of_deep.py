@@ -134,16 +134,3 @@ def test_arrays_of_pictures(runs, xrays):
     wanted = r"^images: the image is an array of float32, \[20, 26\], expected .* or \[H, W\] of uint8 or uint16$"
     with pytest.raises(UserError, match=wanted):
         clf.predict(deep.astype(np.float32))
-
-
-def test_no_flag_is_named_that_the_command_lacks(runs, tmp_path, capsys):
-    bands.write(tmp_path / "0.tif", bands.bands(0, 0))
-    bands.write(tmp_path / "1.tif", bands.bands(0, 0))
-    np.save(tmp_path / "2.npy", bands.bands(0, 0))
-    lines = refused(capsys, ["predict", "--init", runs / "rgb", tmp_path])
-    why = "a TIFF of 5 channels (MINISBLACK), expected a page of grey, RGB or RGBA, as the run is of pictures"
-    assert [line.partition(": ")[2] for line in lines[1:]] == [
-        why,
-        why,
-        "an array of shape [24, 28, 5], expected [H, W] or [H, W, 3], as the run is of pictures",
-    ]

@@ -203,19 +203,6 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     assert f"data.groups: {shared}, so accuracies come out too high: patient 0" in caplog.text
 
 
-def test_the_check_looks_at_images_without_a_row_too(flat, tmp_path, capsys):
-    """Pretraining reads them: what is wrong with them would stop it."""
-    root = shutil.copytree(flat, tmp_path / "d")
-    (root / "new/broken.png").write_text("no image")
-    argv = ["data", "check", "--root", root, "--labels", written(tmp_path / "labels.csv", table(PATHS, CLASSES))]
-    assert call([*argv, "--out", tmp_path / "out"]) == 1
-    said = capsys.readouterr().out
-    assert "12 train, 3 unlabelled images" in said and "classes of train: 2, with 6 images each\n" in said
-    left_out = (tmp_path / "out/exclude.txt").read_text()
-    assert left_out.startswith(f"# for --data.exclude: the findings of 'idmm data check --root {root}'")
-    assert left_out.splitlines()[-1] == "new/broken.png"
-
-
 def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     text = "path,class,split\nscans/p0_0.png,ill,train\nscans/p9_0.png,ill,train\nscans/p0_0.png,well,train\n"
     text += "scans/p1_0.png,,train\n"

@@ -10,9 +10,9 @@ from timm.data.auto_augment import rand_augment_transform
 
 from idmm.config import METHODS, Augment, CropGroup, Views
 from idmm.data import views
-from idmm.data.augment import TrainTransform, centre_crop
+from idmm.data.augment import TrainTransform
 from idmm.data.loaders import BatchPlan, training_batches, worker_count
-from idmm.data.views import ORDERS, MultiCropTransform, ViewPlan, draw_boxes, draw_views, short_side_bound
+from idmm.data.views import ORDERS, MultiCropTransform, draw_boxes, draw_views, short_side_bound
 from idmm.errors import RunError, UserError
 from idmm.seeding import derive, seeded, uniforms
 
@@ -32,13 +32,6 @@ class Store:
 
     def image(self, i):
         return self.images[i]
-
-
-def still(count, **changes):
-    """A plan that changes no pixel."""
-    off = dict.fromkeys(("flip", "jitter", "grey", "solarize"), np.zeros(count, bool))
-    whole = dict(box=np.zeros((count, 4), int), factors=np.ones((count, 4)), order=np.zeros(count, int))
-    return ViewPlan(**{**off, **whole, "sigma": np.zeros(count), **changes})
 
 
 def one_view(image, plan, v, size):
@@ -128,20 +121,6 @@ def test_a_view_depends_on_seed_epoch_and_image_alone():
     assert not torch.equal(batch["views"][0][7, 0], batch["views"][0][7, 1])
 
 
-def test_normalisation_and_grey_models():
-    images = torch.rand(2, 3, 4, 4)
-    mean, std = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)
-    torch.testing.assert_close(views.normalise(images, mean, std), tv.normalize(images, mean, std))
-    grey = (tv.rgb_to_grayscale(images) - 0.5) / 0.25
-    torch.testing.assert_close(views.normalise(images, (0.5,), (0.25,)), grey, atol=2e-3, rtol=0)
-    levels = [(255 * image).byte() for image in images]
-    plan = still(2, box=np.array([[0, 0, 4, 4]] * 2))
-    for given in ((mean, std), ((0.5,), (0.25,))):
-        made = views.make_views(levels, plan, 4, *given)  # [2, 1, C, 4, 4]
-        wanted = views.normalise(torch.stack(levels).float() / 255, *given)
-        torch.testing.assert_close(made[:, 0], wanted, atol=1e-5, rtol=0)
-
-
 def test_short_side_bound_keeps_every_crop_from_being_enlarged_more():
     assert short_side_bound(112, 0.05) == 579  # 112 / sqrt(0.05 * 3/4)
     assert short_side_bound(224, 0.08) == 915
@@ -179,14 +158,6 @@ def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugme
 def test_a_randaugment_that_is_not_understood_is_the_users_to_mend():
     with pytest.raises(UserError, match="^augment.randaugment: 'rand-q3' is unknown, expected timm's form"):
         TrainTransform(Store(), Augment(randaugment="rand-q3"), 16, GREY, GREY, key=5)
-
-
-def test_centre_crop_is_torchvisions_and_takes_any_shape():
-    for height, width in ((40, 60), (60, 40), (10, 12)):
-        assert centre_crop(torch.zeros(3, height, width, dtype=torch.uint8), 28, 0.875).shape == (3, 28, 28)
-    square = torch.randint(0, 256, (3, 50, 50), dtype=torch.uint8)
-    resized = tv.resize(square, [256], tv.InterpolationMode.BICUBIC, antialias=True)
-    assert torch.equal(centre_crop(square, 224, 0.875), tv.center_crop(resized, [224, 224]))
 
 
 @pytest.mark.parametrize("key", ["views", "images"])
