@@ -1,32 +1,54 @@
-"""Losses that see the whole batch: two processes are one, in values, gradients and whole runs."""
+"""Losses that see the whole batch, and the N-way layer: two processes are one, in values, gradients and whole runs."""
 
 import json
 
+import numpy as np
 import pytest
 import torch
-from helpers import Together, distance, flags, inside, metrics, weights
+from helpers import Together, distance, flags, inside, metrics, state
 from test_distributed import ALONE
+from test_resume import stop_at, where
 from tiny import batch, make
 
-# SGD: Adam would hide a factor in the gradient. The last of an epoch's steps has one image: one process has none.
-RUN = dict(
-    ALONE, method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None,
-    views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__optimizer="sgd", train__lr=0.05, train__accumulate=1,
+from idmm.stages import read_outputs
+
+SGD = {"train__optimizer": "sgd", "train__lr": 0.05}  # Adam would hide a factor in the gradient
+LINEAR = {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale")}
+# the last of an epoch's steps has one image, so that one process has none
+PAIR = dict(
+    **ALONE, **SGD, **LINEAR, views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__accumulate=1,
     train__save_minutes=60, data__subset={"total": 43}, train__batch_size=21, train__epochs=3,
 )  # fmt: skip
 DINO = {"method__hidden_dim": 24, "method__dim": 12, "method__freeze_epochs": 0, "method__momentum": 0.9}
-RUNS = {
-    "supcon": RUN,
+# 41 images in steps of 20: the last has one image, for two processes with three micro-batches
+IDMM = dict(
+    **ALONE, data__subset={"total": 41}, train__accumulate=3, train__epochs=3, train__save_minutes=60,
+    method__cutmix_alpha=0, train__monitor_every=1, train__clip_grad=0.5,
+)  # fmt: skip
+METHODS = {
+    "supcon": PAIR,
     # an epoch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink that rounding decides
-    "mocov2": {**RUN, "method__queue": 43, "method__momentum": 0.9, "seed": 1},
-    "dino": {**RUN, **DINO, "data__subset": {"total": 40}, "train__batch_size": 20},  # equal shares
+    "mocov2": {**PAIR, "method__queue": 43, "method__momentum": 0.9, "seed": 1},
+    "dino": {**PAIR, **DINO, "data__subset": {"total": 40}, "train__batch_size": 20},  # equal shares
 }
-
-
-SEVERAL = """
+NWAY = {
+    "linear": {**IDMM, **SGD, **LINEAR, "train__accumulate": 1},
+    "cosine": {**IDMM, **SGD, "train__clip_grad_mode": "tensor", "method__classifier_lr_scale": 1},
+    "adamw": {**IDMM, "train__lr": 0.001, "train__save_minutes": 0},
+}
+RUNS = {**{name: {**run, "method__name": name} for name, run in METHODS.items()}, **NWAY}
+PLACE = (1, 1, 2)  # stage, epoch and step where runs are cut
+SCRIPT = """
 import json, sys
+sys.path.insert(0, "tests")
+import pytest
+from test_resume import stop_at
 from idmm.cli import main
-assert all(main(argv) == 0 for argv in json.load(open(sys.argv[1])))
+for argv, place in json.load(open(sys.argv[1])):
+    with pytest.MonkeyPatch.context() as patch:
+        if place:
+            stop_at(patch, *place)
+        assert main(argv) == (130 if place else 0), argv
 """
 
 
@@ -77,56 +99,82 @@ print("gathered")
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    """All methods on one process, and on two in one launch."""
-    folder = tmp_path_factory.mktemp("both")
-    commands = []
+def runs(tmp_path_factory):
+    """Every run on one process and, in one launch, on two; cut on one and taken up on two, and the other way."""
+    folder, commands = tmp_path_factory.mktemp("runs"), []
+
+    def command(out, name, place=None):
+        commands.append((["pretrain", *flags("pretrain", out, **RUNS[name])], place))
+
     for name, changes in RUNS.items():
-        assert inside("pretrain", folder / f"{name}-one", **changes, method__name=name) == 0
-        commands.append(["pretrain", *flags("pretrain", folder / f"{name}-two", **changes, method__name=name)])
+        assert inside("pretrain", folder / f"{name}-one", **changes) == 0
+        command(folder / f"{name}-two", name)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, *PLACE)
+        assert inside("pretrain", folder / "one-two", **RUNS["adamw"]) == 130
+    command(folder / "one-two", "adamw")
+    command(folder / "two-one", "adamw", PLACE)
     (folder / "commands.json").write_text(json.dumps(commands))
-    (folder / "several.py").write_text(SEVERAL + GATHERING)
+    (folder / "several.py").write_text(SCRIPT + GATHERING)
     with Together([folder / "several.py", folder / "commands.json"], folder / "err") as processes:
         assert processes.wait() == 0, processes.said()
-        assert processes.said().count("2 processes, fp32") == len(RUNS)
         (folder / "said").write_text(processes.said())
+    assert where(folder / "two-one") == PLACE
+    assert inside("pretrain", folder / "two-one", **RUNS["adamw"]) == 0
     return folder
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_runs_on_two_processes(name, both):
-    one, two = both / f"{name}-one", both / f"{name}-two"
+def assert_alike(one, two, tolerance):
+    """Records and exported weights are the same, to float tolerance."""
     for a, b in zip(metrics(one), metrics(two), strict=True):
         assert a.keys() == b.keys()
         for key in a:
             assert a[key] == pytest.approx(b[key], rel=1e-4, abs=2e-4), (key, a, b)
-    start = weights(one)
-    assert start and distance(one, two) < 1e-5, "of weights that moved by far more"
+    assert distance(one, two) < tolerance
 
 
-def test_the_runs_moved(both):
+def assert_state_alike(one, two, tolerance):
+    """So are all trained tensors, the optimizer's moments and the exported N-way rows."""
+    assert_alike(one, two, tolerance)
+    a, b = state(one), state(two)
+    for name, tensor in a["method"].items():
+        assert float((tensor - b["method"][name]).abs().max()) < tolerance, name
+    for number, moments in a["optimizer"]["state"].items():
+        for name, value in moments.items():
+            assert float((value - b["optimizer"]["state"][number][name]).abs().max()) < 10 * tolerance, name
+    assert np.abs(read_outputs.instances(one).weight - read_outputs.instances(two).weight).max() < tolerance
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_are_one(name, runs):
+    same = assert_state_alike if name in NWAY else assert_alike
+    same(runs / f"{name}-one", runs / f"{name}-two", 3e-4 if name == "adamw" else 1e-5)
+
+
+@pytest.mark.parametrize("name", ["one-two", "two-one"])
+def test_taken_up_on_another_number_of_processes(name, runs):
+    assert_state_alike(runs / "adamw-one", runs / name, 3e-4)
+
+
+def test_the_runs_moved(runs):
     """The equality above is not that of runs that stood still."""
     still = {**RUNS["supcon"], "train__lr": 1e-9, "train__epochs": 1}
-    assert inside("pretrain", both / "still", **still, method__name="supcon") == 0
-    for name in RUNS:
-        assert distance(both / f"{name}-one", both / "still") > (1e-3 if name != "dino" else 1e-5)
+    assert inside("pretrain", runs / "still", **still) == 0
+    for name in METHODS:
+        assert distance(runs / f"{name}-one", runs / "still") > (1e-3 if name != "dino" else 1e-5)
 
 
-def test_gathered_rows_and_losses_of_them(both):
+def test_gathered_rows_and_losses_of_them(runs):
     """What ``GATHERING`` asserts, in each process; MoCo v3's batch norms keep it from equality of whole runs."""
-    assert (both / "said").read_text().count("gathered") == 2
+    said = (runs / "said").read_text()
+    assert said.count("gathered") == 2 and said.count("2 processes, fp32") == len(RUNS) + 2
 
 
 @pytest.mark.parametrize("name", ["simclr", "supcon", "mocov2", "mocov3", "dino"])
 def test_a_micro_batch_without_an_image_is_no_nan(name):
-    """Where a step has fewer images than micro-batches, the rest run one image at factor 0, and 0 times NaN is NaN."""
+    """If a step has fewer images than micro-batches, the rest run one image at factor 0, and 0 times NaN is NaN."""
     method = make(name)
     loss = method({**batch(2, images=1, double=False), "weight": 0.0}, 0, 0)["loss"]
     (loss * 0.0).backward()
     grads = [p.grad for p in method.parameters() if p.grad is not None]
     assert bool(torch.isfinite(loss)) and grads and all(float(grad.abs().max()) == 0 for grad in grads)
-
-
-def test_fewer_images_than_micro_batches_in_a_run(tmp_path):
-    changes = {**RUN, "train__accumulate": 3, "train__batch_size": 21, "method__name": "mocov2", "method__queue": 9}
-    assert inside("pretrain", tmp_path / "run", **changes) == 0

@@ -1,7 +1,8 @@
-"""CONTRIBUTING.md: its blocks put where their first lines say, then a run with the method, backbone and dataset."""
+"""CONTRIBUTING.md's blocks in a copy of the code, and examples/tune_with_optuna.py on digits."""
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 from helpers import ENVIRONMENT, ROOT
 from PIL import Image
+
+from idmm.config import PretrainConfig
+from idmm.config.parsing import build
+from idmm.data.loaders import one_thread
 
 PLACE = re.compile(r"# (\S+?)(?:, (before|after|at the end) ?(.*))?\n")
 
@@ -70,3 +75,23 @@ def run(house, *argv):
     own = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}  # the copy's idmm, no other
     done = subprocess.run([sys.executable, *map(str, argv)], cwd=house, env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def run_example(name, monkeypatch, **settings):
+    for key, value in settings.items():
+        monkeypatch.setenv(key, str(value))
+    with one_thread():
+        runpy.run_path(ROOT / "examples" / name)
+
+
+@pytest.mark.slow
+def test_tuning_keeps_the_best_trial_and_continues(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    for trials in (1, 2):
+        run_example("tune_with_optuna.py", monkeypatch, OUT=out, TRIALS=trials, EPOCHS=1)
+        said = capsys.readouterr()
+        assert said.err.count("finished with value") == 1, "a finished trial is not repeated"
+    assert "kNN on held-out training images: first trial" in said.out and str(out / "tuned.yaml") in said.out
+    found = build(PretrainConfig, out / "tuned.yaml")
+    assert found.views.crops[0].scale[1] == 1.0 and 1e-4 <= found.train.lr <= 1e-2
+    assert sorted(path.name for path in out.iterdir()) == ["study.db", "tuned.yaml"]

@@ -42,7 +42,7 @@ def test_digits_are_said_to_be_digits_in_the_first_line(whole):
 def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, capsys):
     name = "digits"
     line = f"data.root: '{pictures}', but data.name '{name}' comes with a package and takes none. "
-    line += "leave it out, or the name, which is then 'folder'"
+    line += "Leave it out, or the name, which is then 'folder'"
     where = ["--data.name", name, "--data.root", pictures]
     assert refused(capsys, ["pretrain", *where, "--out", tmp_path / "o"]) == [line]
     assert refused(capsys, ["data", "check", name, "--root", pictures])[-1] == line

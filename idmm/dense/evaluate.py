@@ -79,8 +79,7 @@ def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int) -> Obje
     """Return a detector's output for a letterboxed canvas in pixels of the image's file.
 
     Masks are drawn at the file's size directly. torchvision's RoIAlign is not aligned, so it trains masks half a pixel
-    of the canvas too far to the upper left. This is corrected here. Its own drawing is coarser
-    (tests/test_evaluate_dense.py compares both).
+    of the canvas too far to the upper left. This is corrected here. Its own drawing is coarser.
 
     Args:
         output: Of one image, see :meth:`idmm.dense.network.Detector.forward`.
