@@ -122,7 +122,7 @@ def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
     (line,) = faults(read, copy)
     assert line.startswith(f"{copy / name}: cannot be read (")
     (copy / name).unlink()
-    assert faults(read, copy)[0].startswith(f"{copy / name}: does not exist, ")
+    assert faults(read, copy)[0].startswith(f"{copy / name}: does not exist. ")
 
 
 def test_what_is_no_finished_run(fine, tmp_path):

@@ -299,6 +299,6 @@ def test_a_constant_channel_is_refused(tmp_path, capsys):
         tifffile.imwrite(path, values, photometric="minisblack")
     assert inside("pretrain", tmp_path / "a", **RUN, data__root=str(root)) == 2
     why = "the training images have one value in all pixels of channel 3"
-    how = "use the others by --data.bands '[0, 1, 2, 4]', or give --data.mean and --data.std"
-    assert f"data.std: {why}; {how}" in capsys.readouterr().err and not (tmp_path / "a").exists()
+    how = "Use the others by --data.bands '[0, 1, 2, 4]', or give --data.mean and --data.std"
+    assert f"data.std: {why}. {how}" in capsys.readouterr().err and not (tmp_path / "a").exists()
     assert inside("pretrain", tmp_path / "b", **TINY, data__root=str(root), data__bands=[0, 1, 2, 4]) == 0

@@ -18,7 +18,7 @@ from idmm.data.registry import DATASETS
 from idmm.errors import RunError
 
 FETCHED = [name for name, row in DATASETS.items() if row.archives]
-AGAIN = "the same command tries again, and keeps the files that are whole"
+AGAIN = "The same command tries again, and keeps the files that are whole"
 
 
 def fails(row, root):
@@ -95,7 +95,7 @@ def test_a_broken_connection(order, indoor67, server, monkeypatch, tmp_path):
     server.orders = [{}, order]
     root = tmp_path / "root"
     line = fails(indoor67, root)
-    assert line.startswith(f"{indoor67.archives[1].url}: cannot be fetched (") and line.endswith(f"; {AGAIN}")
+    assert line.startswith(f"{indoor67.archives[1].url}: cannot be fetched (") and line.endswith(f". {AGAIN}")
     server.asked.clear()
     opened(root)
     assert len(server.asked) == 2, "the first file was whole"

@@ -30,7 +30,7 @@ def test_roots_that_are_none(name, tmp_path):
 def test_what_a_folder_lacks_is_named(name, file, tmp_path):
     base = BUILD[name](tmp_path)
     shutil.rmtree(base / file) if (base / file).is_dir() else (base / file).unlink()
-    line = f"data.root: '{base}' lacks {file}; 'idmm data info {name}' shows the expected files"
+    line = f"data.root: '{base}' lacks {file}. 'idmm data info {name}' shows the expected files"
     assert refused(name, tmp_path) == [line, advice(name, tmp_path)]
 
 

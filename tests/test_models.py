@@ -93,7 +93,7 @@ def test_drop_path_reaches_the_models_that_have_it():
 
 
 REFUSED = [  # name, size, kwargs, and how the message begins and continues
-    ("deit_tinny_patch16_224", None, {}, "model.name: 'deit_tinny_patch16_224' is unknown; did you mean"),
+    ("deit_tinny_patch16_224", None, {}, "model.name: 'deit_tinny_patch16_224' is unknown. Did you mean"),
     ("hf-hub:timm/vit", None, {}, "model.name: 'hf-hub:timm/vit' is unknown"),  # no download
     ("vit_tiny_patch16_224.no", 32, {}, "model.name: 'vit_tiny_patch16_224.no' cannot be built"),
     (DEIT, 32, {"embed_dimm": 3}, f"model.kwargs: {DEIT} refuses {{'embed_dimm': 3}}: .*unexpected keyword argument"),
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_another_model():
     line = fails(other.load_into, model)
     assert line.startswith("init: 'p.pth' is a checkpoint of another model: only 2 of 30 weights fit deit_tiny_patch16")
     assert fails(load, model, other.state, source="p.pth") == line.replace("init: 'p.pth'", "p.pth:")
-    assert "missing: cls_token, pos_embed," in line and "unknown: " in line
+    assert "Missing: cls_token, pos_embed," in line and "Unknown: " in line
     before = {k: v.clone() for k, v in model.state_dict().items()}
     line = fails(load, model, tiny(32, embed_dim=64).state_dict(), source="p.pth")
     assert line.startswith("p.pth: does not fit deit_tiny_patch16_224") and "more" in line
@@ -179,7 +179,7 @@ def test_files_that_are_no_checkpoints(tmp_path):
         assert line.startswith(f"{path}: ") and named == line.replace(f"{path}:", f"init: '{path}'", 1)
         return line
 
-    assert "does not exist; give a run folder, or a .safetensors" in message(tmp_path / "none")
+    assert "does not exist, expected a run folder, or a .safetensors" in message(tmp_path / "none")
     assert "has no backbone.safetensors and no backbone.json in it" in message(tmp_path)
     (tmp_path / "last").mkdir()
     assert "has not written its backbone.safetensors yet" in message(tmp_path)

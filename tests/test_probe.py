@@ -152,7 +152,7 @@ def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, loo
     root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
     argv = ["--data.name", "folder", "--data.root", root]
     assert probed(tmp_path / "b", *argv, out=tmp_path / "o")["size"] == 224 and looks[-1] == 2
-    assert f"size: 224 px, timm's for {NAME}; --size sets another" in caplog.text
+    assert f"size: 224 px, timm's for {NAME}. --size sets another" in caplog.text
 
 
 def test_mean_per_class_where_the_literature_reports_it(run, tmp_path, monkeypatch, capsys):

@@ -164,7 +164,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
         if (folder / "metrics.jsonl").exists():
             raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match="repeat the command to resume"):
+    with pytest.raises(Interrupted, match="Repeat the command to resume"):
         cluster.run(grid, stop)
     assert not list(grid.out.glob("jobs/*.started")) and not grid.failures() and len(grid.remaining()) == 2
     assert (folder / "last" / "state.pt").exists()

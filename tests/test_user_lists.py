@@ -282,7 +282,7 @@ WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g
         ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0), {WANTED}"),
         ("(p)(q)", f"'(p)(q)' has 2 brackets that count, {WANTED}"),
         ("p[0-9]_", f"'p[0-9]_' has 0 brackets that count, {WANTED}"),
-        ("(p0)", "'(p0)' gives no group to 10 images: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more;"
+        ("(p0)", "'(p0)' gives no group to 10 images: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more,"
                  " expected one for each image"),
         ("gone.csv", "cannot read 'gone.csv' (no such file or directory), expected a CSV file of path,group"),
         ("twice.csv", "twice.csv:3: 'scans/p0_0.png' is of 'a' already, expected one group per image"),
