@@ -1,6 +1,5 @@
 """The flags of the commands that use finished runs: predict, embed, similar, explore, report and export."""
 
-from dataclasses import field
 from typing import Literal
 
 from pydantic import Field
@@ -89,14 +88,6 @@ class SimilarConfig(UseConfig):
 
 
 @section
-class RunImages:
-    """The images of the run."""
-
-    root: str | None = None
-    """Folder of the run's images, if they were moved. Default: as in the run's config.yaml."""
-
-
-@section
 class ExportConfig:
     """Export the model to ONNX, or to a folder for timm or Hugging Face. The result is compared with torch."""
 
@@ -106,4 +97,3 @@ class ExportConfig:
     """'onnx': a file (needs the extra 'export'). 'timm': a folder with a model card. 'hf': the same for the Hub."""
     out: str = REQUIRED
     """File ending in .onnx, or a new or empty folder."""
-    data: RunImages = field(default_factory=RunImages)

@@ -1,7 +1,6 @@
 """``idmm export``: a run's model for other programs, as an ONNX file or a folder for timm and the Hugging Face Hub."""
 
 import json
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from idmm.config.usage import ExportConfig
 from idmm.errors import UserError, checked, needed
 from idmm.files import expand_home, filling, free_folder, out_file, weights_file, write_bytes
-from idmm.progress import log
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
 # keys of timm's description of a model and of its preprocessing
@@ -32,16 +30,12 @@ def export(config: ExportConfig) -> str:
         lambda: _check_run(run),
         lambda: is_onnx and needed("format: onnx", NEEDED, "export"),
     )
-    from idmm.inference.export_source import Source  # torch takes seconds, a mistake is reported at once
+    from idmm.inference.export_model import Source  # torch takes seconds, a mistake is reported at once
 
     source = Source(run)
-    sample, reason = source.sample(config.data.root)
-    if reason:
-        line = "checked on noise, as the run's images cannot be read (%s). Name their folder with --data.root DIR"
-        log.warning(line, reason)
     if is_onnx:
-        return _write_onnx(out, source, sample)
-    check = write_folder(source, sample, out, hub=config.format == "hf")
+        return _write_onnx(out, source)
+    check = write_folder(source, out, hub=config.format == "hf")
     line = f"{out}: config.json, model.safetensors, README.md. Load it with "
     return f"{line}timm.create_model('local-dir:{out}', pretrained=True)\nchecked against torch: {check}"
 
@@ -52,14 +46,13 @@ def _check_run(run: Path) -> None:
         raise UserError(f"init: '{run}' has no result.json. Let the run finish, or name a finished one")
 
 
-def _write_onnx(out: Path, source, sample) -> str:
+def _write_onnx(out: Path, source) -> str:
     import onnx
 
-    from idmm.inference.export_graph import OPSET, onnx_model
+    from idmm.inference.export_model import OPSET, onnx_model
 
-    proto, check = onnx_model(source, sample)
+    proto, check = onnx_model(source)
     about = {"idmm": version("idmm"), "run": source.run.resolve().name, "model": source.saved.name}
-    about |= {"parameters": source.parameters, "output": source.output, "opset": OPSET, "checked": asdict(check)}
     properties = {"preprocessing": source.preprocessing, "about": about}
     if source.classes:
         properties["classes"] = source.classes
@@ -72,7 +65,7 @@ def _write_onnx(out: Path, source, sample) -> str:
 
 
 # ---------------------------------------------------------------------- a folder
-def write_folder(source, sample, out: Path, hub: bool):
+def write_folder(source, out: Path, hub: bool) -> str:
     """Write ``config.json``, ``model.safetensors`` and ``README.md`` for ``timm.create_model('local-dir:PATH',
     pretrained=True)``. With ``hub`` the README has the Hub's front matter. Return the check.
 
@@ -84,7 +77,7 @@ def write_folder(source, sample, out: Path, hub: bool):
     from safetensors.torch import save
 
     from idmm.inference.export_card import card
-    from idmm.inference.export_graph import check, quiet
+    from idmm.inference.export_model import check, quiet
 
     state = {name: tensor.clone().contiguous() for name, tensor in source.model.state_dict().items()}
     with filling(out) as folder:
@@ -94,7 +87,7 @@ def write_folder(source, sample, out: Path, hub: bool):
         with quiet():
             loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         with torch.inference_mode():
-            return check(source, sample, lambda images: loaded(images).numpy())
+            return check(source, lambda images: loaded(images).numpy())
 
 
 def timm_config(source) -> dict[str, Any]:

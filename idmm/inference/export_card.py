@@ -8,12 +8,8 @@ from typing import Any
 import yaml
 
 from idmm.config import FinetuneConfig
-from idmm.data.split import counted
 from idmm.files import is_public, run_of
-from idmm.inference.export_source import Source
-from idmm.stages import stage_of
-
-OURS = ("t2t_vit_", "cvt_")  # architectures that timm knows only after importing idmm.models
+from idmm.inference.export_model import Source
 
 _PICTURES = """\
 prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
@@ -24,11 +20,6 @@ _CLASSES = """\
 names = model.pretrained_cfg["label_names"]
 print(names[shares.argmax()], float(shares.max()))
 """
-_LIMITS = """\
-- Images of other cameras, places or years than the test images' were not measured.
-- Calibration, fairness between groups of people, and resistance to misleading images were not measured.
-- No licence is named: whoever publishes the model chooses it.
-"""
 
 
 def card(source: Source, hub: bool) -> str:
@@ -36,19 +27,14 @@ def card(source: Source, hub: bool) -> str:
     result = json.loads((source.run / "result.json").read_text(encoding="utf-8"))
     bands = "" if source.network.bands is None else f" of {source.saved.in_chans} channels"
     kind = f"classifier of images{bands} into {len(source.classes)} classes" if source.classes else f"backbone{bands}"
-    weights = f"{_code(source.saved.name)}, {source.parameters / 1e6:.2f} million parameters"
-    preprocessing = [(name, str(value)) for name, value in source.preprocessing.items()]
+    facts = "\n".join(f"- {name}: {text}" for name, text in _facts(source, result))
     blocks = [f"---\n{front_matter(source, result)}---"] if hub else []
     blocks.append(f"# {_code(source.run.resolve().name)}")
-    blocks.append(f"A {kind}: {weights}. Trained and exported by the toolkit idmm, version {version('idmm')}.")
-    if source.classes and "top1" in result:
-        blocks.append(_accuracy(result))
-    blocks.append(f"## Data and training\n\n{_table(_facts(source, result))}")
+    blocks.append(f"A {kind}, {_code(source.saved.name)}, trained by the toolkit idmm, version {version('idmm')}.")
+    blocks.append(f"{facts}\n- licence: none is named, whoever publishes the model chooses it")
     if source.classes:
         blocks.append(f"Classes, by number from 0: {', '.join(map(_code, source.classes))}.")
-    blocks.append(f"## Use\n\n```python\n{_code_lines(source)}```")
-    blocks.append(f"Preprocessing of images:\n\n{_table(preprocessing)}")
-    blocks.append(f"## Limits\n\n{_LIMITS}")
+    blocks.append(f"```python\n{_code_lines(source)}```\n")
     return "\n\n".join(blocks)
 
 
@@ -72,37 +58,19 @@ def dataset_name(data) -> str:
     return Path(data.root).resolve().name if data.name == "folder" and data.root else data.name or "digits"
 
 
-def _accuracy(result: dict) -> str:
-    low, high = result["top1_interval"]
-    baseline = f"{result['baseline_top1']:.2f}" if "baseline_top1" in result else "not measured"
-    rows = [
-        ("**top-1**", f"**{result['top1']:.2f}** (95 % interval {low:.2f} to {high:.2f})"),
-        ("top-5", f"{result['top5']:.2f}"),
-        ("mean over classes", f"{result['mean_per_class']:.2f}"),
-        ("without a network: logistic regression on hand-made features", baseline),
-        ("without a network: always predicting the largest class", f"{result['largest_class']:.2f}"),
-    ]
-    head = f"On {result['test_size']} test images that were not trained on, in percent, of one run with one seed:"
-    return f"## Accuracy\n\n{head}\n\n{_table(rows)}"
-
-
 def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
-    """Return the dataset's name, the splits, and the training. The rest is in the run's ``config.yaml``."""
-    config, train = source.config, source.config.train
-    facts = [("dataset", _code(dataset_name(config.data))), ("training images", f"{result['train_size']:,}")]
-    if "test_size" in result:
-        facts.append(("test images", f"{result['test_size']:,}"))
+    """Return the accuracy next to its baselines, the dataset and the start. The rest is in ``config.yaml``."""
+    config, facts = source.config, []
+    if source.classes and "top1" in result:
+        low, high = result["top1_interval"]
+        images = f"{result['test_size']:,} test images"
+        facts.append(("top-1", f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) of {images}"))
+        if "baseline_top1" in result:
+            facts.append(("logistic regression on hand-made features", f"{result['baseline_top1']:.2f} %"))
+        facts.append(("the largest class", f"{result['largest_class']:.2f} %"))
+    facts.append(("dataset", f"{_code(dataset_name(config.data))}, {result['train_size']:,} training images"))
     if not isinstance(config, FinetuneConfig):
         facts.append(("method", config.method.name))
-    for phase in stage_of(config).phases:
-        details = [] if "minutes" in result else [counted(phase.epochs, "epoch")]
-        details.append(f"batches of {phase.batch_size}")
-        if lr := phase.lr or train.lr:
-            details.append(f"learning rate {lr:g}")
-        facts.append((f"{phase.size} px", ", ".join(details)))
-    if "minutes" in result:  # the clock ended the stages, not the recipe's epochs
-        facts.append(("length", f"{result['minutes']:g} minutes, {counted(result['epochs'], 'epoch')} in all"))
-    facts.append(("seed", str(result["seed"])))
     if config.init:  # public weights by their name, others by their folder
         facts.append(("started from", _code(config.init if is_public(config.init) else run_of(config.init).name)))
     return facts
@@ -115,20 +83,13 @@ def _code_lines(source: Source) -> str:
     lines = "import timm, torch\n"
     if by_timm:
         lines += "from PIL import Image\n"
-    if source.saved.name.startswith(OURS):
+    if type(source.model).__module__.startswith("idmm."):
         lines += "import idmm.models  # the toolkit of this model: timm itself does not know the architecture\n"
     lines += '\nmodel = timm.create_model("local-dir:PATH", pretrained=True).eval()  # or "hf-hub:USER/NAME"\n'
     lines += _PICTURES.format(channels=channels) if by_timm else "image = ...  # [1, C, H, W], by hand\n"
     lines += "with torch.inference_mode():\n"
     outputs = _CLASSES if source.classes else "    features = model(image)[0]  # [{width}]\n"
     return lines + outputs.format(width=source.width)
-
-
-def _table(rows: list[tuple[str, str]]) -> str:
-    lines = ["| | |", "|---|---|"]
-    for name, text in rows:
-        lines.append(f"| {name} | {text.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines)
 
 
 def _code(text: object) -> str:
