@@ -29,7 +29,7 @@ class ReportConfig:
 
 @section
 class ExploreConfig(Inference):
-    """Find similar training images: neighbours, clusters, likely duplicates and wrong labels, with thumbnails."""
+    """Find likely duplicates, wrong labels and nearest images among training images, with thumbnails and a map."""
 
     run: str = REQUIRED
     """A finished run folder. IDMM pretraining works best. Other runs are compared by their features."""

@@ -1,4 +1,4 @@
-"""Similarity of rows: neighbours, near-duplicates, clusters, and labels that neighbours do not share.
+"""Similarity of rows: neighbours, near-duplicates, and labels that neighbours do not share.
 
 There is a row per image, of the N-way layer or of features. Products are computed in blocks, so that a hundred
 thousand rows need little memory. Measurements of these scores: benchmarks/results/explore.md.
@@ -16,7 +16,6 @@ ALPHA = 0.9  # share of the neighbours in a row's label
 CLOSE = 1e-6  # relative change of each share at which the labels have converged
 ABOVE = 5.0  # see likely_duplicates
 LIKELY = 0.5  # margin of the vote above which a label is likely wrong
-MOST_CLUSTERS = 30
 _BLOCK = 1 << 24  # products in memory at a time: 64 MiB
 
 
@@ -138,20 +137,3 @@ def spread_labels(near: Neighbours, labels: np.ndarray, classes: int) -> np.ndar
         total = shares.sum(axis=axis, keepdims=True)
         shares = np.divide(shares, total, out=np.zeros_like(shares), where=total > 0)
     return shares
-
-
-def clusters(unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Group rows of unit length, float32 [N, d], by k-means with the square root of N / 2 clusters, 30 at most.
-
-    Returns:
-        Each row's cluster, numbered from 0 by size, int64 [N], and its cosine with the cluster's centre, float32 [N].
-    """
-    from sklearn.cluster import MiniBatchKMeans
-
-    number = min(MOST_CLUSTERS, max(2, round((len(unit) / 2) ** 0.5)))
-    kmeans = MiniBatchKMeans(number, batch_size=2048, n_init=5, random_state=0).fit(unit)
-    order = np.argsort(-np.bincount(kmeans.labels_, minlength=kmeans.n_clusters), kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    centres = F.normalize(torch.as_tensor(kmeans.cluster_centers_.astype(np.float32)), dim=1).numpy()
-    return rank[kmeans.labels_].astype(np.int64), (unit * centres[kmeans.labels_]).sum(axis=1)

@@ -15,7 +15,7 @@ from idmm.data.image_store import ImageStore
 from idmm.errors import UserError
 from idmm.evaluation import similarity
 from idmm.files import emptied_if_refused, expand_home, made_folder
-from idmm.inference.explore_tables import KINDS, NEIGHBOURS, Duplicate, Images, Similarities
+from idmm.inference.explore_tables import KINDS, Duplicate, Images, Similarities
 from idmm.progress import Bar, log
 from idmm.stages import read_outputs
 from idmm.stages.resolve import images_around
@@ -92,14 +92,9 @@ def _compare(images: Images) -> Similarities:
     log.info("comparing %d images", len(images.store))
     unit = similarity.unit_rows(images.rows)
     duplicates = list(_duplicates(images, unit))
-    count = max(NEIGHBOURS, similarity.LOCAL)
-    margins = suggested = None
-    if images.labels is None:
-        near = similarity.nearest(unit, count)
-    else:
-        near = similarity.nearest(unit, max(count, CANDIDATES))
-        margins, suggested = similarity.label_margins(near, images.labels)
-    return Similarities(near, duplicates, margins, suggested, *similarity.clusters(unit))
+    near = similarity.nearest(unit, CANDIDATES)
+    margins, suggested = (None, None) if images.labels is None else similarity.label_margins(near, images.labels)
+    return Similarities(near, duplicates, margins, suggested)
 
 
 def _duplicates(images: Images, unit: np.ndarray) -> Iterator[Duplicate]:

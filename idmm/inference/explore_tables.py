@@ -1,4 +1,4 @@
-"""The results of ``idmm explore``: four tables with a sheet of thumbnails each, a map, and the printed summary."""
+"""The results of ``idmm explore``: two tables with a sheet of thumbnails each, neighbours, a map, and the printed summary."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,11 +17,9 @@ from idmm.files import write_csv
 from idmm.progress import aligned
 from idmm.sheets import BLUE, CELL, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each
 
-NEIGHBOURS = 5  # listed for each image
 WORST = 10  # printed of each kind
-PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels and clusters, neighbours
+PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels, neighbours
 NEXT = 6  # images after the first of a row
-CLUSTER_COLUMNS = 8
 MAPPED = 2000  # images on the map
 THUMBNAIL = 96  # longest side (pixels)
 
@@ -77,8 +75,6 @@ class Similarities:
     duplicates: list[Duplicate]  # likely ones
     margins: np.ndarray | None  # of the votes on each label, float64 [N]
     suggested: np.ndarray | None  # class of the neighbours, int64 [N]
-    cluster: np.ndarray  # int64 [N], the largest is 0
-    centrality: np.ndarray  # cosine with the cluster's centre, float32 [N]
 
 
 def _number(value: float | None) -> float | None:
@@ -152,39 +148,14 @@ def _labels(images: Images, result: Similarities, out: Path) -> list[str]:
     ]
 
 
-def _clusters(images: Images, result: Similarities, out: Path) -> list[str]:
-    names = images.store.names
-    order = np.lexsort((np.arange(len(names)), -result.centrality, result.cluster))
-    groups = [order[result.cluster[order] == c].tolist() for c in range(result.cluster.max() + 1)]
-    rows, sheet = [["cluster", "path", "cosine", *images.columns("class")]], []
-    for number, members in enumerate(groups, start=1):
-        rows += [[number, names[i], _number(result.centrality[i]), *images.classes(i)] for i in members]
-        text = f"cluster {number}\n{counted(len(members), 'image')}"
-        if images.labels is not None:
-            ((label, count),) = Counter(images.label(i) or "no label" for i in members).most_common(1)
-            text += f"\n{100 * count / len(members):.0f} % {shortened(label, 18)}"
-        sheet.append((text, [(i, names[i], None) for i in members[:CLUSTER_COLUMNS]]))
-    write_csv(out / "clusters.csv", rows)
-    title = f"{min(ROWS, len(groups))} of {counted(len(groups), 'cluster')}"
-    images.draw(out / "clusters.png", sheet[:ROWS], title, "the images nearest to the centre of each, nearest first")
-    sizes = f"{len(groups[-1])} to {len(groups[0])} images"
-    return [f"Clusters: {len(groups)}, of {sizes}. Small ones are often another kind of picture."]
-
-
 def _neighbours(images: Images, result: Similarities, out: Path) -> list[str]:
-    near, names = result.near, images.store.names
-    rows = [["path", "rank", "neighbour", "cosine"]]
-    for i, name in enumerate(names):
-        nearest = zip(near.index[i, :NEIGHBOURS].tolist(), near.value[i, :NEIGHBOURS], strict=True)
-        rows += [[name, rank, names[j], _number(cosine)] for rank, (j, cosine) in enumerate(nearest, start=1)]
-    write_csv(out / "neighbours.csv", rows)
-    sheet = []
+    near, names, sheet = result.near, images.store.names, []
     for i in np.unique(np.linspace(0, len(names) - 1, QUERIES).astype(int)).tolist():
         nearest = zip(near.index[i, :NEXT].tolist(), near.value[i, :NEXT].tolist(), strict=True)
         sheet.append(("", [(i, names[i], BLUE), *((j, f"{names[j]}\n{cosine:.2f}", None) for j, cosine in nearest)]))
     note = "Blue: a sample of the images. Then the nearest of each, with the cosine"
     images.draw(out / "neighbours.png", sheet, "Nearest images", note)
-    return ["Nearest images: neighbours.csv has those of each image, with the cosine (1: the same)."]
+    return ["Nearest images: neighbours.png shows those of some images, with the cosine (1: the same)."]
 
 
 def _map(images: Images, result: Similarities, out: Path) -> list[str]:
@@ -211,4 +182,4 @@ def _map(images: Images, result: Similarities, out: Path) -> list[str]:
 
 
 # name of the files -> writes them and returns the printed lines
-KINDS = {"duplicates": _duplicates, "labels": _labels, "clusters": _clusters, "neighbours": _neighbours, "map": _map}
+KINDS = {"duplicates": _duplicates, "labels": _labels, "neighbours": _neighbours, "map": _map}
