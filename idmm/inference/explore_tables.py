@@ -1,4 +1,4 @@
-"""The results of ``idmm explore``: two tables with a sheet of thumbnails each, neighbours, a map, and the printed summary."""
+"""The results of ``idmm explore``: tables with thumbnails, neighbours, a map, and the printed summary."""
 
 from collections import Counter
 from dataclasses import dataclass

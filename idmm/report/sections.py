@@ -1,14 +1,12 @@
 """A grid's findings as plain data for all formats: best sources, ranks, baselines and failures."""
 
 import math
-import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import permutations, product
+from itertools import product
 from typing import NamedTuple
 
-from idmm.report.stats import ENOUGH, Estimate, format_interval, format_number, over_targets
-from idmm.report.table import NO_BETTER, READOUTS, SCRATCH, Row, Table, run_label
+from idmm.report.stats import Estimate, format_number
+from idmm.report.table import NO_BETTER, READOUTS, Row, Table, run_label
 
 
 @dataclass(frozen=True)
@@ -80,109 +78,6 @@ def _best_source(table: Table, backbone: str, target: str) -> _Best | None:
     return _Best(best, verdict if has_gain else f"none shown above scratch, {verdict}", len(tied) > 1)
 
 
-class SourceRank(NamedTuple):
-    """A source's rank, accuracy and gain over all targets, methods and backbones. Intervals are over targets."""
-
-    source: str
-    rank: Estimate  # 1 is best
-    average: float  # accuracy
-    gain: Estimate | None  # over scratch, None without it
-
-    @property
-    def label(self) -> str:
-        return SCRATCH.label if self.source == SCRATCH.source else self.source
-
-
-class Ranking(NamedTuple):
-    """Sources from best to worst by their mean rank over comparisons: targets, methods and backbones.
-
-    A comparison counts only if every source has a value, and if the runs show a difference between two of them.
-    """
-
-    ranks: list[SourceRank]  # none with too few sources or targets
-    sources: int  # datasets or weights
-    caption: str
-
-    @property
-    def block(self) -> Block:
-        """The ranking as a part of the report."""
-        rows = []
-        for rank in self.ranks:
-            mean_rank = f"{format_number(rank.rank.value)} ({format_interval(rank.rank.interval)})"
-            rows.append((rank.label, mean_rank, format_number(rank.average), rank.gain or ""))
-        heads = ("source", "mean rank", "mean accuracy", "mean gain over scratch")
-        return Block("Sources over all targets", [self.caption], heads, rows)
-
-
-def ranking(table: Table) -> Ranking:
-    """Rank the sources, with scratch and given weights, for each target, method and backbone.
-
-    A rank is 1, plus 1 for each source that is shown to be better, plus a half for each without a difference. If all
-    differ these are the usual ranks.
-    """
-    cells = table.cells.items()
-    pretrained = {row for (_, row, _), cell in cells if any(r["pretrain_seed"] is not None for r in cell.stats.runs)}
-    methods = list(dict.fromkeys(row.method for row in table.rows if row in pretrained)) or [None]
-    candidates = _candidates(table, pretrained)
-    sources = len(candidates.keys() - {SCRATCH.source})
-    comparisons = list(product(table.backbones, methods, table.targets))
-    used: dict[tuple, dict[str, Row]] = {}  # comparison -> row of each source
-    for backbone, method, target in comparisons:
-        rows = {source: row or Row(source, method) for source, row in candidates.items()}
-        is_complete = all(table.mean(backbone, row, target) is not None for row in rows.values())
-        if is_complete and differ(table, backbone, target, rows.values()):
-            used[backbone, method, target] = rows
-    targets = len({target for *_, target in used})
-    if min(sources, targets) < ENOUGH:
-        required = f"{ENOUGH} sources, and {ENOUGH} targets on which the runs show a difference between them"
-        line = f"No ranking of sources: it requires {required}. Here are {sources} sources and {targets} such targets."
-        return Ranking([], sources, line)
-    ranks = [_source_rank(table, source, row, used) for source, row in candidates.items()]
-    ranks.sort(key=lambda rank: (rank.rank.value, -rank.average))
-    caption = "Mean rank (1 is best, sources that do not differ share theirs) over "
-    caption += f"{len(used)} comparisons on {targets} targets, with 95 % t-intervals over targets."
-    if skipped := len(comparisons) - len(used):
-        reason = "a source has no value there, or no two differ"
-        caption += f" {skipped} of {len(comparisons)} comparisons are skipped: {reason}."
-    return Ranking(ranks, sources, caption)
-
-
-def _candidates(table: Table, pretrained: set[Row]) -> dict[str, Row | None]:
-    """Return the sources that have any value -> None, or their row if it is the same under every method."""
-    candidates: dict[str, Row | None] = {}
-    for row in table.rows:
-        backbones = set()
-        for backbone in table.backbones:
-            if any(table.mean(backbone, row, target) is not None for target in table.targets):
-                backbones.add(backbone)
-        if backbones and row in pretrained:
-            candidates[row.source] = None
-        elif backbones == set(table.backbones):  # weights of one backbone only compare if it is the only one
-            candidates.setdefault(row.source, row)
-    return candidates
-
-
-def differ(table: Table, backbone: str, target: str, rows: Iterable[Row]) -> bool:
-    """Return whether the runs show a difference between two rows of a column, without scratch."""
-    rows = [row for row in rows if not row.is_scratch]
-    return any(table.ahead(backbone, target, *pair) for pair in permutations(rows, 2))
-
-
-def _source_rank(table: Table, source: str, fixed: Row | None, used: dict[tuple, dict[str, Row]]) -> SourceRank:
-    ranks, values, gains, targets = [], [], [], [target for *_, target in used]
-    for (backbone, _, target), rows in used.items():
-        row, others = rows[source], [row for name, row in rows.items() if name != source]
-        better = sum(table.ahead(backbone, target, other, row) for other in others)
-        worse = sum(table.ahead(backbone, target, row, other) for other in others)
-        ranks.append(1 + better + (len(others) - better - worse) / 2)
-        values.append(table.mean(backbone, row, target))
-        gains.append(table.lead(backbone, target, row, SCRATCH))
-    has_gain = fixed != SCRATCH and None not in gains
-    gain = over_targets([gain.value for gain in gains], targets) if has_gain else None
-    rank = over_targets(ranks, targets, 1, 1 + len(others))
-    return SourceRank(source, rank, statistics.fmean(values), gain)
-
-
 # ------------------------------------------------------------------ test images
 def baselines(table: Table) -> list[str]:
     """Return a line per target: its test images, the smallest difference that they can show, and its baselines."""
@@ -225,9 +120,6 @@ def sections(grid: dict) -> Sections:
     with_values = [table for table in tables if table and (table.is_main or table.usual_n)]
     main = [table for table in with_values if table.is_main] or tables[:1]
     blocks = [(table, best_sources(table)) for table in main]
-    ranks = ranking(main[0])
-    if ranks.sources > 1:
-        blocks.append((main[0], ranks.block))
     several = len(main) > 1
     named = [
         replace(block, title=f"{block.title}: {table.label}") if several else block for table, block in blocks if block

@@ -11,7 +11,6 @@ from scipy.special import stdtrit
 from idmm.intervals import wilson
 
 SHARES = ("top1", "knn")  # metrics that are a share of the test images, with Wilson's interval
-ENOUGH = 3  # least number of sources or targets for a ranking
 DIGITS = 1  # after the point, as in the paper
 
 
@@ -150,20 +149,3 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
         below += [one.images[0], other.images[1]]
         above += [one.images[1], other.images[0]]
     return Estimate(value, (value - math.hypot(*below), value + math.hypot(*above)) if below else None)
-
-
-def over_targets(values: Iterable[float], targets: list, low: float = -math.inf, high: float = math.inf) -> Estimate:
-    """Return the mean over targets of ``values`` [R] with its t-interval, limited to [low, high].
-
-    Targets [R] are the independent draws: a source that is good for one need not be good for the next. There is no
-    interval for fewer than three.
-    """
-    groups: dict = {}
-    for value, target in zip(values, targets, strict=True):
-        groups.setdefault(target, []).append(float(value))
-    means = [statistics.fmean(group) for group in groups.values()]
-    mean = statistics.fmean(means)
-    if len(means) < ENOUGH:
-        return Estimate(mean)
-    half = t_half(statistics.variance(means) / len(means), len(means) - 1)
-    return Estimate(mean, (max(low, mean - half), min(high, mean + half)))
