@@ -34,7 +34,7 @@ def heat_maps(tables: list[Table], path: Path) -> None:
     for (table, backbone), line in zip(lines, axes, strict=True):
         for kind, axis in zip(kinds, line, strict=True):
             image = _heat_map(axis, table, backbone, kind, norms[table.protocol, kind])
-            title = table.unit if kind == "value" else "gain over scratch"
+            title = "accuracy" if kind == "value" else "gain over scratch"
             axis.set_title(f"{_label(backbone)}: {title}", fontsize=10)
             if kind != kinds[0]:
                 axis.set_yticklabels([])

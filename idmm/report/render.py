@@ -12,7 +12,6 @@ from idmm.report.stats import Estimate, format_number
 from idmm.report.table import BELOW_BASELINE, MISSING, NO_BETTER, SOME_FAILED, Table, TableCell, legend
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
-MORE_COLUMNS = ("metric", "value")  # of a grid with other scores than accuracy
 FIGURE = "Accuracy and gain over training from scratch"
 
 
@@ -39,15 +38,8 @@ def draw(tables: list[Table], path: Path) -> None:
 
 
 def csv_rows(tables: list[Table]) -> list[Iterable]:
-    """Return a row for each run, after the header. If a table has another score than accuracy, each row has its
-    ``metric`` and ``value``."""
-    only_accuracy = all(table.metric == "top1" for table in tables)
-    rows: list[Iterable] = [COLUMNS if only_accuracy else COLUMNS + MORE_COLUMNS]
-    for table in tables:
-        for run in table.runs:
-            score = [] if only_accuracy else [table.metric, run.get(table.metric)]
-            rows.append([*(run[name] for name in COLUMNS), *score])
-    return rows
+    """Return a row for each run, after the header."""
+    return [COLUMNS, *([run[name] for name in COLUMNS] for table in tables for run in table.runs)]
 
 
 def render(name: str, content: Sections) -> str:

@@ -32,7 +32,7 @@ def best_sources(table: Table) -> Block | None:
             has_ties = has_ties or best.is_tie
     if not rows:
         return None
-    lines, heads = [table.intervals()], ("backbone", "target", "best source", table.unit, "gain over scratch")
+    lines, heads = [table.intervals()], ("backbone", "target", "best source", "accuracy", "gain over scratch")
     if has_ties:
         lines.append("Tie: these runs show no difference between the sources. The numbers are those of the first.")
     if len(table.backbones) == 1:

@@ -10,7 +10,6 @@ from scipy.special import stdtrit
 
 from idmm.intervals import wilson
 
-SHARES = ("top1", "knn")  # metrics that are a share of the test images, with Wilson's interval
 DIGITS = 1  # after the point, as in the paper
 
 
@@ -97,7 +96,7 @@ def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
 def _image_distances(run: dict, metric: str) -> tuple[float, float] | None:
     """Return the distances (points) from a run's accuracy to the limits of its interval, or Wilson's, over images."""
     value, interval, count = run[metric], run.get(f"{metric}_interval"), run.get("test_size")
-    if not interval and count and metric in SHARES:
+    if not interval and count:
         interval = [100 * float(limit) for limit in wilson(value / 100 * count, count)]
     return (value - interval[0], interval[1] - value) if interval else None
 

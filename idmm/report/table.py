@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product, starmap
 from typing import NamedTuple
 
-from idmm.report.stats import SHARES, Estimate, SeedStats, difference, format_number, pooled, seed_stats
+from idmm.report.stats import Estimate, SeedStats, difference, format_number, pooled, seed_stats
 
 MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
 BELOW_BASELINE = "§"
@@ -17,18 +17,14 @@ class Readout(NamedTuple):
     """A measured score, in percent."""
 
     label: str  # name of the table
-    unit: str  # head of a column
     description: str
 
 
 # by protocol and the result's name. The first of each protocol is its main score
 READOUTS = {
-    ("finetune", "top1"): Readout("fine-tuning", "accuracy", "Top-1 accuracy after fine-tuning"),
-    ("probe", "top1"): Readout("linear probe", "accuracy", "Top-1 accuracy of a linear probe"),
-    ("probe", "knn"): Readout("kNN", "accuracy", "Top-1 accuracy of kNN"),
-    ("detect", "ap"): Readout("detection", "AP", "Average precision (COCO's) of boxes"),
-    ("detect", "mask_ap"): Readout("instance masks", "mask AP", "Average precision (COCO's) of instance masks"),
-    ("segment", "miou"): Readout("segmentation", "mIoU", "Mean intersection over union of the classes"),
+    ("finetune", "top1"): Readout("fine-tuning", "Top-1 accuracy after fine-tuning"),
+    ("probe", "top1"): Readout("linear probe", "Top-1 accuracy of a linear probe"),
+    ("probe", "knn"): Readout("kNN", "Top-1 accuracy of kNN"),
 }
 MAIN = {protocol: metric for protocol, metric in reversed(READOUTS)}
 
@@ -108,7 +104,7 @@ class Table:
 
     def __init__(self, grid: dict, protocol: str, metric: str | None = None):
         self.protocol, self.metric = protocol, metric or MAIN[protocol]
-        self.label, self.unit, self.description = READOUTS[protocol, self.metric]
+        self.label, self.description = READOUTS[protocol, self.metric]
         runs = [run for run in grid["cells"] if run["protocol"] == protocol]
         self.backbones, self.targets, sources, methods = (
             _ordered(grid[f"{name}s"], (run[name] for run in runs))
@@ -211,9 +207,8 @@ class Table:
         """Return sentences on the intervals, without markup."""
         has_seeds = any(cell.stats.half is not None for cell in self.cells.values())
         has_images = any(cell.stats.images is not None for cell in self.cells.values())
-        is_share = self.metric in SHARES  # each image is correct or not
         if not (has_seeds or has_images):
-            return f"One run each{' and no number of test images' if is_share else ''}: there are no intervals."
+            return "One run each and no number of test images: there are no intervals."
         over = []
         if has_seeds:
             over.append("seeds (with the spread of all cells of a column together)")
@@ -222,8 +217,6 @@ class Table:
         sentences = [f"Intervals are 95 % intervals over {' and '.join(over)}."]
         if not has_seeds:
             sentences.append("Another seed may change a number by more.")
-        if not is_share:
-            sentences.append(f"Other test images would change {self.unit}, too.")
         return " ".join([*sentences, "A difference whose interval contains 0 may be chance."])
 
 

@@ -66,8 +66,6 @@ class Stage:
 
     NAME: ClassVar[str]  # of the command
     CONFIG: ClassVar[type]
-    GRID_KEY: ClassVar[str]  # of a grid's config, that holds the options of this stage
-    LABELS: ClassVar[str] = "classes"  # what is known about each training image
 
     @property
     def phases(self) -> list[Phase]:
@@ -130,7 +128,7 @@ class Stage:
 class PretrainStage(Stage):
     """Stage 1: from images to a backbone."""
 
-    NAME, CONFIG, GRID_KEY = "pretrain", PretrainConfig, "pretrain"
+    NAME, CONFIG = "pretrain", PretrainConfig
     crop_pct = PRETRAIN_CROP
 
     @property
@@ -180,7 +178,7 @@ class PretrainStage(Stage):
 class FinetuneStage(Stage):
     """Stage 2: from labels, and a backbone or none, to a classifier."""
 
-    NAME, CONFIG, GRID_KEY = "finetune", FinetuneConfig, "finetune"
+    NAME, CONFIG = "finetune", FinetuneConfig
 
     @property
     def phases(self) -> list[Phase]:
@@ -210,6 +208,7 @@ class DenseStage(Stage):
     """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off."""
 
     crop_pct = 1.0
+    LABELS: ClassVar[str]  # what is known about each training image
     FOLDER: ClassVar[str]  # what data.root has to hold
 
     def read(self, progress: bool) -> "DenseSplits":
@@ -261,7 +260,7 @@ class DenseStage(Stage):
 class DetectStage(DenseStage):
     """Boxes, and their masks if there are any."""
 
-    NAME, CONFIG, GRID_KEY = "detect", DetectConfig, "detect"
+    NAME, CONFIG = "detect", DetectConfig
     LABELS, FOLDER = "boxes", "boxes (COCO)"
 
     def read(self, progress: bool) -> "DenseSplits":
@@ -279,7 +278,7 @@ class DetectStage(DenseStage):
 class SegmentStage(DenseStage):
     """A class per pixel."""
 
-    NAME, CONFIG, GRID_KEY = "segment", SegmentConfig, "segment"
+    NAME, CONFIG = "segment", SegmentConfig
     LABELS, FOLDER = "masks", "masks"
 
     def read(self, progress: bool) -> "DenseSplits":
@@ -303,7 +302,7 @@ class SegmentStage(DenseStage):
 class ProbeStage(Stage):
     """Frozen features, measured. Each image is seen once, in its centre crop."""
 
-    NAME, CONFIG, GRID_KEY = "probe", ProbeConfig, "finetune"
+    NAME, CONFIG = "probe", ProbeConfig
 
     @property
     def phases(self) -> list[Phase]:

@@ -5,13 +5,12 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, section
+from idmm.config import FinetuneConfig, PretrainConfig, section
 from idmm.config.base import REQUIRED
 
-KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig, "detect": DetectConfig, "segment": SegmentConfig}
+KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 TRAINING = tuple(KINDS)
-TUNING = TRAINING[1:]
-Protocol = Literal["finetune", "probe", "detect", "segment"]
+Protocol = Literal["finetune", "probe"]
 PROTOCOLS = get_args(Protocol)
 Seed = Annotated[int, Field(ge=0)]
 
@@ -33,8 +32,7 @@ class Target:
     """The measurement of a cell."""
 
     protocol: Protocol = "finetune"
-    """Measurement per target: fine-tuning, a probe of frozen features (minutes), boxes or masks. A target may name its
-    own."""
+    """Measurement per target: fine-tuning, or a probe of frozen features (minutes). A target may name its own."""
 
 
 @section
@@ -51,7 +49,7 @@ class GridConfig:
     """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A folder needs
     only its root."""
     targets: list[Any] = Field(REQUIRED, min_length=1)
-    """Datasets to fine-tune on, like sources. A folder of boxes or masks needs 'protocol: detect' or 'segment'."""
+    """Datasets to fine-tune on, like sources. They may name their own protocol."""
     methods: list[Any] = Field(default_factory=lambda: ["idmm"])
     """Pretraining methods: names, or mappings with name, label, pretrain, finetune."""
     backbones: list[Any] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
@@ -75,10 +73,6 @@ class GridConfig:
     flags: --pretrain.train.epochs 100."""
     finetune: dict[str, Any] = field(default_factory=dict)
     """Recipe of fine-tuning, and keys that override it."""
-    detect: dict[str, Any] = field(default_factory=dict)
-    """Recipe of the targets with protocol detect, and keys that override it."""
-    segment: dict[str, Any] = field(default_factory=dict)
-    """Recipe of the targets with protocol segment, and keys that override it."""
     target: Target = field(default_factory=Target)
     engine: Literal["local", "ray"] = "local"
     """'local': one job after the other. 'ray': on a Ray cluster or all GPUs of this machine (needs the extra 'ray')."""

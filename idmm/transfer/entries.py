@@ -10,7 +10,7 @@ from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
 from idmm.files import expand_home, is_public, weights_file
-from idmm.transfer.config import PROTOCOLS, TRAINING, TUNING, GridConfig
+from idmm.transfer.config import PROTOCOLS, TRAINING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
 SIDES = ("sources", "targets")
@@ -20,7 +20,7 @@ _KEYS = {
     "targets": {"label", "protocol", *_DATA_KEYS, *TRAINING},
     "methods": {"name", "label", *TRAINING},
     "backbones": {"name", "kwargs", "label", *TRAINING},
-    "weights": {"label", "path", "backbone", *TUNING},
+    "weights": {"label", "path", "backbone", "finetune"},
 }
 
 
@@ -60,11 +60,6 @@ class Entry:
     def protocol(self, grid: GridConfig) -> str:
         """Return the protocol of a target."""
         return self.values.get("protocol", grid.target.protocol)
-
-    def stage(self, grid: GridConfig) -> str:
-        """Return the stage whose options a target takes. A probe takes those of fine-tuning."""
-        protocol = self.protocol(grid)
-        return "finetune" if protocol == "probe" else protocol
 
 
 Entries = dict[str, list[Entry]]  # by list
@@ -156,10 +151,6 @@ def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[
         if protocol not in PROTOCOLS:
             expected = f"expected one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"
             return [f"protocol: got {protocol!r}, {expected}"]
-        stage = entry.stage(grid)
-        for other in TUNING:
-            if other in values and other != stage:
-                faults.append(f"protocol: {protocol} takes no options of {other}. Set them under {stage}")
     if entry.kind in SIDES:
         try:
             resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)

@@ -125,13 +125,13 @@ class GridPlan:
         return config and _job("pretrain", parsing.to_dict(config), title)
 
     def _add_cells(self, row: _Row, backbone: Entry, target: Entry) -> None:
-        stage, protocol = target.stage(self.grid), target.protocol(self.grid)
-        layers = [getattr(self.grid, stage), *(entry.options(stage) for entry in (*row.entries, backbone, target))]
+        protocol, entries = target.protocol(self.grid), (*row.entries, backbone, target)
+        layers = [self.grid.finetune, *(entry.options("finetune") for entry in entries)]
         for seed in row.seeds:
             decided = {"data": target.data(self.grid), "model": _model(backbone), "seed": seed}
             decided["init"] = row.init or row.needs  # a job's key, as only its runner knows its folder
-            config, faults = self._resolved(stage, layers, decided)
-            self._add_faults(stage, f"{stage} on {target.label}", faults)
+            config, faults = self._resolved("finetune", layers, decided)
+            self._add_faults("finetune", f"finetune on {target.label}", faults)
             if config is None:
                 return
             values = parsing.to_dict(config)

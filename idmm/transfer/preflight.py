@@ -41,7 +41,7 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
         planned = {getattr(cell, kind.removesuffix("s")) for cell in plan.cells}
         for entry in plan.entries[kind]:
             if entry.label not in planned:
-                stage = STAGES["pretrain" if kind == "sources" else entry.stage(grid)]
+                stage = STAGES["pretrain" if kind == "sources" else "finetune"]
                 checks.listed(stage(stage.build({"data": entry.data(grid)})), f"{kind} '{entry.label}'")
     if checks.faults:
         raise UserError(*dict.fromkeys(checks.faults))
@@ -84,14 +84,14 @@ class _Checks:
             key = [*model, "classifier", config.train.classifier_init]
             self.once(key, backbone, fill_classifier_init, config, spec)
         setup = RunSetup(stage, spec, tuple(stage.phases))
-        model += [job.stage == "pretrain", stage.LABELS, getattr(config.model, "pyramid_width", None)]
+        model.append(job.stage == "pretrain")
         for phase in setup.phases:
             key = [*model, phase.size, phase.other_sizes, drloc if drloc.get("weight") else 0]
             self.once(key, backbone, try_model, setup, phase, True)
 
     def listed(self, stage: Stage, side: str) -> Listing | None:
         """Return the listing of a stage's images, or None if they have faults."""
-        needs = [stage.needs.labels, stage.needs.test, stage.needs.unlabelled, stage.LABELS]
+        needs = [stage.needs.labels, stage.needs.test, stage.needs.unlabelled]
         return self.once(["data", parsing.to_dict(stage.config.data), *needs], side, stage.list_images, True)
 
     def once(self, key: Any, place: str, call: Callable, *args) -> Any:

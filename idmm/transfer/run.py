@@ -23,7 +23,6 @@ from idmm.transfer.status import Failure, cell_status, read_failures
 DEATHS = 2  # of the process during a job, after which the job has failed
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1", "start_top1",
             "start_knn", "test_size", "test_groups", "seconds")  # fmt: skip
-MEASURED_DENSE = ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75", "miou", "macc", "pixel_accuracy")
 
 
 class Grid:
@@ -136,7 +135,6 @@ class Grid:
             **vars(cell),
             "protocol": job.stage,
             **{name: result.get(name) for name in MEASURED},
-            **{name: result[name] for name in MEASURED_DENSE if name in result},
             "status": cell_status(bool(result), failure is not None),
             "error": failure.error if failure else None,
             "log": failure.log if failure else None,
@@ -174,7 +172,7 @@ def attempt(grid: Grid, job: Job) -> str | None:
 def message_for_grid(text: str, stage: str) -> str:
     """Return a run's message with the grid's flags. A changed option is another job, so no new folder is needed."""
     text = " ".join(text.split()).removesuffix(", in a new --out")
-    return re.sub(r"--(?=[a-z]+\.)", f"--{STAGES[stage].GRID_KEY}.", text)
+    return re.sub(r"--(?=[a-z]+\.)", f"--{'pretrain' if stage == 'pretrain' else 'finetune'}.", text)
 
 
 def _add_to_log(path: Path, text: str) -> None:
