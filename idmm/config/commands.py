@@ -39,22 +39,20 @@ class ProbeConfig(FeatureConfig):
 
 @section
 class FewLabelConfig(FeatureConfig):
-    """Measure accuracy against labelled images per class, for frozen features or fine-tuning: a table and a figure."""
+    """Measure the accuracy of frozen features against labelled images per class: a table and a figure."""
 
     init: Annotated[list[str], BeforeValidator(as_list), AfterValidator(distinct)] = field(default_factory=list)
     """Backbones, e.g. runs/a or '[runs/a, timm:resnet18.a1_in1k]'. model.name adds an untrained one, e.g. hog."""
     out: str = REQUIRED
-    """Folder for fewlabel.json, fewlabel.md, fewlabel.png and fine-tuned runs."""
+    """Folder for fewlabel.json, fewlabel.md, fewlabel.png."""
     per_class: Annotated[
         list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(as_list), AfterValidator(distinct)
     ] = Field(None, min_length=1)
     """Labelled images per class, e.g. '[1, 5]'. Default: 1, 2, 5, 10 and 20, up to the size of the smallest class."""
     seeds: int = Field(5, ge=1)
-    """Draws of labelled images. Draw n has data.subset.seed n, from 0, and fine-tuning has --seed n."""
+    """Draws of labelled images. Draw n has data.subset.seed n, from 0."""
     untrained: bool = False
-    """Also measure each backbone with untrained weights, or train it from scratch."""
-    finetune: str | None = None
-    """YAML file or recipe to fine-tune by. Default: no fine-tuning, but kNN and a linear probe."""
+    """Also measure each backbone with untrained weights."""
 
     def probe(self, init: str | None) -> ProbeConfig:
         """Return the probe of one backbone."""
