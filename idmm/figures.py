@@ -14,7 +14,6 @@ import numpy as np
 from matplotlib.cbook import is_math_text
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, NullLocator
 
@@ -27,7 +26,6 @@ DPI = 150
 NOT_DRAWN = ("epoch", "stage", "step", "seconds", "images_per_s")  # keys of a record
 INSTANCES = "correct instances among training images (%)"
 SCORES, OVERLAP = "accuracy on images not trained on (%)", "AP and IoU on images not trained on (%)"
-PERCENTS = tuple(title.partition(" (")[0] for title in (INSTANCES, SCORES, OVERLAP))  # beginnings of their titles
 PANELS = {  # title -> key of a record -> label. None: no legend
     "loss, mean over the epoch": {"loss": None},
     "learning rate": {"lr": None},
@@ -106,71 +104,40 @@ def save(figure: Figure, path: str | Path, dpi: float = DPI) -> None:
         figure.savefig(file, format=kind, dpi=dpi, facecolor="white")
 
 
-# ---------------------------------------------------------------------- the curves of runs
-def curves_figure(runs: dict[str, list[Records]], title: str = "") -> Figure:
-    """Return a figure with a panel for each value in runs' records: loss, learning rate, accuracies, the monitor's.
+# ---------------------------------------------------------------------- the curves of a run
+def curves_figure(records: Records, title: str = "") -> Figure:
+    """Return a figure with a panel for each value in a run's records: loss, learning rate, accuracies, the monitor's.
 
     Args:
-        runs: Label -> records of each seed or fold, with stages one after the other. The related values of a single run
-            share a panel. With several runs every value has a panel, and every label a colour. Several seeds or folds
-            are thin lines with their mean as a thick one, up to the shortest.
+        records: With stages one after the other.
         title: Above the panels.
     """
-    several = len(runs) > 1 or any(len(seeds) > 1 for seeds in runs.values())
-    panels = _panels([record for seeds in runs.values() for records in seeds for record in records], several)
+    panels = _panels(records)
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    legend_columns = round(columns * 1.4)
-    head = 0.45 + (0.24 * math.ceil(len(runs) / legend_columns) if several else 0.0)
-    width, height = 3.7 * columns, 2.65 * rows + head  # inches
+    width, height = 3.7 * columns, 2.65 * rows + 0.45  # inches
     figure = Figure(figsize=(width, height))
     # matplotlib's own layouts take as long as all the rest
     figure.subplots_adjust(
-        0.62 / width, 0.5 / height, 1 - 0.42 / width, 1 - (head + 0.4) / height, wspace=0.3, hspace=0.66 / 1.8
+        0.62 / width, 0.5 / height, 1 - 0.42 / width, 1 - 0.85 / height, wspace=0.3, hspace=0.66 / 1.8
     )
     figure.text(0.2 / width, 1 - 0.24 / height, title, fontsize=11, weight="bold", va="center", parse_math=False)
     for number, (name, values) in enumerate(panels.items(), start=1):
         axis = figure.add_subplot(rows, columns, number)
-        if several:
-            for place, seeds in enumerate(runs.values()):
-                _draw_seeds(axis, seeds, next(iter(values)), place)
-        else:
-            ((records,),) = runs.values()
-            _draw_values(axis, records, values)
+        _draw_values(axis, records, values)
         _style_panel(axis, name)
-    if several:
-        lines = [Line2D([], [], linewidth=1.8, markersize=4, **look(place)) for place in range(len(runs))]
-        place = {"loc": "upper left", "bbox_to_anchor": (0.12 / width, 1 - 0.4 / height), "ncols": legend_columns}
-        figure.legend(lines, _labels(runs), fontsize=8.5, frameon=False, handlelength=2.6, **place)
     return figure
 
 
-def _panels(records: Records, several: bool) -> dict[str, dict[str, str | None]]:
-    """Return the panels of PANELS with values in the records, and one for each other value. With ``several`` runs each
-    value has its own."""
+def _panels(records: Records) -> dict[str, dict[str, str | None]]:
+    """Return the panels of PANELS with values in the records, and one for each other value."""
     keys = list(dict.fromkeys(key for record in records for key in record if key not in NOT_DRAWN))
     panels = {}
     for title, values in PANELS.items():
         if present := {key: label for key, label in values.items() if key in keys}:
             panels[title] = present
     placed = {key for values in panels.values() for key in values}
-    panels |= {key: {key: None} for key in keys if key not in placed}
-    if not several:
-        return panels
-    separate = {}
-    for title, values in panels.items():
-        for key, label in values.items():
-            separate[f"{title.partition(' (')[0]}: {label}" if label else title] = {key: None}
-    return separate
-
-
-def _labels(runs: dict[str, list[Records]]) -> list[str]:
-    labels = []
-    for name, seeds in runs.items():
-        mean = f" (mean of {len(seeds)})" if len(seeds) > 1 else ""
-        label = f"{shortened(name, 32)}{mean}".strip()
-        labels.append(f" {label}" if label.startswith("_") else label)  # matplotlib hides labels with _
-    return labels
+    return panels | {key: {key: None} for key in keys if key not in placed}
 
 
 def _points(records: Records, key: str) -> np.ndarray:
@@ -191,18 +158,6 @@ def _draw_values(axis, records: Records, values: dict[str, str | None]) -> None:
         axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
 
 
-def _draw_seeds(axis, seeds: list[Records], key: str, place: int) -> None:
-    """Draw a thin line for each seed and a thick one for their mean, or one line for a single seed."""
-    curves = [points for records in seeds if len(points := _points(records, key))]
-    if len(curves) > 1:
-        for points in curves:
-            axis.plot(*points.T, **look(place, linestyle="-", marker="", linewidth=0.7, alpha=0.45))
-        shortest = min(map(len, curves))
-        curves = [np.mean([points[:shortest] for points in curves], axis=0)]
-    for points in curves:
-        _draw_curve(axis, points, max(map(len, seeds)), None, place, annotate=False)
-
-
 def _draw_curve(axis, points: np.ndarray, epochs: int, label: str | None, place: int, annotate: bool) -> None:
     """Draw a curve, with markers if only some epochs have a value. ``annotate`` adds its last value."""
     x, y = points.T
@@ -217,7 +172,7 @@ def _style_panel(axis, title: str) -> None:
     axis.set_title(title, fontsize=9.5, loc="left")
     axis.tick_params(labelsize=8)
     axis.margins(x=0.02, y=0.1)
-    if title.startswith(PERCENTS):
+    if title in (INSTANCES, SCORES, OVERLAP):
         axis.set_ylim(0, 102)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.6g}")
     plain_axis(axis)

@@ -24,7 +24,7 @@ class ReportConfig:
     runs: list[str] = Field(REQUIRED, min_length=1)
     """Run folders, e.g. runs/a or '[runs/a, runs/b]', or a folder that contains runs."""
     out: str | None = None
-    """Folder for report.html and its figures. Default: RUN/report of the first run."""
+    """Folder for report.html. Default: RUN/report of the first run."""
 
 
 @section

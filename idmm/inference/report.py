@@ -12,7 +12,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import UserError
-from idmm.files import expand_home, is_public, json_lines, made_folder
+from idmm.files import expand_home, is_public, made_folder
 from idmm.inference.runs import PROBE, finished_runs
 from idmm.progress import log
 from idmm.report.page import readable
@@ -25,7 +25,7 @@ DENSE = {"detect": "detection", "segment": "segmentation"}
 
 
 def report(config: ReportConfig) -> str:
-    """Write ``report.html`` and its pictures to ``config.out``, and return a line for the terminal.
+    """Write ``report.html`` to ``config.out``, and return a line for the terminal.
 
     Raises:
         UserError: No run, an unfinished one, or ``out`` cannot be written.
@@ -40,7 +40,7 @@ def report(config: ReportConfig) -> str:
         if run.detailed:
             log.info("%s: reading its files", run.path)
             run.pictures = _pictures(run.path)
-    return f"{write(out, runs, _comparisons(runs), notes)}, and its pictures in the same folder"
+    return str(write(out, runs, _comparisons(runs), notes))
 
 
 # ---------------------------------------------------------------------- the small files of a run
@@ -59,7 +59,6 @@ def _read_run(folder: Path) -> RunFacts:
         data=Path(config.data.root).name if config.data.root else config.data.name or "digits",
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=_read_json(folder / "result.json"),
-        records=[json_lines(fold / "metrics.jsonl") for fold in folds],
         environment=environment.read(folds[0]),
         group=json.dumps(_signature(config)),
         detailed=not isinstance(config, ProbeConfig),
@@ -142,7 +141,8 @@ def _pictures(run: Path) -> dict[str, Path]:
     files = {"Test images: truth and prediction": run / "predictions.png"}
     folds = _folds(run)
     for fold in folds:
-        files["Confusion matrix" if len(folds) == 1 else f"Confusion matrix of {fold.name}"] = fold / "confusion.png"
+        of_fold = "" if len(folds) == 1 else f" of {fold.name}"
+        files[f"Curves{of_fold}"], files[f"Confusion matrix{of_fold}"] = fold / "curves.png", fold / "confusion.png"
     files |= {f"idmm explore: {path.stem}": path for path in sorted(run.glob("explore/*.png"))}
     return {title: path for title, path in files.items() if path.is_file()}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from idmm.config.parsing import flatten
 from idmm.errors import listed
-from idmm.figures import curves_figure, save
 from idmm.files import write_bytes
 from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
@@ -37,7 +36,6 @@ class RunFacts:
     model: str = ""
     config: dict[str, Any] = field(default_factory=dict)  # dotted keys
     result: dict[str, Any] = field(default_factory=dict)
-    records: list[list[dict]] = field(default_factory=list)  # of metrics.jsonl, for each fold
     environment: dict[str, Any] = field(default_factory=dict)
     group: str = ""  # label of the runs that are the same except for the seed
     label: str = ""  # short and unique
@@ -67,7 +65,7 @@ class Comparison:
 
 
 def write(out: Path, runs: list[RunFacts], comparisons: list[Comparison], notes: list[str]) -> Path:
-    """Write the figures and then the page, each atomically, and return its path.
+    """Write the page atomically and return its path.
 
     Args:
         out: The folder.
@@ -78,7 +76,7 @@ def write(out: Path, runs: list[RunFacts], comparisons: list[Comparison], notes:
     Raises:
         RunError: A file cannot be written.
     """
-    sections = [Section("Results", list(_results(runs, comparisons))), Section("Curves", list(_curves(out, runs)))]
+    sections = [Section("Results", list(_results(runs, comparisons)))]
     sections += [_details(run) for run in runs if run.detailed]
     sections.append(Section("Settings", list(_settings(runs))))
     lines = [*notes, *(f"{run.label}: {run.summary} ({run.path})" for run in runs)]
@@ -203,21 +201,6 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
 
 
 # ---------------------------------------------------------------------- curves, details
-def _curves(out: Path, runs: list[RunFacts]) -> Iterator[str | Picture]:
-    for kind, title in KINDS.items():
-        groups: dict[str, list[list[dict]]] = {}
-        for run in runs:
-            if run.kind == kind and any(run.records):
-                groups.setdefault(run.group, []).extend(records for records in run.records if records)
-        if groups:
-            path = out / f"curves-{kind}.png"
-            heading = f"{title}: {next(iter(groups))}" if len(groups) == 1 else title
-            save(curves_figure(groups, heading), path)
-            yield Picture(path, f"{title}: the logged values of {listed(groups)} over epochs")
-    if any(len(run.records) > 1 for run in runs):
-        yield "For k-fold runs a thin line is a fold, and the thick one their mean."
-
-
 def _details(run: RunFacts) -> Section:
     pictures = [Picture(path, title, title) for title, path in run.pictures.items()]
     if run.group == run.label:

@@ -106,7 +106,7 @@ def _draw_curves(run: RunContext, setup: RunSetup) -> None:
     with drawing("curves.png"):
         from idmm.figures import curves_figure, save  # matplotlib takes a second
 
-        figure = curves_figure({"": [run.folder.metrics()]}, f"{run.folder.path.name}: {kind}, {setup.spec.name}")
+        figure = curves_figure(run.folder.metrics(), f"{run.folder.path.name}: {kind}, {setup.spec.name}")
         save(figure, run.folder.path / "curves.png")
 
 
