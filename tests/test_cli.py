@@ -245,17 +245,6 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
     assert inside("finetune", tmp_path / "a", stages=[{"size": 16}, {"size": 24}], train__epochs=1) == 0, "begun anew"
 
 
-def test_unknown_model_and_dataset(tmp_path, capsys):
-    assert inside("pretrain", tmp_path / "a", model__name="deit_tinny_patch16_224", model__kwargs=None) == 2
-    assert capsys.readouterr().err == (
-        "model.name: 'deit_tinny_patch16_224' is unknown. Did you mean 'deit_tiny_patch16_224'?\n"
-    )
-    assert inside("pretrain", tmp_path / "b", data__name="digit") == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("data.name: 'digit' is not known, expected one of flowers, pets,")
-    assert last.endswith(". Did you mean 'digits'?")
-
-
 # ------------------------------------------------------------------ what is understood
 def test_yaml_as_people_expect_it(tmp_path):
     path = written(tmp_path, "data: {cache: off}\nmodel: {name: no}\ntrain: {ema: .5, weight_decay: 1e-3}\n")
@@ -389,15 +378,6 @@ def test_python_interface_reports_all_faults():
         idmm.finetune(3)
     with pytest.raises(UserError, match="^out: missing"):
         idmm.finetune({})
-
-
-def test_dotted_keys_are_the_flags_without_dashes(tmp_path):
-    given = {"train.epochs": 3, "train": {"lr": 0.5, "batch_size": 8}, "train.batch_size": 4, "out": "x"}
-    before = json.dumps(given)
-    from_file = parse(PretrainConfig, ["--config", str(written(tmp_path, yaml.safe_dump(given, sort_keys=False)))], "x")
-    for config in (build(PretrainConfig, given), from_file):
-        assert (config.train.epochs, config.train.lr, config.train.batch_size) == (3, 0.5, 4)
-    assert json.dumps(given) == before
 
 
 def test_asked_to_stop_before_a_run_listens(monkeypatch, capsys):

@@ -1,7 +1,5 @@
 """Which images a dataset has, what is held out and what is refused."""
 
-import errno
-import os
 import shutil
 import unicodedata
 
@@ -172,20 +170,6 @@ def test_pretraining_trees_that_are_no_classes(tmp_path):
     assert labels() is None, "a single one"
 
 
-def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
-    paint(tmp_path / "a/1.png")
-    scandir = os.scandir
-
-    def refuse(path):  # root may read everything, so permissions alone do not show it
-        if os.path.basename(path) == "a":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    text = f"data.root: '{tmp_path / 'a'}' cannot be read (permission denied)"
-    assert faults(list_images, section(tmp_path), False) == [text]
-
-
 def labelled_split(counts):
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
     names = [f"{i:03d}" for i in range(len(labels))]
@@ -224,14 +208,3 @@ def test_subset_faults():
         (bare, {"per_class": 1}, "per_class: these images have no labels, expected total or fraction"),
     ):
         assert faults(draw_subset, images, config.Subset(**subset)) == [f"data.subset.{line}"]
-
-
-def test_classes_that_a_subset_leaves_empty_are_told(tmp_path, caplog):
-    root = tree(tmp_path, train={"a": 3, "b": 3, "c": 3}, val={"a": 1, "b": 1, "c": 1})
-    for subset in (config.Subset(per_class=1), config.Subset(fraction=0.01)):
-        list_images(section(root, subset=subset), labelled=True)
-    list_images(section(root, subset=config.Subset(total=1)), labelled=False)
-    assert not caplog.messages
-    train = list_images(section(root, subset=config.Subset(total=1)), labelled=True).train
-    empty = ", ".join(sorted({"a", "b", "c"} - {train.names[0].split("/")[1]}))
-    assert caplog.messages == [f"data: 2 of 3 classes have no training image: {empty}"]

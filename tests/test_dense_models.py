@@ -149,15 +149,6 @@ def test_loss_of_pixels():
     assert pixel_cross_entropy(logits, torch.full_like(mask, 255)) == 0
 
 
-def test_images_without_boxes():
-    batch, _ = drawn(2, 0)
-    method = detection(masks=True)
-    out = loss_of(method, batch)
-    out["loss"].backward()
-    assert bool(torch.isfinite(out["loss"])) and out["box"] == 0
-    assert all(bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.requires_grad)
-
-
 @pytest.mark.parametrize("make", [detection, segmentation])
 def test_one_image_and_half_precision(make):
     """A batch of one, as a run's last may be, though UPerNet normalises maps of one place; in bf16 the loss is

@@ -12,7 +12,6 @@ from idmm.data.image_store import store_split
 from idmm.dense.read import read_detection, read_segmentation
 from idmm.dense.targets import IGNORED
 from idmm.dense.transforms import DenseTransform, letterboxed
-from idmm.errors import RunError
 
 SIDE = 96  # the canvas, which is the long side of most images
 LOOKS = (SIDE, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))  # with mean and std
@@ -142,12 +141,3 @@ def test_unusual_images(tmp_path):
     deep = DenseTransform(*stored(read_detection(data), data), *LOOKS)(0, np.array([3]))
     h, w = scene.image.shape[:2]
     np.testing.assert_allclose(shown(deep, 0)[:h, :w] * 255, scene.image, atol=0.01)
-
-
-def test_a_mask_that_is_gone(tmp_path):
-    mask_tree(tmp_path)
-    data = section(tmp_path, cache="off")
-    transform = DenseTransform(*stored(read_segmentation(data), data), *LOOKS)
-    (tmp_path / "masks" / "train" / "001.png").unlink()
-    with pytest.raises(RunError, match="was fine when checked, but now: no such file"):
-        transform(0, EVERY)

@@ -11,10 +11,8 @@ from helpers import inside
 from PIL import Image
 
 import idmm
-from idmm.data import decode
 from idmm.data.formats import BadImage
 from idmm.data.images import read_image
-from idmm.errors import RunError
 
 
 def deep(path, low, high, seed=0, kind=np.uint16, shape=(24, 30)):
@@ -86,17 +84,6 @@ def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
 
 
 # ------------------------------------------------------------------ the range itself
-
-
-def test_the_image_that_memory_does_not_hold_is_named(tmp_path, monkeypatch):
-    def full(*_):
-        raise MemoryError
-
-    deep(tmp_path / "d/train/0.png", 0, 100)
-    monkeypatch.setattr(decode, "read_image", full)
-    line = f"out of memory while decoding '{tmp_path}/d/train/0.png'. A lower data.max_pixels refuses it"
-    with pytest.raises(RunError, match=f"^{line}$"):
-        opened(tmp_path / "d")
 
 
 def test_hot_and_dead_pixels_do_not_set_it(tmp_path):

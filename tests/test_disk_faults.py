@@ -162,14 +162,6 @@ def test_what_is_torn_is_built_again(root, decoded, what):
 # ---- no permission, no room: images are decoded at each use ----
 
 
-def test_a_folder_that_cannot_be(root, tmp_path, caplog):
-    (tmp_path / "file").touch()
-    store = opened(root, cache_dir=str(tmp_path / "file"))
-    assert store.decodes and same(store, opened(root, keep="off"))
-    assert f"cannot write to '{tmp_path}/file' (" in caplog.text
-    assert "): images are decoded at each use instead" in caplog.text
-
-
 def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch, caplog):
     store = opened(root)
 

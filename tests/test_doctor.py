@@ -118,15 +118,6 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     }  # fmt: skip
 
 
-def test_faults_of_the_folders_are_reported_beside_those_of_the_images(tmp_path, capsys):
-    tree(tmp_path / "d", train={"few": 1, "many": 12}, val={"few": 1})
-    (tmp_path / "d/train/many/broken.png").write_text("no image")
-    code, text, found = checked(tmp_path / "d", tmp_path / "c", capsys)
-    line = f"data.root: '{tmp_path / 'd/val'}' lacks classes of '{tmp_path / 'd/train'}': many"
-    assert code == 1 and found["layout"] == [line] and len(found["unreadable"]) == 1
-    assert f"fine-tuning would refuse them:\n  {line}\n" in text and "1 ('few') to 13 ('many') images" in text
-
-
 @pytest.mark.parametrize("form", ["flat", "train alone", "one class"])
 def test_what_suffices_for_pretraining_is_no_fault(form, tmp_path, capsys):
     where = {"flat": "", "train alone": "train/a/", "one class": "train/a/"}[form]

@@ -1,11 +1,10 @@
 """Environment variables that other programs left in a shell, and users without a home folder."""
 
-import json
 import pwd
 
 import pytest
 from folders import TINY, tree, tuned
-from helpers import ENVIRONMENT, Forked, call, flags, inside, real
+from helpers import Forked, call, flags, inside
 
 QUICK = dict(train__epochs=1, train__ema=None, stages=None, train__size=16, data__subset={"total": 20})
 SHELLS = {
@@ -22,14 +21,6 @@ def test_processes_that_do_not_exist(tmp_path, shell):
         assert process.wait() == 2
         (line,) = process.said().splitlines()[-1:]
         assert line.startswith("environment: accelerate cannot start (") and "unset WORLD_SIZE, RANK" in line
-
-
-def test_a_backend_of_matplotlib_that_is_not_installed_and_a_rank_alone(tmp_path):
-    own = {"MPLBACKEND": "nowhere", "RANK": "3", "LOCAL_WORLD_SIZE": ""}
-    ran = real("finetune", *flags("finetune", tmp_path / "a", **QUICK), env=ENVIRONMENT | own)
-    assert ran.returncode == 0 and "top-1" in ran.stderr, ran.stderr
-    assert json.loads((tmp_path / "a/result.json").read_text())["test_size"] == 360
-    assert (tmp_path / "a/confusion.png").stat().st_size > 5000 and (tmp_path / "a/curves.png").exists()
 
 
 def test_no_home_folder(tmp_path, monkeypatch, capsys):

@@ -1,10 +1,7 @@
 """``idmm export``: what other programs get, checked as they would run it, with torch and without."""
 
 import json
-import re
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import frozen
@@ -15,7 +12,7 @@ import pytest
 import timm
 import torch
 import yaml
-from helpers import ENVIRONMENT, call, refused
+from helpers import call, refused
 from PIL import Image
 
 from idmm.inference import export as command
@@ -108,12 +105,6 @@ def test_onnx_tells_what_programs_need_to_know(onnx_file, run):
     assert list(onnx_file.parent.iterdir()) == [onnx_file]
 
 
-def test_what_is_printed(run, tmp_path, capsys):
-    exported(tmp_path / "m.onnx", run, "onnx")
-    text = capsys.readouterr().out
-    assert "mages [N, 3, 32, 32] -> logits [N, 3]" in text and "opset 18" in text and "largest difference" in text
-
-
 def test_a_backbone_gives_features_and_the_card_names_what_a_run_started_from(whole, tmp_path):
     file = exported(tmp_path / "m.onnx", whole["pretrain"], "onnx")
     session = onnxruntime.InferenceSession(file)
@@ -177,25 +168,6 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
     assert "- dataset: `pets`, 24 training images\n" in text
     assert "`a|b'c`, `cat & dog`, `zebra_*1*`." in text and "# `pets_1`" in text
     assert str(photos.parent) not in text and "pip install" not in text
-
-
-def test_grey_images_and_a_backbone_of_ours(photos, tmp_path):
-    """The card of a folder for timm has no YAML. Its code runs as it is, and one channel stays one."""
-    kwargs = "{embed_dim: 16, depth: 1, num_heads: 2}"
-    made = trained(tmp_path / "r", photos, "t2t_vit_7", kwargs, 1, "--data.in_chans", 1)
-    out = exported(tmp_path / "b", made, "timm")
-    model = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
-    with torch.inference_mode():
-        assert torch.equal(model(noise(3, 1)), logits(made, noise(3, 1)))
-    text = (out / "README.md").read_text()
-    assert text.startswith("# `r`") and "import idmm.models  #" in text
-    (code,) = re.findall(r"(?s)```python\n(.*?)```", text)
-    photo = next(photos.rglob("test/*/0.png"))
-    (tmp_path / "use.py").write_text(
-        code.replace("local-dir:PATH", f"local-dir:{out}").replace("photo.jpg", str(photo))
-    )
-    done = subprocess.run([sys.executable, tmp_path / "use.py"], env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.rsplit(maxsplit=1)[0] in CLASSES, done.stderr
 
 
 # ---------------------------------------------------------------------- mistakes

@@ -4,7 +4,6 @@ import shutil
 import statistics
 
 import pytest
-import transfers
 from folders import TINY, faults, section, tree, tuned
 from frozen import a_run
 from helpers import call, inside, read, refused, same
@@ -142,16 +141,3 @@ def test_a_probe(images, tmp_path, capsys):
     assert found["largest_class"] == pytest.approx(800 / 15)
     flags = ["--per_class", 1, "--seeds", 1, "--out", tmp_path / "f"]
     assert refused(capsys, ["fewlabel", *argv, *flags])[-1].startswith("data.folds: this command")
-
-
-def test_a_grid(images, tmp_path):
-    (tmp_path / "exclude.txt").write_text("cat/0.png\n")
-    target = {"name": "folder", "root": str(images), "folds": 3, "exclude": str(tmp_path / "exclude.txt")}
-    target["subset"] = None
-    kept = {"sources": [], "methods": [], "targets": [target], "scratch": True, "target": {"protocol": "probe"}}
-    assert transfers.inside(tmp_path / "g", **kept) == 0
-    (cell,) = read(tmp_path / "g/grid.json")["cells"]
-    found = read(tmp_path / "g" / cell["folder"] / "result.json")
-    assert cell["status"] == "ok" and cell["top1"] == found["top1"] and len(found["folds"]) == 3
-    assert cell["knn"] == found["knn"] and (tmp_path / "g" / cell["folder"] / "fold-3/result.json").exists()
-    assert (found["test_size"], found["excluded"]) == (14, 1)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from folders import result, tree
+from folders import result
 from frozen import a_run, by_hand, linear
-from helpers import call, flags, inside, logged, metrics, refused, same, start, state_file
+from helpers import call, inside, logged, metrics, same, start, state_file
 from test_resume import stop_at
 from tiny import make
 
@@ -165,16 +165,6 @@ def test_without_an_init_null_means_random(tmp_path):
     assert inside("finetune", out, stages=[{"size": 16, "epochs": 1}]) == 0
     assert yaml.safe_load((out / "config.yaml").read_text())["train"]["classifier_init"] == "random"
     assert "start_top1" not in result(out) and "start_top1" not in (out / "last/start.json").read_text()
-
-
-def test_one_class_is_a_line(init, tmp_path, capsys):
-    root = tree(tmp_path / "images", train={"cat": 9, "dog": 1}, test={"cat": 2, "dog": 1})
-    drawn = {"data__subset": {"total": 2}, "data__name": "folder", "data__root": str(root)}  # without regard to labels
-    given = {**RUN, **drawn, "init": str(init)}
-    *_, line = refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", **given)])
-    assert line.startswith(f"{KEY}: features, but the training images are all of one class, 'cat', expected two")
-    assert not (tmp_path / "run").exists()
-    assert inside("finetune", tmp_path / "run", **given, train__classifier_init="random") == 0
 
 
 # ------------------------------------------------------------------ grids, folds, recipes

@@ -1,6 +1,5 @@
 """Backbones for images of any number of channels, and weights for three adapted to them."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -78,12 +77,3 @@ def test_a_file_without_json(tmp_path):
         assert (spec.in_chans, spec.mean, spec.std) == (in_chans, None, None)
         report = spec.load(spec.build(32, 0))
         assert bool(report.adapted) == (in_chans != 5)
-
-
-def test_the_average_of_three_bands_is_no_grey(tmp_path):
-    torch.save(create_backbone("resnet10t", channels=[8, 8, 8, 8]).state_dict(), tmp_path / "a.pth")
-    about = {"name": "resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}, "mean": [0.1, 0.2, 0.6], "std": [0.1, 0.1, 0.1]}
-    given = config.PretrainConfig(init=str(tmp_path / "a.pth"), data=config.Data(in_chans=1))
-    for more, mean in ({}, [0.3]), ({"bands": [0, 3, 4]}, None):
-        (tmp_path / "a.json").write_text(json.dumps(about | more))
-        assert model_spec(given).mean == mean

@@ -1,7 +1,5 @@
 """The lock between processes: held by one, freed by a kill, waited for, and done without if there is no flock."""
 
-import errno
-import fcntl
 import os
 import subprocess
 import sys
@@ -57,17 +55,6 @@ def test_freed_by_a_kill_though_a_worker_lives(tmp_path):
         assert lock.acquire()
         lock.release()
         os.kill(child, 9)
-
-
-def test_a_file_system_without_flock(tmp_path, monkeypatch, caplog):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with RunFolder(str(tmp_path / "run"), {"seed": 1}, "auto") as run:
-        run.add_metrics({"stage": 1, "epoch": 1})
-    warnings = [record.getMessage() for record in caplog.records]
-    assert warnings == [f"{tmp_path / 'run/last'}: this file system has no locks. Do not start a second process here"]
 
 
 def test_a_folder_is_free_after_whatever_went_wrong(tmp_path, monkeypatch):

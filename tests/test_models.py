@@ -128,16 +128,6 @@ def test_position_embedding_grows_as_timm_resizes_it():
     assert len(report.loaded) == len(small.state_dict()) - 1
 
 
-def test_grids_that_are_not_square():
-    wide = tiny((64, 128))  # 4x8
-    square = tiny(96)
-    load(wide, square.state_dict())
-    assert torch.equal(wide.pos_embed, resample_abs_pos_embed(square.pos_embed, [4, 8]))
-    assert load(tiny((64, 128)), wide.state_dict()).resized == []
-    line = fails(load, square, wide.state_dict(), source="a.pth")
-    assert line.startswith("a.pth: does not fit deit_tiny_patch16_224") and "pos_embed" in line
-
-
 def test_relative_tables_are_resized_as_timm_does():
     small, large = swin(112, num_classes=2), swin(224)
     report = load(large, small.state_dict())
@@ -192,14 +182,3 @@ def test_files_that_are_no_checkpoints(tmp_path):
     assert "holds no weights" in message(tmp_path / "b.pth")
     torch.save({"state_dict": {}, "who": fails}, tmp_path / "c.pth")
     assert "holds Python objects, which are never run" in message(tmp_path / "c.pth")
-
-
-def test_a_file_without_its_json(tmp_path):
-    saved(tmp_path, tiny(32), size=32)
-    (tmp_path / "backbone.json").write_text("{")
-    assert "backbone.json: cannot be read as JSON" in fails(load_backbone, tmp_path)
-    (tmp_path / "backbone.json").write_text('{"a": 1}')
-    assert "the model's name is unknown, expected backbone.json" in fails(load_backbone, tmp_path)
-    (tmp_path / "backbone.json").unlink()
-    assert "no backbone.json in it" in fails(load_backbone, tmp_path)
-    assert "the model's name is unknown" in fails(load_backbone, tmp_path / "backbone.safetensors")

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from folders import TINY, opened, paint, result
+from folders import TINY, opened, paint
 from frozen import exported
 from helpers import call, inside, refused
 from PIL import Image
@@ -124,20 +124,6 @@ def test_ranks_and_order(runs, images, tmp_path, capsys):
     capsys.readouterr()
     assert call(["predict", images / "test", "--init", runs / "rgb", "--top_k", 9]) == 0
     assert len(predicted(capsys.readouterr().out)) == 3 * 21  # as many ranks as there are classes
-
-
-def test_accuracy_where_folders_say_the_class(runs, images, tmp_path, capsys):
-    """The run's own accuracy and interval; a folder of another name, and files outside of any, are not counted."""
-    own = result(runs / "rgb")
-    low, high = own["top1_interval"]
-    score = f"accuracy: top-1 {own['top1']:.2f} %, 95 % interval {low:.2f} to {high:.2f}"
-    assert call(["predict", "--init", runs / "rgb", *(images / "test" / name for name in CLASSES)]) == 0
-    assert f"{score}, on 21 images in folders named like classes" in capsys.readouterr().err
-    paint(tmp_path / "more" / "purple" / "1.png")
-    assert call(["predict", "--init", runs / "rgb", images / "test", tmp_path / "more"]) == 0
-    assert f"{score}, on 21 of 22 images in folders" in capsys.readouterr().err
-    assert call(["predict", "--init", runs / "rgb", tmp_path / "more"]) == 0
-    assert "accuracy" not in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- files that are odd

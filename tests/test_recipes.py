@@ -311,13 +311,6 @@ def test_every_recipe_is_found_by_its_name(key):
         assert parsed(kind, name) == wanted
 
 
-def test_a_file_of_that_name_comes_first(tmp_path):
-    (tmp_path / "paper").write_text("train: {epochs: 3}\n")
-    (tmp_path / "idmm").mkdir()  # a folder is none
-    assert parsed(FinetuneConfig, "paper").train.epochs == 3
-    assert parsed(PretrainConfig, "idmm").train.epochs == 800
-
-
 def test_no_such_recipe_is_a_line(capsys):
     line = "is neither a file nor a recipe. 'idmm configs' lists the recipes. Did you mean 'idmm_fast'?"
     assert refused(capsys, ["pretrain", "--config", "idm_fast"]) == [f"--config: 'idm_fast' {line}"]
@@ -369,22 +362,6 @@ def test_sections_of_one_method_add_up(tmp_path, caplog):
     assert not caplog.records
     found = methods_of("--config", "idmm", "--config", "ablations/table8_1_insdis", "--config", "simclr")
     assert found == parsed(PretrainConfig, "simclr").method and len(caplog.records) == 2
-
-
-def test_in_a_grid_with_one_recipe(tmp_path):
-    """Two methods, a recipe of one of them: no fault, the key is told once, and the other is as by default."""
-    config = {"sources": ["digits"], "targets": ["digits"], "methods": ["idmm", "simclr"], "seeds": [0, 1]}
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**config, "pretrain": {"config": "idmm_fast"}}))
-    plan = GridPlan(parse(GridConfig, ["--config", "grid.yaml", "--out", "o"], "test")).checked()
-    assert list(plan.notes) == [f"{OF_IDMM} simclr"]
-    configs = {job.config["method"]["name"]: job.config for job in plan.jobs.values() if job.stage == "pretrain"}
-    found = {
-        name: (config["method"].get("classifier"), len(config["views"]["crops"])) for name, config in configs.items()
-    }
-    assert found == {"idmm": ("cosine", 1), "simclr": (None, 1)}, "the recipe's light crops"
-    own = GridPlan(build(GridConfig, {**config, "out": "o", "pretrain": {"method": {"classifier": "cosine"}}})).faults
-    line = "method.classifier: got 'cosine', but simclr has no such option. Leave it out."
-    assert own == [f"pretrain: {line}"], "what the user wrote is still one"
 
 
 # ------------------------------------------------------------------ the log before there is a folder

@@ -89,19 +89,6 @@ def test_names_are_text(page, runs, tmp_path):
 
 
 # ------------------------------------------------------------------ folds, probes, folders, seeds
-def test_folds_are_one_run_and_a_probe_is_one(runs, tmp_path):
-    folder, results = tmp_path / "folds", []
-    for fold in (1, 2):
-        shutil.copytree(runs / "wide", folder / f"fold-{fold}")
-        results.append({"fold": fold, **result(runs / "wide")})
-    shutil.copy(runs / "wide" / "config.yaml", folder)
-    (folder / "result.json").write_text(json.dumps({**results[0], "test_size": 720, "folds": results}))
-    assert call(["probe", "--init", runs / "pre", "--data.subset", "{total: 96}", "--out", tmp_path / "probe"]) == 0
-    text = Reader(reported(tmp_path / "out", folder, tmp_path / "probe"))
-    assert "folds" in text.text and " 720 " in text.text and "Curves of fold-1" in text.text
-    assert "Confusion matrix of fold-2" in text.text
-    found = json.loads((tmp_path / "probe/probe.json").read_text())
-    assert f"{found['probe']['top1']:.1f}" in text.text
 
 
 def test_folders_that_hold_runs(runs, tmp_path, capsys):

@@ -168,16 +168,6 @@ def test_runs_that_say_one_class_crown_nothing():
     assert "‡" not in better and "tie: stamps, coins" in better
 
 
-def test_cells_below_the_baseline_are_marked():
-    """Also where another run of the target tells; a target whose images are not compared has no mark."""
-    cells = [cell("a", top1=60.0, baseline_top1=70.0), cell("b", top1=70.5), cell("c", top1=10.0, target="dtd")]
-    found = table(cells).cells
-    assert {row.source: one.below_baseline for (_, row, _), one in found.items()} == {"a": True, "b": False, "c": False}
-    assert "60.0§" in rendered("grid.md", cells) and "70.5§" not in rendered("grid.md", cells)
-    assert "§: below the baseline, logistic regression on hand-made features" in rendered("grid.md", cells)
-    assert "below the baseline" in rendered("grid.html", cells) and r"$^\S$" in rendered("grid.tex", cells)
-
-
 # ------------------------------------------------------------------ CSV
 def test_csv_is_one_line_a_run_of_the_own_protocol():
     cells = [cell(pretrain_seed=3, seed=4, top1=91.25, top5=99.0), missing(**WITHOUT)]

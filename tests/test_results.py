@@ -1,7 +1,6 @@
 """What fine-tuning reports beside its accuracy, the weights that it keeps, and classes of unequal size."""
 
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from idmm import config
 from idmm.data.images import CentreCrop
 from idmm.data.listing import list_images
 from idmm.evaluation import evaluate
-from idmm.figures import confusion_figure, save
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.seeding import numpy_rng
@@ -108,30 +106,6 @@ def test_remarks():
     assert "(37.7 to 62.3), than always predicting one class: 'a' is 50.0 % of the 60 test images" in named
     assert len(said(37)) == 1 and said(38) == [], "49.0 and 50.7 are the lower bounds"
     assert "takes seconds (80.0 %)" in said(48, baseline_top1=80.0)[0] and said(48, baseline_top1=79.0) == []
-
-
-# ------------------------------------------------------------------ the picture
-def drawn(names, images=600):
-    """A confusion matrix, with what it was drawn of."""
-    rng, classes = np.random.default_rng(0), len(names)
-    truth = rng.integers(0, classes, images)
-    named = np.where(rng.random(images) < 0.6, truth, rng.integers(0, classes, images))
-    return truth, named, confusion_figure(evaluate.Predictions(truth, named[:, None], classes), names)
-
-
-def test_few_classes_have_their_names_and_numbers(tmp_path):
-    truth, named, figure = drawn(["собака", "$x_1$ a_b", "猫\n\U0001f408"])
-    (axis,) = figure.axes
-    rows = [label.get_text() for label in axis.get_yticklabels()]
-    counts = [f" ({(truth == c).sum()})" for c in range(3)]
-    assert rows[:2] == ["собака" + counts[0], "$x_1$ a_b" + counts[1]]
-    shown = {text.get_position(): int(text.get_text()) for text in axis.texts}
-    assert shown == {(b, a): ((truth == a) & (named == b)).sum() for a in range(3) for b in range(3)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # also of letters that no font has
-        save(figure, tmp_path / "a.png")
-    (matrix,) = drawn([f"bird {n}" for n in range(200)], 4000)[2].axes
-    assert not matrix.texts, "of many classes there are no names"
 
 
 # ------------------------------------------------------------------ --train.keep best
@@ -224,6 +198,3 @@ def test_loss_against_a_naive_loop(epoch, alpha, weighted):
 
     assert_same_loss(method, given, naive, epoch=epoch, rtol=1e-4, atol=1e-6)
     assert "class_weight" not in method.state_dict(), "checkpoints of runs without it still fit"
-
-
-# ------------------------------------------------------------------ scikit-learn's warnings

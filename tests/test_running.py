@@ -7,7 +7,7 @@ import pytest
 import torch
 from folders import paint, tree
 from frozen import a_run
-from helpers import call, flags, inside, logged, metrics, refused, same, state, state_file
+from helpers import call, flags, inside, logged, refused, same, state, state_file
 from PIL import Image
 from test_resume import lines, stop_at
 from torch._dynamo.testing import CompileCounter
@@ -39,14 +39,6 @@ def runs(tmp_path_factory):
             patch.undo()
             assert inside(stage, folder / f"{stage}-2", **more) == 0
     return folder
-
-
-def test_pretraining_logs_what_the_monitor_saw(runs):
-    said = log_of(runs / "pretrain")
-    for record in metrics(runs / "pretrain"):
-        (line,) = [line for line in said.splitlines() if f"pretrain epoch {record['epoch']}/3  loss" in line]
-        for name in ("instance_accuracy", "feature_std", "feature_rank", "embedding_std", "scale"):
-            assert f"  {name} {record[name]:.4g}" in line
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
@@ -142,16 +134,6 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
     monkeypatch.setattr(precision, "_timed_step", lambda *_: pytest.fail("timed again"))
     assert inside("pretrain", tmp_path / "a", **AUTO) == 0
     assert "train.precision auto: bf16 (" in logged(tmp_path / "a") and state(tmp_path / "a")["precision"] == "bf16"
-
-
-def test_timing_leaves_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(precision, "time_precisions", lambda *given: dict(fp32=0, bf16=TIME(*given)["bf16"]))
-    for name in ("auto", "fp32"):
-        assert inside("pretrain", tmp_path / name, **{**AUTO, "train__precision": name}) == 0
-    assert same(tmp_path / "auto", tmp_path / "fp32")
-
-
-TIME = precision.time_precisions
 
 
 # ------------------------------------------------------------------ loader workers

@@ -244,21 +244,6 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     ]
 
 
-def test_what_the_grid_decides_is_not_said_elsewhere():
-    given = {
-        "pretrain": {**BASE["pretrain"], "method": {"name": "dino"}, "seed": 9, "data": {"name": "pets"}},
-        "finetune": {"init": "runs/a", "model": {"name": "resnet18", "kwargs": {"a": 1}}, "seed": 1},
-    }
-    assert wrong(**given) == [
-        "pretrain: data.name: 'pets', but the grid's 'sources' decide it. Set it there",
-        "pretrain: method.name: 'dino', but the grid's 'methods' decide it. Set it there",
-        "pretrain: seed: 9, but the grid's 'seeds' decide it. Set it there",
-        "finetune: model.name: 'resnet18', but the grid's 'backbones' decide it. Set it there",
-        "finetune: model.kwargs: {'a': 1}, but the grid's 'backbones' decide it. Set it there",
-        "finetune: init: 'runs/a', but rows that start from a file are the grid's 'weights'",
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -272,6 +257,13 @@ def test_what_the_grid_decides_is_not_said_elsewhere():
         (
             {"sources": [{"root": "a", "label": "x"}], "targets": [{"root": "b", "label": "x"}]},
             "sources[0] and targets[0]: each has the label 'x', but their images differ. Give them other labels",
+        ),
+        ({"pretrain": {"seed": 9}}, "pretrain: seed: 9, but the grid's 'seeds' decide it. Set it there"),
+        ({"finetune": {"init": "runs/a"}}, "finetune: init: 'runs/a', but rows that start from a file are the grid's"),
+        ({"targets": [{"root": "a", "protocol": "x"}]}, "targets 'a': protocol: got 'x', expected one of "),
+        (
+            {"targets": [{"root": "a", "protocol": "segment", "finetune": {"train": {"lr": 1}}}]},
+            "targets 'a': protocol: segment takes no options of finetune. Set them under segment",
         ),
         ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target has the label 'few' of that source"),
     ],

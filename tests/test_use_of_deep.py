@@ -15,11 +15,7 @@ from helpers import ENVIRONMENT, ROOT, call, logged, refused
 from PIL import Image
 
 import idmm
-from idmm.data.image_store import store_split
-from idmm.data.images import composite
-from idmm.data.listing import list_images
 from idmm.errors import UserError
-from idmm.stages.read_outputs import config_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 LONG = {"train__epochs": 12, "train__lr": 0.01, "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0}
@@ -186,21 +182,6 @@ def test_predict_needs_no_flag(five_runs, five, tmp_path):
         mine = found[str(five / path)]
         assert mine["class"] == row["predicted"]
         assert float(mine["probability"]) == pytest.approx(float(row["probability"]), abs=1e-4)
-
-
-# ---------------------------------------------------------------------- pictures
-def test_explore_shows_composites(five_runs, five, tmp_path):
-    assert call(["explore", five_runs / "a", "--out", tmp_path / "explored"]) == 0
-    assert (tmp_path / "explored" / "clusters.png").exists()
-    config = config_of(five_runs / "a")
-    store = store_split(list_images(config.data, labelled=False).train, stored_size=None, data=config.data)
-    seen = store.picture(0)
-    assert seen.shape == (24, 28, 3) and seen.dtype == np.uint8 and seen.min() == 0 and seen.max() == 255
-    image = bands.bands(0, 0)
-    image[..., 0] = 7
-    two, one = composite(image[..., :2]), composite(image[..., 1:2])
-    assert not two[..., [0, 2]].any() and two[..., 1].max() == 255, "a constant channel is black, a third one, too"
-    assert (one == two[..., 1:2]).all()
 
 
 # ---------------------------------------------------------------------- other stages, other weights

@@ -95,17 +95,6 @@ def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
     assert "train: 1 image removed: train/dog/0.png\n" in capsys.readouterr().err
 
 
-def test_a_check_after_the_list_finds_nothing_and_goes_on_from_it(faulty, checked, tmp_path):
-    mine = Path(shutil.copy(checked, tmp_path / "exclude.txt"))
-    argv = ["data", "check", "folder", "--root", faulty, "--out", tmp_path]
-    assert call([*argv, "--exclude", mine]) == 0
-    assert mine.read_text() == checked.read_text() and not (tmp_path / "exclude.old.txt").exists()
-    mine.write_text("train/cat/4.png\n")
-    assert call(argv) == 1
-    assert mine.read_text() == checked.read_text()
-    assert (tmp_path / "exclude.old.txt").read_text() == "train/cat/4.png\n", "what was edited by hand is kept"
-
-
 def test_lines_that_name_no_image(tmp_path):
     """Folders leave nothing out, nor do images of another root."""
     root = tree(tmp_path / "d", train={"cat": 3, "dog": 3}, val={"cat": 1, "dog": 1})
