@@ -16,7 +16,7 @@ from idmm import progress
 from idmm.data import loaders
 from idmm.errors import Interrupted
 from idmm.progress import duration
-from idmm.training import environment, precision
+from idmm.training import precision
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
 ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}
@@ -149,18 +149,6 @@ def test_workers_are_as_many_as_there_may_be(tmp_path, monkeypatch):
     for name, workers in (("null", "null"), ("zero", 0)):
         assert inside("pretrain", tmp_path / name, **given, data__workers=workers) == 0
     assert asked[0] == 1 and asked[-1] == 0 and same(tmp_path / "null", tmp_path / "zero")
-
-
-# ------------------------------------------------------------------ threads
-def test_a_run_taken_up_on_other_threads_says_so(tmp_path, monkeypatch, caplog):
-    caplog.set_level("INFO", "idmm")
-    for threads in (2, 2, 1):
-        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-        caplog.clear()
-        environment.started(tmp_path, "cpu", environment.now())
-    assert "going on with threads: 1, 2 before" in caplog.text and "OMP_NUM_THREADS=2" in caplog.text
-    found = environment.read(tmp_path)
-    assert found["threads"] == 1 and [start.get("threads") for start in found["starts"]] == [2, 2, None]
 
 
 # ------------------------------------------------------------------ compiling

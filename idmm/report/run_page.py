@@ -14,7 +14,7 @@ from idmm.report.page import Picture, Section, TableOf, html
 from idmm.report.stats import Estimate, t_half
 
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
-NO_SETTINGS = ("out", "resume", "environment.started", "environment.finished", "environment.starts")
+NO_SETTINGS = ("out", "resume", "environment.started", "environment.finished")
 KINDS = {
     "pretrain": "Pretraining",
     "finetune": "Fine-tuning",

@@ -4,7 +4,6 @@ Reading the file needs no torch.
 """
 
 import json
-import logging
 import platform
 import shlex
 import sys
@@ -18,8 +17,6 @@ import psutil
 
 from idmm.files import write_json
 from idmm.progress import drawing
-
-log = logging.getLogger("idmm")
 
 FILE = "environment.json"
 PACKAGES = ("idmm", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
@@ -58,22 +55,10 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def started(folder: Path, device: str, when: str) -> None:
-    """Write what a run that began at ``when`` runs on; says in the log where a CPU's threads are others than before.
-
-    ``starts`` has an entry for each start, those before it in this folder too: when it was, and what was not as it is
-    now.
-    """
-    here, starts, before = describe(device), [], read(folder)
-    then, threads = before.get("threads"), here["threads"]
-    if then not in (None, threads) and not here["gpus"]:
-        why = "sums are rounded differently, so the last digits of the weights will be others"
-        log.info("going on with threads: %d, %d before: %s (OMP_NUM_THREADS=%d has the same)", threads, then, why, then)
-    for start in before.get("starts", ()):
-        then = {**before, **start}
-        starts.append({"started": then["started"], **{k: then[k] for k, v in here.items() if then.get(k, v) != v}})
-    starts.append({"started": when})
+    """Write the environment of a start at ``when``. A resumed run keeps the time of its first start."""
+    first = read(folder).get("started", when)
     with drawing(FILE, "written"):
-        write_json(folder / FILE, {"started": starts[0]["started"], "finished": None, **here, "starts": starts})
+        write_json(folder / FILE, {"started": first, "finished": None, **describe(device)})
 
 
 def finished(folder: Path) -> None:
