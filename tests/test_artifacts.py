@@ -74,11 +74,8 @@ def test_probabilities_are_the_models(stage, root, request):
     assert [row["predicted"] for row in rows] == [info["classes"][k] for k in expected.argmax(1)]
     assert [float(row["probability"]) for row in rows] == pytest.approx(expected.amax(1).tolist(), rel=1e-4)
     assert all(len(row["probability"]) <= len("0.123456e-05") for row in rows)
-    found = read_outputs.predictions(run)
-    assert found.paths == [row["path"] for row in rows] and found.classes == ["a", "b"]
-    assert found.probability.tolist() == [float(row["probability"]) for row in rows]
     top1 = json.loads((run / "result.json").read_text())["top1"]
-    assert 100 * (found.truth == found.predicted).mean() == pytest.approx(top1)
+    assert 100 * np.mean([row["class"] == row["predicted"] for row in rows]) == pytest.approx(top1)
 
 
 # ------------------------------------------------------------------ rows of W
@@ -115,9 +112,9 @@ PLAIN = dict.fromkeys(("method__classifier", "method__classifier_init", "method_
 # ------------------------------------------------------------------ what is not there, or not as it was
 
 
-@pytest.mark.parametrize("name", ["predictions.csv", "instances.json", "instances.safetensors"])
+@pytest.mark.parametrize("name", ["instances.json", "instances.safetensors"])
 def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
-    copy, read = shutil.copytree(joint, tmp_path / "copy"), getattr(read_outputs, name.partition(".")[0])
+    copy, read = shutil.copytree(joint, tmp_path / "copy"), read_outputs.instances
     (copy / name).write_bytes((copy / name).read_bytes()[:40])
     (line,) = faults(read, copy)
     assert line.startswith(f"{copy / name}: cannot be read (")
@@ -128,11 +125,11 @@ def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
 def test_what_is_no_finished_run(fine, tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
-    assert faults(read_outputs.predictions, nowhere) == [f"{nowhere}: does not exist, expected a run folder"]
+    assert faults(read_outputs.config_of, nowhere) == [f"{nowhere}: does not exist, expected a run folder"]
     expected = "expected a finished run's folder"
-    assert faults(read_outputs.predictions, fold) == [f"{fold}: is no run: it has no result.json, {expected}"]
+    assert faults(read_outputs.config_of, fold) == [f"{fold}: is no run: it has no result.json, {expected}"]
     line = f"{fold.parent}: holds k-fold runs. Give one of them ('{fold}')"
-    assert faults(read_outputs.predictions, fold.parent) == [line]
+    assert faults(read_outputs.config_of, fold.parent) == [line]
     assert faults(read_outputs.instances, fine) == [
         f"{fine}: has no rows of training images, expected a pretraining run of idmm"
     ]

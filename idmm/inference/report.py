@@ -13,7 +13,7 @@ from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.errors import UserError
 from idmm.files import expand_home, is_public, made_folder
-from idmm.inference.runs import PROBE, finished_runs
+from idmm.inference.runs import finished_runs
 from idmm.progress import log
 from idmm.report.page import readable
 from idmm.report.run_page import Comparison, RunFacts, write
@@ -45,8 +45,6 @@ def report(config: ReportConfig) -> str:
 
 # ---------------------------------------------------------------------- the small files of a run
 def _read_run(folder: Path) -> RunFacts:
-    if not (folder / "result.json").is_file():
-        return _read_probe(folder)
     folds = _folds(folder)
     config = read_outputs.config_of(folds[0], dense=True)
     without_init = "" if isinstance(config, PretrainConfig) else "scratch"
@@ -62,24 +60,6 @@ def _read_run(folder: Path) -> RunFacts:
         environment=environment.read(folds[0]),
         group=json.dumps(_signature(config)),
         detailed=not isinstance(config, ProbeConfig),
-    )
-
-
-def _read_probe(folder: Path) -> RunFacts:
-    """Read the ``probe.json`` of the command ``idmm probe``."""
-    result = _read_json(folder / PROBE)
-    if not {"knn", "probe", "init", "dataset"} <= result.keys():
-        raise UserError(f"runs: '{folder / PROBE}' is not written by idmm probe, expected a run's folder")
-    result["readouts"] = {name: result[name] for name in ("knn", "probe")}
-    return RunFacts(
-        path=folder,
-        kind="probe",
-        task=PROBED,
-        start=str(result["init"]),
-        data=str(result["dataset"]),
-        result=result,
-        group=str(folder),
-        detailed=False,
     )
 
 
@@ -149,20 +129,9 @@ def _pictures(run: Path) -> dict[str, Path]:
 
 def _comparisons(runs: list[RunFacts]) -> list[Comparison]:
     """Compare the first classifier with each other one on the same test images."""
-    from idmm.stages.read_outputs import mcnemar
-
-    correct: dict[str, dict] = {}  # label of the run -> (name, class) of an image -> whether it is correct
-    groups: dict[str, dict] = {}  # the same with the image's group
-    for run in runs:
-        if run.detailed and (run.path / read_outputs.PREDICTIONS).is_file():
-            predictions = read_outputs.predictions(run.path)
-            images = list(zip(predictions.paths, (predictions.classes[c] for c in predictions.truth), strict=True))
-            correct[run.label] = dict(zip(images, predictions.predicted == predictions.truth, strict=True))
-            groups[run.label] = dict(zip(images, predictions.groups, strict=True)) if predictions.groups else {}
-    first = next(iter(correct), "")
+    classifiers = [run for run in runs if run.detailed and (run.path / read_outputs.PREDICTIONS).is_file()]
     comparisons = []
-    for label, images in correct.items():
-        if label != first and images.keys() == correct[first].keys():
-            test = mcnemar(correct[first], images, groups[first])
-            comparisons.append(Comparison(first, label, test["points"], test["p"]))
+    for run in classifiers[1:]:
+        if test := read_outputs.compared(classifiers[0].path, run.path):
+            comparisons.append(Comparison(classifiers[0].label, run.label, test["points"], test["p"]))
     return comparisons

@@ -7,7 +7,6 @@ from idmm.errors import UserError, listed
 from idmm.files import expand_home
 
 TRAIN = ("stage1", "teacher", ".", "scratch")  # runs of 'idmm train', in order
-PROBE = "probe.json"
 
 
 def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
@@ -40,8 +39,7 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
 
 
 def _is_finished(path: Path) -> bool:
-    """Return whether a folder holds a finished run or the result of a probe."""
-    return ((path / "result.json").is_file() and (path / "config.yaml").is_file()) or (path / PROBE).is_file()
+    return (path / "result.json").is_file() and (path / "config.yaml").is_file()
 
 
 def _candidates(path: Path) -> list[Path]:

@@ -20,18 +20,6 @@ ROWS, NAMES = "instances.safetensors", "instances.json"
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """The predictions of a run's classifier for its M test images, in the order of the split."""
-
-    paths: list[str]  # names as in the split, [M]
-    classes: list[str]  # names of all K classes, by number
-    truth: np.ndarray  # int64 [M], numbers of the true classes
-    predicted: np.ndarray  # int64 [M], numbers of the likeliest classes
-    probability: np.ndarray  # float64 [M], of the likeliest class
-    groups: list[str] | None  # of each image, [M]; None: no groups
-
-
-@dataclass(frozen=True)
 class Instances:
     """The rows of the N-way layer of pretraining, one per training image, and those images."""
 
@@ -42,25 +30,7 @@ class Instances:
     digests: list[str]  # BLAKE2b of each file's bytes, 32 hexadecimal digits
 
 
-# ---------------------------------------------------------------------- predictions and rows of W
-def predictions(run: str | Path) -> Predicted:
-    """Return the test predictions of a finished run of fine-tuning or joint pretraining.
-
-    Raises:
-        UserError: No finished run, no classifier, or no ``predictions.csv``.
-    """
-    run = Path(run)
-    config_of(run)
-    path, classes = _present(run / PREDICTIONS), _classes(run)
-    numbers = {name: number for number, name in enumerate(classes)}
-    with _reading(path):
-        rows = read_csv(path)
-        truth, predicted = (np.array([numbers[row[key]] for row in rows]) for key in ("class", "predicted"))
-        probability = np.array([float(row["probability"]) for row in rows])
-        groups = [row["group"] for row in rows] if "group" in rows[0] else None
-        return Predicted([row["path"] for row in rows], classes, truth, predicted, probability, groups)
-
-
+# ---------------------------------------------------------------------- rows of W
 def instances(run: str | Path) -> Instances:
     """Return the rows of W of a finished pretraining run, each with its image.
 
@@ -137,16 +107,6 @@ def read_config(run: Path) -> Any:
     raise UserError(*(f"{run}: config.yaml cannot be read: {fault}" for fault in faults[:1]))
 
 
-def _classes(run: Path) -> list[str]:
-    """Return the names of a run's classes, by number."""
-    path = run / "model.json"
-    if not path.exists():
-        expected = "expected a run of fine-tuning or of joint pretraining (method.label_weight)"
-        raise UserError(f"{run}: has no classifier, {expected}")
-    with _reading(path):
-        return json.loads(path.read_text())["classes"]
-
-
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn any error of the block into one that names the file."""
@@ -190,11 +150,15 @@ def _images(run: Path, config: Any):
 
 
 # ---------------------------------------------------------------------- two runs
-def compared(run: Path, other: Path) -> dict[str, float]:
-    """Return the :func:`mcnemar` of two finished runs on the same test images."""
+def compared(run: Path, other: Path) -> dict[str, float] | None:
+    """Return the :func:`mcnemar` of two finished runs, or None if their test images or classes differ."""
     rows, others = (read_csv(folder / PREDICTIONS) for folder in (run, other))
-    correct = ({row["path"]: row["class"] == row["predicted"] for row in each} for each in (rows, others))
-    return mcnemar(*correct, {row["path"]: row["group"] for row in rows if "group" in row})
+    correct, other_correct = (
+        {(row["path"], row["class"]): row["class"] == row["predicted"] for row in each} for each in (rows, others)
+    )
+    if correct.keys() != other_correct.keys():
+        return None
+    return mcnemar(correct, other_correct, {(r["path"], r["class"]): r["group"] for r in rows if "group" in r})
 
 
 def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str] | None = None) -> dict[str, float]:
