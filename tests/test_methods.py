@@ -1,6 +1,7 @@
-"""IDMM and fine-tuning as modules, CutMix and Mixup, against the maths written out; features and their measures."""
+"""Randomness, mixing, IDMM and fine-tuning as modules, against the maths written out; features and their measures."""
 
 import contextlib
+import random
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
 from idmm.methods.mixing import Mix, draw_cutmix, draw_mixup, mix_images
 from idmm.models import create_backbone
-from idmm.seeding import numpy_rng, seeded
+from idmm.seeding import derive, numpy_rng, permutation, seeded, uniforms
 
 TINY = dict(patch_size=8, embed_dim=16, depth=1, num_heads=2)
 
@@ -167,3 +168,41 @@ def test_mixing_takes_the_partners_pixels_and_leaves_its_input_alone():
     blended = mix_images(images, Mix(0.75, torch.tensor([2, 0, 1]), None))
     torch.testing.assert_close(blended[0], 0.75 * images[0] + 0.25 * images[2])
     assert torch.equal(images, before)
+
+
+def test_every_argument_counts_and_nothing_else():
+    keys = [derive(0, "views"), derive(1, "views"), derive(0, "order"), derive(0, "views", 1), derive(0, "views", 1, 2)]
+    keys.append(derive(0, "views", 12))
+    assert len(set(keys)) == len(keys)
+    random.seed(5)
+    assert derive(0, "views", 1) == derive(0, "views", np.int64(1))
+    assert all(0 <= key < 2**63 for key in keys)
+
+
+def test_a_rows_numbers_do_not_depend_on_the_other_rows():
+    key = derive(3, "views", 7)
+    all_rows = uniforms(key, np.arange(100), 8)
+    np.testing.assert_array_equal(uniforms(key, np.array([42, 7]), 8), all_rows[[42, 7]])
+    np.testing.assert_array_equal(uniforms(key, np.array([42]), 3), all_rows[[42], :3])
+
+
+def test_orders_differ_from_epoch_to_epoch():
+    orders = [permutation(0, "order", 50, epoch) for epoch in range(3)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert not np.array_equal(orders[0], orders[1])
+    np.testing.assert_array_equal(permutation(0, "order", 50, 1), orders[1])
+    assert numpy_rng(0, "a").random() != numpy_rng(0, "b").random()
+
+
+def test_seeded_blocks_are_repeatable_and_leave_the_global_state_alone():
+    def draw():
+        return random.random(), np.random.rand(), float(torch.rand(1))
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    wanted = draw()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    with seeded(9):
+        first = draw()
+    assert draw() == wanted
+    with seeded(9):
+        assert draw() == first != wanted
