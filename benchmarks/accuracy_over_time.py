@@ -147,7 +147,7 @@ def _run(commands: list[list], place: Path, core: int) -> dict:
     found = {name: result.get(name) for name in ("top1", "baseline_top1", "largest_class", "test_size", "train_size")}
     kept = place / "train.json"
     if kept.exists() and (labelled := json.loads(kept.read_text()).get("pseudolabels")):
-        found["alike"] = labelled["alike"]
+        found["alike"] = labelled["agreement"]
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 

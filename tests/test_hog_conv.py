@@ -13,6 +13,8 @@ import idmm
 from idmm.models import create_backbone
 
 FIXED = 512
+SMALL = "filters: 16, fixed: 32, widths: [8, 16], dim: 8"
+NETWORK = "{name: resnet10t, kwargs: {channels: [8, 8, 16, 16]}, size: 32}"
 
 
 def tiles(count=48, side=64):
@@ -40,7 +42,7 @@ def test_fixed_features_are_turned_components_of_equal_variance(channels):
     features = model(images)[:, :FIXED]
     assert features.shape == (48, FIXED) and abs(float(features.std()) - 1) < 0.1
     assert torch.equal(features, started(images, filters=32)(images)[:, :FIXED]), "from the seed"
-    _, raw = model._hand_made(images)
+    _, raw = model._hand_made(model.pixels(images))
     groups = raw.split((model.hand_made, 9 * 64), dim=1)
     scaled = [g / g.std(0, correction=0).clamp(min=1e-3 * g.std(0, correction=0).max() + 1e-6) for g in groups]
     weighed = torch.cat([g / g.shape[1] ** 0.5 for g in scaled], dim=1)
@@ -72,7 +74,7 @@ def test_the_network_learns_and_the_rest_does_not():
 def test_through_the_commands(tmp_path):
     root = tree(tmp_path / "d", train={"cat": 8, "dog": 8}, test={"cat": 4, "dog": 4})
     small = ["--data.root", root, "--data.workers", 0, "--train.epochs", 1, "--train.precision", "fp32"]
-    model = ["--model.name", "hog_conv", "--model.kwargs", "{filters: 16, fixed: 32, widths: [8, 16], dim: 8}"]
+    model = ["--model.name", "hog_conv", "--model.kwargs", f"{{{SMALL}, pixels: {NETWORK}}}"]
     pretrained = ["--config", "idmm_fast", "--views.size", 64, "--train.batch_size", 8]
     assert call(["pretrain", *small, *model, *pretrained, "--out", tmp_path / "p"]) == 0
     tuned = ["--train.size", 64, "--train.batch_size", 8]

@@ -5,15 +5,19 @@ import time
 
 import numpy as np
 import pytest
+import timm
+import torch
 import yaml
 from folders import section, tree
 from frozen import a_run
 from helpers import VIT, call, read
 from PIL import Image
+from safetensors.torch import load_file
 
+import idmm
 from idmm.data.listing import list_images
 from idmm.evaluation import similarity
-from idmm.stages import train, train_pseudolabels
+from idmm.stages import train, train_plan, train_pseudolabels
 from idmm.stages.train_plan import Plan
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -96,32 +100,43 @@ def section_of(root, **changes):
     return section(root, labelled={"per_class": 2}, **changes)
 
 
+def labelled(run, data, out):
+    """Runs the step; returns what it found and the rows of its file."""
+    plan = Plan("pretrain", {}, [], hand_size=64)
+    found, candidates = train_pseudolabels.pseudolabel(run, plan, data, "cpu", 0, out)
+    assert set(candidates) == {train_plan.BASELINE, train_plan.JOINED}
+    return found, rows(out / "pseudolabels.csv")
+
+
 def test_what_is_written(run, images, tmp_path, caplog):
     caplog.set_level("INFO", "idmm")
-    out = tmp_path / "l.csv"
-    assert train_pseudolabels.pseudolabel([run], section_of(images), "cpu", out)["found"] == 18
-    found = rows(out)
-    of = {split: [row for row in found if row["split"] == split] for split in ("train", "test")}
+    found, lines = labelled(run, section_of(images), tmp_path)
+    assert (found.given, found.found) == (4, 18) and found.agreement == pytest.approx(100)
+    of = {split: [row for row in lines if row["split"] == split] for split in ("train", "test")}
     assert len(of["train"]) == 22 and len(of["test"]) == 8, "also those in unlabelled"
-    given = [row for row in found if row["given"] == "yes"]
+    given = [row for row in lines if row["given"] == "yes"]
     assert len(given) == 4 + 8 and all(row["share"] == "1" for row in given)
-    for row in found:
+    for row in lines:
         place, name = row["path"].split("/")[0], list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
         assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), place
-    assert f"{out}: 18 images without a label got one, from 4 that had one" in caplog.messages
+    assert f"{tmp_path / 'pseudolabels.csv'}: 18 images without a label got one, from 4 that had one" in caplog.messages
     said = "agree on the class in 100 % of cases, corrected for chance"
     assert any(said in line for line in caplog.messages)
+    joined, network = idmm.load_backbone(tmp_path / "features"), idmm.load_backbone(run)
+    x = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(joined.pixel_network(x), network(x))
 
 
 def test_features_that_say_nothing(run, tmp_path, caplog):
-    """Random pixels: a warning, and the file all the same."""
+    """Random pixels: the labels are not used, and the file is written all the same."""
+    caplog.set_level("INFO", "idmm")
     root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 2, "dog": 2})
     (root / "train/cat/5.png").write_bytes(b"no image")
-    train_pseudolabels.pseudolabel([run], section_of(root), "cpu", tmp_path / "l.csv")
-    torn, line = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "skipped 1 of 24 images that cannot be read" in torn
-    assert line.startswith("the pseudo-labels are not used: ")
-    assert len(rows(tmp_path / "l.csv")) == 27
+    found, lines = labelled(run, section_of(root), tmp_path)
+    assert len(lines) == 27 and found.baseline_top1 is None
+    assert any("skipped 1 of 24 images that cannot be read" in line for line in caplog.messages)
+    assert any(line.startswith("the pseudo-labels are not used: ") for line in caplog.messages)
 
 
 def test_groups_go_along(run, tmp_path):
@@ -130,12 +145,10 @@ def test_groups_go_along(run, tmp_path):
     names = [path.relative_to(root).as_posix() for path in root.rglob("*.png")]
     lines = [f"{name},{name[:-4]}g" for name in names if not name.startswith("unlabelled")]
     (tmp_path / "g.csv").write_text("\n".join(["path,group", *lines]))
-    data = section_of(root, groups=str(tmp_path / "g.csv"))
-    train_pseudolabels.pseudolabel([run], data, "cpu", tmp_path / "l.csv")
-    for row in rows(tmp_path / "l.csv"):
+    for row in labelled(run, section_of(root, groups=str(tmp_path / "g.csv")), tmp_path)[1]:
         own = row["path"].startswith("unlabelled")
         assert row["group"] == (row["path"] if own else f"{row['path'][:-4]}g")
-    splits = list_images(section(root, labels=str(tmp_path / "l.csv")), labelled=True)
+    splits = list_images(section(root, labels=str(tmp_path / "pseudolabels.csv")), labelled=True)
     assert len(splits.train) == 10 and len(set(splits.test.groups)) == 4
 
 
@@ -147,42 +160,58 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     argv = ["train", images, *MODEL, *FEW, "--device", "cpu", "--minutes", 0.5, "--size", 16, "--out", out]
     assert call(argv) == 0
     kept, said = read(out / "train.json"), capsys.readouterr().out
-    assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["alike"] > train_pseudolabels.AGREEMENT
+    assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
     assert kept["pseudolabels"]["found"] == 18 and kept["pseudolabels"]["given"] == 4
-    sizes = [read(out / place / "result.json")["train_size"] for place in ("stage1", "teacher", "")]
-    assert sizes == [22, 4, 22]
+    assert [read(out / place / "result.json")["train_size"] for place in ("stage1", "")] == [22, 22]
     assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
-    floor = read(out / "teacher/result.json")["baseline_top1"]
+    floor = kept["pseudolabels"]["baseline_top1"]
     assert read(out / "result.json")["baseline_top1"] == kept["result"]["baseline_top1"] == floor
     assert f"the baseline, trained on the given labels only: {floor:.1f} %" in said
-    spent = sum(read(out / place / "result.json")["seconds"] for place in ("stage1", "teacher", ""))
+    spent = sum(read(out / place / "result.json")["seconds"] for place in ("stage1", ""))
     assert spent < 60 * 0.5 * 1.3, "all together"
+    assert call(argv) == 0 and read(out / "train.json") == kept, "finished"
 
 
-@pytest.mark.parametrize(("way", "alike", "names", "shares"), [
-    ("scratch", 90, ["fast_scratch"] * 2, [0.3, 0.7]),
-    ("pretrain", 90, ["idmm_fast", "fast_scratch", "fast_scratch"], [0.45, 0.15, 0.4]),
-    ("joint", 20, ["joint", "fast_scratch", "fast_scratch"], [0.45, 0.15, 0.4]),
-])  # fmt: skip
-def test_what_the_last_stage_starts_from(way, alike, names, shares, images, tmp_path, monkeypatch):
-    """Fresh weights, and the given labels alone where the others are not borne out."""
-    ran, found = [], {"given": 4, "found": 18, "alike": alike}
+def test_joined_features_are_the_classifier(tmp_path, capsys):
+    """If pseudo-labels are not used: a network on pixels and hand-made features in one file."""
+    root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 4, "dog": 4})
+    argv = ["train", root, *FEW, "--data.workers", 0, "--device", "cpu", "--minutes", 0.2, "--out", tmp_path / "x"]
+    assert call(argv) == 0
+    kept, said = read(tmp_path / "x/train.json"), capsys.readouterr().out
+    assert kept["best"] == "linear classifier on joined features" and f"  {kept['best']}: " in said
+    assert kept["result"]["train_size"] == 4 and kept["result"]["top1"] == kept["result"]["start_top1"]
+    info = read(tmp_path / "x/model.json")
+    assert info["name"] == "hog_conv" and info["kwargs"]["pixels"]["name"] == "resnet10t"
+    model = timm.create_model(info["name"], **info["kwargs"])
+    model.load_state_dict(load_file(tmp_path / "x/model.safetensors"), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "agreement", "names", "init"),
+    [
+        ("pretrain", 90, ["idmm_fast", "fast_scratch"], None),
+        ("pretrain", 20, ["idmm_fast", "fast"], "stage1"),
+        ("joint", 90, ["joint", "fast_scratch"], None),
+        ("joint", 20, ["joint", "fast"], "stage1"),
+    ],
+)
+def test_what_the_last_stage_starts_from(way, agreement, names, init, images, tmp_path, monkeypatch):
+    """With a model of one's own: fresh weights on pseudo-labels, or the learned ones on the given labels."""
+    ran, found = [], train_plan.PseudoLabels(4, 18, agreement, 40.0)
 
     def stage(given, state, part, minutes):
         name, config = train._config(given, state, part, minutes)
         ran.append((name, config.get("init"), config["data"]["labels"], minutes))
-        assert config["train"].get("max_epochs") == (600 if part == "teacher" else None)
         return RESULT | {"seconds": 60 * minutes}
 
     out = tmp_path / "x"
     monkeypatch.setattr(train, "_stage", stage)
-    monkeypatch.setattr(train, "pseudolabel", lambda *_: found)
+    monkeypatch.setattr(train, "pseudolabel", lambda *_: (found, {}))
     argv = ["train", images, *MODEL, *FEW, "--minutes", 10, "--size", 16, "--way", way, "--out", out]
     assert call(argv) == 0, "22 images, 4 labels: by default"
     assert [name for name, *_ in ran] == names
-    assert [minutes for *_, minutes in ran] == pytest.approx([10 * share for share in shares], rel=0.03)
-    assert ran[-1][1:3] == (None, str(out / "pseudolabels.csv") if alike == 90 else None)
-    assert [init for _, init, *_ in ran[:-1]] == [None, str(out / "stage1")][: len(ran) - 1]
+    assert [minutes for *_, minutes in ran] == pytest.approx([6, 4], rel=0.03)
+    assert ran[-1][1:3] == (init and str(out / init), str(out / "pseudolabels.csv") if agreement == 90 else None)
 
 
 RESULT = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_class": 50.0, "seconds": 60.0}

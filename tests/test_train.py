@@ -253,28 +253,27 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
 
 
 PHOTOS, STAMPS = Counts(768, 768, 12, 32), Counts(465, 465, 10, 96)
-SPEECH, FEW_DIGITS = Counts(2000, 50, 10, 64), Counts(1437, 50, 10, 8)
+SPEECH, SIGNS, FEW_DIGITS = Counts(2000, 50, 10, 64), Counts(500, 50, 10, 96), Counts(1437, 50, 10, 8)
 
 
 @pytest.mark.parametrize(
     ("minutes", "counts", "flags", "way", "sizes"),
     [
-        (1, FEW_DIGITS, {}, "pretrain", (32, 32, 32)),
-        (3, PHOTOS, {}, "scratch", (32, 0, 32)),
-        (3, STAMPS, {}, "scratch", (80, 0, 96)),  # a trial of two networks comes first
-        (0.7, STAMPS, {}, "scratch", (32, 0, 32)),
-        (3, STAMPS, {"way": "pretrain"}, "pretrain", (48, 0, 96)),  # the comparison has a size of its own
-        (1, SPEECH, {}, "scratch", (32, 64, 64)),  # for 5 passes at 32 px pretraining is left out
-        (3, SPEECH, {}, "pretrain", (32, 64, 64)),
+        (1, FEW_DIGITS, {}, "pretrain", (32, 64, 32)),
+        (3, PHOTOS, {}, "scratch", (32, 64, 32)),
+        (3, STAMPS, {}, "scratch", (80, 64, 96)),  # a trial of two networks comes first
+        (0.7, STAMPS, {}, "scratch", (32, 64, 32)),
+        (3, STAMPS, {"way": "pretrain"}, "pretrain", (48, 64, 96)),  # the comparison has a size of its own
+        (1, SPEECH, {}, "pretrain", (32, 64, 64)),
+        (30, SPEECH, {}, "pretrain", (64, 64, 64)),
+        (90, SIGNS, {}, "pretrain", (96, 96, 96)),  # joined features see as much as the network
     ],
 )
 def test_the_table_gives_way_and_size(minutes, counts, flags, way, sizes):
     """On a CPU, as runs of these sets were measured; nothing is timed."""
     plan = choose(asked(size=None, minutes=minutes, model={}, device="cpu", **flags), counts)
-    assert (plan.way, plan.size, plan.few_size, plan.scratch_size) == (way, *sizes)
+    assert (plan.way, plan.size, plan.hand_size, plan.scratch_size) == (way, *sizes)
     assert sum(line.startswith("size: ") for line in plan.why) == 1
-    left_out = "--way scratch, as pretraining has time for about 5 passes, at 32 px of 64"
-    assert (left_out in plan.why[0]) == (way == "scratch" and counts is SPEECH)
 
 
 FEW, SOME, EVERY = (Counts(2000, labelled, 10, 32) for labelled in (50, 1000, 2000))
@@ -286,6 +285,7 @@ DIGITS = {"data": Data(name="digits")}
     ("flags", "counts", "way", "pseudolabel", "reason"),
     [
         ({}, FEW, "pretrain", True, "as its features help"),
+        ({"way": "scratch"}, FEW, "scratch", False, "as asked"),
         ({}, SOME, "scratch", False, "as there are under 3 images per label"),
         ({}, EVERY, "scratch", False, "as every training image has a label"),
         ({}, HALF, "scratch", False, "as 2 of the classes have no label"),
@@ -306,6 +306,7 @@ def test_what_is_chosen(flags, counts, way, pseudolabel, reason):
     [
         ({"pseudolabel": True}, HALF, "pseudolabel: got true, but 2 of the classes have no label"),
         ({"pseudolabel": True}, EVERY, "pseudolabel: got true, but every training image has a label"),
+        ({"pseudolabel": True, "way": "scratch"}, FEW, "pseudolabel: got true, but --way scratch uses"),
         ({"compare": True}, EVERY, "compare: there is no pretraining"),
     ],
 )

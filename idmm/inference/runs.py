@@ -6,7 +6,7 @@ from pathlib import Path
 from idmm.errors import UserError, listed
 from idmm.files import expand_home
 
-TRAIN = ("stage1", "teacher", ".", "scratch")  # runs of 'idmm train', in order
+TRAIN = ("stage1", ".", "scratch")  # runs of 'idmm train', in order
 
 
 def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:

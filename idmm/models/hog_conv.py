@@ -9,10 +9,12 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
+from timm.layers import freeze_batch_norm_2d
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from idmm.models.base import timm_cfg
+from idmm.models.build import create_backbone, feature_width
 from idmm.models.hog import ORIENTATIONS, SIDE, Hog, normalised_blocks
 from idmm.seeding import derive
 
@@ -53,6 +55,8 @@ class HogConv(Hog):
         fixed: Features that do not learn.
         widths: Channels of the network on 8x8 and on 4x4 cells.
         dim: Features of the network.
+        pixels: A network on pixels that does not learn, whose pooled features join the fixed ones: ``name`` and
+            ``kwargs`` of timm's model, and the ``size`` of its images (pixels). None: there is none.
     """
 
     def __init__(
@@ -63,9 +67,16 @@ class HogConv(Hog):
         fixed: int = 512,
         widths: tuple[int, int] = (128, 256),
         dim: int = 256,
+        pixels: dict | None = None,
     ):
         super().__init__(in_chans, 0)
-        maps, raw = 4 * ORIENTATIONS + 2 * in_chans + 2 * filters, self.hand_made + 9 * 2 * filters
+        self.groups = [self.hand_made, 9 * 2 * filters]  # lengths of the groups of fixed features
+        if pixels:
+            network = create_backbone(pixels["name"], in_chans=in_chans, num_classes=0, **pixels["kwargs"])
+            self.pixel_network = freeze_batch_norm_2d(network.requires_grad_(False))
+            self.pixel_size = pixels["size"]
+            self.groups.append(feature_width(network))
+        maps, raw = 4 * ORIENTATIONS + 2 * in_chans + 2 * filters, sum(self.groups)
         self.register_buffer("filters", torch.randn(filters, in_chans, PATCH, PATCH) / PATCH)
         self.register_buffer("offsets", torch.zeros(filters))
         self.register_buffer("centre", torch.zeros(raw))
@@ -94,9 +105,17 @@ class HogConv(Hog):
         likeness = likeness / (variance.clamp(min=0) + FLOOR).sqrt() - self.offsets[:, None, None]
         return torch.cat([F.relu(likeness - THRESHOLD), F.relu(-likeness - THRESHOLD)], dim=1)
 
-    def _hand_made(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return maps of images [B, C, H, W], [B, maps, 8, 8], and all features that do not learn [B, raw]."""
-        pixels = self.pixels(x)
+    def _network_features(self, x: Tensor) -> list[Tensor]:
+        """Return the features of images [B, C, H, W] by the network on pixels, [B, d], if there is one."""
+        if len(self.groups) == 2:
+            return []
+        size = (self.pixel_size, self.pixel_size)
+        if x.shape[2:] != size:
+            x = F.interpolate(x.float(), size=size, mode="bilinear", antialias=True)
+        return [self.pixel_network(x.float())]
+
+    def _hand_made(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return maps of pixels [B, C, 64, 64], [B, maps, 8, 8], and all hand-made features [B, d]."""
         blocks = normalised_blocks(F.pad(self.cells(pixels), (1, 1, 1, 1), mode="replicate"))  # [B, 9, 9, 2, 2, 9]
         corners = [blocks[:, i : i + 8, j : j + 8, 1 - i, 1 - j] for i in (0, 1) for j in (0, 1)]
         gradients = torch.cat(corners, dim=3).permute(0, 3, 1, 2)  # [B, 36, 8, 8]: each cell in its four blocks
@@ -110,8 +129,8 @@ class HogConv(Hog):
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            maps, raw = self._hand_made(x)
-            fixed = (raw - self.centre) @ self.components
+            maps, hand_made = self._hand_made(self.pixels(x))
+            fixed = (torch.cat([hand_made, *self._network_features(x)], dim=1) - self.centre) @ self.components
             if self.training:
                 fixed = fixed * (torch.rand(len(fixed), 1, device=fixed.device) >= DROPPED)
         return torch.cat([fixed, self.network(self.maps_norm(maps)).float()], dim=1)
@@ -125,20 +144,20 @@ class HogConv(Hog):
             seed: Of what is drawn.
         """
         draw = torch.Generator().manual_seed(derive(seed, "start"))
-        pixels = torch.cat([self.pixels(batch["images"]) for batch in batches])[:IMAGES]  # [N, C, 64, 64]
+        seen = [(self.pixels(batch["images"]), *self._network_features(batch["images"])) for batch in batches]
+        pixels, *features = (torch.cat(column)[:IMAGES] for column in zip(*seen, strict=True))  # [N, C, 64, 64], [N, d]
         self._learn_filters(pixels, draw)
-        images = (pixels - self.mean[:, None, None]) / self.std[:, None, None]
-        found = [self._hand_made(part) for part in images.split(64)]
+        hand_made = [self._hand_made(part) for part in pixels.split(64)]
         norm = self.maps_norm
-        sums = [sum(maps.double().pow(power).sum((0, 2, 3)) for maps, _ in found) for power in (1, 2)]
-        mean, square = (total / (64 * len(images)) for total in sums)
+        sums = [sum(maps.double().pow(power).sum((0, 2, 3)) for maps, _ in hand_made) for power in (1, 2)]
+        mean, square = (total / (64 * len(pixels)) for total in sums)
         norm.running_mean.copy_(mean)
         norm.running_var.copy_((square - mean.square()).clamp(min=SMALL))
-        raw = torch.cat([features for _, features in found])
+        raw = torch.cat([torch.cat([values for _, values in hand_made]), *features], dim=1)
         self.centre.copy_(raw.mean(0))
         scale = torch.ones_like(self.centre)
         start = 0
-        for count in (self.hand_made, raw.shape[1] - self.hand_made):  # both groups weigh the same
+        for count in self.groups:  # all weigh the same
             part = slice(start, start + count)
             spread = raw[:, part].std(0, correction=0)
             scale[part] = 1 / spread.clamp(min=1e-3 * spread.max() + SMALL) / math.sqrt(count)

@@ -31,15 +31,18 @@ from idmm.stages.train_plan import (
     BASELINE,
     COPIES,
     FILE,
+    FIRST,
     FROM_SCRATCH,
+    JOINED,
     LABELS,
     LINEAR,
+    PRETRAINED,
     PSEUDO,
-    PSEUDOLABELS,
     STARTUP,
     TUNED,
     Counts,
     Plan,
+    PseudoLabels,
     TrainState,
     check_comparison,
     choose,
@@ -47,14 +50,12 @@ from idmm.stages.train_plan import (
     of_weights,
     way_of,
 )
-from idmm.stages.train_pseudolabels import AGREEMENT, compared_features, pseudolabel
+from idmm.stages.train_pseudolabels import AGREEMENT, pseudolabel
 from idmm.training import clock
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05
-# Standard errors that the best candidate must lead by: networks gain by a last stage that is longer than the trial, and
-# by pseudo-labels less
-ERRORS, FEW_ERRORS = 2, 0.5
+ERRORS = 2  # standard errors that features must lead networks by, whose last stage is longer than the trial
 LEAST = 0.1  # of the time, for any stage but the first, if those before took too long
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
@@ -70,7 +71,7 @@ def _logged() -> Iterator[None]:
 def train(given: TrainCommand | dict | str, started_at: float | None = None) -> dict:
     """Train a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
 
-    Stage 1, if there is one, lies in OUT/stage1, the network that made pseudo-labels in OUT/teacher, the trial on
+    Stage 1, if there is one, lies in OUT/stage1, its features joined with hand-made ones in OUT/features, the trial on
     held-out training images in OUT/trial, the comparison in OUT/scratch. Repeating the command resumes it.
 
     Args:
@@ -100,7 +101,7 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
         more = ", and as long again for --compare" if given.compare else ""
         log.info("%g minute%s, until about %s%s", given.minutes, "s" * (given.minutes != 1), ends, more)
     else:
-        check_comparison(given, state.plan.way, state.plan.pseudolabel)  # --compare may be new
+        check_comparison(given, state.plan.way)  # --compare may be new
     try:
         state = _agreed(state or _planned(given, out), given.device)
         for line in state.plan.why:
@@ -143,7 +144,8 @@ def _load(given: TrainCommand, out: Path) -> TrainState | None:
         raise UserError(f"out: '{out}' is a file, expected a new folder")
     try:
         content = json.loads((out / FILE).read_text())
-        state = TrainState(**{**content, "counts": Counts(**content["counts"]), "plan": Plan(**content["plan"])})
+        types = {"counts": Counts, "plan": Plan, "pseudolabels": PseudoLabels}
+        state = TrainState(**content | {key: of(**content[key]) for key, of in types.items() if key in content})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -216,7 +218,7 @@ def _with_list(data: Data, out: Path) -> Data:
 # ---------------------------------------------------------------------- the runs
 def state_parts(out: Path) -> list[str]:
     """Return the folders of stages in OUT."""
-    return [part for part in ("stage1", "teacher", "trial", "trial_convnet") if (out / part).is_dir()]
+    return [part for part in ("stage1", "trial", "trial_convnet") if (out / part).is_dir()]
 
 
 def _run(given: TrainCommand, state: TrainState, before: float) -> None:
@@ -246,40 +248,37 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
         remaining -= results[part]["seconds"] / 60
     state.result = results["last"]
     if state.trusted:  # the baseline that learned from the given labels, not from pseudo-labels
-        baseline = {name: value for name, value in results["teacher"].items() if name == "baseline_top1"}
-        state.result = results["last"] | baseline
+        state.result = results["last"] | {"baseline_top1": state.pseudolabels.baseline_top1}
         write_json(out / "result.json", state.result)
 
 
 def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict]) -> None:
     """Choose what the last stage is, by accuracy on training images that were held out."""
     if state.plan.pseudolabel:
-        found, candidates, out = None, None, Path(given.out)
+        out, outcome = Path(given.out), None
         if distributed.rank() == 0:
-            runs = [str(out / part) for part in state.plan.shares if part != "last"]  # the features of each count
-            found = pseudolabel(runs, images_of(given, state), given.device, out / PSEUDOLABELS)
-            if not (state.plan.init or given.model.name):
-                candidates = compared_features(runs[0], images_of(given, state), given)
-                candidates[PSEUDO] = found["held_out"]
-        state.pseudolabels, state.candidates = distributed.broadcast((found, candidates))
-        trusted = state.pseudolabels["alike"] >= AGREEMENT
-        state.best = PSEUDO if trusted else LINEAR if state.candidates else FROM_SCRATCH
+            source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
+            outcome = pseudolabel(source, state.plan, images_of(given, state), given.device, given.seed, out)
+        state.pseudolabels, candidates = distributed.broadcast(outcome)
+        if state.plan.init or given.model.name:
+            state.best = PRETRAINED
+        else:
+            state.best, state.candidates = JOINED, candidates
+        if state.pseudolabels.agreement >= AGREEMENT:
+            state.best = PSEUDO
     elif state.plan.trial:
         trial, other = results["trial"], results["trial_convnet"]
         names = {BASELINE: "baseline_top1", LINEAR: "start_top1", TUNED: "top1"}
         state.candidates = {label: trial[name] for label, name in names.items() if name in trial}
         state.candidates[FROM_SCRATCH] = other["top1"]
         state.best = TUNED if trial["top1"] >= other["top1"] else FROM_SCRATCH
+        leader, count = max(state.candidates, key=state.candidates.get), round(HELD_OUT * state.counts.labelled)
+        share = state.candidates[leader] / 100
+        error = 100 * math.sqrt(share * (1 - share) / count)
+        if state.candidates[leader] > state.candidates[state.best] + ERRORS * error:
+            state.best = leader
     else:
         state.best = FROM_SCRATCH
-    if state.candidates and not state.trusted:
-        best, count = max(state.candidates, key=state.candidates.get), state.counts.labelled
-        count = round(HELD_OUT * count) if state.plan.trial else count
-        errors = ERRORS if state.plan.trial else FEW_ERRORS
-        share = state.candidates[best] / 100
-        error = 100 * math.sqrt(share * (1 - share) / count)
-        if state.candidates[best] > state.candidates.get(state.best, 0.0) + errors * error:
-            state.best = best
 
 
 def _config(given: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
@@ -308,7 +307,7 @@ def _report(state: TrainState) -> None:
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
-    name = state.best if state.candidates or state.trusted else state.plan.way
+    name = state.best if state.plan.pseudolabel or state.plan.trial else state.plan.way
     print(f"{name} at {state.size('last')} px: top-1 {result['top1']:.1f} % {tested}")
     floors = {"the baseline, trained on the given labels only": result.get("baseline_top1")}
     floors["the largest class every time"] = result["largest_class"]

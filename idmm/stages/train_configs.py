@@ -17,12 +17,14 @@ from idmm.stages.train_plan import (
     BASELINE,
     CONVNET,
     COPIES,
+    FEATURES,
     FIRST,
     HAND_MADE,
+    JOINED,
     LABELS,
-    LINEAR,
     PRETRAINED,
     PSEUDOLABELS,
+    TUNED,
     TrainState,
     tuned_on,
 )
@@ -43,7 +45,6 @@ FROZEN = {"model.freeze": True, "train.max_epochs": 1, "train.lr": 1e-9, "train.
 # (benchmarks/results/pretraining.md)
 CUTMIX = 1.0
 MANY_LABELS = 20  # a class
-MOST_PASSES = 600  # of the teacher over its few images: the time is of more use to the last stage
 HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for the trial
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 
@@ -109,22 +110,19 @@ def fine_tuning(given: TrainCommand, state: TrainState, part: str, minutes: floa
     name, init = _start(state, part, out)
     model = {"name": "hog"} if last and state.best == BASELINE else HAND_MADE if hand_made else plan.model
     if last and state.trusted:
-        images = state.pseudolabels["given"] + state.pseudolabels["found"]
+        images = state.pseudolabels.given + state.pseudolabels.found
         # the file has who is held out, and the group of each image
         data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None, val_fraction=0.0)
     elif part.startswith("trial"):
         data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
     keys = _common(given, state, part, minutes, init, model) | {"train.size": size, "augment.flip": given.flip}
     if hand_made:
-        frozen = last and (state.best == BASELINE or (state.best == LINEAR and plan.trial))
-        keys |= FROM_FEATURES | (FROZEN if frozen else {})
+        keys |= FROM_FEATURES | (FROZEN if last and state.best != TUNED else {})
     elif name == RECIPES["scratch"]:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
         many = images >= MANY_LABELS * state.counts.classes
         if many and not (last and state.trusted) and plan.many_passes(images, size, minutes):
             keys |= MIXED
-    if part == "teacher":
-        keys["train.max_epochs"] = MOST_PASSES
     shipped = recipe(FinetuneConfig, name)
     keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
     return name, merged(shipped, {**keys, "data": parsing.to_dict(tuned_on(data))})
@@ -134,11 +132,12 @@ def _start(state: TrainState, part: str, out: Path) -> tuple[str, str | None]:
     """Return the recipe of a stage that learns from labels, and the weights that it starts from."""
     plan = state.plan
     learned = str(out / "stage1") if plan.way in FIRST else plan.init
-    if part == "scratch" or (part == "trial_convnet"):
+    if part in ("scratch", "trial_convnet"):
         return RECIPES["scratch"], None
     if state.hand_made(part):
-        return RECIPES["finetune"], None
-    if plan.init or (plan.way == "joint" and not plan.pseudolabel) or (part == "last" and state.best == PRETRAINED):
+        return RECIPES["finetune"], str(out / FEATURES) if state.best == JOINED else None
+    if state.trusted and not plan.init:  # fresh weights learn more from pseudo-labels than those that found them
+        return RECIPES["scratch"], None
+    if plan.init or plan.way == "joint" or state.best == PRETRAINED:
         return RECIPES["finetune"], learned
-    # with pseudo-labels fresh weights learn more from the labels than those that found them
-    return RECIPES["scratch"], None if plan.pseudolabel and part == "last" else learned
+    return RECIPES["scratch"], learned

@@ -19,37 +19,35 @@ from idmm.errors import UserError
 from idmm.files import write_json
 from idmm.models.hog import SIDE
 
-FIRST = ("pretrain", "joint")  # ways with two stages, of which this is the first
+FIRST = ("pretrain", "joint")  # strategies that begin with stage 1
 HAND_MADE = {"name": "hog_conv", "kwargs": {}}
 CONVNET = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
-CROPS = 2  # of an image, in the first of two stages
-SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)
-LOOKED_AT = 64  # images, for their sizes
-# The table that sizes, ways and mixing go by; nothing is timed. The small ConvNet trains on 1.1 million pixels a second
-# on a core of a server, at 32 px.
-PIXELS = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}  # by device; only the CPU rate was measured
-OTHERS = 0.25  # of it, for other networks
-PASSES = 30  # over the images, which a size must leave time for
-FEWEST = 10  # of stage 1 at a size reduced for it, from which on it pays
-MANY_PASSES = 60  # from which on mixed images pay; stage 1 counts each of its crops
-STARTUP = 20.0  # seconds of imports, reading images and the end
-# Of the time, for each stage: in OUT/stage1 what learns from all images, in OUT/teacher the classifier that makes
-# pseudo-labels, in OUT the one that is asked for.
+CROPS = 2  # crops of each image in stage 1
+SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)  # sides of images (pixels)
+LOOKED_AT = 64  # images that are opened for their sizes
+# Pixels per second that the small ConvNet trains on, by device. Only the rate of a CPU core was measured, at 32 px.
+# Sizes and mixing follow from it, and nothing is timed
+PIXELS = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}
+OTHERS = 0.25  # rate of other networks, relative to the ConvNet's
+PASSES = 30  # passes over the images that there must be time for at a size
+MANY_PASSES = 60  # passes from which on mixed images help. In stage 1 each crop of an image counts
+STARTUP = 20.0  # seconds for imports, for reading images and for the end
+# Shares of the time. OUT/stage1 learns from all images, the last stage is the classifier in OUT
 SHARES = {
     "from labels": {"last": 1.0},
     "with a trial": {"trial": 0.15, "trial_convnet": 0.15, "last": 0.7},
     "two stages": {"stage1": 0.4, "last": 0.6},
-    "pseudo-labels": {"teacher": 0.3, "last": 0.7},
-    "all": {"stage1": 0.45, "teacher": 0.15, "last": 0.4},
+    "pseudo-labels": {"stage1": 0.6, "last": 0.4},
 }
-TRIED = 5  # labels per class, from which on a trial holds some out
-MANY_IMAGES = 3  # times the labelled ones, from which on the others are given pseudo-labels
-
+TRIED = 5  # labels per class that a trial needs, which holds some of them out
+MANY_IMAGES = 3  # images per label from which on labels count as few
 
 # What may be kept
 BASELINE, LINEAR, TUNED = "baseline", "linear classifier on hog_conv", "hog_conv"
-FROM_SCRATCH, PRETRAINED, PSEUDO = "ConvNet", "pretrained network", "pseudo-labels"
+JOINED, PSEUDO = "linear classifier on joined features", "pseudo-labels"
+FROM_SCRATCH, PRETRAINED = "ConvNet", "pretrained network"
 FILE, LABELS, PSEUDOLABELS, COPIES = "train.json", "labels.csv", "pseudolabels.csv", "duplicates.txt"
+FEATURES = "features"  # folder of the joined features
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,6 @@ class Plan:
     init: str | None = None  # weights to start from; public ones with their commit
     pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
     size: int = 0  # of the images (pixels)
-    few_size: int = 0  # the same of stages beside pseudo-labels that learn from the given labels alone
     hand_size: int = SIDE  # the same on hand-made features
     scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
     pixels: float = PIXELS["cpu"]  # that are trained on in a second
@@ -87,10 +84,18 @@ class Plan:
     def shares(self) -> dict[str, float]:
         """Of the time, for each stage, in their order."""
         if self.way in FIRST:
-            return SHARES["all" if self.pseudolabel else "two stages"]
-        if self.trial:
-            return SHARES["with a trial"]
-        return SHARES["pseudo-labels" if self.pseudolabel else "from labels"]
+            return SHARES["pseudo-labels" if self.pseudolabel else "two stages"]
+        return SHARES["with a trial" if self.trial else "from labels"]
+
+
+@dataclass(frozen=True)
+class PseudoLabels:
+    """What is known of the labels in ``pseudolabels.csv``."""
+
+    given: int  # images that had a label
+    found: int  # images that got one. A label may not reach all
+    agreement: float  # of neighbouring images on the class, in percent, with chance at 0
+    baseline_top1: float | None  # of the baseline on the given labels, if the pseudo-labels are used (percent)
 
 
 @dataclass
@@ -102,7 +107,7 @@ class TrainState:
     counts: Counts
     plan: Plan
     minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})  # of each stage, and before the first
-    pseudolabels: dict | None = None
+    pseudolabels: PseudoLabels | None = None
     candidates: dict[str, float] | None = None  # accuracy on held-out training images of what was tried (percent)
     best: str | None = None  # of the candidates
     result: dict | None = None  # of the classifier
@@ -116,16 +121,13 @@ class TrainState:
 
     def hand_made(self, part: str) -> bool:
         """Return whether a stage's network learns on hand-made features."""
-        return part == "trial" or (part == "last" and self.best in (BASELINE, LINEAR, TUNED))
+        return part == "trial" or (part == "last" and self.best in (BASELINE, LINEAR, TUNED, JOINED))
 
     def size(self, part: str) -> int:
         """Return the side of the images in a stage (pixels)."""
         if part == "scratch":
             return self.plan.scratch_size
-        if self.hand_made(part):
-            return self.plan.hand_size
-        few = part == "teacher" or (part == "last" and self.plan.pseudolabel and not self.trusted)
-        return self.plan.few_size if few else self.plan.size
+        return self.plan.hand_size if self.hand_made(part) else self.plan.size
 
     def save(self, out: Path) -> dict:
         """Write the file and return its content."""
@@ -144,12 +146,14 @@ def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
         raise UserError("way: finetune starts from weights. Add --init WEIGHTS")
     if way == "scratch" and given.init:
         raise UserError("way: scratch starts from no weights. Leave --init out, or take finetune, pretrain or joint")
+    if way == "scratch" and given.pseudolabel:
+        raise UserError("pseudolabel: got true, but --way scratch uses the labelled images only. Leave --way out")
     return way
 
 
-def check_comparison(given: TrainCommand, way: str, pseudolabel: bool) -> None:
+def check_comparison(given: TrainCommand, way: str) -> None:
     """Raise UserError if training from scratch would be compared with itself."""
-    if given.compare and way == "scratch" and not pseudolabel:
+    if given.compare and way == "scratch":
         remedy = "Add --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
         raise UserError(f"compare: there is no pretraining to compare. {remedy}")
 
@@ -195,15 +199,15 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
         raise UserError(f"pseudolabel: got true, but {hindrance}")
     pseudolabel = given.pseudolabel
     if pseudolabel is None:
-        pseudolabel = not hindrance and counts.images >= MANY_IMAGES * counts.labelled
+        pseudolabel = not hindrance and given.way != "scratch" and counts.images >= MANY_IMAGES * counts.labelled
     way = way_of(given, pseudolabel)
-    check_comparison(given, way, pseudolabel)
+    check_comparison(given, way)
     if given.way != "auto":
         reason = "as asked"
     elif given.init:
         reason = "as --init has weights. --way pretrain adapts them to the images first"
     elif pseudolabel:
-        reason = "as its features help to guess the missing labels"
+        reason = "as its features help with few labels"
     else:
         few = f"there are under {MANY_IMAGES} images per label"
         if given.pseudolabel is False:
@@ -216,26 +220,16 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
         model |= CONVNET
     why = [f"{what}. --way {way}, {reason}", f"model: {model['name']} {json.dumps(model['kwargs'])}"]
     if pseudolabel:
-        why.append(
-            "pseudo-labels: the first networks guess the missing labels, then the classifier learns from all images"
-        )
+        why.append("features: those of the pretrained network, joined with hand-made ones")
     pixels = PIXELS[pick_device(given.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
     own_model = given.init or given.model.name
-    trial = not own_model and way == "scratch" and not pseudolabel and given.data.name in (None, "folder")
+    trial = not own_model and way == "scratch" and given.data.name in (None, "folder")
     trial = trial and counts.labelled >= TRIED * counts.classes
-    plan = Plan(way, model, why, given.init, pseudolabel, pixels=pixels, trial=trial, hand_size=given.size or SIDE)
-    plan = _sized(given, plan, counts)
+    plan = _sized(given, Plan(way, model, why, given.init, pseudolabel, pixels=pixels, trial=trial), counts)
     if trial:
         plan.why.append(
             f"{HAND_MADE['name']} at {plan.hand_size} px and the model are tried on held-out training images"
         )
-    if given.way == "auto" and way == "pretrain" and plan.size < _sides(counts)[-1]:
-        seconds = plan.shares["stage1"] * max(1.0, 60 * given.minutes - STARTUP)
-        passes = seconds * plan.pixels / (CROPS * counts.images * plan.size**2)
-        if passes < FEWEST:
-            reason = f"as pretraining has time for about {passes:.0f} passes, at {plan.size} px of {counts.side}"
-            why[0] = f"{what}. --way scratch, {reason} (--way pretrain asks for it)"
-            return _sized(given, replace(plan, way="scratch", why=why), counts)
     return plan
 
 
@@ -262,10 +256,9 @@ def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     if plan.pseudolabel or not each:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
     size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
-    few_size = size_for(shares["teacher"] / counts.labelled) if plan.pseudolabel else 0
-    few = f", {few_size} px for the labelled ones alone" if few_size not in (0, size) else ""
-    why = [*plan.why, f"size: {size} px. The images' short side is {counts.side} px (median){few}"]
-    return replace(plan, size=size, few_size=few_size, scratch_size=scratch_size, why=why)
+    why = [*plan.why, f"size: {size} px. The images' short side is {counts.side} px (median)"]
+    hand_size = given.size or max(SIDE, size if plan.pseudolabel else 0)
+    return replace(plan, size=size, hand_size=hand_size, scratch_size=scratch_size, why=why)
 
 
 def _sides(counts: Counts) -> list[int]:

@@ -1,125 +1,158 @@
-"""A step of ``idmm train``: labels for images that have none, from a few that have and the features of runs."""
+"""A step of ``idmm train``: joined features, and labels for images that have none by them."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from idmm.config import Data
-from idmm.config.commands import TrainCommand
 from idmm.data.listing import list_images
 from idmm.data.split import Split, counted
 from idmm.data.user_lists import class_rows
-from idmm.evaluation.evaluate import choose_strength, fit_linear, folds
+from idmm.evaluation import baseline
+from idmm.evaluation.evaluate import choose_strength, fit_linear
 from idmm.evaluation.inputs import report_unreadable
-from idmm.evaluation.predictor import Embedder
+from idmm.evaluation.network import Forward, Network
+from idmm.evaluation.predictor import BATCH
 from idmm.evaluation.similarity import nearest, spread_labels, unit_rows
 from idmm.files import write_csv
 from idmm.models import create_backbone
-from idmm.models.hog import SIDE
-from idmm.progress import log
-from idmm.stages.train_plan import BASELINE, HAND_MADE, LINEAR, PRETRAINED, tuned_on
+from idmm.models.build import export_kwargs
+from idmm.models.hog import Hog
+from idmm.models.hog_conv import IMAGES, HogConv
+from idmm.models.weights import read_checkpoint, save_model
+from idmm.progress import counting, log
+from idmm.seeding import numpy_rng
+from idmm.stages.train_plan import BASELINE, FEATURES, HAND_MADE, JOINED, PSEUDOLABELS, Plan, PseudoLabels
 
-AGREEMENT = 70  # percent: see pseudolabel; under it pseudo-labels did harm (benchmarks/results/minutes.md)
+AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
 NEIGHBOURS = 10  # nearest images that each image is joined to
 
 
-def pseudolabel(runs: list[str], data: Data, device: str, out: Path) -> dict:
-    """Write ``out``, a CSV file with a class for each image, and log how often neighbouring images agree on it.
+class JoinedFeatures:
+    """The features of a network on pixels, joined with hand-made ones in ``hog_conv``.
 
     Args:
-        runs: Whose features say which images are near, each counting the same.
+        source: The network's run, file or public weights.
+        plan: Its model if the file does not name it, and the size of images on hand-made features.
         data: The images, some of which have a label.
-        device: Where the networks run.
-        out: Its columns are path, class, split, given and share; share: how sure a label is, from 0 to 1.
-
-    Returns:
-        ``given``: images that had a label; ``found``: that got one (a label may reach some of them only); ``alike``:
-        percent of images' nearest to which a linear classifier gives their own class, counted so that chance is 0.
+        device: Device of the networks.
+        seed: Of what ``hog_conv`` draws.
 
     Raises:
         UserError: None of the images can be read.
-        RunError: The network has diverged, memory ran out, or the disk is full.
+        RunError: The network has diverged, or memory ran out.
     """
+
+    def __init__(self, source: str, plan: Plan, data: Data, device: str, seed: int):
+        self.data, self.saved = data, read_checkpoint(source, "init")
+        if self.saved.name is None:
+            self.saved = replace(self.saved, name=plan.model["name"], kwargs=plan.model["kwargs"])
+        pixels = Network.from_checkpoint(self.saved, 0, device, BATCH)
+        kwargs = {key: value for key, value in self.saved.kwargs.items() if key not in ("num_classes", "in_chans")}
+        self.kwargs = {"pixels": {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}}
+        model = create_backbone(HAND_MADE["name"], in_chans=self.saved.in_chans, **self.kwargs).eval()
+        model.pixel_network.load_state_dict(pixels.model.state_dict())
+        model.set_statistics(pixels.mean, pixels.std)
+        self.network = replace(pixels, model=model, size=plan.hand_size, crop_pct=1.0)
+        self._learn(seed)
+        model.to(pixels.device)
+
+    def _learn(self, seed: int) -> None:
+        """Find dictionary and components by the training images, with labels or without."""
+        items = list_images(self.data, labelled=True, unlabelled=True).train.items
+        some = [items[i] for i in numpy_rng(seed, "features").permutation(len(items))[:IMAGES]]
+        unreadable: dict[str, str] = {}
+        batches = list(self.network.file_batches(some, some, self.data.max_pixels, unreadable))
+        report_unreadable(unreadable, len(some), "data.root")
+        self.network.model.learn_start(batches, seed)
+
+    def of(self, split: Split, forward: Forward) -> tuple[Split, np.ndarray]:
+        """Return the readable images of a split, and the outputs of ``forward`` for them [N, d]."""
+        unreadable: dict[str, str] = {}
+        batches = self.network.file_batches(split.items, split.items, self.data.max_pixels, unreadable)
+        rows = self.network.outputs(counting(batches, len(split), "taking features"), forward)
+        return split.take([i for i, path in enumerate(split.items) if path not in unreadable]), rows
+
+    def save(self, out: Path) -> None:
+        """Write ``hog_conv``, weights and JSON, to a folder."""
+        model, saved = self.network.model, self.saved
+        kwargs = export_kwargs(HAND_MADE["name"], self.kwargs, None, 0, saved.in_chans)
+        extra = {key: saved.extra[key] for key in ("range", "bands", "file_channels") if key in saved.extra}
+        about = dict(mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra)
+        save_model(out, "backbone", model.state_dict(), name=HAND_MADE["name"], kwargs=kwargs, **about)
+
+
+def _hand_made_and_joined(model: HogConv, images: Tensor) -> Tensor:
+    return torch.cat([Hog.forward_features(model, images), model(images)[:, : model.fixed]], dim=1)
+
+
+def pseudolabel(
+    source: str, plan: Plan, data: Data, device: str, seed: int, out: Path
+) -> tuple[PseudoLabels, dict[str, float]]:
+    """Write OUT/features, the joined features, and OUT/pseudolabels.csv, a file with a class for each image.
+
+    The columns of the file are path, class, split, given and share. A share is how sure a label is, from 0 to 1.
+    Arguments and errors are those of :class:`JoinedFeatures`.
+
+    Returns:
+        What is known of the labels, and the accuracy of linear classifiers on features of the given labels (percent).
+        It is that of the best strength on stratified folds.
+    """
+    features = JoinedFeatures(source, plan, data, device, seed)
+    features.save(out / FEATURES)
     splits = list_images(data, labelled=True, unlabelled=True)
-    embedders = [Embedder(run, device=device, max_pixels=data.max_pixels) for run in runs]
-    found = embedders[0].embed(splits.train.items, on_error="skip", progress=True)
-    report_unreadable(found.unreadable, len(splits.train), "data.root")
-    train = splits.train.take([i for i, path in enumerate(splits.train.items) if path not in found.unreadable])
-    known = train.labels >= 0
-    features = [found.features, *(more.embed(train.items, progress=True).features for more in embedders[1:])]
-    rows = np.concatenate([unit_rows(each) for each in features], axis=1)  # [N, sum of d]: all count alike
-    shares, alike = _spread(rows, train)
-    held_out = _held_out_accuracy(unit_rows(features[0]), train)  # of features that saw no label
+    train, rows = features.of(splits.train, _hand_made_and_joined)
+    given, count = train.labels >= 0, features.network.model.hand_made
+    known, hand_made, joined = train.labels[given], rows[given, :count], rows[:, count:]
+    choices = {
+        BASELINE: choose_strength(hand_made, known, seed),
+        JOINED: choose_strength(joined[given], known, seed),
+    }
+    candidates = {label: max(choice.accuracies.values(), default=0.0) for label, choice in choices.items()}
+    near = nearest(unit_rows(joined), NEIGHBOURS)
+    shares = spread_labels(near, train.labels, len(train.classes))
+    weight, bias = fit_linear(joined[given], known, len(train.classes), choices[JOINED].strength)
+    agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), len(train.classes))
     labels = np.where(shares.any(axis=1), shares.argmax(axis=1), -1)
-    labels[known] = train.labels[known]  # those that were given have them still
+    labels[given] = known
 
-    def how(part: str, i: int) -> tuple:
-        return ("yes", 1) if part != "train" or known[i] else ("no", f"{shares[i].max():.4g}")
+    def columns(part: str, i: int) -> tuple:
+        return ("yes", 1) if part != "train" or given[i] else ("no", f"{shares[i].max():.4g}")
 
-    write_csv(out, class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), how))
-    about = {"given": int(known.sum()), "found": int((labels[~known] >= 0).sum()), "alike": alike, "held_out": held_out}
-    images = counted(about["found"], "image")
-    log.info("%s: %s without a label got one, from %d that had one", out, images, about["given"])
-    line = f"neighbouring images agree on the class in {alike:.0f} % of cases, corrected for chance"
-    if alike < AGREEMENT:
-        log.warning("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
+    rows = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
+    write_csv(out / PSEUDOLABELS, rows)
+    floor = _baseline(features, splits.test, hand_made, known) if agreement >= AGREEMENT else None
+    found = PseudoLabels(int(given.sum()), int((labels[~given] >= 0).sum()), agreement, floor)
+    images = counted(found.found, "image")
+    log.info("%s: %s without a label got one, from %d that had one", out / PSEUDOLABELS, images, found.given)
+    line = f"neighbouring images agree on the class in {agreement:.0f} % of cases, corrected for chance"
+    if agreement < AGREEMENT:
+        log.info("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
     else:
         log.info("the pseudo-labels are used, though some are wrong: %s", line)
-    return about
+    return found, candidates
 
 
-def compared_features(run: str, data: Data, given: TrainCommand) -> dict[str, float]:
-    """Return the accuracy of linear classifiers on frozen features of the labelled images (percent).
-
-    It is that of the best strength on stratified folds, for each of three kinds of features.
+def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
+    """Return how often images agree with their nearest on the class (percent, chance is 0).
 
     Args:
-        run: The pretrained network.
-        data: The images, some of which have a label.
-        given: Has device, size and seed.
+        near: Numbers of the nearest images of each image, nearest first [N, k].
+        predicted: Their classes by a linear classifier [N].
+        classes: K.
     """
-    labelled = list_images(tuned_on(data), labelled=True).train
-    embedder = Embedder(run, device=given.device, max_pixels=data.max_pixels)
-    pretrained = embedder.embed(labelled.items, on_error="skip")
-    labels = labelled.labels[[path not in pretrained.unreadable for path in labelled.items]]
-    network = replace(embedder.network, size=given.size or SIDE, crop_pct=1.0, device="cpu")
-    batches = network.file_batches(pretrained.paths, pretrained.paths, data.max_pixels, {})
-    images = torch.cat([batch["images"] for batch in batches])  # [N, C, S, S]
-    features = {PRETRAINED: pretrained.features}
-    for label, name in ((BASELINE, "hog"), (LINEAR, HAND_MADE["name"])):
-        model = create_backbone(name, in_chans=images.shape[1], num_classes=0).eval()
-        model.set_statistics(network.mean, network.std)
-        if name == HAND_MADE["name"]:
-            model.learn_start([{"images": images}], given.seed)
-        with torch.inference_mode():
-            features[label] = torch.cat([model(part)[:, : model.fixed] for part in images.split(64)]).numpy()
-    choices = {label: choose_strength(rows, labels, given.seed) for label, rows in features.items()}
-    return {label: max(choice.accuracies.values(), default=0.0) for label, choice in choices.items()}
-
-
-def _held_out_accuracy(rows: np.ndarray, train: Split) -> float:
-    """Return the accuracy of spread labels on given labels that were held out in turn, by features [N, d] (percent)."""
-    known, near = np.flatnonzero(train.labels >= 0), nearest(rows, NEIGHBOURS)
-    fold, right = folds(train.labels[known]), 0
-    for number in range(fold.max() + 1):
-        held = known[fold == number]
-        labels = train.labels.copy()
-        labels[held] = -1
-        right += int((spread_labels(near, labels, len(train.classes))[held].argmax(1) == train.labels[held]).sum())
-    return 100 * right / len(known)
-
-
-def _spread(rows: np.ndarray, train: Split) -> tuple[np.ndarray, float]:
-    """Return each image's shares of the classes [N, K] by its features [N, d], and ``alike`` as above."""
-    labels, classes = train.labels, len(train.classes)
-    near, known = nearest(rows, NEIGHBOURS), labels >= 0
-    shares = spread_labels(near, labels, classes)
-    strength = choose_strength(rows[known], labels[known]).strength
-    weight, bias = fit_linear(rows[known], labels[known], classes, strength)
-    named = (rows @ weight.T + bias).argmax(axis=1)
-    few = near.index[:, : max(1, len(labels) // (2 * classes))]  # else the classes are too small for so many
-    share = np.bincount(named) / len(named)  # of each class
+    few = near[:, : max(1, len(predicted) // (2 * classes))]  # otherwise the classes are too small for so many
+    share = np.bincount(predicted) / len(predicted)  # of each class
     chance = share @ share
-    return shares, 100 * float((np.mean(named[few] == named[:, None]) - chance) / max(1 - chance, 1e-9))
+    return 100 * float((np.mean(predicted[few] == predicted[:, None]) - chance) / max(1 - chance, 1e-9))
+
+
+def _baseline(features: JoinedFeatures, test: Split, rows: np.ndarray, labels: np.ndarray) -> float:
+    """Return the accuracy of the baseline on test images (percent), fitted to features [N, d] and labels [N]."""
+    started_at = time.monotonic()
+    drawn, test_rows = features.of(test.take(baseline.drawn(test.labels, baseline.MOST)), Hog.forward_features)
+    return baseline.measured(rows, labels, test_rows, drawn.labels, started_at).top1
