@@ -1,9 +1,7 @@
 """What stages leave for those who draw and search it."""
 
-import hashlib
 import json
 import os
-import shutil
 import sys
 
 import numpy as np
@@ -11,13 +9,11 @@ import pytest
 import torch
 from folders import TINY, faults, paint, tree, tuned
 from frozen import exported, timms
-from helpers import flags, inside, refused, state
+from helpers import flags, inside, refused
 from PIL import Image
 from test_resume import stop_at
 
-from idmm.config import METHODS
 from idmm.files import read_csv
-from idmm.methods import method_class
 from idmm.stages import read_outputs
 from idmm.training import environment
 
@@ -78,51 +74,10 @@ def test_probabilities_are_the_models(stage, root, request):
     assert 100 * np.mean([row["class"] == row["predicted"] for row in rows]) == pytest.approx(top1)
 
 
-# ------------------------------------------------------------------ rows of W
-def test_rows_of_the_training_images(joint, root):
-    found = read_outputs.instances(joint)
-    assert found.weight.shape == (20, 32) and found.weight.dtype == np.float32 and found.classifier == "cosine"
-    assert np.array_equal(found.weight, state(joint)["method"]["classifier.weight"].numpy())
-    files = [root / name for name in found.images]
-    assert f"train/a/{ODD}" in found.images
-    assert found.labels == [None if file.parent.name == "unlabelled" else file.parent.name for file in files]
-    assert found.digests == [hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() for file in files]
-
-
-def test_methods_without_rows_write_none(root, tmp_path, capsys):
-    named = {name for name in METHODS if method_class(name).instance_rows}
-    assert named == {"idmm"}
-    flat = tmp_path / "flat"
-    for i in range(8):
-        paint(flat / f"{i}.png", i)
-    for name in ("idmm", "simclr"):
-        given = {**TINY, **PLAIN, "data__root": str(flat), "method__name": name}
-        assert inside("pretrain", tmp_path / name, **given, views__crops=[{"count": 2, "scale": [0.35, 1.0]}]) == 0
-    found = read_outputs.instances(tmp_path / "idmm")
-    assert found.labels is None and found.classifier == "linear"
-    assert not list((tmp_path / "simclr").glob("instances*"))
-    line = "simclr learns no row for each training image, expected a run of idmm"
-    run = tmp_path / "simclr"
-    assert faults(read_outputs.instances, run) == [f"{run}: instances.safetensors: {line}"]
-
-
-PLAIN = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
-
-
 # ------------------------------------------------------------------ what is not there, or not as it was
 
 
-@pytest.mark.parametrize("name", ["instances.json", "instances.safetensors"])
-def test_a_damaged_or_missing_file_is_named(name, joint, tmp_path):
-    copy, read = shutil.copytree(joint, tmp_path / "copy"), read_outputs.instances
-    (copy / name).write_bytes((copy / name).read_bytes()[:40])
-    (line,) = faults(read, copy)
-    assert line.startswith(f"{copy / name}: cannot be read (")
-    (copy / name).unlink()
-    assert faults(read, copy)[0].startswith(f"{copy / name}: does not exist. ")
-
-
-def test_what_is_no_finished_run(fine, tmp_path):
+def test_what_is_no_finished_run(tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
     assert faults(read_outputs.config_of, nowhere) == [f"{nowhere}: does not exist, expected a run folder"]
@@ -130,9 +85,6 @@ def test_what_is_no_finished_run(fine, tmp_path):
     assert faults(read_outputs.config_of, fold) == [f"{fold}: is no run: it has no result.json, {expected}"]
     line = f"{fold.parent}: holds k-fold runs. Give one of them ('{fold}')"
     assert faults(read_outputs.config_of, fold.parent) == [line]
-    assert faults(read_outputs.instances, fine) == [
-        f"{fine}: has no rows of training images, expected a pretraining run of idmm"
-    ]
     (fold / "result.json").write_text("{}")
     (fold / "config.yaml").write_text("{")
     (line,) = faults(read_outputs.config_of, fold)

@@ -32,7 +32,7 @@ class ExploreConfig(Inference):
     """Find likely duplicates, wrong labels and nearest images among training images, with thumbnails and a map."""
 
     run: str = REQUIRED
-    """A finished run folder. IDMM pretraining works best. Other runs are compared by their features."""
+    """A finished run folder of pretraining or fine-tuning. Its features are compared."""
     out: str | None = None
     """Folder for the tables and sheets of thumbnails. Default: RUN/explore."""
 

@@ -1,6 +1,6 @@
 """Similarity of rows: neighbours, near-duplicates, and labels that neighbours do not share.
 
-There is a row per image, of the N-way layer or of features. Products are computed in blocks, so that a hundred
+There is a row of features per image. Products are computed in blocks, so that a hundred
 thousand rows need little memory. Measurements of these scores: benchmarks/results/explore.md.
 """
 

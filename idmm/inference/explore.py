@@ -59,14 +59,10 @@ def explore(config: ExploreConfig) -> str:
 
 # ---------------------------------------------------------------------- the images
 def read_images(config: ExploreConfig, run) -> Images:
-    """Read a run's images and their rows: those of its N-way layer, or features if it has none."""
+    """Read a run's images and their features."""
     if isinstance(run, ProbeConfig):
         raise UserError(f"run: '{config.run}' is a probe, expected a run of pretraining or fine-tuning")
-    rows, notes = None, []
-    try:
-        rows = read_outputs.instances(config.run).weight
-    except UserError as error:
-        notes.append(f"compared by the frozen features of the backbone: {error.faults[0]}")
+    notes = []
     log.info("reading the training images")
     store = read_outputs.images(config.run)
     if len(store) < 3:
@@ -74,7 +70,7 @@ def read_images(config: ExploreConfig, run) -> Images:
     labels = store.labels if store.labels is not None and (store.labels >= 0).any() else None
     if labels is None:
         notes.append("no labels: no labels.csv")
-    return Images(store, labels, features(config, store) if rows is None else rows, notes)
+    return Images(store, labels, features(config, store), notes)
 
 
 def features(config: ExploreConfig, store: ImageStore) -> np.ndarray:

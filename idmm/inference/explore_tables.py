@@ -31,7 +31,7 @@ class Images:
     store: ImageStore
     labels: np.ndarray | None  # int64 [N], -1 for an image without one. None: there are no labels
     rows: np.ndarray  # float32 [N, d]
-    notes: list[str]  # on missing rows or labels, with the reason
+    notes: list[str]  # on missing labels
 
     def label(self, i: int) -> str | None:
         """Return the name of an image's class."""

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +33,8 @@ class Method(nn.Module):
         scheduled_epoch: Progress in the recipe's epochs, which the loop sets with ``train.minutes``. None: schedules
             follow the epoch.
         lr_scales: Learning rates of child modules by name, as multiples of the run's; 1 if not named.
-        instance_rows: Name of the parameter with a row per training image [N, d]; None: there is none.
     """
 
-    instance_rows: ClassVar[str | None] = None
     localization: Localization | None
 
     def __init__(self, backbone: nn.Module):

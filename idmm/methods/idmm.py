@@ -93,8 +93,6 @@ class IDMM(Method):
     A batch without labels has 0.
     """
 
-    instance_rows = "classifier.weight"
-
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
         super().__init__(backbone)
         self.config, self.epochs, self.global_groups = config, info.epochs, info.global_groups

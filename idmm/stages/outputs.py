@@ -1,24 +1,20 @@
-"""The files that a run leaves: weights, pictures, rows of W, the accuracy of a classifier and its baseline."""
+"""The files that a run leaves: weights, pictures, the accuracy of a classifier and its baseline."""
 
-import json
 import time
 
 import numpy as np
-from safetensors.torch import save_file
 
 from idmm import distributed
 from idmm.data.image_store import ImageStore
 from idmm.data.store import Stores
-from idmm.errors import Interrupted, RunError
 from idmm.evaluation import baseline, evaluate
-from idmm.files import replacing, write_csv
+from idmm.files import write_csv
 from idmm.intervals import too_narrow
-from idmm.methods import Method
 from idmm.models.build import backbone_state, export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
 from idmm.stages.images import eval_batches
-from idmm.stages.read_outputs import NAMES, PREDICTIONS, ROWS
+from idmm.stages.read_outputs import PREDICTIONS
 from idmm.stages.resolve import RunSetup
 from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext
@@ -108,22 +104,6 @@ def _draw_curves(run: RunContext, setup: RunSetup) -> None:
 
         figure = curves_figure(run.folder.metrics(), f"{run.folder.path.name}: {kind}, {setup.spec.name}")
         save(figure, run.folder.path / "curves.png")
-
-
-# ---------------------------------------------------------------------- rows of W
-def write_instances(run: RunContext, method: Method, classifier: str, train: ImageStore) -> None:
-    """Write ``instances.safetensors`` and ``instances.json``, the method's row per training image."""
-    if not run.folder.leader:
-        return
-    labels = None if train.labels is None else [train.classes[c] if c >= 0 else None for c in train.labels]
-    content = {"classifier": classifier, "images": train.names, "labels": labels, "digests": train.digests}
-    rows = method.get_parameter(method.instance_rows)  # [N, d]
-    with drawing(ROWS, "written", fatal=(Interrupted, RunError)):  # on a full disk, repeat the command
-        rows = rows.detach().float().cpu().contiguous()
-        path = run.folder.path
-        with replacing(path / NAMES) as names, replacing(path / ROWS) as file:
-            names.write(f"{json.dumps(content)}\n".encode())
-            save_file({"weight": rows}, file.name)  # by its name, which makes no copy of gigabytes
 
 
 # ---------------------------------------------------------------------- a classifier's accuracy

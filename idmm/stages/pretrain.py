@@ -29,7 +29,6 @@ from idmm.stages.outputs import (
     export,
     length_result,
     measure_baseline,
-    write_instances,
 )
 from idmm.stages.resolve import RunSetup, resolve
 from idmm.stages.setup import (
@@ -204,12 +203,10 @@ def _build_monitor(run: RunContext, setup: RunSetup, images: Stores, method: Met
 
 # ---------------------------------------------------------------------- the end
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) -> dict:
-    """Write the backbone, the classifier if there is one, the rows of W and the pictures; return the result."""
+    """Write the backbone, the classifier if there is one, and the pictures; return the result."""
     config, epochs = setup.config, loop.position.epoch
     accuracy = _test(run, setup, images, loop) if config.learns_labels else {}
     export(run, loop, setup, images, images.train.classes if accuracy else None)
-    if loop.method.instance_rows is not None:  # only IDMM has such a layer
-        write_instances(run, loop.method, config.method.classifier, images.train)
     last = run.folder.last_metrics()
     log.info("%s: loss %.4f after %s, backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
     scores = {**run.folder.start_scores, **last}

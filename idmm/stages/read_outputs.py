@@ -1,60 +1,18 @@
 """Read the files of finished runs, for figures, search and reports. Only reading images imports torch."""
 
-import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from idmm.config import DenseConfig, PretrainConfig
+from idmm.config import DenseConfig
 from idmm.errors import UserError
 from idmm.files import read_csv
 from idmm.stages import STAGES, stage_of
 
 PREDICTIONS = "predictions.csv"
-ROWS, NAMES = "instances.safetensors", "instances.json"
-
-
-@dataclass(frozen=True)
-class Instances:
-    """The rows of the N-way layer of pretraining, one per training image, and those images."""
-
-    weight: np.ndarray  # float32 [N, d], as learned: of any length, also with a cosine layer
-    classifier: str  # "cosine" or "linear"
-    images: list[str]  # names as in the split, [N]
-    labels: list[str | None] | None  # name of each image's class (None: it has none); None: there are no labels
-    digests: list[str]  # BLAKE2b of each file's bytes, 32 hexadecimal digits
-
-
-# ---------------------------------------------------------------------- rows of W
-def instances(run: str | Path) -> Instances:
-    """Return the rows of W of a finished pretraining run, each with its image.
-
-    Raises:
-        UserError: No finished run, a method without such rows, or ``instances.safetensors`` or ``instances.json`` is
-            missing.
-    """
-    run, config = Path(run), config_of(run)
-    if not isinstance(config, PretrainConfig):
-        raise UserError(f"{run}: has no rows of training images, expected a pretraining run of idmm")
-    if not (run / ROWS).exists():
-        from idmm.methods import method_class  # torch
-
-        if method_class(config.method.name).instance_rows is None:
-            line = f"{config.method.name} learns no row for each training image, expected a run of idmm"
-            raise UserError(f"{run}: {ROWS}: {line}")
-    _present(run / ROWS), _present(run / NAMES)
-    from safetensors.numpy import load_file
-
-    with _reading(run / NAMES):
-        content = json.loads((run / NAMES).read_text())
-        entries = {name: content[name] for name in ("classifier", "images", "labels", "digests")}
-    with _reading(run / ROWS):
-        return Instances(load_file(run / ROWS)["weight"], **entries)
 
 
 def images(run: str | Path):
@@ -105,21 +63,6 @@ def read_config(run: Path) -> Any:
         except UserError as error:  # of another stage
             faults = min(faults or error.faults, error.faults, key=len)
     raise UserError(*(f"{run}: config.yaml cannot be read: {fault}" for fault in faults[:1]))
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn any error of the block into one that names the file."""
-    try:
-        yield
-    except Exception as error:  # a damaged file fails in any way it likes
-        raise UserError(f"{path}: cannot be read ({type(error).__name__})") from None
-
-
-def _present(path: Path) -> Path:
-    if not path.exists():
-        raise UserError(f"{path}: does not exist. See the run's log.txt")
-    return path
 
 
 # ---------------------------------------------------------------------- weights and images
