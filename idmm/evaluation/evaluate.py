@@ -58,9 +58,7 @@ class Predictions:
         With fewer than five classes, top-5 is 100.
         """
         hits = self.ranked == self.truth[:, None]  # [N, min(5, K)]
-        accuracy = score(self.predicted, self.truth, "mean_per_class")
-        del accuracy["mean_per_class_interval"]
-        return accuracy | {"top5": float(100 * hits.any(1).sum() / len(hits))}
+        return score(self.predicted, self.truth) | {"top5": float(100 * hits.any(1).sum() / len(hits))}
 
     def per_class(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of images of each class and of the correct predictions among them, int64 [K] each."""
@@ -172,34 +170,18 @@ def _fitted(train, labels, strength: float, class_weight: str | None = None):
 
 
 # ---------------------------------------------------------------------- scores
-def mean_interval(hits, count) -> tuple[float, float]:
-    """Return the 95 % interval of the mean over classes of ``hits`` [K] in ``count`` [K], as shares.
-
-    Wilson's intervals of the classes are combined by the method of variance estimates recovery (Zou and Donner,
-    Statistics in Medicine 27, 2008): distances from the shares to their bounds add up as standard errors do.
-    """
-    hits, count = np.asarray(hits, dtype=float), np.asarray(count, dtype=float)
-    shares, (low, high) = hits / count, wilson(hits, count)
-    below, above = (np.sqrt(((shares - limit) ** 2).sum()) / len(shares) for limit in (low, high))
-    return float(shares.mean() - below), float(shares.mean() + above)
-
-
-def score(predicted, truth, metric: str = "top1") -> dict[str, Any]:
-    """Return ``top1`` and ``top1_interval`` of classes ``predicted`` [M] and the true ones [M], in percent.
-
-    With the metric ``mean_per_class`` also that and its interval. Classes without an image do not count in the mean.
-    """
+def score(predicted, truth) -> dict[str, Any]:
+    """Return ``top1``, ``top1_interval`` and ``mean_per_class`` of classes ``predicted`` [M] and the true ones [M], in
+    percent. Classes without an image do not count in the mean."""
     truth = np.asarray(truth)
     correct = np.asarray(predicted) == truth
-    shares = {"top1": (correct.sum() / len(correct), wilson(correct.sum(), len(correct)))}
-    if metric == "mean_per_class":
-        count = np.bincount(truth)
-        hits, count = np.bincount(truth, correct)[count > 0], count[count > 0]
-        shares[metric] = (hits / count).mean(), mean_interval(hits, count)
-    percents: dict[str, Any] = {}
-    for name, (share, interval) in shares.items():
-        percents |= {name: 100 * float(share), f"{name}_interval": [100 * float(limit) for limit in interval]}
-    return percents
+    count = np.bincount(truth)
+    hits, count = np.bincount(truth, correct)[count > 0], count[count > 0]
+    return {
+        "top1": float(100 * correct.sum() / len(correct)),
+        "top1_interval": [100 * float(limit) for limit in wilson(correct.sum(), len(correct))],
+        "mean_per_class": 100 * float((hits / count).mean()),
+    }
 
 
 def class_counts(predicted, truth, classes: int) -> dict[str, list[int]]:
@@ -355,7 +337,6 @@ class Readout:
     top1: float
     top1_interval: list[float]
     mean_per_class: float | None = None  # if the dataset's literature reports it
-    mean_per_class_interval: list[float] | None = None
     per_class: dict[str, list[int]] | None = None  # of a fold, see class_counts
     k: int | None = None  # neighbours of kNN
     strength: float | None = None  # of the probe, see Choice
@@ -381,7 +362,7 @@ def readouts(
         train, labels: Features [N, d] and their classes [N], at least two different ones.
         test, truth: Features [M, d] and their classes [M].
         seed, val: As for :func:`choose_strength`.
-        metric: As for :func:`score`.
+        metric: The one that the dataset's literature reports, ``top1`` or ``mean_per_class``.
         fold: Whether these are one of several folds, which need the counts per class.
     """
     choice = choose_strength(train, labels, seed, val)
@@ -389,7 +370,10 @@ def readouts(
 
     def measured(predicted, **options) -> Readout:
         counts = class_counts(predicted, truth, int(np.max(labels)) + 1) if fold else None
-        return Readout(**score(predicted, truth, metric), per_class=counts, **options)
+        scores = score(predicted, truth)
+        if metric != "mean_per_class":
+            del scores["mean_per_class"]
+        return Readout(**scores, per_class=counts, **options)
 
     knn = measured(knn_predict(train, labels, test), k=min(NEIGHBOURS, len(labels)))
     predicted = probe_predict(train, labels, test, choice.strength)

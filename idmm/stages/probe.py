@@ -27,7 +27,7 @@ from idmm.stages.resolve import RunSetup, resolve
 from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
-INTERVAL = "95 %, over the test images: Wilson's for top1, combined over classes for mean_per_class"
+INTERVAL = "95 %, over the test images: Wilson's"
 
 
 @dataclass(frozen=True)

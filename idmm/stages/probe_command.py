@@ -67,13 +67,11 @@ def table(result: dict) -> list[str]:
     weights = result["init"] or "fresh weights"
     subject = f"{weights} ({result['model']}, {result['size']} px) on {result['dataset']}"
     largest = f"the largest {result['largest_class']:.1f} % of the test images"
-    metrics = [name for name in ("top1", "mean_per_class") if f"{name}_interval" in result["probe"]]
     lines = [f"{subject}: {counts}, {result['num_classes']} classes, {largest}"]
-    lines.append(" " * 16 + "".join(f"{name:<16}{'95 % interval':<16}" for name in metrics))
+    lines.append(" " * 16 + f"{'top1':<16}{'95 % interval':<16}")
     for name, label in READOUTS.items():
-        cells = ""
-        for metric in metrics:
-            low, high = result[name][f"{metric}_interval"]
-            cells += f"{result[name][metric]:<16.1f}{f'{low:.1f} to {high:.1f}':<16}"
-        lines.append(f"  {label:<14}{cells}{remarks[name]}")
+        low, high = result[name]["top1_interval"]
+        mean = f", mean over classes {result[name]['mean_per_class']:.1f}" if "mean_per_class" in result[name] else ""
+        interval = f"{low:.1f} to {high:.1f}"
+        lines.append(f"  {label:<14}{result[name]['top1']:<16.1f}{interval:<16}{remarks[name]}{mean}")
     return lines
