@@ -3,11 +3,10 @@
 import itertools
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from idmm.config import RESUME_IGNORED, DenseConfig, FinetuneConfig, PretrainConfig, parsing
+from idmm.config import DenseConfig, FinetuneConfig, PretrainConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
@@ -37,9 +36,7 @@ def report(config: ReportConfig) -> str:
     _set_labels(runs)
     out = made_folder(config.out or str(expand_home(config.runs[0]) / "report"))
     for run in runs:
-        if run.detailed:
-            log.info("%s: reading its files", run.path)
-            run.pictures = _pictures(run.path)
+        run.pictures = _pictures(run.path)
     return str(write(out, runs, _comparisons(runs), notes))
 
 
@@ -58,8 +55,6 @@ def _read_run(folder: Path) -> RunFacts:
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=_read_json(folder / "result.json"),
         environment=environment.read(folds[0]),
-        group=json.dumps(_signature(config)),
-        detailed=not isinstance(config, ProbeConfig),
     )
 
 
@@ -84,31 +79,12 @@ def _task(config: Any) -> str:
     return DENSE[config.STAGE] if isinstance(config, DenseConfig) else f"pretraining by {config.method.name}"
 
 
-def _signature(config: Any) -> dict:
-    """Return a config without seeds and folders. The run that it started from is replaced by its own signature."""
-    values = parsing.flatten(parsing.to_dict(config))
-    for key in (*RESUME_IGNORED, "seed", "data.subset.seed"):
-        values.pop(key, None)
-    with suppress(UserError):
-        if config.init is not None:
-            values["init"] = _signature(read_outputs.config_of(expand_home(config.init), dense=True))
-    return values
-
-
 def _set_labels(runs: list[RunFacts]) -> None:
-    """Give each run a short unique label, and runs that differ only in the seed a common group. Its first run is shown
-    in detail."""
+    """Give each run a short unique label, and name the run that it started from by its label."""
     paths = [Path(os.path.abspath(run.path)).parts for run in runs]
     depth = next(n for n in itertools.count(1) if len({path[-n:] for path in paths}) == len(paths))
-    groups: dict[str, list[RunFacts]] = {}
     for run, path in zip(runs, paths, strict=True):
         run.label = readable("/".join(path[-depth:]))
-        groups.setdefault(run.group, []).append(run)
-    for members in groups.values():
-        first = members[0]
-        name = f"{first.label} and {len(members) - 1} more" if len(members) > 1 else first.label
-        for run in members:
-            run.group, run.detailed = name, run.detailed and run is first
     labels = {os.path.realpath(run.path): run.label for run in runs}
     for run in runs:
         if os.sep in run.start and not is_public(run.start):
@@ -129,7 +105,7 @@ def _pictures(run: Path) -> dict[str, Path]:
 
 def _comparisons(runs: list[RunFacts]) -> list[Comparison]:
     """Compare the first classifier with each other one on the same test images."""
-    classifiers = [run for run in runs if run.detailed and (run.path / read_outputs.PREDICTIONS).is_file()]
+    classifiers = [run for run in runs if (run.path / read_outputs.PREDICTIONS).is_file()]
     comparisons = []
     for run in classifiers[1:]:
         if test := read_outputs.compared(classifiers[0].path, run.path):

@@ -1,6 +1,5 @@
 """``report.html`` and its figures, from the facts that ``idmm report`` reads of finished runs."""
 
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ from idmm.errors import listed
 from idmm.files import write_bytes
 from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
-from idmm.report.stats import Estimate, t_half
 
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
 NO_SETTINGS = ("out", "resume", "environment.started", "environment.finished")
@@ -37,9 +35,7 @@ class RunFacts:
     config: dict[str, Any] = field(default_factory=dict)  # dotted keys
     result: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    group: str = ""  # label of the runs that are the same except for the seed
     label: str = ""  # short and unique
-    detailed: bool = True  # whether the page has a section on it
     pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG of the run or of idmm explore
 
     @property
@@ -77,7 +73,7 @@ def write(out: Path, runs: list[RunFacts], comparisons: list[Comparison], notes:
         RunError: A file cannot be written.
     """
     sections = [Section("Results", list(_results(runs, comparisons)))]
-    sections += [_details(run) for run in runs if run.detailed]
+    sections += [_details(run) for run in runs]
     sections.append(Section("Settings", list(_settings(runs))))
     lines = [*notes, *(f"{run.label}: {run.summary} ({run.path})" for run in runs)]
     tasks, data = listed(dict.fromkeys(run.task for run in runs)), listed(dict.fromkeys(run.data for run in runs))
@@ -140,41 +136,13 @@ def _results(runs: list[RunFacts], comparisons: list[Comparison]) -> Iterator[st
     for kind, (caption, columns) in OTHERS.items():
         of_kind = [run for run in runs if run.kind == kind and (kind != "probe" or "readouts" in run.result)]
         yield from _table(caption, columns, of_kind)
-    yield from _over_seeds(classifiers)
+    if len({(run.data, run.result["test_size"]) for run in classifiers}) > 1:
+        yield "These classifiers were tested on different images: do not compare their accuracies."
     if comparisons:
         heads = ["first", "second", "points", "p", "verdict"]
         yield TableOf(heads, [_comparison_row(comparison) for comparison in comparisons], COMPARISON)
     if any("test_groups" in run.result for run in classifiers):
         yield "The test images have groups of similar images, so the intervals are too narrow."
-
-
-def _over_seeds(runs: list[RunFacts]) -> Iterator[str | TableOf]:
-    """Yield a row for each group of classifiers, with its difference to the first group."""
-    groups: dict[str, list[float]] = {}
-    for run in runs:
-        groups.setdefault(run.group, []).append(run.result["top1"])
-    comparable = len({(run.data, run.result["test_size"]) for run in runs}) < 2
-    if not comparable:
-        yield "These classifiers were tested on different images: do not compare their accuracies."
-    if len(groups) == len(runs):
-        return
-    first, rows = next(iter(groups.values())), []
-    for group, top1 in groups.items():
-        std = f"{statistics.stdev(top1):.1f}" if len(top1) > 1 else ""
-        difference = str(_difference(top1, first)) if comparable and top1 is not first else ""
-        values = ", ".join(f"{value:.1f}" for value in top1)
-        rows.append([group, str(len(top1)), f"{statistics.mean(top1):.1f}", std, values, difference])
-    heads = ["runs", "seeds", "mean top-1 (%)", "standard deviation", "each", "above the first (95 % t-interval)"]
-    yield TableOf(heads, rows, "Runs that are the same except for the seed")
-
-
-def _difference(top1: list[float], other: list[float]) -> Estimate:
-    """Return the difference of two means, with its 95 % t-interval over seeds if both have several."""
-    points, fewest = statistics.mean(top1) - statistics.mean(other), min(len(top1), len(other))
-    if fewest < 2:
-        return Estimate(points)
-    half = t_half(sum(statistics.variance(values) / len(values) for values in (top1, other)), fewest - 1)
-    return Estimate(points, (points - half, points + half))
 
 
 def _comparison_row(comparison: Comparison) -> list[str]:
@@ -202,10 +170,7 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
 
 # ---------------------------------------------------------------------- curves, details
 def _details(run: RunFacts) -> Section:
-    pictures = [Picture(path, title, title) for title, path in run.pictures.items()]
-    if run.group == run.label:
-        return Section(run.label, pictures)
-    return Section(run.label, [f"It stands for {run.group}, which differ only in the seed.", *pictures])
+    return Section(run.label, [Picture(path, title, title) for title, path in run.pictures.items()])
 
 
 # ---------------------------------------------------------------------- settings
