@@ -156,13 +156,11 @@ def test_runs_that_say_one_class_crown_nothing():
     for name in ("grid.md", "grid.html"):
         said = " ".join(rendered(name, collapsed()).split())
         assert said.count("none better than the largest class ‡") == 2 and "tie:" not in said
-        assert "stamps: 96 test images; differences under about" in said and "**1" not in said
+        assert "**1" not in said
         assert (
-            "the largest class is 15.6 % of them" in said
+            "stamps: the largest class 15.6 %" in said
             and "‡: no better than always predicting the largest class" in said
         )
-    grouped = rendered("grid.md", [{**one, "test_groups": 4} for one in collapsed()])
-    assert "stamps: 96 test images; of 4 groups of similar images, so intervals are too narrow; diff" in grouped
     assert rendered("grid.tex", collapsed()).count(r"$^\ddagger$") == 10 + 1
     better = rendered("grid.md", [{**one, "top1": 60.0} for one in collapsed()])
     assert "‡" not in better and "tie: stamps, coins" in better

@@ -1,6 +1,5 @@
 """A grid's findings as plain data for all formats: best sources, ranks, baselines and failures."""
 
-import math
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
@@ -80,26 +79,13 @@ def _best_source(table: Table, backbone: str, target: str) -> _Best | None:
 
 # ------------------------------------------------------------------ test images
 def baselines(table: Table) -> list[str]:
-    """Return a line per target: its test images, the smallest difference that they can show, and its baselines."""
+    """Return a line per target with the accuracies that need no network."""
     lines = []
     for target in table.targets:
-        cells = [cell for (_, _, name), cell in table.cells.items() if name == target and cell.stats.images]
-        runs = [run for cell in cells for run in cell.stats.runs]
-        facts = [
-            f"{size} test images" for size in dict.fromkeys(run["test_size"] for run in runs if run.get("test_size"))
-        ]
-        if groups := [run["test_groups"] for run in runs if run.get("test_groups")]:
-            facts.append(f"of {max(groups)} groups of similar images, so intervals are too narrow")
-        if cells:  # of two rows as good as the one in the middle
-            middle = sorted(cells, key=lambda cell: cell.stats.mean)[len(cells) // 2]
-            smallest = format_number(math.hypot(*middle.stats.images))
-            facts.append(f"differences under about {smallest} points may be chance")
-        if target in table.largest:
-            facts.append(f"the largest class is {format_number(table.largest[target])} % of them")
-        if target in table.baseline:
-            facts.append(f"the baseline reaches {format_number(table.baseline[target])} %")
-        if facts:
-            lines.append(f"{target}: {'; '.join(facts)}")
+        facts = {"the largest class": table.largest.get(target), "the baseline": table.baseline.get(target)}
+        shares = [f"{name} {format_number(value)} %" for name, value in facts.items() if value is not None]
+        if shares:
+            lines.append(f"{target}: {', '.join(shares)}")
     return lines
 
 
@@ -124,7 +110,7 @@ def sections(grid: dict) -> Sections:
     named = [
         replace(block, title=f"{block.title}: {table.label}") if several else block for table, block in blocks if block
     ]
-    named.append(Block("What the test images can show", [], items=baselines(main[0])))
+    named.append(Block("Without a network", [], items=baselines(main[0])))
     failures = [_failure(run) for run in grid["cells"] if run["status"] == "failed"]
     named.append(Block("Failed", [], items=failures))
     return Sections(grid, main, with_values, [block for block in named if block.lines or block.items])
