@@ -73,7 +73,7 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     assert all({name: cell[name] for name in told} == told for cell in found["cells"])
     assert found == results(tmp_path / "out")
     said = capsys.readouterr().out
-    assert "6 of 6 cells done" in said and "largest class is 10.3 % of them. The baseline reaches 33.3 %" in said
+    assert "6 of 6 cells done" in said and "the largest class 10.3 %, the baseline 33.3 %" in said
     for source in ("digits", "few"):
         tuned = [made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other")]
         assert made.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)
