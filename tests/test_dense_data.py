@@ -134,16 +134,6 @@ def test_files_that_are_no_annotations(tmp_path):
         f"'{test}' cannot be read (",
     ]
     test.rmdir()
-    for name, change, start in (
-        ("images", lambda rows: rows[1].update(id=100), "(ValueError: there are no images or no categories, or two"),
-        ("images", lambda rows: rows[0].update(height=0), "(ValueError: image 100: expected height and width"),
-        ("categories", lambda rows: rows[1].pop("name"), "(KeyError: 'name')"),
-    ):
-        spoilt = json.loads(json.dumps(good))
-        change(spoilt[name])
-        train.write_text(json.dumps(spoilt))
-        lines.append(faults(read_detection, of(tmp_path))[0])
-        starts.append(f"'{train}' is not in COCO's format {start}")
     for line, start in zip(lines, starts, strict=True):
         assert line.startswith(f"data.root: {start}"), line
     train.write_text(json.dumps(good))

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from folders import opened, paint, result, section
+from folders import opened, result, section
 from frozen import exported, timms
 from helpers import ROOT, inside
 from PIL import Image
@@ -132,16 +132,3 @@ def test_the_centre_crop_is_timms_to_the_last_bit():
         transform = create_transform(size, crop_pct=crop_pct, interpolation="bicubic", normalize=False)
         wanted = transform(Image.fromarray(pixels)).permute(1, 2, 0).numpy()
         np.testing.assert_array_equal(CentreCrop(size, crop_pct)(pixels), wanted)
-
-
-def test_every_cache_gives_the_finished_crop_and_keeps_small_images_small(tmp_path, decoded):
-    crop = CentreCrop(20, 0.875)
-    for i, size in enumerate([(40, 30), (9, 50), (20, 20), (19, 20), (5, 7), (33, 12)]):
-        paint(tmp_path / "d/train/a" / f"{i}.png", i, size)
-    split = list_images(section(tmp_path / "d"), labelled=False).train
-    wanted = [torch.from_numpy(crop(np.array(Image.open(path)))).permute(2, 0, 1) for path in split.items]
-    for keep in ("off", "auto", "auto"):
-        store = opened(tmp_path / "d", crop, keep=keep)
-        assert all(torch.equal(store.image(i), image) for i, image in enumerate(wanted))
-        assert store.sizes.tolist() == [[20, 20], [20, 20], [20, 20], [20, 19], [7, 5], [12, 33]]
-    assert len(decoded) == 3 * 6 and opened(tmp_path / "d", 16).image(0).shape == (3, 16, 21)

@@ -261,10 +261,6 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         ({"pretrain": {"seed": 9}}, "pretrain: seed: 9, but the grid's 'seeds' decide it. Set it there"),
         ({"finetune": {"init": "runs/a"}}, "finetune: init: 'runs/a', but rows that start from a file are the grid's"),
         ({"targets": [{"root": "a", "protocol": "x"}]}, "targets 'a': protocol: got 'x', expected one of "),
-        (
-            {"targets": [{"root": "a", "protocol": "segment", "finetune": {"train": {"lr": 1}}}]},
-            "targets 'a': protocol: segment takes no options of finetune. Set them under segment",
-        ),
         ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target has the label 'few' of that source"),
     ],
 )
