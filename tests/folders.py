@@ -61,7 +61,6 @@ def faults(call, *args, **kwargs):
     return list(caught.value.faults)
 
 
-# ------------------------------------------------------------------ cached
 def opened(root, bound=None, part="train", keep="auto", labelled=False, **fields):
     """A part's store; the cache lies beside the images' folder."""
     fields = {"cache_dir": str(Path(root).parent / "cache"), **fields}

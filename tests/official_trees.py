@@ -54,7 +54,6 @@ def structs(keys, records):
     return np.array([records], dtype=[(key, object) for key in keys])
 
 
-# ------------------------------------------------------------------ images and lists
 BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
 CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Acura TL Sedan 2012"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -229,7 +228,6 @@ def domainnet(root, domain):
     return painted_lists(root / "domainnet", f"domainnet-{domain}", "", line, **lists)
 
 
-# ------------------------------------------------------------------ pixels
 def pickled(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(content, protocol=2))
@@ -278,7 +276,6 @@ def svhn(root):
     return root
 
 
-# ------------------------------------------------------------------ ImageNet
 def imagenet(root, name="imagenet"):
     for part in IMAGES[name][:2]:
         images(root, part)
@@ -294,7 +291,6 @@ def imagenet100(root):
     return root
 
 
-# ------------------------------------------------------------------ all
 def folder(root):
     return tree(root, train={"dog": 1, "cat": 2}, val={"cat": 1, "dog": 1})
 

@@ -57,7 +57,6 @@ def prepared(run, paths):
     return torch.stack([transform(Image.open(path)) for path in paths])
 
 
-# ------------------------------------------------------------------ test predictions
 @pytest.mark.parametrize("stage", ["fine", "joint"])
 def test_probabilities_are_the_models(stage, root, request):
     run = request.getfixturevalue(stage)
@@ -74,9 +73,6 @@ def test_probabilities_are_the_models(stage, root, request):
     assert 100 * np.mean([row["class"] == row["predicted"] for row in rows]) == pytest.approx(top1)
 
 
-# ------------------------------------------------------------------ what is not there, or not as it was
-
-
 def test_what_is_no_finished_run(tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
@@ -91,7 +87,6 @@ def test_what_is_no_finished_run(tmp_path):
     assert line.startswith(f"{fold}: config.yaml cannot be read: ")
 
 
-# ------------------------------------------------------------------ the environment
 def test_the_environment_of_a_run(joint):
     found = environment.read(joint)
     assert list(found) == [

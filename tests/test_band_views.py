@@ -41,7 +41,6 @@ def norms(channels):
     return [0.1 + 0.7 * c / channels for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
 
 
-# ------------------------------------------------------------------ references: one image and one channel at a time
 def clip(values):
     return values.clamp(0, 1)
 
@@ -84,7 +83,6 @@ def normalised(view, mean, std):
     return (view - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
-# ------------------------------------------------------------------ stage 1
 @pytest.mark.parametrize(("channels", "dtype", "asked"), [(1, np.uint8, {}), (5, np.uint16, ALL)])
 def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
     store, (mean, std), indices = Bands(channels, dtype), norms(channels), np.arange(10)
@@ -135,7 +133,6 @@ def test_bits_of_rgb_views_are_those_before_there_were_bands():
             assert float((x * torch.arange(len(x)).double().cos()).sum()) == pytest.approx(weighted, abs=0.05)
 
 
-# ------------------------------------------------------------------ stage 2
 def test_augmented_photographs_are_turned_after_all_else():
     store, looks, indices = Store(), norms(3), np.arange(10)
     usual = TrainTransform(store, Augment(), 16, *looks, key=5)(2, indices)["images"]
@@ -187,7 +184,6 @@ def test_centre_crops_of_any_image(channels, dtype):
         torch.testing.assert_close(found[i], normalised(wanted, mean, std), atol=1e-4, rtol=0)
 
 
-# ------------------------------------------------------------------ methods, mixing
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_from_bands(name, channels=5):
     given = PretrainConfig(method=METHODS[name](**HEADS.get(name, {})), data=Data(in_chans=channels))

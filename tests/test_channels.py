@@ -67,7 +67,6 @@ FORMATS = {
 }
 
 
-# ------------------------------------------------------------------ reading
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_read_to_the_last_bit_or_not_at_all(name):
     content = FORMATS[name]
@@ -222,7 +221,6 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
         assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]
 
 
-# ------------------------------------------------------------------ kept
 def values_of(root, split="train"):
     """[N, 5, H, W] as the files have them, in order."""
     return np.stack([tifffile.imread(path) for path in sorted(root.glob(f"{split}/*/*.tif"))])
@@ -263,7 +261,6 @@ def test_a_constant_channel_is_refused(tmp_path, capsys):
     assert refused(capsys, argv)[-1].startswith(line) and not (tmp_path / "a").exists()
 
 
-# ------------------------------------------------------------------ runs
 @pytest.fixture(scope="module")
 def runs(root, tmp_path_factory):
     """A run of two epochs, and the same stopped in its second; to be copied."""

@@ -49,7 +49,6 @@ def parsed(*argv, kind=PretrainConfig):
     return parse(kind, [str(word) for word in argv], "test")
 
 
-# ------------------------------------------------------------------ golden losses
 @BOTH
 def test_golden_losses(stage, whole):
     losses = [record["loss"] for record in metrics(whole[stage])]
@@ -79,7 +78,6 @@ def test_files_of_a_run(stage, whole):
         assert json.loads((out / "model.json").read_text())["classes"] == [str(n) for n in range(10)]
 
 
-# ------------------------------------------------------------------ what is said to mistakes
 FAULTS = {
     "unknown flag": ("--train.epoch 3", "--train.epoch: unknown flag. Did you mean '--train.epochs'?"),
     "flag of other commands": (
@@ -215,17 +213,6 @@ def test_init_contradicts(whole, tmp_path, capsys):
     assert not (out / "last" / "state.pt").exists()
 
 
-def test_init_agrees(whole, tmp_path, capsys):
-    """Name and arguments may be said again, in part or not at all; the log tells which weights were kept."""
-    stages = [{"size": 16, "epochs": 1}]
-    same = dict(init=str(whole["pretrain"]), stages=stages)
-    assert inside("finetune", tmp_path / "a", **same, model__kwargs={"depth": 2}) == 0
-    assert "weights loaded" in capsys.readouterr().err
-    assert inside("finetune", tmp_path / "b", **same, model__name=None, model__kwargs=None) == 0
-    a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
 def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch):
     """A size or grid of a later stage that the model cannot take does not cost the stage before it."""
     monkeypatch.setattr("idmm.stages.pretrain.store_run_images", None)  # nor is anything decoded
@@ -244,7 +231,6 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
     assert inside("finetune", tmp_path / "a", stages=[{"size": 16}, {"size": 24}], train__epochs=1) == 0, "begun anew"
 
 
-# ------------------------------------------------------------------ what is understood
 def test_yaml_as_people_expect_it(tmp_path):
     path = written(tmp_path, "data: {cache: off}\nmodel: {name: no}\ntrain: {ema: .5, weight_decay: 1e-3}\n")
     config = parsed(
@@ -342,7 +328,6 @@ def test_help_is_quick_and_imports_no_torch(words, flag):
     assert time.perf_counter() - begun < 5  # a second, on a machine that does nothing else
 
 
-# ------------------------------------------------------------------ from Python
 def nested(stage, out):
     """A tiny run's config as a mapping."""
     config = {"out": str(out)}

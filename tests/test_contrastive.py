@@ -33,7 +33,6 @@ def cosine(a, b):
     return (a * b).sum() / (a.norm() * b.norm())
 
 
-# ------------------------------------------------------------------ SimCLR, SupCon
 def supcon(method, given, temperature, label):
     """L_out of SupCon, Eq. 2: the sum over positives stands outside the log; the mean over anchors that have any. With
     a class for each image and two crops it is Eq. 1 of SimCLR."""
@@ -63,7 +62,6 @@ def test_supcon(counts, images, temperature):
     assert_same_loss(method, batch(*counts, images=images), lambda m, g: supcon(m, g, temperature, g["label"]))
 
 
-# ------------------------------------------------------------------ MoCo v2
 def moco(method, given, queue, temperature=0.2):
     """Eq. 1 of MoCo: the query of the first crop, the key of the second, negatives from the queue alone."""
     one, other = crops(given)
@@ -104,7 +102,6 @@ def test_mocov2_and_its_queue():
             assert_same_loss(method, given, lambda method, given: moco(method, given, queue))  # noqa: B023
 
 
-# ------------------------------------------------------------------ MoCo v3
 def ctr(q, k, temperature):
     """Algorithm 1 of MoCo v3."""
     total = 0.0
@@ -157,7 +154,6 @@ def test_mocov3_an_image_alone_has_both_crops_in_one_pass():
     assert all(bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.grad is not None)
 
 
-# ------------------------------------------------------------------ DINO
 def dino(method, given, center, sharp, student=0.1, groups=1):
     """Eq. 2 and Algorithm 1 of DINO: the teacher sees the global crops; a crop is not compared with itself."""
     all_crops = crops(given)
@@ -223,7 +219,6 @@ def test_dino_holds_its_last_layer_still_in_the_first_epochs():
         assert all(p.grad is not None for p in [*method.backbone.parameters(), *method.head.layers.parameters()])
 
 
-# ------------------------------------------------------------------ supervised
 def test_supervised_with_cutmix():
     """Each group is mixed on its own, with the classes of what was mixed in; the groups' means are added."""
 
@@ -244,7 +239,6 @@ def test_supervised_with_cutmix():
     assert_same_loss(make("supervised").double(), batch(2, 3), naive)
 
 
-# ------------------------------------------------------------------ IDMM with a projection
 def test_idmm_with_a_projection():
     """Row 2 of Table 9: an MLP between the features and the N-way layer, which is as wide as the MLP's output."""
     method = make("idmm", projection=True, hidden_dim=10, dim=6, cutmix_alpha=0).double()
@@ -272,7 +266,6 @@ def test_idmm_with_a_projection():
     assert method.diagnose(features, torch.arange(11)) == {"instance_accuracy": pytest.approx(100 * sum(right) / 11)}
 
 
-# ------------------------------------------------------------------ heads, momentum encoders
 def shape(head):
     """Kinds and widths of a head's layers, in short."""
     return [
@@ -329,7 +322,6 @@ def test_mocov3_leaves_the_patch_projection_as_it_was_drawn():
     assert all(p.requires_grad for name, p in method.backbone.named_parameters() if "patch_embed" not in name)
 
 
-# ------------------------------------------------------------------ all of them
 @pytest.mark.parametrize("name", METHODS)
 def test_localization_is_added_to_each_method(name):
     given = batch(2, double=False)

@@ -27,7 +27,6 @@ def rates(kind, steps, warmup, falls=()):
     return values
 
 
-# ------------------------------------------------------------------ schedules
 def test_schedules():
     """Steps fall to a tenth; a straight line goes to zero."""
     values = rates("steps", 12, 2, [8, 11])
@@ -36,7 +35,6 @@ def test_schedules():
     assert rates("linear", 12, 2)[2:] == pytest.approx([0.1 * (12 - step) / 10 for step in range(2, 12)])
 
 
-# ------------------------------------------------------------------ recipes
 @pytest.mark.parametrize("stage", KIND)
 def test_small_is_the_default(stage):
     assert flatten(to_dict(build(KIND[stage], "small"))) == flatten(to_dict(KIND[stage]()))
@@ -57,7 +55,6 @@ def test_the_supplements_protocols():
     assert segment.eval_scales == [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
 
 
-# ------------------------------------------------------------------ refused
 def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
     coco_tree(tmp_path / "coco", form="boxes", train=3, val=2)
     mask_tree(tmp_path / "masks", train=3, val=2)

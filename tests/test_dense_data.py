@@ -22,7 +22,6 @@ def of(root, **fields):
     return section(root, cache="off", **fields)
 
 
-# ------------------------------------------------------------------ boxes
 @pytest.mark.parametrize("form,official", [("polygons", False), ("rle", True), ("boxes", False)])
 def test_boxes_are_those_of_the_file(tmp_path, form, official):
     made = coco_tree(tmp_path, form, official, train=3, val=2)
@@ -146,7 +145,6 @@ def test_files_that_are_no_annotations(tmp_path):
     assert "has several files of train: " in line and line.endswith(", expected one")
 
 
-# ------------------------------------------------------------------ masks
 def test_masks_are_those_of_the_files(tmp_path):
     made = mask_tree(tmp_path)
     for kind in ("images", "masks"):  # folders of the parts and their masks alike
@@ -202,7 +200,6 @@ def test_masks_that_cannot_be_used(tmp_path):
     ]
 
 
-# ------------------------------------------------------------------ parts of it
 def test_subset_held_out_and_left_out(tmp_path):
     made = coco_tree(tmp_path, train=8)
     (tmp_path / "exclude.txt").write_text("train/000.png\n")

@@ -19,7 +19,6 @@ from idmm.dense.evaluate import (
 from idmm.dense.method import Detection, Segmentation, pixel_cross_entropy
 from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter
 from idmm.dense.targets import BoxTarget
-from idmm.errors import SizeError
 from idmm.models import create_backbone, token_grid
 from idmm.seeding import seeded
 
@@ -79,7 +78,6 @@ def loss_of(method, batch, key=3):
         return method(batch, key, 0)
 
 
-# ---------------------------------------------------------------------- every kind of backbone
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_all_that_is_trained_has_a_gradient(kind):
     """Of both networks, else processes that train together would wait for it; the weights of the backbone fit it."""
@@ -120,19 +118,6 @@ def test_maps_of_several_strides():
         torch.testing.assert_close(found, wanted)
 
 
-def test_sizes():
-    """A stride that is no power of two; anchors by the size of the images; a size that 32 does not divide."""
-    with seeded(0):
-        made = create_backbone(VIT[0], 224, **dict(VIT[1], patch_size=14))
-    maps = DenseNetwork(made, 224).forward_features(torch.zeros(1, 3, 224, 224))
-    assert [made.shape[-1] for made in maps] == [56, 28, 14, 7]
-    with pytest.raises(SizeError, match="image size 80x80: expected a multiple of 32 pixels for detection"):
-        Detector(backbone("pvt", 80), 80, 3, 16)
-    anchors = Detector(backbone("pvt", 96), 96, 3, 16).rpn.anchor_generator.sizes
-    assert anchors == tuple((96 / 640 * size,) for size in (32, 64, 128, 256, 512))
-
-
-# ---------------------------------------------------------------------- losses
 def test_loss_of_pixels():
     """The mean over an image's pixels with a class, then over images; a naive loop, values and gradients."""
     logits = torch.randn(3, 4, 5, 5, dtype=torch.float64, requires_grad=True)
@@ -182,7 +167,6 @@ def test_boxes_are_computed_in_fp32(monkeypatch):
     assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
 
 
-# ---------------------------------------------------------------------- learning
 def test_a_detector_learns_two_images():
     batch, truth = drawn(2)
     method = detection(width=32)
@@ -221,7 +205,6 @@ def objects(boxes, labels, scores, segments=None):
     return Objects(boxes, np.array(labels, dtype=np.int64), np.array(scores, dtype=np.float32), segments)
 
 
-# ---------------------------------------------------------------------- average precision, which pycocotools computes
 def test_of_four_objects_three_found():
     """By hand: hit, miss, hit, hit. Precision is 1 up to recall 1/4 (26 of the 101), 3/4 up to 3/4 (50), then 0."""
     boxes = [[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]]
@@ -243,7 +226,6 @@ def test_nothing_found_and_nothing_there():
     assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
 
 
-# ---------------------------------------------------------------------- classes of pixels
 def test_intersection_over_union():
     """By a naive loop over pixels; class 4 is only predicted, class 3 only true, class 5 neither."""
     rng = np.random.default_rng(0)

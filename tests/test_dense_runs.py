@@ -86,7 +86,6 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-# ------------------------------------------------------------------ what is written
 def test_detection_writes_its_results(whole, trees):
     out = whole / "detect"
     result, last = read(out / "result.json"), metrics(out)[-1]
@@ -192,7 +191,6 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
     assert page.count('alt="Curves"') == len(STAGES)
 
 
-# ------------------------------------------------------------------ used on files
 def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     """What the run found on its test images, as a dataset in COCO's format, and pictures; the same from Python."""
     (tmp_path / "broken.png").write_bytes(b"none")
@@ -251,7 +249,6 @@ def predicted(run, trees):
     return {name.split("/")[-1]: classes_on_file(own, target.size, SIDE).numpy() for name, own, target in found}
 
 
-# ------------------------------------------------------------------ killed
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):
     """Ends with the same weights, to the last bit, and the same metrics."""
@@ -276,7 +273,6 @@ def _position(out):
     return saved["epoch"], saved["step"]
 
 
-# ------------------------------------------------------------------ two processes
 def test_two_processes_report_the_network_that_is_written(trees, tmp_path):
     """Each evaluates its share of the images, with the first one's running statistics of batch norms."""
     out = tmp_path / "run"

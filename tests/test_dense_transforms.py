@@ -50,7 +50,6 @@ def plain(**changes):
     return SimpleNamespace(**{**vars(AUGMENT), "photometric": False, **changes})
 
 
-# ------------------------------------------------------------------ augmented
 @pytest.mark.parametrize("augment", [plain(scale=[2.0, 2.0]), plain()])
 def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
     """A digit's pixels are bright: its mask covers them, and its box is that of the mask."""
@@ -105,7 +104,6 @@ def test_flips_happen_and_do_not(boxes):
             torch.testing.assert_close(turned[name][b, :, :, :w], still[name][b, :, :, :w].flip(2))
 
 
-# ------------------------------------------------------------------ edges
 def test_unusual_images(tmp_path):
     """Of 16 bits; with crowds, slivers or no object; that cannot be read; stored smaller than their files, whose pixels
     boxes and outlines count."""

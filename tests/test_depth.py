@@ -61,7 +61,6 @@ def said(run):
     return (run / "log.txt").read_text()
 
 
-# ------------------------------------------------------------------ one range
 def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
     found = levels(runs / "cache-auto")
     assert len(found) > 2000 and found.min() == 0 and found.max() == 65535, "they are not cut to 8 bits"
@@ -83,9 +82,6 @@ def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
     assert info(tmp_path / "c", "model")["range"] == [50, 3000]
 
 
-# ------------------------------------------------------------------ the range itself
-
-
 def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     path = deep(tmp_path / "d/train/0.png", 100, 4000, shape=(128, 128))
     pixels = np.array(Image.open(path))
@@ -97,7 +93,6 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     assert store.image(0)[0, 3, 5] == 65535 and store.image(0)[0, 7, 9] == 0
 
 
-# ------------------------------------------------------------------ pages and samples
 def tif(*pages, **options):
     """A TIFF of pages: arrays, or (array, options of the page)."""
     file = io.BytesIO()

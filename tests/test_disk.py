@@ -37,9 +37,6 @@ def entries(folder):
     return [path for path in folder.iterdir() if path.is_dir()]
 
 
-# ---- what makes it decode again ----
-
-
 def rewritten(path):
     """Other pixels in a file of the same size and time."""
     before, content = os.stat(path), path.read_bytes()
@@ -102,9 +99,6 @@ def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
     assert not decoded
 
 
-# ---- processes, pickles ----
-
-
 def test_workers_and_copies_read_the_same_file(root):
     store, ram = opened(root), opened(root, keep="off")
 
@@ -136,9 +130,6 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
             for made in evaluation_batches(batch, np.arange(40), 2, workers=1):
                 os.kill(int(made["worker"]), signal.SIGKILL)
                 time.sleep(5)
-
-
-# ---- the folder ----
 
 
 def test_where_the_cache_lies(monkeypatch):
@@ -246,9 +237,6 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
     os.remove(tmp_path / "train/a/1.png")
     with pytest.raises(RunError, match=r"^data.root: 'train/a/1.png' was fine when loaded, but now: no such file"):
         store.image(1)
-
-
-# ---- the fingerprint ----
 
 
 def test_fingerprint_tells_labels_and_order():

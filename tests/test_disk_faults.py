@@ -35,9 +35,6 @@ def pretend_free(monkeypatch, free):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, free))
 
 
-# ---- kills ----
-
-
 def hang(reached):
     """Stops the process for good, and says so."""
     reached.set()
@@ -100,9 +97,6 @@ def test_killed_while_building(root, decoded, moment):
     assert same(opened(root), store) and not decoded
 
 
-# ---- several at once ----
-
-
 def test_three_start_at_once_and_one_builds(root, tmp_path):
     journal, start, answers = tmp_path / "journal", processes.Barrier(3), processes.Queue()
 
@@ -131,9 +125,6 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     assert found == [(False, sums(opened(root, keep="off")))] * 3
 
 
-# ---- torn files ----
-
-
 def with_arrays(index, **changes):
     """Changes the index; None removes an array."""
     arrays = {**np.load(index), **changes}
@@ -157,9 +148,6 @@ def test_what_is_torn_is_built_again(root, decoded, what):
     store = opened(root)
     assert len(decoded) == COUNT and same(store, wanted)
     assert sorted(path.name.partition("-")[0] for path in entry_of(root).iterdir()) == ["index.npz", "pixels"]
-
-
-# ---- no permission, no room: images are decoded at each use ----
 
 
 def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch, caplog):

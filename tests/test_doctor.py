@@ -164,7 +164,6 @@ def test_a_missing_folder_is_one_line_and_exit_2(tmp_path, capsys):
     assert "out: cannot write" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------------- the floor
 def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys, monkeypatch):
     root = tree(tmp_path / "d", train={"a": 10, "b": 10})
     (root / "train/a/0.png").write_text("no image")

@@ -88,7 +88,6 @@ def test_datasets_behind_a_login_say_how_to_get_them(name, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# ------------------------------------------------------------------ what goes wrong
 @pytest.mark.parametrize("order", [{"cut": 10}, {"status": 503}, {"stall": 10}])
 def test_a_broken_connection(order, indoor67, server, monkeypatch, tmp_path):
     monkeypatch.setattr(download, "TIMEOUT", 0.3 if "stall" in order else 10.0)
@@ -120,7 +119,6 @@ def test_a_root_that_cannot_be_written(indoor67, tmp_path):
         fetch(indoor67, root)
 
 
-# ------------------------------------------------------------------ processes
 SCRIPT = """
 import dataclasses, json, logging, sys
 from idmm.data.download import fetch

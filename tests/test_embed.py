@@ -30,7 +30,6 @@ def paths(images):
     return [str(path) for path in sorted(images.rglob("*.png"))]
 
 
-# ---------------------------------------------------------------------- embed
 def test_arrays(run, images, tmp_path, capsys):
     assert call(["embed", "--init", run, images, "--out", tmp_path / "f.npz", "--batch_size", 4]) == 0
     with np.load(tmp_path / "f.npz", allow_pickle=False) as found:
@@ -59,7 +58,6 @@ def test_mistakes(run, images, tmp_path, capsys):
     assert refused(capsys, ["embed", "--init", run, images])[0].startswith("out: missing")
 
 
-# ---------------------------------------------------------------------- similar
 def similar(capsys, *argv):
     assert call(["similar", *argv]) == 0
     said = capsys.readouterr()

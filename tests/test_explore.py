@@ -69,7 +69,6 @@ def pairs(path):
     return {(row["path"].removeprefix("train/"), row["duplicate"].removeprefix("train/")) for row in table(path)}
 
 
-# ------------------------------------------------------------------ the command
 def test_planted_faults_are_found(run, planted, capsys):
     assert call(["explore", run]) == 0
     said, out = capsys.readouterr().out, run / "explore"
@@ -105,7 +104,6 @@ def test_without_rows_and_labels(simclr, tmp_path, capsys):
     assert ("china-05.png", "china-c05.png") in pairs(tmp_path / "e/duplicates.csv")
 
 
-# ------------------------------------------------------------------ the maths
 @pytest.fixture
 def rows(monkeypatch):
     monkeypatch.setattr(similarity, "_BLOCK", 100)  # several blocks

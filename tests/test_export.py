@@ -79,7 +79,6 @@ def noise(count, channels=3):
     return torch.randn(count, channels, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
 
-# ---------------------------------------------------------------------- ONNX
 def test_onnx_gives_what_torch_gives_for_any_batch(run, onnx_file):
     session = onnxruntime.InferenceSession(onnx_file)
     (given,), (made,) = session.get_inputs(), session.get_outputs()
@@ -144,7 +143,6 @@ def test_every_family_exports(name):
     assert float(line.split()[2].rstrip(",")) < 1e-4 and proto.opset_import[0].version == export_model.OPSET
 
 
-# ---------------------------------------------------------------------- timm and Hugging Face
 def test_timm_loads_the_folder(run, hub):
     model = timm.create_model(f"local-dir:{hub}", pretrained=True).eval()
     with torch.inference_mode():
@@ -168,9 +166,6 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
     assert "- dataset: `pets`, 24 training images\n" in text
     assert "`a|b'c`, `cat & dog`, `zebra_*1*`." in text and "# `pets_1`" in text
     assert str(photos.parent) not in text and "pip install" not in text
-
-
-# ---------------------------------------------------------------------- mistakes
 
 
 def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):

@@ -48,7 +48,6 @@ def stopped(patch, stage, out, **changes):
     return out
 
 
-# ---------------------------------------------------------------------- whole runs
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_a_resumed_run_ends_with_the_same_weights(stage, tmp_path, monkeypatch, deterministic):
     assert inside(stage, tmp_path / "whole", **HERE) == 0
@@ -87,7 +86,6 @@ def test_losses_are_those_of_the_cpu(tmp_path, no_tf32):
     assert found == pytest.approx(wanted, rel=2e-3)
 
 
-# ---------------------------------------------------------------------- steps
 def on_device(batch):
     def move(value):
         return [move(each) for each in value] if isinstance(value, list) else value.to(DEVICE)
@@ -111,7 +109,6 @@ def test_a_step_of_each_method(name, precision):
     assert torch.isfinite(method.embed(torch.randn(3, 16, device=DEVICE))).all()
 
 
-# ---------------------------------------------------------------------- the N-way loss
 @pytest.mark.parametrize("chunk", [None, 17])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_nway_loss_is_that_of_the_cpu(chunk, mixed, deterministic):
@@ -130,9 +127,6 @@ def test_the_nway_loss_is_that_of_the_cpu(chunk, mixed, deterministic):
     for one, other, truth in zip(found, again, wanted, strict=True):
         torch.testing.assert_close(one, truth, rtol=1e-4, atol=1e-6)
         assert torch.equal(one, other)
-
-
-# ---------------------------------------------------------------------- memory and processes
 
 
 def test_processes_talk_over_the_device(tmp_path):

@@ -44,7 +44,6 @@ def tuned(init, tmp_path_factory):
     return out
 
 
-# ------------------------------------------------------------------ the fit
 HEADS = [  # a norm or a pool before the classifier, two classifiers, a 1x1 convolution
     ("vit_tiny_patch16_224", dict(patch_size=16, embed_dim=16, depth=1, num_heads=2, global_pool="avg"), 32),
     ("deit_tiny_distilled_patch16_224", dict(patch_size=16, embed_dim=16, depth=1, num_heads=2), 32),
@@ -113,7 +112,6 @@ def test_classifiers_that_are_more_than_linear(name):
         fill_classifier_init(replace(given, train=config.FinetuneTrain(classifier_init="features")), spec)
 
 
-# ------------------------------------------------------------------ runs
 def test_the_start_is_the_probes_accuracy(init, tuned):
     features, labels = by_hand(init)
     held, truth = by_hand(init, part="test")
@@ -167,7 +165,6 @@ def test_without_an_init_null_means_random(tmp_path):
     assert "start_top1" not in result(out) and "start_top1" not in (out / "last/start.json").read_text()
 
 
-# ------------------------------------------------------------------ grids, folds, recipes
 def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, capsys):
     """A collapsed backbone: weights that tell its features apart would be so large that the loss explodes."""
     monkeypatch.setattr("idmm.stages.first_weights.spread", lambda features: 0.001)
@@ -197,7 +194,6 @@ def adapted(source):
     return out
 
 
-# ------------------------------------------------------------------ learning rates
 def test_rates_by_layer():
     """As a table by hand: the last block and what stands on it have the run's rate, each below half the one above."""
     of = create_backbone("vit_tiny_patch16_224", 16, patch_size=8, embed_dim=16, depth=3, num_heads=2)
@@ -216,7 +212,6 @@ def test_rates_by_layer():
         assert group["weight_decay"] == (0.0 if spared else 0.1), name
 
 
-# ------------------------------------------------------------------ resuming
 def test_killed_and_taken_up(source, adapted, tmp_path):
     out, given = tmp_path / "run", {**FROM, **DECAY, "init": str(source)}
     with start("pretrain", out, **given) as process:
@@ -229,7 +224,6 @@ def test_killed_and_taken_up(source, adapted, tmp_path):
     assert result(out)["start_knn"] == result(adapted)["start_knn"]
 
 
-# ------------------------------------------------------------------ kNN before and after
 def test_knn_before_and_after(source, adapted):
     """Before the first step it is what idmm probe finds, at the end that of the last record."""
     found = result(adapted)

@@ -187,8 +187,6 @@ def test_exif_orientation_is_applied(name):
         assert np.abs(array.astype(int) - wanted).max() <= (12 if name in ("JPEG", "AVIF") else 0), orientation
 
 
-# ---- PNGs with chunks that are not needed ----
-
 XMP = b"XML:com.adobe.xmp\0"
 LONG = {  # chunks with texts of megabytes; the last one has 300
     "XMP": (b"iTXt", XMP + b"\1\0\0\0" + zlib.compress(b"a" * 3_000_000)),
@@ -213,17 +211,6 @@ def test_long_texts_of_a_png_are_passed_over(name):
             assert tracemalloc.get_traced_memory()[1] < 25_000_000
             tracemalloc.stop()
             np.testing.assert_array_equal(array, wanted)
-
-
-@pytest.mark.parametrize("flag", [0, 1])
-def test_the_orientation_may_stand_in_xmp(flag):
-    text = b'<rdf:Description tiff:Orientation="6"/>'
-    extra = chunk(b"iTXt", XMP + bytes([flag, 0, 0, 0]) + (zlib.compress(text) if flag else text))
-    content = encode(Image.fromarray(SQUARES))
-    np.testing.assert_array_equal(pixels(content[:33] + extra + content[33:]), UPRIGHT[6](SQUARES))
-
-
-# ---- opacity ----
 
 
 def rgba(opacity, dtype=np.uint8):
@@ -279,13 +266,6 @@ def test_one_pixel_of_some_opacity_leaves_the_others_white():
         assert not decoded.transparent and (decoded.pixels != top).any(axis=2).sum() == 1
 
 
-def test_a_fourth_sample_without_a_meaning_is_no_opacity():
-    array = rgba(1000, np.uint16)
-    np.testing.assert_array_equal(pixels(deep_tif(array, 0), np.uint16), DEEP_SQUARES)
-    with pytest.raises(BadImage, match=r"a TIFF of 4 channels \(MINISBLACK\), expected a page of grey, RGB or RGBA"):
-        read_image(tif(array), MANY)
-
-
 def test_paths_of_any_alphabet_and_wrong_suffixes(tmp_path):
     path = tmp_path / "Grüße 猫 🐈.png"
     path.write_bytes(encode(Image.new("RGB", (4, 4), "red"), "GIF"))
@@ -332,9 +312,6 @@ def test_short_side_is_bounded_and_never_enlarged():
         assert fitted(np.zeros((*given, 3), dtype=np.uint8), bound).shape == (*wanted, 3)
     array = np.zeros((30, 90, 3), dtype=np.uint8)
     assert all(fitted(array, bound) is array for bound in (None, 30, 400))
-
-
-# ---- files made to hang, to fill the memory or to be taken for another image ----
 
 
 def overwritten(content, **tags):

@@ -72,7 +72,6 @@ def naive(method, given, key=5, left=1.0):
     return method.config.label_weight * label / (SHARE * crops) + left * instance
 
 
-# ------------------------------------------------------------------ the loss
 @pytest.mark.parametrize(("alpha", "classifier", "groups"), [(0.0, "linear", 1), (0.5, "cosine", 2)])
 def test_the_loss_and_its_gradients_are_those_of_a_naive_loop(alpha, classifier, groups):
     method = joint(groups=groups, cutmix_alpha=alpha, classifier=classifier)
@@ -124,7 +123,6 @@ def test_logits_are_the_models_own(name, size, kwargs):
         torch.testing.assert_close(pooled, model.forward_head(tokens, pre_logits=True))
 
 
-# ------------------------------------------------------------------ whose labels, which images
 @pytest.mark.parametrize("asked", [{"per_class": 2, "seed": 3}, {"total": 5}])
 def test_labels_are_drawn_as_a_subset_is(asked, tmp_path):
     root = tree(tmp_path / "d", train={"a": 6, "b": 8}, test={"a": 1, "b": 1})
@@ -159,7 +157,6 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
     assert len(list_images(section(root), labelled=False).train) == 9, "any tree: all that there is"
 
 
-# ------------------------------------------------------------------ runs
 SMALL = {
     **TINY, "train__epochs": 2, "train__accumulate": 1, "method__label_weight": 3.0, "train__lr": 0.003,
     "views__crops": [{"count": 2, "scale": [0.35, 1.0]}], "train__save_minutes": 60,
@@ -245,7 +242,6 @@ def test_other_runs_and_unlabelled(name, root, tmp_path):
     assert "top1" not in found and not (tmp_path / "run/model.json").exists()
 
 
-# ------------------------------------------------------------------ mistakes
 OWN = ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")
 OTHER = {f"method__{key}": None for key in OWN}
 MISTAKES = [  # what is changed, and how the last line begins; ROOT is the folder of images

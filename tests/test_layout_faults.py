@@ -15,7 +15,6 @@ def refused(name, root):
     return faults(opened, name, root)
 
 
-# ------------------------------------------------------------------ roots and names
 @pytest.mark.parametrize("name", ["flowers", "cars"])
 def test_roots_that_are_none(name, tmp_path):
     wanted = f"data.name '{name}' expects its folder ('idmm data info {name}' shows it)"
@@ -34,7 +33,6 @@ def test_what_a_folder_lacks_is_named(name, file, tmp_path):
     assert refused(name, tmp_path) == [line, advice(name, tmp_path)]
 
 
-# ------------------------------------------------------------------ damaged files
 SPOILT = [  # dataset, what is done to the base, the line
     ("pets", lambda b: (b / "images/Abyssinian_201.jpg").unlink(),
      "'BASE' lacks 1 listed images: images/Abyssinian_201.jpg"),
@@ -75,7 +73,6 @@ def test_other_files_than_the_publishers(name, tmp_path):
     assert refused(name, tmp_path) == [line, advice(name, tmp_path)]
 
 
-# ------------------------------------------------------------------ sizes
 def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):
     official_trees.dtd(tmp_path)
     resize(monkeypatch, "dtd", 7, 4, 47)

@@ -34,7 +34,6 @@ def seconds(monkeypatch):
     return each
 
 
-# ------------------------------------------------------------------ the schedules and the end
 @BOTH
 def test_a_run_ends_in_its_time(stage, seconds, tmp_path):
     """40 images; 20 of a step in pretraining, so two steps an epoch. The learning rate ends near zero."""
@@ -96,7 +95,6 @@ def test_a_resumed_run_goes_on_with_its_time(stage, seconds, tmp_path, monkeypat
     assert inside(stage, tmp_path / "run", **asked) == 0, "finished"
 
 
-# ------------------------------------------------------------------ one number
 def test_progress_follows_time_or_steps_and_never_falls():
     timer = Timer(start=10.0, until=110.0, warmup_steps=5, max_steps=50)
     assert timer.measure(10.0, 0) == 0 and timer.measure(60.0, 1) == 0.5
@@ -130,9 +128,6 @@ def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
     again.resume(by_time.state())
     assert again.warmup_end == 0.12 and again.progress == 0.12
     assert Timer(start=0.0, until=1.0, warmup_steps=0).schedule_progress(0) == 0, "no warm-up"
-
-
-# ------------------------------------------------------------------ real time
 
 
 def test_processes_end_together(tmp_path):

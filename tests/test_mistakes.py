@@ -25,7 +25,6 @@ def pictures(tmp_path_factory):
     return tree(tmp_path_factory.mktemp("own") / "d", train={"a": 3, "b": 3}, val={"a": 1, "b": 1})
 
 
-# ------------------------------------------------------------------ which images
 def test_a_root_without_a_name_is_a_folder(pictures, tmp_path, capsys):
     assert inside("pretrain", tmp_path / "run", **LITTLE, data__root=str(pictures)) == 0
     assert "images: 6 train" in capsys.readouterr().err
@@ -51,7 +50,6 @@ def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, c
     assert not (tmp_path / "o").exists()
 
 
-# ------------------------------------------------------------------ before torch
 INIT = "init: 'a' does not exist, expected a run folder, or a "
 FLOWER = "data.name: 'flower' is not known"
 MISTAKES = [  # command line, how each line of the answer begins
@@ -94,9 +92,6 @@ def test_a_mistake_is_a_line_each_and_exit_code_2_without_torch(tmp_path):
     assert not list(answers)
 
 
-# ------------------------------------------------------------------ values
-
-
 def test_out_may_not_be_init(tmp_path, capsys):
     a_run(tmp_path / "run")
     line = f"out: '{tmp_path}/run' is where init is. Name a new folder for all that this run writes"
@@ -104,7 +99,6 @@ def test_out_may_not_be_init(tmp_path, capsys):
         assert refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", init=str(init))]) == [line]
 
 
-# ------------------------------------------------------------------ warnings before there is a folder
 @pytest.mark.parametrize(
     ("root", "below", "allowed"),
     [("", "runs/a", True), ("", "train/runs/a", False), ("", "train", False), ("train", "out", False)],

@@ -35,7 +35,6 @@ def warnings(out):
     return [line.split("WARNING ")[1] for line in (out / "log.txt").read_text().splitlines() if "WARNING " in line]
 
 
-# ------------------------------------------------------------------ the measures
 def test_measures_against_plain_forms():
     assert spread(torch.eye(4)[:1].repeat(5, 1)) < 1e-7 and effective_rank(torch.ones(5, 3)) == 0
     rows = np.random.default_rng(0).normal(size=(20, 6)) * [1, 1, 2, 4, 0.1, 3] + 2
@@ -62,7 +61,6 @@ def test_what_is_a_collapse():
         assert "100 at best before" in collapse({**FINE, name: 0.999 * SHARE * 100}, [best, calm])
 
 
-# ------------------------------------------------------------------ real runs
 @pytest.mark.parametrize("name", HEALTHY)
 def test_methods_learn_and_do_not_trip(name, tmp_path):
     """Bounds: two thirds of what was measured (feature_std 0.48 and more, rank 13.6, embedding_std 0.28)."""

@@ -103,14 +103,6 @@ TOOLS = {
         lambda s, o: wrapped(("momentum_backbone.", o), ("backbone.", s), ("projector.", MLP), ("classifier.", MLP)),
         "state_dict.momentum_backbone (30), state_dict.projector (2), state_dict.classifier (2)",
     ),
-    "lightly-train, without its objects": (
-        "last.ckpt", "resnet", "state_dict.teacher_embedding_model.wrapped_model._features.",
-        lambda s, o: wrapped(
-            ("student_embedding_model.wrapped_model._features.", o),
-            ("teacher_embedding_model.wrapped_model._features.", s),
-        ),
-        "state_dict.student_embedding_model (72)",
-    ),
     "torchvision": ("resnet.pth", "resnet", "", lambda s, o: s | {"fc.weight": torch.ones(9, 9)}, "dropped: fc.weight"),
     "timm": (
         "model_best.pth.tar", "vit", "state_dict_ema.", timms,

@@ -92,7 +92,6 @@ def by_the_run(run, images):
         return store.names, pixels, model(pixels).softmax(1).numpy()
 
 
-# ---------------------------------------------------------------------- the same as the run
 @pytest.mark.parametrize("name", RUNS)
 def test_what_the_run_itself_found(name, runs, images, tmp_path):
     """``idmm predict`` on a finished run's test files: its own classes, and its probabilities."""
@@ -113,7 +112,6 @@ def test_what_the_run_itself_found(name, runs, images, tmp_path):
         assert float(row["probability"]) == pytest.approx(known[row["path"]][CLASSES.index(row["class"])], abs=1e-5)
 
 
-# ---------------------------------------------------------------------- what is written
 def test_ranks_and_order(runs, images, tmp_path, capsys):
     given = ["predict", "--init", runs / "rgb", "--batch_size", 4, images / "test" / "red", images / "test" / "blue"]
     assert call([*given, "--top_k", 2, "--out", tmp_path / "new" / "p.csv"]) == 0
@@ -126,7 +124,6 @@ def test_ranks_and_order(runs, images, tmp_path, capsys):
     assert len(predicted(capsys.readouterr().out)) == 3 * 21  # as many ranks as there are classes
 
 
-# ---------------------------------------------------------------------- files that are odd
 def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     paint(tmp_path / "in" / "deep" / "down" / "good.png")
     (tmp_path / "in" / "bro\nken.jpg").write_bytes(b"\xff\xd8\xff no more")
@@ -151,7 +148,6 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     assert not (tmp_path / "p.csv").exists()
 
 
-# ---------------------------------------------------------------------- mistakes
 def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
     (tmp_path / "none").mkdir()
     given = ["predict", "--init", runs / "pretrain", tmp_path / "none", tmp_path / "nowhere", "--out", "p.txt"]
@@ -191,7 +187,6 @@ def test_interrupted(runs, images, tmp_path, monkeypatch):
     assert {(tmp_path / name).read_text() for name in files} == {"what was there before"}
 
 
-# ---------------------------------------------------------------------- from Python
 def test_three_lines_of_python(runs, images):
     clf = idmm.load_classifier(runs / "rgb")
     path = images / "test" / "red" / "00.png"

@@ -75,7 +75,6 @@ def top1(logits, labels):
     return 100 * int((logits.argmax(1).numpy() == labels).sum()) / len(labels)
 
 
-# ------------------------------------------------------------------ from the JSON to predictions
 @pytest.mark.parametrize("name", ["vit", "cnn"])
 def test_timm_gives_the_runs_own_predictions(name, runs, photos):
     model, info = exported(runs / name)
@@ -105,7 +104,6 @@ def test_the_snippet_without_idmm(runs, photos, capsys):
     assert named == info["classes"][best]
 
 
-# ------------------------------------------------------------------ the JSON, and timm's terms
 @pytest.mark.parametrize(("name", "crop_pct"), [("vit", 0.875), ("cnn", 0.9)])
 def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs, photos):
     infos = [json.loads((runs / name / f"{stem}.json").read_text()) for stem in ("model", "backbone")]
@@ -122,7 +120,6 @@ def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs, p
     assert backbone.default_cfg is backbone.pretrained_cfg
 
 
-# ------------------------------------------------------------------ the crops
 def test_the_centre_crop_is_timms_to_the_last_bit():
     rng = np.random.default_rng(1)
     for number in range(60):

@@ -97,7 +97,6 @@ def config(run):
     return yaml.safe_load((run / "config.yaml").read_text())
 
 
-# ------------------------------------------------------------------ from the hub to a run
 @pytest.fixture(scope="module")
 def tuned(cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
@@ -165,7 +164,6 @@ def test_what_idmm_exports_is_started_from(tuned, cache, tmp_path):
     assert pair(saved.img_size) == pair(ours.img_size) == (32, 32)
 
 
-# ------------------------------------------------------------------ the grid
 def grid(path, **changes):
     data = {"data": {"subset": {"per_class": 3}, "workers": 0}}
     train = {"train": {"epochs": 1, "size": 32, "batch_size": 20, "lr": 1e-3, "precision": "fp32", "device": "cpu"}}
@@ -195,7 +193,6 @@ def test_grid_with_public_weights(cache, files, others, tmp_path):
     assert filled() > before and len(filled()) == 4
 
 
-# ------------------------------------------------------------------ what is refused
 NAMES = {
     "timm:test_vitt.r160_in1k": "is not among timm's weights on the hub. Did you mean 'test_vit.r160_in1k'?",
     "timm:cvt_13": "is not among timm's weights on the hub",

@@ -81,7 +81,6 @@ def differences(a, b):
     return {key for key in a if a[key] != b[key]}
 
 
-# ------------------------------------------------------------------ shipped configs
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_has_its_config(name):
     """800 epochs at 112 px, a cosine; crops and the method's fields are what null means, so it changes by one word."""
@@ -150,7 +149,6 @@ def test_table_9_is_the_mlp_alone():
     assert changed == {"method.projection", "method.dim"} and bare.method.projection is False
 
 
-# ------------------------------------------------------------------ what null means, what is refused
 def test_null_is_filled_in_and_said():
     config, notes = resolved(name="mocov2", momentum=0.9)
     method = config.method
@@ -206,7 +204,6 @@ def test_crops_that_a_method_compares():
     resolved(name="idmm", crops=[1, 4])
 
 
-# ------------------------------------------------------------------ through the command line
 BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None, views__crops=None)
 
 
@@ -220,9 +217,6 @@ def test_a_missing_library(tmp_path, monkeypatch, capsys):
     assert inside("pretrain", tmp_path / "run", **BARE, method__name="simclr") == 2
     assert capsys.readouterr().err.splitlines() == [f"method.name: simclr {line}"]
     assert not (tmp_path / "run").exists()
-
-
-# ------------------------------------------------------------------ fitted to small data
 
 
 def made(name, caplog, images, **given):
@@ -294,7 +288,6 @@ def parsed(kind, *names):
     return parse(kind, [word for name in names for word in ("--config", str(name))], "test")
 
 
-# ------------------------------------------------------------------ names
 @pytest.mark.parametrize("key", recipes())
 def test_every_recipe_is_found_by_its_name(key):
     (folder, name), path = key.split("/"), CONFIGS / f"{key}.yaml"
@@ -331,7 +324,6 @@ def test_a_list_of_all(capsys):
     )
 
 
-# ------------------------------------------------------------------ the method section of a recipe
 def methods_of(*argv):
     return parse(PretrainConfig, list(argv), "test").method
 
@@ -352,19 +344,6 @@ def test_a_section_applies_to_its_own_method(caplog):
     assert not caplog.records
 
 
-def test_sections_of_one_method_add_up(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "idmm")
-    assert methods_of("--config", "idmm", "--config", "ablations/table8_1_insdis").label_smoothing == 0
-    bare = methods_of("--config", "simclr", "--config", "ablations/table9_simclr_without_mlp")
-    assert (bare.name, bare.projection, bare.dim) == ("simclr", False, None)
-    (tmp_path / "mine.yaml").write_text("method: {temperature: 0.3}\n")
-    assert methods_of("--config", "mine.yaml", "--method.name", "simclr").temperature == 0.3, "for any"
-    assert not caplog.records
-    found = methods_of("--config", "idmm", "--config", "ablations/table8_1_insdis", "--config", "simclr")
-    assert found == parsed(PretrainConfig, "simclr").method and len(caplog.records) == 2
-
-
-# ------------------------------------------------------------------ the log before there is a folder
 def test_what_is_logged_before_the_folder_is_there_stands_in_its_log_once(tmp_path, capsys):
     given = {**OURS, "train__epochs": 1, "train__accumulate": None}
     argv = flags("pretrain", tmp_path / "run", **given, method__name="supervised")

@@ -38,7 +38,6 @@ def csv_text(cells, protocol="finetune", **orders):
     return csv_bytes(render.csv_rows([Table({**grid(cells, protocol), **orders}, protocol)])).decode()
 
 
-# ------------------------------------------------------------------ over seeds
 def test_mean_std_and_t_interval_are_scipys():
     values = (90.0, 91.5, 93.0, 91.0)
     found = seed_stats(runs(values), "top1")
@@ -122,7 +121,6 @@ def test_test_images_are_in_the_interval_also_of_a_single_run():
     assert found.interval[0] == pytest.approx(10 - np.hypot(seeds, 10 - images[0][0]), abs=0.05)
 
 
-# ------------------------------------------------------------------ marks
 def best(found, mark, backbone="net"):
     return [row for (b, row, _), one in found.cells.items() if b == backbone and getattr(one, mark)]
 
@@ -166,7 +164,6 @@ def test_runs_that_say_one_class_crown_nothing():
     assert "‡" not in better and "tie: stamps, coins" in better
 
 
-# ------------------------------------------------------------------ CSV
 def test_csv_is_one_line_a_run_of_the_own_protocol():
     cells = [cell(pretrain_seed=3, seed=4, top1=91.25, top5=99.0), missing(**WITHOUT)]
     cells += [failed(target='a,b"c'), cell(protocol="probe")]
@@ -184,7 +181,6 @@ def test_csv_is_one_line_a_run_of_the_own_protocol():
     assert [(row["source"], row["target"]) for row in rows] == wanted
 
 
-# ------------------------------------------------------------------ Markdown and LaTeX
 def paper():
     """A corner of Table 5, with what may go wrong."""
     cells = runs([76.0, 76.6], source="scratch", method="none", target="flowers")
@@ -246,7 +242,6 @@ def test_hostile_labels_stay_text(label):
     assert [row["source"] for row in csv.DictReader(io.StringIO(csv_text(cells)))][1:] == [label] * 3
 
 
-# ------------------------------------------------------------------ sources
 def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
     values = {("a", "idmm"): 90.0, ("a", "simclr"): 89.0, ("b", "idmm"): 80.0, ("c", "idmm"): 85.0}
     cells = [cell(*row, top1=value, test_size=2000) for row, value in values.items()]
@@ -266,7 +261,6 @@ def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
     assert "no interval" in rendered("grid.md", [cell(), cell("scratch", "none")])
 
 
-# ------------------------------------------------------------------ whole
 @pytest.mark.parametrize("cells", [[], [failed(), failed(seed=1)], [cell()], [missing()], paper()], ids=len)
 def test_report_never_fails(tmp_path, cells):
     given = grid(cells)

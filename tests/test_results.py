@@ -64,7 +64,6 @@ def unequal(tmp_path_factory):
     return root, folder / "run"
 
 
-# ------------------------------------------------------------------ result.json, the log, the files
 def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     _, out = unequal
     found, rows = result(out), read_csv(out / "per_class.csv")
@@ -108,7 +107,6 @@ def test_remarks():
     assert "takes seconds (80.0 %)" in said(48, baseline_top1=80.0)[0] and said(48, baseline_top1=79.0) == []
 
 
-# ------------------------------------------------------------------ --train.keep best
 def test_the_best_on_val_is_what_is_exported_and_reported(best):
     out, after = best
     scores = [record["top1"] for record in metrics(out) if record["stage"] == 2]
@@ -155,7 +153,6 @@ def test_best_by_what_is_reported_is_refused(tmp_path, capsys):
     assert refused(capsys, ["transfer", "--config", grid, "--out", tmp_path / "grid"]) == wanted
 
 
-# ------------------------------------------------------------------ --train.class_weights balanced
 def test_balanced_weights_are_scikit_learns():
     labels = np.random.default_rng(0).integers(0, 5, 40)
     wanted = compute_class_weight("balanced", classes=np.arange(5), y=labels)

@@ -87,7 +87,6 @@ def once(metric_records):
     return len(keys) == len(set(keys)) and keys == sorted(keys)
 
 
-# ------------------------------------------------------------------ killed, real processes
 @BOTH
 def test_killed_at_random_moments(stage, whole, tmp_path):
     """SIGKILL again and again, at least once in mid-epoch; then the same command once more (also: other workers)."""
@@ -150,9 +149,6 @@ def test_killed_before_the_first_checkpoint_and_in_use(whole, tmp_path, capsys):
     why = "a run was begun here but had saved no checkpoint yet (train.save_minutes), so it starts anew"
     assert f"INFO {out}: {why}\n" in (out / "log.txt").read_text()
     assert environment.read(out)["started"] == first
-
-
-# ------------------------------------------------------------------ what the result depends on
 
 
 def _zeroed(tensors):
@@ -263,7 +259,6 @@ def test_metrics_are_mended(cut, whole, tmp_path):
     assert metrics(out) == metrics(whole["finetune"]) and not temporary(out) and (out / ".hub.part-killed").is_dir()
 
 
-# ------------------------------------------------------------------ the folder
 @pytest.mark.parametrize(("stage", "own_process"), [("pretrain", False), ("finetune", "read-only"), ("pretrain", True)])
 def test_finished_run_does_nothing(stage, own_process, whole, monkeypatch, capsys):
     out, line = whole[stage], f"{whole[stage]}: finished already, nothing to do"
@@ -382,7 +377,6 @@ def test_images_changed_since(tmp_path, monkeypatch, capsys):
     assert inside("pretrain", out, **options) == 0
 
 
-# ------------------------------------------------------------------ what a run cannot go on from
 @pytest.mark.parametrize("function", ["fsync", "replace"])
 @pytest.mark.parametrize("name", ["state.pt", "backbone.safetensors", "backbone.json", "result.json"])
 def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):

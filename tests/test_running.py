@@ -27,7 +27,6 @@ def log_of(out):
     return (out / "log.txt").read_text()
 
 
-# ------------------------------------------------------------------ what a run says and draws
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A tiny run of each stage, and the same interrupted in the second epoch and taken up."""
@@ -54,7 +53,6 @@ def test_each_stage_draws_its_curves_the_whole_history(stage, runs):
 LINEAR = {"method__classifier": None, "method__classifier_init": None, "method__classifier_lr_scale": None}
 
 
-# ------------------------------------------------------------------ refused starts
 def refusals(tmp_path):
     """What a run notices once its folder is there: flags, and a word of what it says."""
     one, flat, bad = tmp_path / "one", tmp_path / "flat", tmp_path / "bad"
@@ -105,7 +103,6 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
     assert not state_file(tmp_path / "run").exists()
 
 
-# ------------------------------------------------------------------ the wait
 def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch):
     """After the first steps; an image is a third of a training image's time in evaluation."""
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
@@ -118,7 +115,6 @@ def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch):
 AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total": 40}, "train__accumulate": 1}
 
 
-# ------------------------------------------------------------------ which precision
 def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch):
     """It is in the state before the first step; a start after that times nothing."""
     steps = []
@@ -137,7 +133,6 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
     assert "train.precision auto: bf16 (" in logged(tmp_path / "a") and state(tmp_path / "a")["precision"] == "bf16"
 
 
-# ------------------------------------------------------------------ loader workers
 def test_workers_are_as_many_as_there_may_be(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(loaders, "most_workers", lambda: 1)
@@ -152,7 +147,6 @@ def test_workers_are_as_many_as_there_may_be(tmp_path, monkeypatch):
     assert asked[0] == 1 and asked[-1] == 0 and same(tmp_path / "null", tmp_path / "zero")
 
 
-# ------------------------------------------------------------------ compiling
 def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
     plain, counter = torch.compile, CompileCounter()  # makes no code, but counts
     monkeypatch.setattr(torch, "compile", lambda function, **_: plain(function, backend=counter))
@@ -166,7 +160,6 @@ def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
         torch.testing.assert_close(state(tmp_path / "a")["method"][name], value, rtol=1e-3, atol=1e-4)
 
 
-# ------------------------------------------------------------------ memory
 @pytest.mark.parametrize(
     ("stage", "part", "batch"),
     [

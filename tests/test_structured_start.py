@@ -84,7 +84,6 @@ def test_patches_that_are_all_the_same():
         assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
 
 
-# ------------------------------------------------------------------ runs
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_runs(stage, tmp_path, monkeypatch):
     """They end otherwise than without, and a stopped one as one that was not."""

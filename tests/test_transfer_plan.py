@@ -57,7 +57,6 @@ def cells(**changes):
     return jobs, {cell: whole.jobs.get(job.needs) for cell, job in jobs.items()}
 
 
-# ------------------------------------------------------------------ cells and jobs
 def test_against_a_naive_enumeration():
     jobs, starts = cells()
     expected = [("scratch", "none", None)]
@@ -117,7 +116,6 @@ def test_a_folder_is_called_by_the_end_of_its_path():
     assert [entry.label for entry in found["targets"]] == ["moss"]
 
 
-# ------------------------------------------------------------------ keys
 PRETRAINED = "not scratch"
 FIRST, FEW = BASE["sources"][0], BASE["sources"][1]
 VIEWS = BASE["pretrain"]
@@ -153,7 +151,6 @@ def test_keys_change_exactly_with_what_a_job_computes(touched, change):
     assert {job.config.get("resume", "auto") for job in plan(grid(**change))} == {"auto"}
 
 
-# ------------------------------------------------------------------ recipes and overrides
 def write(path, **content):
     path.write_text(yaml.safe_dump(content))
     return str(path)
@@ -209,7 +206,6 @@ def test_flags(tmp_path, capsys):
     ]
 
 
-# ------------------------------------------------------------------ faults
 def test_all_faults_together_each_where_it_stands(tmp_path):
     bad = {
         "sources": ["digits", "flovers", {"name": "digits", "subset": {"total": 3, "fraction": 0.5}}, {"label": "x"}],
@@ -268,7 +264,6 @@ def test_faults_one_by_one(change, fault):
     assert any(said.startswith(fault) for said in wrong(**change))
 
 
-# ------------------------------------------------------------------ the configs that ship
 @pytest.mark.parametrize(
     ("name", "pretrainings", "tunings"),
     # Tables 3 to 6 of the IDMM paper: sources x methods x backbones x seeds, and those with scratch x targets x seeds

@@ -99,7 +99,6 @@ def kill_worker(folder):
     return False
 
 
-# ------------------------------------------------------------------ whole grids
 def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
     """By the command line. Each step writes a checkpoint, from which the job's next worker goes on."""
     out, killed = tmp_path / "out", []
@@ -151,7 +150,6 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, whole_grid, tmp_
     assert len(grid.failures()) == 2 and not grid.remaining() and not list(grid.out.glob("jobs/*.started"))
 
 
-# ------------------------------------------------------------------ interrupts, nodes
 def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
     """Checkpoints are rare here: the one that is there was written because of the interrupt."""
     train = {**GRID["pretrain"]["train"], "epochs": 5000, "save_minutes": 60}
@@ -170,7 +168,6 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
     assert (folder / "last" / "state.pt").exists()
 
 
-# ------------------------------------------------------------------ mistakes
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert faults(cluster.require) == [f"engine: ray needs ray. Install it with: {install('ray')}"]

@@ -31,7 +31,6 @@ def fail(error):
     return do
 
 
-# ------------------------------------------------------------------ whole grids
 def test_a_grid(whole_grid):
     rows = list(csv.DictReader(io.StringIO((whole_grid / "grid.csv").read_text())))
     assert list(rows[0]) == "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status".split(",")
@@ -79,7 +78,6 @@ def test_from_python(tmp_path, monkeypatch, capsys):
         assert made.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)
 
 
-# ------------------------------------------------------------------ what is run again
 def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(copied, monkeypatch, capsys):
     before, made = stamps(copied), Made(monkeypatch)
     assert inside(copied) == 0 and not made.asked
@@ -91,7 +89,6 @@ def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(copied
     assert not made.asked
 
 
-# ------------------------------------------------------------------ failures
 def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     made = Made(monkeypatch)
@@ -134,17 +131,6 @@ def test_a_real_job_that_fails(copied, capsys):
     assert cells(copied)["scratch", "digits", 3][0] == "ok"
 
 
-def test_an_interrupt_ends_it_and_is_no_death(tmp_path, monkeypatch, capsys):
-    out, made = tmp_path / "out", Made(monkeypatch)
-    made.instead = {"few-idmm-tiny": fail(KeyboardInterrupt())}
-    assert inside(out) == 130
-    assert "interrupted. Repeat the command to resume" in capsys.readouterr().err
-    assert set(cells(out).values()) == {("missing", None, None)} and not list((out / "jobs").iterdir())
-    made.instead.clear()
-    assert inside(out) == 0 and made.asked.count("digits-idmm-tiny-s3") == 1
-
-
-# ------------------------------------------------------------------ before the first job
 def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
     made = Made(monkeypatch)
     assert inside(tmp_path / "new", "--plan") == 0 and not made.asked and not (tmp_path / "new").exists()
@@ -229,7 +215,6 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
     assert inside(out) == 0
 
 
-# ------------------------------------------------------------------ status
 def status(out, capsys):
     assert call(["transfer", "status", out]) == 0
     return capsys.readouterr().out.splitlines()
@@ -262,7 +247,6 @@ def test_status(tmp_path, monkeypatch, capsys):
     assert status(out, capsys)[-2:] == ["grid: 6 of 6 cells", f"  results so far: {out / 'grid.md'}"]
 
 
-# ------------------------------------------------------------------ probes
 def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     before = stamps(copied)
     assert inside(copied, "--target.protocol", "probe") == 0

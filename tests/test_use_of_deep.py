@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 from folders import tuned
-from frozen import a_run
-from helpers import ENVIRONMENT, ROOT, call, logged, refused
+from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
 
 import idmm
@@ -77,7 +76,6 @@ def ran(*argv):
     return done.stdout
 
 
-# ---------------------------------------------------------------------- exports
 @pytest.mark.parametrize("name", ["rgb", "some"])
 def test_the_example(runs, xrays, tiles, tmp_path, name):
     """examples/classify_onnx.py gives the run's own classes, without torch."""
@@ -101,7 +99,6 @@ def test_the_example(runs, xrays, tiles, tmp_path, name):
     assert f"A classifier of {kind} classes" in text and "image = ...  # [1, C, H, W], by hand" in text
 
 
-# ---------------------------------------------------------------------- channels
 def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     run = runs / "some"
     for stem in ("model", "backbone"):
@@ -164,7 +161,6 @@ def predicted(path):
         return {row["path"]: row for row in csv.DictReader(file)}
 
 
-# ---------------------------------------------------------------------- what is kept
 def test_what_the_runs_learned(five_runs):
     """The class is a channel's brightness, which five channels show and no composite of three need."""
     assert read(five_runs / "b" / "result.json")["top1"] >= 80
@@ -172,7 +168,6 @@ def test_what_the_runs_learned(five_runs):
     assert found["probe"]["top1"] > 40 and found["init"] == str(five_runs / "a")
 
 
-# ---------------------------------------------------------------------- use
 def test_predict_needs_no_flag(five_runs, five, tmp_path):
     """The run's own classes and probabilities, from files alone."""
     assert call(["predict", "--init", five_runs / "b", five / "test", "--out", tmp_path / "p.csv"]) == 0
@@ -182,16 +177,3 @@ def test_predict_needs_no_flag(five_runs, five, tmp_path):
         mine = found[str(five / path)]
         assert mine["class"] == row["predicted"]
         assert float(mine["probability"]) == pytest.approx(float(row["probability"]), abs=1e-4)
-
-
-# ---------------------------------------------------------------------- other stages, other weights
-
-
-def test_weights_for_rgb(five, tmp_path):
-    """Adapted, with a line on it; mean, std and range are the images' own."""
-    init = a_run(tmp_path / "rgb", extra={"range": [0, 4095]})
-    assert tuned(tmp_path / "b", five, init=str(init), data__in_chans=5) == 0
-    assert "  patch_embed.proj.weight: from 3 channels to 5: repeated in turn, scaled by 3/5" in logged(tmp_path / "b")
-    assert "measured from the training images" in logged(tmp_path / "b")
-    saved = read(tmp_path / "b" / "model.json")
-    assert saved["channels"] == saved["kwargs"]["in_chans"] == len(saved["range"]) == 5

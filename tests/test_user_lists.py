@@ -22,7 +22,6 @@ def written(path, text):
     return str(path)
 
 
-# ------------------------------------------------------------------ images to leave out
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
     """Images with one fault of each kind."""
@@ -119,7 +118,6 @@ def test_lines_that_name_no_image(tmp_path):
     assert len(found) == 21 and found[-1] == "data.exclude: and 30 more"
 
 
-# ------------------------------------------------------------------ classes
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory):
     """Two classes of three patients each, two images a patient; and two images that nobody labelled."""
@@ -243,7 +241,6 @@ def test_nothing_to_evaluate_on_is_one_line_with_what_to_do(flat, tmp_path):
     assert len(list_images(section(bare, val_fraction=0.5), True).test) == 2, "class folders alone will do"
 
 
-# ------------------------------------------------------------------ groups
 @pytest.mark.parametrize("how", ["file", "column", "pattern"])
 def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     caplog.set_level("INFO")

@@ -240,7 +240,6 @@ def test_images_are_kept_as_large_as_the_most_demanding_group_needs():
     assert kept(wide, {**narrow, "size": 16}) == short_side_bound(64, 0.25)
 
 
-# ------------------------------------------------------------------ methods
 def idmm_loss(method, given, key=5):
     """The sum of the groups' means, each mixed on its own (test_methods), a group at a time."""
     total = 0.0
@@ -257,7 +256,6 @@ def test_the_loss_of_crops_of_two_sizes():
     assert_same_loss(method, sized((16, 8), (2, 3)), idmm_loss, epoch=3, rtol=1e-4, atol=1e-6)
 
 
-# ------------------------------------------------------------------ backbones
 @pytest.mark.parametrize(
     ("name", "sizes", "kwargs"),
     [
@@ -276,7 +274,6 @@ def test_a_backbone_takes_both_sizes_with_the_weights_of_a_plain_one(name, sizes
     assert torch.equal(model.eval()(images), plain.eval()(images))
 
 
-# ------------------------------------------------------------------ runs
 def test_a_run_with_local_crops_exports_what_fine_tuning_and_timm_take(tmp_path):
     run = tmp_path / "run"
     assert inside("pretrain", run, views__crops=LOCAL, train__epochs=1, train__warmup_epochs=0) == 0
