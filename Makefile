@@ -11,6 +11,7 @@ SAY := @echo 'installing into .venv. The first time this downloads about 6 GB an
 
 demo: .venv/installed
 	$(BIN)/idmm demo --out runs/demo
+	@echo 'before you use idmm in this shell: . .venv/bin/activate'
 
 test: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -rs

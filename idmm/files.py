@@ -299,8 +299,8 @@ def _run_fault(folder: Path, stem: str) -> str | None:
         return f"holds k-fold runs. Give one of them ('{folder / 'fold-1'}'), or a run on all images"
     if stem == "model" and (folder / "backbone.safetensors").is_file():
         return f"is a run without a classifier. Fine-tune it on labelled images first: {_FINETUNE.format(folder)}"
-    if (folder / "last").is_dir():
-        return f"is a run that has not written its {missing[0]} yet. Repeat its command to finish it"
+    if (folder / "last").is_dir() or (folder / "train.json").is_file():
+        return f"is a run that is not finished ({missing[0]} is missing). Repeat its command to finish it"
     return f"has no {' and no '.join(missing)} in it, {WEIGHTS_EXPECTED}"
 
 

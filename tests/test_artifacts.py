@@ -77,8 +77,8 @@ def test_what_is_no_finished_run(tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
     assert faults(read_outputs.config_of, nowhere) == [f"{nowhere}: does not exist, expected a run folder"]
-    expected = "expected a finished run's folder"
-    assert faults(read_outputs.config_of, fold) == [f"{fold}: is no run: it has no result.json, {expected}"]
+    fault = "is no finished run, it has no result.json. Give the folder of a finished run"
+    assert faults(read_outputs.config_of, fold) == [f"{fold}: {fault}"]
     line = f"{fold.parent}: holds k-fold runs. Give one of them ('{fold}')"
     assert faults(read_outputs.config_of, fold.parent) == [line]
     (fold / "result.json").write_text("{}")

@@ -105,7 +105,7 @@ def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):
 def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     (tmp_path / "check.png").touch()  # of an earlier check
     code, text, found = checked(healthy, tmp_path, capsys)
-    assert code == 0 and "\nNothing to fix.\n" in text
+    assert code == 0 and "\nNothing to fix.\n" in text and "exclude.txt: nothing to leave out" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "exclude.txt"]
     floor = found.pop("floor")
     assert floor["images"] == 8 and floor["of"] == "test" and floor["largest_class"] == 50

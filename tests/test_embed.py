@@ -53,7 +53,7 @@ def test_from_python(run, images):
 def test_mistakes(run, images, tmp_path, capsys):
     (tmp_path / "begun" / "last").mkdir(parents=True)
     lines = refused(capsys, ["embed", "--init", tmp_path / "begun", images, "--out", tmp_path / "f.csv"])
-    assert lines[0].startswith(f"init: '{tmp_path}/begun' is a run that has not written its backbone.safetensors yet. ")
+    assert lines[0].startswith(f"init: '{tmp_path}/begun' is a run that is not finished (backbone.safetensors is")
     assert lines[1:] == [f"out: '{tmp_path}/f.csv' is of an unknown kind, expected a file that ends in .npz"]
     assert refused(capsys, ["embed", "--init", run, images])[0].startswith("out: missing")
 

@@ -172,7 +172,7 @@ def test_files_that_are_no_checkpoints(tmp_path):
     assert "does not exist, expected a run folder, or a .safetensors" in message(tmp_path / "none")
     assert "has no backbone.safetensors and no backbone.json in it" in message(tmp_path)
     (tmp_path / "last").mkdir()
-    assert "has not written its backbone.safetensors yet" in message(tmp_path)
+    assert "is not finished (backbone.safetensors is missing). Repeat" in message(tmp_path)
     for name in ("a.pth", "a.safetensors"):
         (tmp_path / name).write_bytes(b"not weights at all")
         assert "cannot be read as a checkpoint" in message(tmp_path / name)

@@ -102,7 +102,7 @@ def test_folders_that_hold_runs(runs, tmp_path, capsys):
     (train / "scratch" / "config.yaml").write_text("")
     (train / "train.json").write_text("{}")
     found, notes = finished_runs([str(train)])
-    assert found == [train / "stage1", train] and notes == [f"{train / 'scratch'} is skipped: it is not finished"]
+    assert found == [train, train / "stage1"] and notes == [f"{train / 'scratch'} is skipped: it is not finished"]
     assert finished_runs([str(held)]) == ([held / "a", *found], notes)
     text = Reader(reported(tmp_path / "out", held))
     assert notes[0] in capsys.readouterr().err and notes[0] in text.text

@@ -63,6 +63,8 @@ class FewLabelConfig(FeatureConfig):
 class TrainModel(Model):
     """The backbone."""
 
+    name: str | None = None
+    """Any timm model. Default: that of --init, else resnet10t or hog_conv, whichever is better."""
     start: Literal["timm", "structured", "auto"] = "auto"
 
 
@@ -78,13 +80,13 @@ class TrainCommand:
     minutes: float = Field(20.0, gt=0)
     """Time for everything, from the start of the command to its result (minutes)."""
     compare: bool = False
-    """Also train from scratch for the same time, to show whether pretraining or pseudo-labels helped."""
+    """Also train from scratch, which doubles the time. It shows if pretraining or pseudo-labels helped."""
     init: str | None = None
     """Initial weights: a run folder, a file, timm:NAME or hf-hub:ORG/NAME. Default: none."""
     way: Literal["auto", "scratch", "finetune", "pretrain", "joint"] = "auto"
-    """scratch: labels only. finetune: from --init. pretrain: pretrain on all images first. joint: also on labels."""
+    """scratch: labelled images only. finetune: from --init. pretrain: all images first. joint: these with labels."""
     pseudolabel: bool | None = None
-    """Train on labels that a first network gives to unlabelled images. Default: if 2 in 3 images are unlabelled."""
+    """Guess the labels of unlabelled images and train on them, too. Default: if at most a third has a label."""
     size: int | None = Field(None, ge=8)
     """Image side (pixels). Default: the images' own size, at most 224, less if time is short."""
     flip: float = Field(0.5, ge=0, le=1)

@@ -15,7 +15,7 @@ from idmm.data.formats import BadImage
 from idmm.data.images import Bands, CentreCrop, Decoded, composite, digest, header, read_image
 from idmm.data.listing import read_splits
 from idmm.data.parallel import parallel_map
-from idmm.data.split import LabelsMissing, Listing, Split
+from idmm.data.split import LabelsMissing, Listing, Split, counted
 from idmm.data.user_lists import BadList, quoted
 from idmm.data.values import AUTO, MinMax, RangeUnknown, ValueRange, common_range
 from idmm.errors import UserError
@@ -343,4 +343,9 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
         old = path.replace(path.with_suffix(".old.txt"))
         note = f" (the one before is {old.name})"
     write_bytes(path, content)
-    return f"{path}{note}. Leave out these images with --data.exclude {path}"
+    certain = sum(not line.rpartition("\n")[2].startswith("#") for line in lines)
+    if certain:
+        return f"{path}{note}: {counted(certain, 'image')} to leave out. Pass --data.exclude {path}"
+    if lines:
+        return f"{path}{note}: suspected images, each after a #. Remove the # to leave one out"
+    return f"{path}{note}: {'nothing more' if before else 'nothing'} to leave out"

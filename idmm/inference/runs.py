@@ -6,7 +6,7 @@ from pathlib import Path
 from idmm.errors import UserError, listed
 from idmm.files import expand_home
 
-TRAIN = ("stage1", ".", "scratch")  # runs of 'idmm train', in order
+TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classifier first
 
 
 def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:

@@ -65,7 +65,7 @@ def checkup(given: DataCheckConfig) -> int:
         command = " ".join(filter(None, ["idmm data check", given.name, given.root and f"--root {given.root}"]))
         suspected = {"transparent": report.transparent, "of one colour": report.one_colour}
         lines = exclusions(report.pairs, report.unreadable, suspected)
-        print(f"written to {out}: {write_exclusions(command, given.exclude, lines, out / 'exclude.txt')}")
+        print(f"written: {write_exclusions(command, given.exclude, lines, out / 'exclude.txt')}")
     return int(not report.clean)
 
 

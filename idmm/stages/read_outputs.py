@@ -45,8 +45,8 @@ def config_of(run: str | Path, dense: bool = False) -> Any:
         raise UserError(f"{run}: holds k-fold runs. Give one of them ('{run / 'fold-1'}')")
     if not (run / "result.json").is_file():
         is_run = (run / "last").is_dir()
-        what = "is a run that is not finished (no result.json yet)" if is_run else "is no run: it has no result.json"
-        raise UserError(f"{run}: {what}, expected a finished run's folder")
+        how = "Repeat its command to finish it" if is_run else "Give the folder of a finished run"
+        raise UserError(f"{run}: is no finished run, it has no result.json. {how}")
     config = read_config(run)
     if isinstance(config, DenseConfig) and not dense:
         what = f"is a run of idmm {config.STAGE}, without classes of images"
