@@ -115,7 +115,7 @@ def test_rgb_of_both_depths_has_all_colours_and_turns(grey, dtype):
 
 
 def test_bits_of_rgb_views_are_those_before_there_were_bands():
-    """Sums of absolute values, and with weights, of what 0.1.0's functions made of the same images."""
+    """Sums of absolute values, and with weights, recorded from an earlier implementation on the same images."""
     wanted = {
         ("idmm", 3): [(43145.096, -28.9527304), (95889.8456, -258.522046)],
         ("idmm", 1): [(8821.10489, -86.9694527), (19341.3622, 93.3553246)],
