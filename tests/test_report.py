@@ -20,7 +20,7 @@ from idmm.report import grid_pictures
 from idmm.report.grid_pictures import heat_maps
 from idmm.report.render import page as grid_page
 from idmm.report.sections import sections
-from idmm.report.table import SCRATCH, Table
+from idmm.report.table import Table
 from idmm.stages.read_outputs import compared, mcnemar
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
@@ -174,18 +174,17 @@ def broken():
 def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     found = table(broken())
     heat_maps([found], tmp_path / "grid.png")
-    accuracy, gain = panels(drawn[0])
+    (accuracy,) = panels(drawn[0])
     rows = [label.get_text() for label in accuracy.get_yticklabels()]
     assert rows == ["from scratch", "flowers", "pets", "dtd"], "one method is not named"
     assert [label.get_text() for label in accuracy.get_xticklabels()] == ["flowers", "pets"]
-    shown, gained = texts(accuracy), texts(gain)
+    shown = texts(accuracy)
     for y, row in enumerate(found.rows):
         for x, target in enumerate(found.targets):
-            mean, more = found.mean("net", row, target), found.cells["net", row, target].gain
+            mean = found.mean("net", row, target)
             if mean is not None:
                 assert shown[x, y] == f"{mean:.1f}"
-                assert gained[x, y] == ("0.0" if row == SCRATCH else f"{more.value:+.1f}".replace("-", "−"))
-    assert (shown[1, 1], gained[1, 1], shown[0, 3]) == ("failed", "failed", "—")
+    assert (shown[1, 1], shown[0, 3]) == ("failed", "—")
     assert [text.get_text() for text in accuracy.texts if "†" in text.get_text()] == ["n = 1 †"]
     assert {t.get_text() for t in accuracy.texts if t.get_weight() == "bold"} == {
         f"{max(found.mean('net', row, target) or 0 for row in found.rows):.1f}" for target in found.targets

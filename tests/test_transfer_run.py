@@ -175,7 +175,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
     wanted = [
         "sources 'digitz': data.name: 'digitz' is not known,",
         "methods 'imdd': 'imdd' is not known,",
-        f"out: '{out}' has other files and no grid. Name another folder",
+        f"out: '{out}' exists and is not empty. Name a new folder",
         "sources 'flat': ",
         "sources 'gone': data.root: '/none' does not exist,",
         "targets 'big': ",
@@ -201,13 +201,16 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
     made, a_run, file, out = Made(monkeypatch), tmp_path / "run", tmp_path / "file", tmp_path / "out"
     (a_run / "last").mkdir(parents=True), file.touch()
     for place, line in (
-        (a_run, f"out: '{a_run}' has other files and no grid. Name another folder"),
-        (file, f"out: '{file}' is a file. Name a folder"),
+        (a_run, f"out: '{a_run}' exists and is not empty. Name a new folder"),
+        (file, f"out: '{file}' is a file, expected a new folder"),
     ):
         assert inside(place) == 2 and capsys.readouterr().err == f"{line}\n"
     below = file / "below"
     assert call(["transfer", "--config", tmp_path / "file.yaml", "--out", below]) == 2
-    assert capsys.readouterr().err == f"out: cannot write to '{below}'. Name a folder elsewhere\n"
+    assert (
+        capsys.readouterr().err
+        == f"out: cannot write '{below}', because '{file}' is not a folder. Name another place\n"
+    )
     lock = Lock(out / ".lock")
     assert lock.acquire() and inside(out) == 2 and not made.asked
     assert capsys.readouterr().err == f"out: '{out}' is in use by another run. Wait for it or name another folder\n"

@@ -12,7 +12,7 @@ from idmm.report.stats import Estimate, format_number
 from idmm.report.table import BELOW_BASELINE, MISSING, NO_BETTER, SOME_FAILED, Table, TableCell, legend
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
-FIGURE = "Accuracy and gain over training from scratch"
+FIGURE = "Accuracy"
 
 
 def write(out: Path, grid: dict) -> str:

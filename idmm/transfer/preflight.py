@@ -1,7 +1,6 @@
 """The checks of a grid before its first job: entries, options, datasets, models, labels, and the folder."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from idmm.config import parsing
 from idmm.data.split import Listing
 from idmm.distributed import pick_device
 from idmm.errors import UserError
+from idmm.files import free_folder
 from idmm.models.spec import model_spec
 from idmm.stages import STAGES, Stage, stage_of
 from idmm.stages.images import check_val
@@ -27,7 +27,9 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
     Raises:
         UserError: All faults, those of the plan first, a line each.
     """
-    checks = _Checks(grid, plan.faults + folder_faults(grid))
+    checks = _Checks(grid, list(plan.faults))
+    if not (Path(grid.out) / "grid.yaml").exists():
+        checks.once("out", "", free_folder, grid.out)
     if grid.engine == "ray":
         from idmm.transfer.cluster import require
 
@@ -105,23 +107,3 @@ class _Checks:
         value, faults = self._results[name]
         self.faults += [f"{place}: {fault}" if place else fault for fault in faults]
         return value
-
-
-# ------------------------------------------------------------------ the grid's folder
-def folder_faults(config: GridConfig) -> list[str]:
-    """Return the reasons why a grid cannot be written to ``out``."""
-    out = Path(config.out)
-    try:
-        if (out / "grid.yaml").exists():
-            return []
-        if out.exists() and not out.is_dir():
-            return [f"out: '{out}' is a file. Name a folder"]
-        if out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
-            return [f"out: '{out}' has other files and no grid. Name another folder"]
-        if not out.exists():
-            parent = next(path for path in out.absolute().parents if path.exists())
-            if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-                return [f"out: cannot write to '{out}'. Name a folder elsewhere"]
-    except OSError as error:
-        return [f"out: cannot read '{out}' ({error.strerror}). Name another folder"]
-    return []
