@@ -1,6 +1,5 @@
 """Starting from weights: a classifier fitted to frozen features, and pretraining that goes on from weights."""
 
-import json
 import signal
 from dataclasses import replace
 
@@ -141,21 +140,6 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned,
         assert result(out)["start_top1"] == result(tuned)["start_top1"]
         assert yaml.safe_load((out / "config.yaml").read_text())["train"]["classifier_init"] == "features"
         assert f"{KEY}: features, the default with an init" in logged(out)
-
-
-def test_statistics_that_a_short_pretraining_left_do_not_spoil_the_start(tmp_path):
-    """Batch norms take each batch's own in training: the classifier is fitted to features as they are then."""
-    kwargs = dict(layers=[1, 1, 1, 1], channels=[8, 8, 16, 32])
-    with seeded(0):
-        model = create_backbone("resnet18", 64, **kwargs)
-    for name, buffer in model.named_buffers():
-        if name.endswith("running_var"):
-            buffer.fill_(20)  # far from the images' own
-    init = a_run(tmp_path / "init", model=model, name="resnet18", kwargs={**kwargs, "num_classes": 0})
-    given = {**RUN, "model__drop_path": 0, "stages": None, "train__size": 64, "train__epochs": 2, "train__lr": 1e-4}
-    assert inside("finetune", tmp_path / "run", **given, config="fast", init=str(init)) == 0
-    first, _ = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert first["loss"] < 2 * np.log(10)
 
 
 def test_without_an_init_null_means_random(tmp_path):

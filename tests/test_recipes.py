@@ -273,7 +273,6 @@ def test_a_folder_and_the_methods_name_are_enough(name, tmp_path):
     assert all(bool(torch.isfinite(t).all()) for t in state(out)["method"].values() if isinstance(t, torch.Tensor))
 
 
-OURS = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None)
 OF_IDMM = "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "
 OF_IDMM += "method.classifier_init: ignored from 'idmm_fast', as they belong to idmm and this run uses"
 
@@ -342,13 +341,3 @@ def test_a_section_applies_to_its_own_method(caplog):
     assert methods_of("--config", "idmm_fast", "--method.name", "idmm").classifier == "cosine"
     assert methods_of("--config", "dino", "--config", "dino_idmm").teacher_temperature == 0.04
     assert not caplog.records
-
-
-def test_what_is_logged_before_the_folder_is_there_stands_in_its_log_once(tmp_path, capsys):
-    given = {**OURS, "train__epochs": 1, "train__accumulate": None}
-    argv = flags("pretrain", tmp_path / "run", **given, method__name="supervised")
-    assert call(["pretrain", "--config", "idmm_fast", *argv]) == 0
-    for text in (capsys.readouterr().err, (tmp_path / "run" / "log.txt").read_text()):
-        assert text.count(f"{OF_IDMM} supervised") == 1
-    assert inside("pretrain", tmp_path / "other", **given) == 0
-    assert "ignored from" not in (tmp_path / "other" / "log.txt").read_text()

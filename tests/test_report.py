@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import re
 import shutil
 import warnings
 from functools import partial
+from html import unescape
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -12,7 +15,6 @@ import scipy.stats
 from folders import tree, tuned
 from grids import cell, changed, failed, full, grid, missing
 from helpers import call, inside, refused
-from pages import Reader
 from PIL import Image
 
 from idmm.inference.runs import finished_runs
@@ -22,6 +24,24 @@ from idmm.report.render import page as grid_page
 from idmm.report.sections import sections
 from idmm.report.table import Table
 from idmm.stages.read_outputs import compared, mcnemar
+
+
+class Reader(HTMLParser):
+    """A page: its elements with their attributes, and all text of the body, with single spaces."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags = []
+        self.feed(text)
+        body = re.sub(r"<[^>]*>", " ", text.partition("<body>")[2])
+        self.text = " ".join(unescape(body).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
 WIDE = {"patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2}

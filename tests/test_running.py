@@ -13,7 +13,6 @@ from test_resume import lines, stop_at
 from torch._dynamo.testing import CompileCounter
 
 from idmm import progress
-from idmm.data import loaders
 from idmm.errors import Interrupted
 from idmm.models.build import create_backbone, prefers_channels_last
 from idmm.progress import duration
@@ -131,20 +130,6 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
     monkeypatch.setattr(precision, "_timed_step", lambda *_: pytest.fail("timed again"))
     assert inside("pretrain", tmp_path / "a", **AUTO) == 0
     assert "train.precision auto: bf16 (" in logged(tmp_path / "a") and state(tmp_path / "a")["precision"] == "bf16"
-
-
-def test_workers_are_as_many_as_there_may_be(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(loaders, "most_workers", lambda: 1)
-    monkeypatch.setattr(precision, "most_workers", lambda: 1)
-    load = loaders._load
-    monkeypatch.setattr(
-        loaders, "_load", lambda fn, requests, workers: asked.append(workers) or load(fn, requests, workers)
-    )
-    given = {**AUTO, "train__precision": "fp32", "train__monitor_every": 0, "method__classifier_init": None}
-    for name, workers in (("null", "null"), ("zero", 0)):
-        assert inside("pretrain", tmp_path / name, **given, data__workers=workers) == 0
-    assert asked[0] == 1 and asked[-1] == 0 and same(tmp_path / "null", tmp_path / "zero")
 
 
 def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):

@@ -1,11 +1,10 @@
-"""Runs on deep pictures and on images of many channels, used: exports, files and arrays, explore, weights for RGB."""
+"""Runs on deep pictures and on chosen channels, used: exports, files and arrays."""
 
 import csv
 import json
 import subprocess
 import sys
 
-import bands
 import numpy as np
 import pytest
 import tifffile
@@ -31,6 +30,31 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+CLASSES = ("crypts", "lumen", "stroma")  # which a channel tells apart
+
+
+def bands(number, seed, channels=7):
+    """An image of a class, uint16 [24, 28, C] of values up to 4095, as sensors of 12 bits have them."""
+    rng = np.random.default_rng([number, seed])
+    image = rng.integers(100, 900, (24, 28, channels))
+    top, left = rng.integers(0, (12, 14))
+    image[top : top + 12, left : left + 14, number % channels] += 2500
+    return (image * np.linspace(1, 0.4, channels)).astype(np.uint16)  # some channels are darker
+
+
+def band_tree(root, train=1, test=1, channels=7):
+    """Makes ROOT/SPLIT/CLASS/*.tif whose channels are pages or samples, by turns."""
+    for split, first, count in (("train", 0, train), ("test", 1000, test)):
+        for number, name in enumerate(CLASSES):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                image = bands(number, first + i, channels)
+                planes = {} if i % 2 else {"planarconfig": "contig"}
+                image = np.moveaxis(image, 2, 0) if i % 2 else image
+                tifffile.imwrite(root / split / name / f"{i}.tif", image, photometric="minisblack", **planes)
+    return root
+
+
 def grey(bright, seed):
     """An X-ray, say: uint16 [H, W] of values from 400 to 3000, some of which are a bright square."""
     image = np.random.default_rng([bright, seed]).integers(400, 900, (20, 26)).astype(np.uint16)
@@ -52,7 +76,7 @@ def xrays(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiles(tmp_path_factory):
-    return bands.tree(tmp_path_factory.mktemp("tiles") / "d", train=6, test=3, channels=7)
+    return band_tree(tmp_path_factory.mktemp("tiles") / "d", train=6, test=3)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +127,7 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     run = runs / "some"
     for stem in ("model", "backbone"):
         assert json.loads((run / f"{stem}.json").read_text())["file_channels"] == 7
-    image = bands.bands(1, 5, channels=7)
+    image = bands(1, 5)
     np.save(tmp_path / "four.npy", image[..., :4])
     np.save(tmp_path / "seven.npy", np.moveaxis(image, 2, 0))
     said = f"  {tmp_path}/four.npy: has 4 channels, expected 7"
@@ -129,51 +153,13 @@ def test_arrays_of_pictures(runs, xrays):
         clf.predict(deep.astype(np.float32))
 
 
-SMALL = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [8, 16, 16, 32]}"]
-SHORT = ["--train.batch_size", 8, "--train.device", "cpu", "--train.precision", "fp32", "--data.workers", 0]
-IN_CHANS = ["--data.in_chans", 5]
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory):
-    return bands.tree(tmp_path_factory.mktemp("bands") / "cells")
-
-
-@pytest.fixture(scope="module")
-def five_runs(five, tmp_path_factory):
-    """Pretraining, fine-tuning and probe; nothing may be written to them."""
-    folder = tmp_path_factory.mktemp("runs")
-    data = ["--data.root", five]
-    argv = ["pretrain", "--config", "idmm_fast", *SMALL, "--views.size", 32, *data, *IN_CHANS, "--out", folder / "a"]
-    assert call([*argv, *SHORT, "--train.epochs", 2]) == 0
-    argv = ["finetune", "--config", "fast", "--init", folder / "a", "--train.size", 32, *data, "--out", folder / "b"]
-    assert call([*argv, *SHORT, *IN_CHANS, "--train.epochs", 25, "--train.lr", 0.01]) == 0
-    assert call(["probe", "--init", folder / "a", *data, "--out", folder / "p"]) == 0
-    return folder
-
-
-def read(path):
-    return json.loads(path.read_text())
-
-
-def predicted(path):
-    with open(path) as file:
-        return {row["path"]: row for row in csv.DictReader(file)}
-
-
-def test_what_the_runs_learned(five_runs):
-    """The class is a channel's brightness, which five channels show and no composite of three need."""
-    assert read(five_runs / "b" / "result.json")["top1"] >= 80
-    found = read(five_runs / "p" / "probe.json")
-    assert found["probe"]["top1"] > 40 and found["init"] == str(five_runs / "a")
-
-
-def test_predict_needs_no_flag(five_runs, five, tmp_path):
-    """The run's own classes and probabilities, from files alone."""
-    assert call(["predict", "--init", five_runs / "b", five / "test", "--out", tmp_path / "p.csv"]) == 0
-    own, found = predicted(five_runs / "b" / "predictions.csv"), predicted(tmp_path / "p.csv")
-    assert len(found) == 15
-    for path, row in own.items():
-        mine = found[str(five / path)]
+def test_predict_needs_no_flag(runs, tiles, tmp_path):
+    """The run's own classes and probabilities, from files of seven channels."""
+    assert call(["predict", "--init", runs / "some", tiles / "test", "--out", tmp_path / "p.csv"]) == 0
+    found = {row["path"]: row for row in rows(tmp_path / "p.csv")}
+    own = rows(runs / "some" / "predictions.csv")
+    assert len(found) == len(own) == 9
+    for row in own:
+        mine = found[str(tiles / row["path"])]
         assert mine["class"] == row["predicted"]
         assert float(mine["probability"]) == pytest.approx(float(row["probability"]), abs=1e-4)
