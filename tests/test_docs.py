@@ -183,3 +183,12 @@ def test_demo_figures():
         mean, spread = statistics.mean(runs[0][key]), statistics.stdev(runs[0][key])
         assert f"| {mean:.1f} ± {spread:.1f} | {min(values):.1f} to {max(values):.1f}" in text, key
     assert f"once {min(runs[-1]['idmm_top1']):.1f} on an overloaded machine" in text
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_figures_are_in_the_record_that_their_sentence_links(page):
+    for sentence in re.split(r"(?<=[.:|])\s", FENCED.sub("", page.read_text())):
+        records = re.findall(r"\]\(([^)#]*benchmarks/results/[^)#]+\.md)", sentence)
+        text = "".join((page.parent / record).read_text() for record in records)
+        figures = re.findall(r"\d+\.\d\b", re.sub(r"`[^`]*`|\]\([^)]*\)", "", sentence))
+        assert not records or all(figure in text for figure in figures), sentence
