@@ -67,10 +67,10 @@ def look(number: int, **changes) -> dict:
     return {"color": COLOURS[n % 7], "linestyle": STYLES[n % 4], "marker": MARKERS[n % 7]} | changes
 
 
-def plain_axis(axis, grid: str = "y") -> None:
+def plain_axis(axis) -> None:
     """Remove the parts of an axis without information."""
     axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(axis=grid, color="0.9", linewidth=0.8)
+    axis.grid(axis="y", color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
 
 
@@ -86,7 +86,7 @@ def shortened(name: str, most: int = 40) -> str:
     return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
 
 
-def save(figure: Figure, path: str | Path, dpi: float = DPI) -> None:
+def save(figure: Figure, path: str | Path) -> None:
     """Write a PNG, or a JPEG if the path ends in .jpg, atomically.
 
     Names of files and classes are drawn as they are. matplotlib would fail on a formula that is none and on bytes that
@@ -101,7 +101,7 @@ def save(figure: Figure, path: str | Path, dpi: float = DPI) -> None:
     with replacing(Path(path)) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # from the font
         kind = "jpg" if Path(path).suffix == ".jpg" else "png"
-        figure.savefig(file, format=kind, dpi=dpi, facecolor="white")
+        figure.savefig(file, format=kind, dpi=DPI, facecolor="white")
 
 
 # ---------------------------------------------------------------------- the curves of a run

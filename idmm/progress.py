@@ -120,11 +120,11 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drawing(name: str, verb: str = "drawn", fatal: tuple[type[Exception], ...] = (Interrupted,)) -> Iterator[None]:
+def drawing(name: str, verb: str = "drawn") -> Iterator[None]:
     """Turn errors inside the block into a warning, for files that results do not depend on, such as figures."""
     try:
         yield
-    except fatal:
+    except Interrupted:
         raise
     except Exception as error:  # a full disk, an unreadable font, too little memory
         kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
