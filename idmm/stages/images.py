@@ -12,7 +12,6 @@ from idmm.data.loaders import centre_crops
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
 from idmm.data.store import PARTS, Stores, image_differences, store_images
-from idmm.data.values import AUTO
 from idmm.errors import UserError
 from idmm.evaluation.evaluators import Accuracy
 from idmm.progress import counting
@@ -74,10 +73,7 @@ def check_val(stage: Stage, listing: Listing) -> None:
 
 
 def log_values(setup: RunSetup, stores: Stores) -> None:
-    """Log the range, mean and std of the images' values, and warn of images that are too small to learn from."""
-    if tiny := int((stores.train.sizes.prod(axis=1) == 1).sum()):
-        images = f"{tiny:,} of {counted(len(stores.train), 'training image')} have a single pixel"
-        log.warning("data.root: %s: nothing but a colour can be learned from them. Check the files", images)
+    """Log the range, mean and std of the images' values."""
     randaugment = getattr(getattr(setup.config, "augment", None), "randaugment", None)
     for part, store in stores.parts.items():
         if not store.high_bit:
@@ -85,23 +81,13 @@ def log_values(setup: RunSetup, stores: Stores) -> None:
         verb = "has" if store.high_bit == 1 else "have"
         images = f"{store.high_bit:,} of {counted(len(store), f'{part} image')} {verb} more than 8 bits"
         ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in np.reshape(store.value_range, (-1, 2)).tolist())
-        origin = f"from the {part} images" if stores.value_range is None else _origin(setup)
-        log.info("images: %s. Their values %s become 0 to 1 (%s)", images, ranges, origin)
+        log.info("images: %s. Their values %s become 0 to 1", images, ranges)
         if part == "train" and randaugment:
             line = "images: augment.randaugment: left out for the %d of more than 8 bits, which it would cut to 8"
             log.info(line, store.high_bit)
     if None in (setup.spec.mean, setup.spec.std):
         mean, std = ([float(f"{value:.4g}") for value in values] for values in (stores.mean, stores.std))
         log.info("images: mean %s, std %s of the channels, measured from the training images", mean, std)
-
-
-def _origin(setup: RunSetup) -> str:
-    """Return where the value range of images of more than 8 bits comes from."""
-    if setup.config.data.range != AUTO:
-        return "data.range"
-    if setup.spec.range != AUTO:
-        return f"as in '{setup.spec.init.source}'" if setup.spec.init else "as in the checkpoint"
-    return "from the training images"
 
 
 # ---------------------------------------------------------------------- centre crops
