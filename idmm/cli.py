@@ -74,7 +74,7 @@ COMMANDS = {
         GridConfig, "transfer.grid:command", logged=False,
         subcommands={"status": Command(StatusConfig, "transfer.status:status", words=("out",))},
     ),
-    "probe": Command(keys.ProbeConfig, "stages.probe_command:probe"),
+    "probe": Command(keys.ProbeConfig, "stages.probe_command:probe", logged=False),
     "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel"),
     "predict": Command(usage.PredictConfig, "inference.predict:predict", words=("paths",)),
     "embed": Command(usage.EmbedConfig, "inference.embed:embed", words=("paths",)),

@@ -14,7 +14,7 @@ RUN = dict(stages=None, train__size=32, train__epochs=1, train__ema=None, data__
 
 def probed(tmp_path, *argv):
     assert call(["probe", "--model.name", "hog", "--data.workers", 0, *argv, "--out", tmp_path / "probe"]) == 0
-    return read(tmp_path / "probe/probe.json")["probe"]["top1"]
+    return read(tmp_path / "probe/result.json")["top1"]
 
 
 def test_a_run_measures_once_what_a_probe_of_hog_does(tmp_path):

@@ -131,13 +131,13 @@ def test_a_probe(images, tmp_path, capsys):
     run = a_run(tmp_path / "run")
     argv = ["--init", run, "--data.name", "folder", "--data.root", images, "--data.workers", 0, "--data.folds", 3]
     assert call(["probe", *argv, "--data.groups", r"(\w+/\d)", "--out", tmp_path / "p"]) == 0
-    found, (out, said) = read(tmp_path / "p/probe.json"), capsys.readouterr()
+    found, (out, said) = read(tmp_path / "p/result.json"), capsys.readouterr()
     assert said.count(" groups: images of one group are alike, so top-1's interval") == 3
-    assert "15 images, each tested once in 3 folds, 2 classes" in out and f"{found['probe']['top1']:.1f}  " in out
+    assert "15 images, each tested once in 3 folds, 2 classes" in out and f"linear probe {found['top1']:.1f}, " in out
     assert len(found["folds"]) == 3 and found["test_size"] == 15
-    for readout in ("knn", "probe"):
-        hits = sum(round(fold[readout]["top1"] * fold["test_size"] / 100) for fold in found["folds"])
-        assert found[readout]["top1"] == pytest.approx(100 * hits / 15)
+    for name in ("knn", "top1"):
+        hits = sum(round(fold[name] * fold["test_size"] / 100) for fold in found["folds"])
+        assert found[name] == pytest.approx(100 * hits / 15)
     assert found["largest_class"] == pytest.approx(800 / 15)
     flags = ["--per_class", 1, "--seeds", 1, "--out", tmp_path / "f"]
     assert refused(capsys, ["fewlabel", *argv, *flags])[-1].startswith("data.folds: this command")

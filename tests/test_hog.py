@@ -87,7 +87,7 @@ def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
     small = ["--data.subset", "{per_class: 5}", "--train.epochs", 2, "--train.size", 32, "--train.precision", "fp32"]
     given = ["--model.name", "hog", *own]
     assert call(["probe", *given, "--size", 32, "--out", tmp_path / "p"]) == 0
-    assert read(tmp_path / "p/probe.json")["probe"]["top1"] > 95
+    assert read(tmp_path / "p/result.json")["top1"] > 95
     fitted = ["--train.classifier_init", "features", "--train.lr", 0.001, "--train.layer_decay", 0.7]
     assert call(["finetune", *given, *small, *fitted, "--out", tmp_path / "f"]) == 0
     assert read(tmp_path / "f/result.json")["top1"] > 80
@@ -95,8 +95,8 @@ def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
     assert not list(backbone.parameters()) and backbone.mean.tolist() == pytest.approx([0.3, 0.2, 0.1])
     capsys.readouterr()
     assert call(["probe", "--init", tmp_path / "f", *own[4:], "--out", tmp_path / "q"]) == 0
-    first, again = (read(tmp_path / name / "probe.json") for name in "pq")
-    assert first["probe"] == again["probe"] and first["knn"] == again["knn"]
+    first, again = (read(tmp_path / name / "result.json") for name in "pq")
+    assert first["readouts"] == again["readouts"]
     assert call(["finetune", "--init", tmp_path / "f", "--data.in_chans", 1, *small, "--out", tmp_path / "g"]) == 0
     assert idmm.load_backbone(tmp_path / "g").mean.shape == (1,)
     few = ["--per_class", 2, "--seeds", 1, "--data.workers", 0, "--out", tmp_path / "few"]

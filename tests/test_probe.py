@@ -42,9 +42,10 @@ def looks(monkeypatch):
 
 
 def probed(run, *argv, out):
-    """Runs the command; returns what probe.json holds."""
+    """Runs the command; returns what result.json holds, with both readouts."""
     assert call(["probe", "--init", run, "--data.workers", 0, "--out", out, *argv]) == 0
-    return json.loads((out / "probe.json").read_text())
+    result = json.loads((out / "result.json").read_text())
+    return result | result["readouts"]
 
 
 def some_digits(n=240):
@@ -142,7 +143,7 @@ def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, loo
     save_model(tmp_path / "b", "backbone", model.state_dict(), name=NAME, kwargs=anyone, mean=MEAN, std=STD)
     root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
     argv = ["--data.name", "folder", "--data.root", root]
-    assert probed(tmp_path / "b", *argv, out=tmp_path / "o")["size"] == 224 and looks[-1] == 2
+    assert probed(tmp_path / "b", *argv, out=tmp_path / "p")["size"] == 224 and looks[-1] == 2
     assert f"size: 224 px, timm's for {NAME}. --size sets another" in caplog.text
 
 

@@ -260,11 +260,11 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     (source,) = copied.glob("runs/pretrain/few-*")
     argv = ["--init", source, "--data.workers", 0, "--seed", 3, "--out", tmp_path / "p"]
     assert call(["probe", *argv, "--data.subset", "{per_class: 2}", "--device", "cpu"]) == 0
-    by_hand = json.loads((tmp_path / "p" / "probe.json").read_text())
+    by_hand = json.loads((tmp_path / "p" / "result.json").read_text())
     cell = found["few", "other"]
-    assert (cell["top1"], cell["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"]) and cell["top5"] is None
+    assert (cell["top1"], cell["knn"]) == (by_hand["top1"], by_hand["knn"]) and cell["top5"] is None
     result = json.loads((copied / cell["folder"] / "result.json").read_text())
-    assert result["train_size"] == 20 and result["size"] == 16 and result["readouts"]["probe"] == by_hand["probe"]
+    assert result["train_size"] == 20 and result["size"] == 16 and result["readouts"] == by_hand["readouts"]
     assert cell["source_size"] == 60 and cell["seconds"] == result["seconds"]
     scratch = json.loads((copied / found["scratch", "other"]["folder"] / "result.json").read_text())
     assert scratch["init"] is None and scratch["seed"] == 3

@@ -34,7 +34,7 @@ class ProbeConfig(FeatureConfig):
     init: str | None = None
     """A run folder, a weights file with its JSON, timm:NAME or hf-hub:ORG/NAME. Default: model.name, untrained."""
     out: str | None = None
-    """Folder for probe.json. Default: only print the table."""
+    """Folder for result.json. Default: only print the table."""
 
 
 @section

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from timm.models import get_pretrained_cfg_value
@@ -13,7 +12,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
 from idmm.data.store import Stores
 from idmm.errors import UserError
-from idmm.evaluation.evaluate import Readouts, largest_class, readouts, remarks
+from idmm.evaluation.evaluate import largest_class, readouts, remarks
 from idmm.evaluation.features import FrozenBackbone
 from idmm.intervals import too_narrow
 from idmm.models.build import pair
@@ -28,30 +27,6 @@ from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's"
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """The accuracy of frozen features."""
-
-    readouts: Readouts
-    largest_class: float  # accuracy of always predicting it (percent)
-    facts: dict[str, Any]  # on the backbone, the images and the measurement, as in both files
-
-    def probe_json(self) -> dict:
-        """Return the content of ``probe.json``: both readouts and the facts."""
-        knn, linear = self.readouts
-        return {"knn": knn.to_dict(), "probe": linear.to_dict(), "largest_class": self.largest_class, **self.facts}
-
-    def result_json(self) -> dict:
-        """Return the content of ``result.json``, in which the linear probe's accuracy is ``top1``."""
-        content = self.probe_json()
-        readouts = {"probe": content.pop("probe"), "knn": content.pop("knn")}
-        optional = {
-            name: readouts["probe"][name] for name in ("mean_per_class", "per_class") if name in readouts["probe"]
-        }
-        knn, linear = self.readouts
-        return {"top1": linear.top1, "top5": None, "knn": knn.top1, **optional, **content, "readouts": readouts}
 
 
 def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
@@ -83,17 +58,17 @@ def _run(setup: RunSetup) -> dict:
         with logging_to(folder.path):
             for note in setup.notes:
                 log.info("%s", note)
-            result = measure(frozen_backbone(config, setup.spec), folder).result_json()
+            result = measure(frozen_backbone(config, setup.spec), folder)
         folder.finish(result)
         return result
 
 
-def measure(backbone: FrozenBackbone, folder: RunFolder | None = None) -> ProbeResult:
-    """Measure frozen features by kNN and a linear probe. Errors are those of :func:`probe`.
+def measure(backbone: FrozenBackbone, folder: RunFolder) -> dict:
+    """Measure frozen features by kNN and a linear probe; return the result. Errors are those of :func:`probe`.
 
     Args:
         backbone: With the config of the probe, see :func:`frozen_backbone`.
-        folder: Of the run, if it is one.
+        folder: Of the run.
     """
     started, config = time.monotonic(), backbone.config
     built = backbone.spec.init and backbone.spec.init.img_size
@@ -116,7 +91,13 @@ def measure(backbone: FrozenBackbone, folder: RunFolder | None = None) -> ProbeR
         log.warning("linear probe: %s", line)
     if splits.test.groups is not None:
         log.warning("%s", too_narrow(len(truth), len(set(splits.test.groups))))
-    facts = {
+    knn, linear = (readout.to_dict() for readout in measured)
+    return {
+        "top1": linear["top1"],
+        "top5": None,
+        "knn": knn["top1"],
+        **{name: linear[name] for name in ("mean_per_class", "per_class") if name in linear},
+        "largest_class": largest_class(truth)[1],
         **backbone.about,
         "precision": "fp32",
         "crop_pct": config.crop_pct,
@@ -127,8 +108,8 @@ def measure(backbone: FrozenBackbone, folder: RunFolder | None = None) -> ProbeR
         "seed": config.seed,
         "seconds": round(time.monotonic() - started, 1),
         "interval": INTERVAL,
+        "readouts": {"probe": linear, "knn": knn},
     }
-    return ProbeResult(measured, largest_class(truth)[1], facts)
 
 
 # ---------------------------------------------------------------------- images
