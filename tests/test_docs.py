@@ -124,8 +124,13 @@ def flags():
 def test_flags_and_files_in_the_text_exist(page, flags):
     """Flags named in a sentence are flags of some command. Links, paths, scripts and targets of make exist."""
     text = FENCED.sub("", page.read_text())
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        heads = re.findall(r"(?m)^#+ (.*)$", path.read_text()) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads], (
+            anchor
+        )
     for path in re.findall(r"`((?:configs|benchmarks|docs|idmm|tests)/[\w/.-]+)`", text):
         assert (ROOT / path).exists() or re.search("NAME|METHOD", path), path
     for flag in re.findall(r"`--([\w.]+\w)(?![\w.*])", text):
