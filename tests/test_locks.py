@@ -87,7 +87,7 @@ def test_processes_that_do_not_exist(tmp_path, shell):
     ) as process:
         assert process.wait() == 2
         (line,) = process.said().splitlines()[-1:]
-        assert line.startswith("environment: accelerate cannot start (") and "unset WORLD_SIZE, RANK" in line
+        assert line.startswith("environment: accelerate cannot start (") and "Unset WORLD_SIZE, RANK" in line
 
 
 def test_no_home_folder(tmp_path, monkeypatch, capsys):
