@@ -69,6 +69,14 @@ class TrainModel(Model):
 
 
 @section
+class TrainData(Data):
+    """The images."""
+
+    folds: ClassVar[int | None] = None
+    fold: ClassVar[int | None] = None
+
+
+@section
 class TrainCommand:
     """Train a classifier on a folder of images in a given time. Backbone, image size and training stages depend on the
     number of images and labels. The reasons are printed."""
@@ -97,7 +105,7 @@ class TrainCommand:
     """Seed of every random choice."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device to train on. 'auto': cuda, else mps, else cpu."""
-    data: Data = field(default_factory=Data)
+    data: TrainData = field(default_factory=TrainData)
     model: TrainModel = field(default_factory=TrainModel)
 
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from idmm import charts as pictures
 from idmm.config import Data
-from idmm.config.commands import DemoConfig, TrainCommand
+from idmm.config.commands import DemoConfig, TrainCommand, TrainData
 from idmm.data.listing import list_images
 from idmm.data.loaders import one_thread
 from idmm.errors import RunError
@@ -79,7 +79,7 @@ def _write_images(folder: Path) -> None:
 
 def _trained(given: DemoConfig, out: Path, seed: int) -> dict:
     """Return the results of ``idmm train`` with a seed."""
-    data = Data(root=str(out / "images"), labelled={"per_class": EACH, "seed": seed})
+    data = TrainData(root=str(out / "images"), labelled={"per_class": EACH, "seed": seed})
     more = {"flip": 0.0, "seed": seed, "minutes": given.minutes, "compare": True}  # mirrored digits are no digits
     with one_thread():  # steps this small gain nothing from more, and lose much where others use the cores
         return train(TrainCommand(out=str(out / f"seed-{seed}"), data=data, **more))

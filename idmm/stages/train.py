@@ -89,8 +89,6 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
         RunError: Training could not go on.
     """
     began, given = clock.now() if started_at is None else started_at, parsing.build(TrainCommand, given)
-    if given.data.folds:
-        raise UserError(f"data.folds: got {given.data.folds}, but idmm train makes one classifier, expected null")
     way_of(given)  # before anything is read
     given = replace(given, data=resolve_name(given.data)[0])
     out = Path(given.out)
