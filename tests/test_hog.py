@@ -1,19 +1,26 @@
-"""The backbone ``hog``: its features against scikit-image and a plain loop, and its way through the commands."""
+"""Hand-made features: the backbones hog and hog_conv, and the baseline that is fitted to them."""
 
 import colorsys
 import json
 
+import frozen
 import numpy as np
+import onnxruntime
 import pytest
 import torch
-from helpers import call, read, refused
+from folders import paint, result, tree
+from helpers import call, inside, logged, read, refused
 from PIL import Image
 from skimage import color, data, feature
+from sklearn.datasets import load_sample_images
+from test_resume import stop_at
 
 import idmm
+from idmm.evaluation import baseline
 from idmm.models import create_backbone
 from idmm.models.hog import SIDE
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 GRADIENTS = 1764  # features, of 7x7 blocks
 TOLERANCE = 1e-6  # in values up to 1; measured: 1e-7
 
@@ -39,7 +46,6 @@ def reference(grey):
     return feature.hog(grey.round(7), **cells)  # without rounding errors, which would have an orientation
 
 
-# ---------------------------------------------------------------------- features
 def test_gradients_are_those_of_scikit_image():
     images = pictures()
     wanted = np.stack([reference(color.rgb2gray(image.astype(np.float64))) for image in images])
@@ -80,8 +86,6 @@ def test_images_of_other_sizes_are_resized_without_aliases():
     assert np.median(apart) < TOLERANCE and np.quantile(apart, 0.99) < 0.01  # few pixels change their bin
 
 
-# ---------------------------------------------------------------------- commands
-@pytest.mark.usefixtures("own_cache")
 def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
     own = ["--data.mean", "[0.3, 0.2, 0.1]", "--data.std", "[0.5, 0.6, 0.7]", "--data.workers", 0]
     small = ["--data.subset", "{per_class: 5}", "--train.epochs", 2, "--train.size", 32, "--train.precision", "fp32"]
@@ -110,3 +114,131 @@ def test_pretraining_is_refused(tmp_path, capsys):
     grid = ["--sources", "[digits]", "--targets", "[digits]", "--methods", "[idmm]", "--backbones", "[hog]"]
     argv = ["transfer", *grid, "--scratch", "true", "--seeds", "[0]", "--out", tmp_path / "g"]
     assert refused(capsys, argv)[-1] == f"backbones 'hog': {why}"
+
+
+FIXED = 512
+SMALL = "filters: 16, fixed: 32, widths: [8, 16], dim: 8"
+NETWORK = "{name: resnet10t, kwargs: {channels: [8, 8, 16, 16]}, size: 32}"
+
+
+def tiles(count=48, side=64):
+    """Tiles of two photographs, float32 [count, 3, 64, 64] in [0, 1], and which of them each is from."""
+    photos, rng = load_sample_images().images, np.random.default_rng(0)
+    rows, columns = rng.integers(0, 427 - side, count), rng.integers(0, 640 - side, count)
+    found = [photos[i % 2][r : r + side, c : c + side] for i, (r, c) in enumerate(zip(rows, columns, strict=True))]
+    return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).float() / 255, np.arange(count) % 2
+
+
+def started(images, seed=0, **kwargs):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = create_backbone("hog_conv", in_chans=images.shape[1], num_classes=0, **kwargs).eval()
+    model.set_statistics([0.0] * images.shape[1], [1.0] * images.shape[1])
+    model.learn_start([{"images": part} for part in images.split(16)], seed)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_fixed_features_are_turned_components_of_equal_variance(channels):
+    images = tiles()[0].mean(1, keepdim=True).repeat(1, channels, 1, 1) if channels != 3 else tiles()[0]
+    model = started(images, filters=32)
+    features = model(images)[:, :FIXED]
+    assert features.shape == (48, FIXED) and abs(float(features.std()) - 1) < 0.1
+    assert torch.equal(features, started(images, filters=32)(images)[:, :FIXED]), "from the seed"
+    _, raw = model._hand_made(model.pixels(images))
+    groups = raw.split((model.hand_made, 9 * 64), dim=1)
+    scaled = [g / g.std(0, correction=0).clamp(min=1e-3 * g.std(0, correction=0).max() + 1e-6) for g in groups]
+    weighed = torch.cat([g / g.shape[1] ** 0.5 for g in scaled], dim=1)
+    distances = torch.cdist(weighed, weighed), torch.cdist(features, features)
+    ratio = (distances[1] / distances[0])[~torch.eye(48, dtype=bool)]
+    assert ratio.std() / ratio.mean() < 0.01, "a rotation keeps distances"
+
+
+@torch.no_grad()
+def test_flat_images_keep_the_random_filters_and_finite_features():
+    flat = torch.linspace(0, 1, 16)[:, None, None, None].repeat(1, 3, 64, 64)
+    assert bool(torch.isfinite(started(flat, filters=32)(flat)).all())
+
+
+def test_the_network_learns_and_the_rest_does_not():
+    images, labels = tiles()
+    model = started(images, filters=32)
+    fixed = {name: value.clone() for name, value in model.state_dict().items() if "network" not in name}
+    model.train()
+    model(images)[:, FIXED:].square().mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    dropped = (model(images)[:, :FIXED] == 0).all(1)
+    assert 0 < dropped.sum() < 48, "in training fixed features of some images are 0"
+    changed = [name for name, value in fixed.items() if not torch.equal(value, model.state_dict()[name])]
+    assert all(name.startswith("maps_norm") for name in changed)
+
+
+def test_through_the_commands(tmp_path):
+    root = tree(tmp_path / "d", train={"cat": 8, "dog": 8}, test={"cat": 4, "dog": 4})
+    small = ["--data.root", root, "--data.workers", 0, "--train.epochs", 1, "--train.precision", "fp32"]
+    model = ["--model.name", "hog_conv", "--model.kwargs", f"{{{SMALL}, pixels: {NETWORK}}}"]
+    pretrained = ["--config", "idmm_fast", "--views.size", 64, "--train.batch_size", 8]
+    assert call(["pretrain", *small, *model, *pretrained, "--out", tmp_path / "p"]) == 0
+    tuned = ["--train.size", 64, "--train.batch_size", 8]
+    assert call(["finetune", *small, *tuned, "--init", tmp_path / "p", "--out", tmp_path / "f"]) == 0
+    assert "start_top1" in read(tmp_path / "f/result.json")
+    before, after = (idmm.load_backbone(tmp_path / name) for name in "pf")
+    assert torch.equal(before.filters, after.filters) and torch.equal(before.components, after.components)
+    assert call(["export", "--init", tmp_path / "f", "--format", "onnx", "--out", tmp_path / "m.onnx"]) == 0
+    images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    found = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"images": images.numpy()})[0]
+    with torch.inference_mode():
+        np.testing.assert_allclose(found, frozen.exported(tmp_path / "f")[0](images), atol=1e-4)
+
+
+RUN = dict(stages=None, train__size=32, train__epochs=1, train__ema=None, data__subset={"per_class": 6})
+
+
+def probed(tmp_path, *argv):
+    assert call(["probe", "--model.name", "hog", "--data.workers", 0, *argv, "--out", tmp_path / "probe"]) == 0
+    return read(tmp_path / "probe/result.json")["top1"]
+
+
+def test_a_run_measures_once_what_a_probe_of_hog_does(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 1, 0, 1)
+        assert inside("finetune", tmp_path / "run", **RUN) == 130
+    assert inside("finetune", tmp_path / "run", **RUN) == 0
+    found = result(tmp_path / "run")["baseline_top1"]
+    wanted = probed(tmp_path, "--size", 32, "--data.subset", "{per_class: 6}")
+    assert found == pytest.approx(wanted, abs=1) and found > 80  # crops of training images are not rounded to 8 bits
+    text = logged(tmp_path / "run")
+    assert text.count(f"{found:.2f} % of 360 test images, fitted to 60 training images with C = ") == 1
+    assert f"the baseline {found:.2f}" in text and "is no better than logistic regression on hand-made features" in text
+
+
+def test_what_a_start_without_a_checkpoint_remembered_is_forgotten(tmp_path):
+    """The next start may be on other images."""
+    (tmp_path / "run/last").mkdir(parents=True)
+    (tmp_path / "run/last/start.json").write_text('{"baseline_top1": 12.5}')
+    assert inside("finetune", tmp_path / "run", **RUN) == 0
+    assert result(tmp_path / "run")["baseline_top1"] > 80
+
+
+@pytest.mark.parametrize("side", [40, 130])
+def test_the_check_of_images_finds_the_same(side, tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 9, "b": 9, "c": 9}, test={"a": 6, "b": 6, "c": 7})
+    for seed, path in enumerate(sorted(root.rglob("*.png"))):
+        paint(path, seed, (side, side + 9))
+    call(["data", "check", "--root", root, "--out", tmp_path / "c"])
+    floor = read(tmp_path / "c/check.json")["floor"]
+    assert (floor["train_images"], floor["images"], floor["of"]) == (27, 19, "test")
+    line = f"baseline: {floor['baseline_top1']:.1f} % top-1 by logistic regression on hand-made features "
+    assert f"{line}(largest class 36.8 %)" in capsys.readouterr().out
+    assert floor["baseline_top1"] == probed(tmp_path, "--size", 64, "--data.root", root)
+
+
+def test_of_many_images_a_part_is_drawn_by_the_classes_shares(monkeypatch):
+    labels = np.random.default_rng(0).permutation(np.repeat([-1, 0, 1, 2, 3], [50, 600, 300, 99, 1]))
+    found = baseline.drawn(labels, 100)
+    assert (np.diff(found) > 0).all() and np.bincount(labels[found]).tolist() == [59, 30, 10, 1]
+    assert baseline.drawn(labels, 1000).tolist() == np.flatnonzero(labels >= 0).tolist()
+    many = np.repeat(np.arange(200), 20)
+    assert len(baseline.drawn_to_fit(many, 5000)) == 400_000 // 200
+    assert np.bincount(many[baseline.drawn_to_fit(many, 300)]).tolist() == [5] * 200, "5 of each class in any case"

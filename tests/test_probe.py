@@ -1,4 +1,4 @@
-"""``idmm probe``: intervals, the choice of the probe's strength, features kept on the disk, the command."""
+"""Frozen features: idmm probe and idmm fewlabel, their intervals, strengths, draws and files."""
 
 import json
 from dataclasses import replace
@@ -6,17 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from folders import paint, tree
+from folders import tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
 from helpers import VIT, call, refused
+from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
+from idmm import config
+from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
 from idmm.errors import UserError
 from idmm.evaluation import evaluate, network
 from idmm.models import create_backbone, save_model
+from idmm.models.spec import ModelSpec
 from idmm.seeding import seeded
+from idmm.stages import fewlabel
 from idmm.stages.probe import probe
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -53,7 +58,6 @@ def some_digits(n=240):
     return x[:n], y[:n], x[n : n + 200], y[n : n + 200]
 
 
-# ------------------------------------------------------------------ intervals
 @pytest.mark.parametrize(
     ("hits", "count", "low", "high"),
     # Newcombe, Statistics in Medicine 17 (1998), Table I, method 3
@@ -74,7 +78,6 @@ def test_score_by_hand():
     assert found["mean_per_class"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
 
 
-# ------------------------------------------------------------------ the probe's strength
 def test_folds_are_stratified_and_leave_every_class_an_image():
     labels = np.repeat([0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 23, 0]).astype(int)
     fold = evaluate.folds(labels, seed=3)
@@ -116,7 +119,6 @@ def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch
     assert evaluate.choose_strength(apart, labels).by == "2 of 4 stratified folds of train"
 
 
-# ------------------------------------------------------------------ the command
 def test_figures_are_those_of_the_features(run, tmp_path, capsys):
     found = probed(run, out=tmp_path / "o")
     (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
@@ -163,7 +165,6 @@ def test_val_chooses_the_strength_and_nothing_else(run, tmp_path, looks):
     assert found["knn"]["k"] == 12  # the neighbours are training images
 
 
-# ------------------------------------------------------------------ of a folder
 @pytest.fixture
 def pictures(tmp_path):
     """A folder of images, as flags."""
@@ -188,7 +189,6 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
         probe({"init": str(run)})
 
 
-# ------------------------------------------------------------------ mistakes
 def test_mistakes_are_a_line_each(run, tmp_path, capsys):
     def mistake(*argv, init=run):
         said = refused(capsys, ["probe", *(["--init", init] if init else []), *argv])
@@ -205,11 +205,103 @@ def test_mistakes_are_a_line_each(run, tmp_path, capsys):
     assert line.endswith("does not name its model. Give its timm name")
 
 
-def test_images_without_labels_are_a_line(run, tmp_path, capsys):
-    for i in range(3):
-        paint(tmp_path / "d" / f"{i}.png", i)
-    (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "d"])
-    assert line.startswith(f"data.root: '{tmp_path}/d' has no 'train' folder, expected {tmp_path}/d/train/CLASS/*")
-    tree(tmp_path / "e", train={"a": 2, "b": 2})
-    (line,) = refused(capsys, ["probe", "--init", run, "--data.name", "folder", "--data.root", tmp_path / "e"])
-    assert "has no 'val' or 'test' images to evaluate on" in line and "--data.val_fraction" in line
+def measured(init, *argv, out):
+    """Runs the command; returns what fewlabel.json holds."""
+    assert call(["fewlabel", "--init", init, "--data.workers", 0, "--out", out, *argv]) == 0
+    return json.loads((out / "fewlabel.json").read_text())
+
+
+def one(found, **where):
+    (record,) = (r for r in found["records"] if where.items() <= r.items())
+    return record
+
+
+def drawn(number, seed):
+    """Rows of digits' training images that ``data.subset`` draws."""
+    whole = list_images(config.Data(), labelled=True).train
+    part = list_images(config.Data(subset={"per_class": number, "seed": seed}), labelled=True).train
+    return [whole.names.index(name) for name in part.names]
+
+
+def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path):
+    found = measured(run, "--per_class", "[4, 1]", "--seeds", 2, out=tmp_path / "o")
+    (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
+    for number, seed in ((1, 0), (4, 0), (4, 1)):
+        some = drawn(number, seed)
+        probe = one(found, readout="probe", per_class=number, seed=seed)
+        knn = one(found, readout="knn", per_class=number, seed=seed)
+        choice = evaluate.choose_strength(train[some], labels[some], seed=seed)
+        assert probe["images"] == knn["images"] == 10 * number and probe["strength"] == choice.strength
+        model = linear(train[some], labels[some], probe["strength"])
+        assert probe["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)  # an image of 360
+        assert knn["top1"] == pytest.approx(evaluate.knn_accuracy(train[some], labels[some], test, truth), abs=0.3)
+    assert one(found, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
+    assert len(found["records"]) == 2 * 2 * 2 and found["per_class"] == [1, 4]
+
+
+def test_files_agree_with_each_other(run, tmp_path, capsys):
+    out = tmp_path / "o"
+    found = measured(run, "--per_class", "[1, 2, 3]", "--seeds", 3, "--untrained", out=out)
+    table = (out / "fewlabel.md").read_text()
+    assert table in capsys.readouterr().out
+    for label in (str(run), "untrained"):
+        for readout, name in (("knn", "kNN"), ("probe", "linear probe")):
+            cells = []
+            for number in (1, 2, 3):
+                values = [one(found, run=label, readout=readout, per_class=number, seed=s)["top1"] for s in range(3)]
+                cells.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
+            assert f"| {label}, {name} | {' | '.join(cells)} |\n" in table
+    assert found["runs"][str(run)] == {"init": str(run), "model": NAME, "size": 16}
+    assert found["runs"]["untrained"] == {"init": None, "model": NAME, "size": 16}
+    assert {path.name for path in out.iterdir()} == set(fewlabel.FILES)
+    with Image.open(out / "fewlabel.png") as image:
+        assert image.format == "PNG" and min(image.size) >= 300 and np.asarray(image.convert("RGB")).std() > 5
+
+
+def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
+    """Its weights are those that a stage would start from."""
+    found = measured(run, "--per_class", 5, "--seeds", 1, "--untrained", "--seed", 7, out=tmp_path / "o")
+    model = ModelSpec(NAME, VIT, 3, list(MEAN), list(STD), 0.0, None).build(16, 7)
+    fresh = a_run(tmp_path / "fresh", model=model)
+    (train, labels), (test, truth), some = by_hand(fresh), by_hand(fresh, part="test"), drawn(5, 0)
+    wanted = evaluate.knn_accuracy(train[some], labels[some], test, truth)
+    assert one(found, run="untrained", readout="knn")["top1"] == pytest.approx(wanted, abs=0.3)
+    assert one(found, run=str(run), readout="knn")["top1"] != one(found, run="untrained", readout="knn")["top1"]
+
+
+def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
+    """Unreadable images are left out of what is drawn."""
+    root = tree(tmp_path / "d", train={"a": 3, "b": 9}, test={"a": 1, "b": 1})
+    (root / "train/a/1.png").write_bytes(b"")
+    argv = ["--data.name", "folder", "--data.root", root, "--data.on_error", "skip"]
+    found = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
+    assert found["per_class"] == [1, 2, 3] and [r["per_class"] for r in found["records"]] == [1, 1, 2, 2, 3, 3]
+    assert found["records"][-1]["images"] == 5
+
+
+def fewlabel_mistake(capsys, *argv):
+    return refused(capsys, ["fewlabel", *argv])
+
+
+def test_a_class_with_too_few_images_is_refused(run, tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 3, "b": 9, "c": 2}, test={"a": 1, "b": 1, "c": 1})
+    argv = ["--init", run, "--out", tmp_path / "o", "--data.name", "folder", "--data.root", root]
+    wanted = "per_class: 5 is more than the training images of 'c' (2), 'a' (3), expected at most 2"
+    assert fewlabel_mistake(capsys, *argv, "--per_class", "[1, 5]") == [wanted]
+    assert not (tmp_path / "cache/features").exists() and not (tmp_path / "o").exists(), "before any work"
+
+
+def test_mistakes_of_fewlabel(run, tmp_path, capsys):
+    def said(*argv):
+        return fewlabel_mistake(capsys, "--init", run, "--out", tmp_path / "o", *argv)
+
+    assert fewlabel_mistake(capsys, "--out", tmp_path / "o")[0].startswith("init: missing, ")
+    assert fewlabel_mistake(capsys, "--init", run)[0].startswith("out: missing, ")
+    for argv, begin in (
+        (["--init", f"[{run}, {run}]"], f"init: '{run}' is given twice"),
+        (["--init", tmp_path / "none"], f"init: '{tmp_path}/none' does not exist, "),
+        (["--per_class", "[0]"], "per_class[0]: got 0"),
+        (["--data.subset", "{total: 9}"], "data.subset: "),
+    ):
+        assert said(*argv)[0].startswith(begin), argv
+    assert not (tmp_path / "o").exists()

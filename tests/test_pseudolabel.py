@@ -55,7 +55,6 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-# ---------------------------------------------------------------------- the maths
 def test_spread_labels_as_the_papers_have_it():
     """(I - a S)^-1 Y of a dense graph written out, with columns and rows divided by their sums."""
     rng = np.random.default_rng(0)
@@ -95,7 +94,6 @@ def test_spread_labels_over_many_hops():
     assert similarity.spread_labels(near, labels, 2).argmax(axis=1).tolist() == [0] * 200 + [1] * 200
 
 
-# ---------------------------------------------------------------------- the file
 def section_of(root, **changes):
     return section(root, labelled={"per_class": 2}, **changes)
 
@@ -152,7 +150,6 @@ def test_groups_go_along(run, tmp_path):
     assert len(splits.train) == 10 and len(set(splits.test.groups)) == 4
 
 
-# ---------------------------------------------------------------------- in idmm train
 def test_all_stages(images, tmp_path, monkeypatch, capsys):
     """The last stage learns from all images, the floor is that of the given labels."""
     monkeypatch.setattr(time, "monotonic", time.process_time)  # which does not count what else the machine does
@@ -215,19 +212,3 @@ def test_what_the_last_stage_starts_from(way, agreement, names, init, images, tm
 
 
 RESULT = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_class": 50.0, "seconds": 60.0}
-
-
-@pytest.mark.parametrize(
-    ("more", "gain", "line"),
-    [
-        ({}, (5.0, 0.01), "  the difference: +5.0 points, a gain (p = 0.01)"),
-        ({}, (-5.0, 0.01), "  the difference: -5.0 points, a loss (p = 0.01)"),
-        ({}, (5.0, 0.1), "  the difference: +5.0 points, too small to tell from chance (p = 0.1)"),
-        ({"baseline_top1": 40.0}, None, "  the largest class every time: 50.0 %"),
-    ],
-)
-def test_what_is_said(more, gain, line, capsys):
-    plan = Plan("pretrain", {}, [], size=32, scratch_size=32)
-    gain = gain and {"points": gain[0], "p": gain[1]}
-    train._report(train.TrainState({}, {}, None, plan, result=RESULT | more, scratch=RESULT, gain=gain))
-    assert capsys.readouterr().out.splitlines()[-1] == line

@@ -11,8 +11,7 @@ from helpers import VIT, Together, call, read, refused
 import idmm
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.errors import Interrupted, UserError
-from idmm.progress import logging_to
-from idmm.stages import read_outputs, stage_of, train, train_configs, train_plan
+from idmm.stages import stage_of, train, train_configs, train_plan
 from idmm.stages.train_plan import Counts, choose
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -85,18 +84,6 @@ def test_from_python(done, images):
     assert idmm.train(config) == read(done / "train.json")
     with pytest.raises(UserError, match="minutes: "):
         idmm.train({**config, "minutes": 0})
-
-
-def test_from_python_it_says_what_it_chose(images, tmp_path, monkeypatch, capsys):
-    def stage(*_):
-        with logging_to(tmp_path):
-            raise Interrupted("stopped by the test")
-
-    monkeypatch.setattr(train, "_stage", stage)
-    with pytest.raises(Interrupted):
-        idmm.train({"data": {"root": str(images)}, "way": "scratch", "device": "cpu", "out": str(tmp_path / "x")})
-    said = capsys.readouterr().err
-    assert "20 minutes, until about" in said and "--way scratch, as asked" in said
 
 
 def test_processes_go_by_the_first_ones_plan(tmp_path):
@@ -331,26 +318,6 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
         argv = given(images, tmp_path / f"p{minutes}{name}", way="pretrain", minutes=minutes)
         (_, first), (_, last) = stages_run(monkeypatch, argv)
         assert first.method.cutmix_alpha == alpha and last.augment.cutmix_alpha == 1.0
-
-
-def test_what_is_left_out_is_said_once(images, tmp_path, monkeypatch, caplog):
-    listed = tmp_path / "exclude.txt"
-    listed.write_text("train/cat/0.png\nunlabelled/1.png\n")
-    stages_run(monkeypatch, given(images, tmp_path / "x", way="pretrain", **{"data.exclude": listed}))
-    found = [line for line in caplog.messages if line.startswith("data.")]
-    said = f"data.exclude: '{listed}' leaves out 2 images (1 train, 1 unlabelled, 0 test)"
-    assert [line for line in found if "exclude" in line] == [said]
-    assert len([line for line in found if "more without labels" in line]) == 1
-
-
-def test_compared(tmp_path):
-    for name, right in (("a", "1111100"), ("b", "1100010")):
-        rows = [f"{i},cat,{'cat' if hit == '1' else 'dog'}" for i, hit in enumerate(right)]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "predictions.csv").write_text("\n".join(["path,class,predicted", *rows]))
-    found = read_outputs.compared(tmp_path / "a", tmp_path / "b")
-    # three images are named right by the first alone, one by the second: 2 * (C(4, 0) + C(4, 1)) / 2^4
-    assert found["points"] == pytest.approx(100 * 2 / 7) and found["p"] == pytest.approx(10 / 16)
 
 
 def test_copies_are_left_out_with_a_warning(images, tmp_path, monkeypatch, caplog):
