@@ -133,13 +133,6 @@ def test_a_tiff_that_would_lose_something_is_named(name):
     assert caught.value.reason == reason
 
 
-READ = {
-    "a preview before it": tif((noise(4, 4, 3), {"subfiletype": 1}), RGB),
-    "planes": tif(RGB.transpose(2, 0, 1), photometric="rgb", planarconfig="separate"),
-    "compressed as Pillow cannot": tif(RGB, photometric="rgb", compression="zlib", predictor=True, tile=(16, 16)),
-}
-
-
-@pytest.mark.parametrize("name", READ)
-def test_previews_are_no_pages(name):
-    np.testing.assert_array_equal(read_image(READ[name], 10**6).pixels, RGB)
+def test_previews_are_no_pages():
+    content = tif((noise(4, 4, 3), {"subfiletype": 1}), RGB)
+    np.testing.assert_array_equal(read_image(content, 10**6).pixels, RGB)

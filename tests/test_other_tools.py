@@ -98,11 +98,6 @@ TOOLS = {
         lambda s, o: wrapped(("backbone.", {"mask_token": torch.ones(1)}), ("backbone.vit.", s), ("decoder.", MLP)),
         "skipped: state_dict.backbone.mask_token (1), state_dict.decoder (2)",
     ),
-    "solo-learn": (
-        "simclr-abc-ep=99.ckpt", "vit", "state_dict.backbone.",
-        lambda s, o: wrapped(("momentum_backbone.", o), ("backbone.", s), ("projector.", MLP), ("classifier.", MLP)),
-        "state_dict.momentum_backbone (30), state_dict.projector (2), state_dict.classifier (2)",
-    ),
     "torchvision": ("resnet.pth", "resnet", "", lambda s, o: s | {"fc.weight": torch.ones(9, 9)}, "dropped: fc.weight"),
     "timm": (
         "model_best.pth.tar", "vit", "state_dict_ema.", timms,

@@ -230,17 +230,6 @@ def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
     assert faults(list_images, section(name="digits", labels=file), True) == [line]
 
 
-def test_nothing_to_evaluate_on_is_one_line_with_what_to_do(flat, tmp_path):
-    labels = written(tmp_path / "labels.csv", table(PATHS, CLASSES))
-    bare = tree(tmp_path / "bare", a={"": 2}, b={"": 2})
-    for root, fields in ((flat, {"labels": labels}), (bare, {})):
-        named = f"'{root}'" + f" with data.labels '{labels}'" * bool(fields)
-        what = f"{named} has no 'val' or 'test' images to evaluate on. Add some, hold out a share of train with"
-        line = f"data.root: {what} --data.val_fraction, e.g. 0.2, or give --data.folds 5"
-        assert faults(list_images, section(root, **fields), True) == [line]
-    assert len(list_images(section(bare, val_fraction=0.5), True).test) == 2, "class folders alone will do"
-
-
 @pytest.mark.parametrize("how", ["file", "column", "pattern"])
 def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     caplog.set_level("INFO")
