@@ -64,8 +64,6 @@ def image_files() -> dict[str, bytes]:
     for name, array in {"a.npy": colours, "deep.npy": deep}.items():
         np.save(file := io.BytesIO(), array)
         made[name] = file.getvalue()
-    np.savez(file := io.BytesIO(), deep)
-    made["a.npz"] = file.getvalue()
     for name, named in {"lzw.tif": {"compression": "lzw"}, "tile.tif": {"tile": (16, 16)}, "plain.tif": {}}.items():
         tifffile.imwrite(file := io.BytesIO(), deep, photometric="rgb", **named)
         made[name] = file.getvalue()

@@ -11,8 +11,8 @@ from PIL import Image
 
 from idmm import config
 from idmm.data.decode import measure_range
-from idmm.data.formats import BadImage
-from idmm.data.images import Bands, CentreCrop, Decoded, composite, digest, header, read_image
+from idmm.data.formats import BadImage, NoPicture
+from idmm.data.images import Bands, CentreCrop, Decoded, composite, digest, read_image
 from idmm.data.listing import read_splits
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
@@ -29,7 +29,7 @@ FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correla
 CROP = CentreCrop(64, 0.875)  # of the images for the baseline
 NEAR_MOST = 20  # near-duplicates of an image that are listed in each split: plain images are all alike
 _BLOCK = 2048
-_SAMPLE = 64  # files whose headers decide if the images are pictures
+_SAMPLE = 64  # files that decide if the images are pictures
 _SPLITS = ("unlabelled", "train", "val", "test")  # of equal images, the one in the last of these stays
 
 
@@ -184,11 +184,15 @@ def _open(data: config.Data, report: DatasetReport) -> Listing:
 def _usual_bands(train: Split, max_pixels: int, progress: bool) -> Bands | None:
     """Return the channels of most files, if most are no pictures."""
     sample = train.take(np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int)))
-    headers = parallel_map(
-        lambda i: header(sample.items[i], max_pixels), len(sample), sample.place, "reading headers", progress
+    images = parallel_map(
+        lambda i: read_image(sample.items[i], max_pixels, (0, 1), measure=False),
+        len(sample),
+        sample.place,
+        "reading channels",
+        progress,
     )
-    readable = [image for image in headers if not isinstance(image, BadImage)]
-    counts = [image.channels for image in readable if image.fault]
+    readable = [image for image in images if not isinstance(image, BadImage) or isinstance(image, NoPicture)]
+    counts = [image.channels for image in readable if isinstance(image, NoPicture)]
     if 2 * len(counts) <= len(readable):
         return None
     usual = max(counts, key=counts.count)

@@ -7,7 +7,7 @@ from typing import IO
 import numpy as np
 
 from idmm.data.formats import BadImage
-from idmm.data.images import Bands, Decoded, StoredSize, fitted, header, read_image
+from idmm.data.images import Bands, Decoded, StoredSize, fitted, read_image
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
 from idmm.data.values import RangeUnknown, ValueRange, common_range
@@ -112,5 +112,5 @@ def _first_channels(split: Split, max_pixels: int) -> int | None:
     """Return the number of channels of the first readable file. None: none is readable."""
     for item in split.items:
         with suppress(BadImage):
-            return header(item, max_pixels, Bands()).channels
+            return read_image(item, max_pixels, (0, 1), Bands(), measure=False).pixels.shape[2]
     return None

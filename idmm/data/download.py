@@ -16,7 +16,7 @@ from idmm import config
 from idmm.data.folder import FilesMissing
 from idmm.data.registry import Archive, Spec
 from idmm.errors import RunError, UserError, in_short, reason
-from idmm.files import Lock, expand_home
+from idmm.files import home
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _FAILED = (OSError, RuntimeError, EOFError, tarfile.TarError, zipfile.BadZipFile
 def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """Download and unpack a dataset into its ``root``, unless it is there.
 
-    Whole files of an interrupted call are not fetched again. One process works at a time, the others wait.
+    Whole files of an interrupted call are not fetched again.
 
     Raises:
         UserError: There is nothing to download it from, or ``root`` cannot be written.
@@ -36,29 +36,27 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """
     if not spec.archives:
         raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
-    root = expand_home(root)
-    lock = Lock(root / ".idmm.lock")
+    root = home(root)
+    with contextlib.suppress(FilesMissing):
+        spec.read(config.Data(name=spec.name, root=str(root)), True)
+        return
+    aside = root / ".idmm"
+    shutil.rmtree(aside / "unpacked", ignore_errors=True)  # of a call that was killed
     try:
-        lock.acquire(lambda: log.info("waiting for another process that fetches into '%s'", root))
+        aside.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}), expected a folder") from None
-    with contextlib.closing(lock):
-        with contextlib.suppress(FilesMissing):
-            spec.read(config.Data(name=spec.name, root=str(root)), True)
-            return
-        aside = root / ".idmm"
-        shutil.rmtree(aside / "unpacked", ignore_errors=True)  # of a call that was killed
-        for archive in spec.archives:
-            try:
-                _unpack(archive, aside)
-            except _FAILED as error:
-                rest = "The same command tries again, and keeps the files that are whole"
-                raise RunError(f"{archive.url}: cannot be fetched ({in_short(error)}). {rest}") from None
+    for archive in spec.archives:
         try:
-            _merge(aside / "unpacked", root)
-        except OSError as error:
-            raise RunError(f"data.root: cannot be written ({in_short(error)})") from None
-        shutil.rmtree(aside)
+            _unpack(archive, aside)
+        except _FAILED as error:
+            rest = "The same command tries again, and keeps the files that are whole"
+            raise RunError(f"{archive.url}: cannot be fetched ({in_short(error)}). {rest}") from None
+    try:  # file over file of the same name, which completes a half-unpacked tree
+        shutil.copytree(aside / "unpacked", root, copy_function=os.replace, dirs_exist_ok=True)
+    except OSError as error:
+        raise RunError(f"data.root: cannot be written ({in_short(error)})") from None
+    shutil.rmtree(aside)
 
 
 def _unpack(archive: Archive, aside: Path) -> None:
@@ -79,13 +77,3 @@ def _unpack(archive: Archive, aside: Path) -> None:
         extract_archive(path, target)
     else:
         shutil.copy(path, target)
-
-
-def _merge(source: Path, target: Path) -> None:
-    """Move a tree into another, file over file of the same name. This completes a half-unpacked one."""
-    for path in sorted(source.iterdir()):
-        place = target / path.name
-        if path.is_dir() and place.is_dir():
-            _merge(path, place)
-        else:
-            os.replace(path, place)

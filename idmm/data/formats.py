@@ -1,7 +1,7 @@
-"""Image files: their headers, and their channels in the file's own numbers.
+"""Files and arrays to pixels, in the file's own numbers.
 
-Pillow reads pictures of 8 bits. TIFF is read by tifffile, ``.npy`` and ``.npz`` by numpy (never a pickle), 16-bit PNG
-and JPEG 2000 by imagecodecs, 16-bit PPM by OpenCV.
+Pillow reads pictures of 8 bits. TIFF is read by tifffile, ``.npy`` by numpy (never a pickle), PNG and JPEG 2000 of 16
+bits by imagecodecs.
 """
 
 import contextlib
@@ -11,33 +11,28 @@ import io
 import logging
 import re
 import warnings
-import zipfile
-import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 import imagecodecs
 import numpy as np
 import tifffile
 from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
-from idmm.data.values import RangeUnknown
-
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
-    " .jp2 .j2k .jpx .jpf .ico .avif .qoi .npy .npz".split()
+    " .jp2 .j2k .jpx .jpf .ico .avif .qoi .npy".split()
 )
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
 PICTURE_CHANNELS = (1, 3)  # of an array
 _ORIENTATION = 0x0112  # EXIF's tag, which TIFF has, too
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
-_NUMPY, _ZIP, _PNG = b"\x93NUMPY", b"PK\3\4", b"\x89PNG\r\n\x1a\n"
-_NOT_PIXELS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")  # chunks of a PNG
-_ORIENTED = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")  # keywords of texts that may hold the orientation
+_NUMPY = b"\x93NUMPY"
 _J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)  # the bits of the first component, less one
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")  # of TIFF, that tifffile reads as grey or RGB
 
+# Pillow refuses a PNG whose texts or colour profile are longer (bytes). Image editors write more than its default.
+PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = 2**24, 2**28
 warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like does not spoil the pixels
 for _name in ("tifffile", "PIL"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # errors are raised, too
@@ -54,75 +49,79 @@ class BadImage(ValueError):
         self.reason = reason
 
 
-class ImageFile:
-    """An image whose header was read.
+class NoPicture(BadImage):
+    """An image of ``channels`` that are neither grey nor RGB. It can be used by its channels."""
 
-    Attributes:
-        height, width: As stored, before EXIF's orientation is applied (pixels).
-        channels, dtype: Of :meth:`values`.
-        fault: Why it cannot be read as a picture. None: it can.
-        has_alpha: Whether the last of two or four channels of a picture is its opacity.
-        premultiplied: Whether the other channels are multiplied by the opacity.
-    """
-
-    has_alpha, premultiplied = True, False
-
-    def __init__(self, height: int, width: int, channels: int, dtype: np.dtype | None, fault: str | None = None):
-        if dtype is None or dtype.kind not in "buif":
-            raise BadImage(f"holds values of type {dtype}, expected integers, floats or true and false")
-        self.height, self.width, self.channels, self.dtype, self.fault = height, width, channels, dtype, fault
-
-    @property
-    def high_bit(self) -> bool:
-        """Whether it has more than 8 bits, signed numbers or floats."""
-        return self.dtype not in (np.uint8, bool)
-
-    def values(self) -> np.ndarray:
-        """Read the channels as stored, [H, W, C], in the file's own numbers. 8 bits and bool are uint8."""
-        raise NotImplementedError
-
-    def picture(self) -> np.ndarray | None:
-        """Read a picture of 8 bits, upright RGB or RGBA, uint8 [H, W, C]. None: :meth:`values` are all there is."""
-        return None
-
-    def orientation(self) -> int:
-        """Return EXIF's orientation of ``values``. Read these first: a PNG may have it behind them."""
-        return 1
+    def __init__(self, reason: str, channels: int):
+        super().__init__(f"{reason}, or {channels_flag(channels)}")
+        self.channels = channels
 
 
-def open_image(
-    item: bytes | np.ndarray | Image.Image, max_pixels: int, channels: Collection[int] = PICTURE_CHANNELS
-) -> ImageFile:
-    """Read an image's header. Call it inside :func:`reporting`.
+def channels_flag(channels: int) -> str:
+    """Return the flag that uses all of a file's channels as they are. Without ``bands``, 1 and 3 mean pictures."""
+    if channels in PICTURE_CHANNELS:
+        return f"--data.bands '{list(range(channels))}'"
+    return f"--data.in_chans {channels}"
+
+
+def decode(
+    item: bytes | np.ndarray | Image.Image, max_pixels: int, picture: bool, channels: Collection[int]
+) -> np.ndarray:
+    """Return an image's values, upright by EXIF's orientation, [H, W, C], in the file's own numbers. Bool is uint8.
 
     Args:
         item: Content of the file, an array [H, W] or [H, W, C], or an open image of Pillow's, which stays as it is.
         max_pixels: Images with more pixels are refused.
+        picture: Return grey or RGB, with a last channel for the opacity if there is one. Else the channels as stored.
+            Those of a palette are its colours'.
         channels: Numbers of channels that tell an array's axes apart: [H, W, C] if the last axis has one of them, else
             [C, H, W] if the first has. Empty: the shorter of both axes is that of channels.
+
+    Raises:
+        BadImage: Not an image, truncated, too large or not of numbers. NoPicture: ``picture`` cannot be met.
     """
-    if isinstance(item, np.ndarray):
-        file = _Array(item)
-    elif isinstance(item, Image.Image):
-        file = _PillowFile(item)
-    elif not item:
-        raise BadImage("empty file")
-    elif item.startswith((_NUMPY, _ZIP)):
-        file = _NumpyFile(item, channels)
-    elif item.startswith(_TIFF):
-        file = _open_tiff(item, max_pixels)
-    else:
-        file = _open_by_pillow(_without_texts(item) if item.startswith(_PNG) else item, max_pixels)
-    check_pixels(file.width, file.height, max_pixels)
-    return file
+    with _reporting(max_pixels):
+        if isinstance(item, np.ndarray):
+            values = item
+            check_pixels(*item.shape[1::-1], max_pixels)
+        elif isinstance(item, Image.Image):
+            values = _from_pillow(item, picture)
+            check_pixels(*item.size, max_pixels)
+        elif not item:
+            raise BadImage("empty file")
+        elif item.startswith(_NUMPY):
+            values = _from_npy(item, max_pixels, picture, channels)
+        elif item.startswith(_TIFF):
+            values = _from_tiff(item, max_pixels, picture)
+        else:
+            values = _from_picture_file(item, max_pixels, picture)
+        if values.dtype.kind not in "buif":
+            raise BadImage(f"holds values of type {values.dtype}, expected integers, floats or true and false")
+        values = values.astype(np.uint8) * 255 if values.dtype == bool else values
+        return _three_axes(values.astype(values.dtype.newbyteorder("="), copy=False))
+
+
+def size_in_header(content: bytes, max_pixels: int, channels: Collection[int]) -> tuple[int, int]:
+    """Return height and width (pixels) of a file's image in upright position by its header, as :func:`decode`."""
+    with _reporting(max_pixels):
+        if content.startswith(_NUMPY):
+            shape, first = _npy_header(io.BytesIO(content), channels)
+            return shape[1:] if first else shape[:2]
+        if content.startswith(_TIFF):
+            page = _tiff_pages(content, max_pixels)[0]
+            size, orientation = (page.imagelength, page.imagewidth), page.tags.valueof(_ORIENTATION, 1)
+        else:
+            image = _pillow_image(content, max_pixels)
+            size, orientation = (image.height, image.width), _exif_orientation(image)
+        return size[::-1] if orientation in (5, 6, 7, 8) else size
 
 
 @contextlib.contextmanager
-def reporting(max_pixels: int) -> Iterator[None]:
+def _reporting(max_pixels: int) -> Iterator[None]:
     """Raise any fault of an image file inside the block as a BadImage. Out of memory stays the machine's fault."""
     try:
         yield
-    except (BadImage, MemoryError, RangeUnknown):
+    except (BadImage, MemoryError):
         raise
     except UnidentifiedImageError:
         raise BadImage("not an image") from None
@@ -144,14 +143,7 @@ def check_pixels(width: int, height: int, max_pixels: float) -> None:
         raise BadImage(f"{width} x {height} = {width * height} pixels, more than data.max_pixels {max_pixels}")
 
 
-def as_bands(channels: int) -> str:
-    """Return the flag that uses all of a file's channels as they are. Without ``bands``, 1 and 3 mean pictures."""
-    if channels in PICTURE_CHANNELS:
-        return f"--data.bands '{list(range(channels))}'"
-    return f"--data.in_chans {channels}"
-
-
-def upright(array: np.ndarray, orientation: int) -> np.ndarray:
+def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
     """Turn an image [H, W, ...] by EXIF's orientation."""
     if orientation in (5, 6, 7, 8):
         array = array.swapaxes(0, 1)
@@ -159,110 +151,45 @@ def upright(array: np.ndarray, orientation: int) -> np.ndarray:
     return array[:: -1 if rows else 1, :: -1 if columns else 1]
 
 
-def _as_uint8(values: np.ndarray) -> np.ndarray:
-    """Return bool as uint8, all else as it is."""
-    return values.astype(np.uint8) * 255 if values.dtype == bool else values
-
-
 def _three_axes(array: np.ndarray) -> np.ndarray:
     return array[:, :, None] if array.ndim == 2 else array
 
 
 # ---------------------------------------------------------------------- arrays
-class _Array(ImageFile):
-    def __init__(self, array: np.ndarray):
-        self._array = _three_axes(array)
-        super().__init__(*self._array.shape, array.dtype)
-
-    def values(self):
-        return _as_uint8(self._array)
-
-
-class _NumpyFile(ImageFile):
-    """A .npy file, or a .npz file of one array."""
-
-    def __init__(self, content: bytes, expected: Collection[int]):
-        self._file: Any = io.BytesIO(content)
-        if content.startswith(_ZIP):
-            names = (archive := zipfile.ZipFile(self._file)).namelist()
-            if len(names) != 1 or not names[0].endswith(".npy"):
-                raise BadImage(f"a .npz of {len(names)} arrays, expected one")
-            self._file = archive.open(names[0])
-        form = np.lib.format
-        version = form.read_magic(self._file)
-        read_header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, _, dtype = read_header(self._file)
-        if len(shape) not in (2, 3) or min(shape) < 1:
-            raise BadImage(f"an array of shape {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]")
-        self._channels_first = len(shape) == 3 and _channels_first(shape, expected)
-        h, w, channels = (*shape, 1) if len(shape) == 2 else (*shape[1:], shape[0]) if self._channels_first else shape
-        fault = None
-        if channels not in PICTURE_CHANNELS:
-            fault = f"an array of shape {list(shape)}, expected [H, W] or [H, W, 3], or {as_bands(channels)}"
-        super().__init__(h, w, channels, dtype, fault)
-
-    def values(self):
-        self._file.seek(0)
-        array = np.lib.format.read_array(self._file)  # no pickles. ValueError: cut short
-        array = np.moveaxis(array, 0, 2) if self._channels_first else _three_axes(array)  # [H, W, C]
-        return _as_uint8(array.astype(self.dtype.newbyteorder("="), copy=False))
+def _from_npy(content: bytes, max_pixels: int, picture: bool, channels: Collection[int]) -> np.ndarray:
+    shape, first = _npy_header(io.BytesIO(content), channels)
+    height, width = shape[1:] if first else shape[:2]
+    check_pixels(width, height, max_pixels)
+    count = 1 if len(shape) == 2 else shape[0 if first else 2]
+    if picture and count not in PICTURE_CHANNELS:
+        raise NoPicture(f"an array of shape {list(shape)}, expected [H, W] or [H, W, 3]", count)
+    array = np.lib.format.read_array(io.BytesIO(content))  # no pickles. ValueError: cut short
+    return np.moveaxis(array, 0, 2) if first else array
 
 
-def _channels_first(shape: Sequence[int], expected: Collection[int]) -> bool:
-    """Return whether an array of three axes is [C, H, W]: the last axis, else the first, has an expected number of
-    channels, else the shorter one of both are the channels."""
+def _npy_header(file: io.BytesIO, channels: Collection[int]) -> tuple[Sequence[int], bool]:
+    """Return the shape of a .npy file, and whether its channels come first."""
+    form = np.lib.format
+    read_header = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0
+    shape = read_header(file)[0]
+    if len(shape) not in (2, 3) or min(shape) < 1:
+        raise BadImage(f"an array of shape {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]")
     shorter = 0 if shape[0] < shape[-1] else 2
-    return next((axis for axis in (2, 0) if shape[axis] in expected), shorter) == 0
+    axis = next((axis for axis in (2, 0) if shape[axis] in channels), shorter) if len(shape) == 3 else 2
+    return shape, axis == 0
 
 
 # ---------------------------------------------------------------------- Pillow
-class _PillowFile(ImageFile):
-    """An image that Pillow has opened or made. Pillow turns a TIFF upright itself and drops its tag."""
-
-    def __init__(self, image: Image.Image):
-        mode, dtype = image.mode, np.dtype(np.uint8)
-        if mode.startswith("I") or mode == "F":
-            dtype = np.dtype({"I": np.int32, "F": np.float32}.get(mode, np.uint16))
-        elif mode not in ("L", "LA", "RGB", "RGBA", "CMYK"):
-            mode = "L" if mode == "1" else "RGBA" if image.has_transparency_data else "RGB"
-        self._image, self._mode = image, mode
-        super().__init__(image.height, image.width, Image.getmodebands(mode), dtype)
-
-    def values(self):
-        same = self._image.mode == self._mode
-        return _three_axes(np.asarray(self._image if same else self._image.convert(self._mode)))
-
-    def picture(self):
-        return None if self.high_bit else _rgb(self._image)
-
-    def orientation(self):
-        return _exif_orientation(self._image)
-
-
-class _HighBitFile(ImageFile):
-    """A file of 16 bits whose header Pillow reads, and its pixels another decoder."""
-
-    def __init__(self, image: Image.Image, channels: int, content: bytes, decode: Callable[[bytes], np.ndarray]):
-        super().__init__(image.height, image.width, channels, np.dtype(np.uint16))
-        self._image, self._content, self._decode = image, content, decode
-
-    def values(self):
-        return _three_axes(self._decode(self._content))
-
-    def orientation(self):
-        return _exif_orientation(self._image)
-
-
-def _open_by_pillow(content: bytes, max_pixels: int) -> ImageFile:
+def _from_picture_file(content: bytes, max_pixels: int, picture: bool) -> np.ndarray:
     image = _pillow_image(content, max_pixels)
-    args, channels = image.tile[0].args if getattr(image, "tile", None) else "", len(image.getbands())
+    args = image.tile[0].args if getattr(image, "tile", None) else ""
     if image.format == "PNG" and ";16" in args:
-        return _HighBitFile(image, 2 if args.startswith("LA") else channels, content, imagecodecs.png_decode)
-    if image.format == "PPM" and (image.mode == "I" or (isinstance(args, tuple) and args[-1] > 255)):
-        return _HighBitFile(image, channels, content, _decode_ppm)
-    if image.format == "JPEG2000" and (header := _J2K.search(content)) and header[1][0] & 0x7F > 7:
-        return _HighBitFile(image, channels, content, imagecodecs.jpeg2k_decode)
-    return _PillowFile(image)
+        values = imagecodecs.png_decode(content)
+    elif image.format == "JPEG2000" and (header := _J2K.search(content)) and header[1][0] & 0x7F > 7:
+        values = imagecodecs.jpeg2k_decode(content)
+    else:
+        return _from_pillow(image, picture)
+    return _upright(values, _exif_orientation(image))
 
 
 def _pillow_image(content: bytes, max_pixels: int) -> Image.Image:
@@ -279,9 +206,16 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)  # Image.open fails on a format it was built without
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
-    converted = image.convert("RGBA" if image.has_transparency_data else "RGB")
-    return upright(np.array(converted), _exif_orientation(image))
+def _from_pillow(image: Image.Image, picture: bool) -> np.ndarray:
+    """Read an image that Pillow has opened or made. Pillow turns a TIFF upright itself and drops its tag."""
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image)  # Pillow reads 16 bits of a PGM as 32
+        values = values.astype(np.uint16) if (image.format, image.mode) == ("PPM", "I") else values
+    elif picture or image.mode not in ("L", "LA", "RGB", "RGBA", "CMYK", "1"):
+        values = np.array(image.convert("RGBA" if image.has_transparency_data else "RGB"))
+    else:
+        values = np.asarray(image.convert("L") if image.mode == "1" else image)
+    return _upright(values, _exif_orientation(image))
 
 
 def _exif_orientation(image: Image.Image) -> int:
@@ -291,79 +225,38 @@ def _exif_orientation(image: Image.Image) -> int:
         return 1
 
 
-def _without_texts(content: bytes) -> bytes:
-    """Return a PNG without colour profile and texts, which Pillow refuses if they are large.
-
-    A short text that may hold the orientation stays.
-    """
-    chunks, place = [_PNG], len(_PNG)
-    while place < len(content):
-        end = place + 12 + int.from_bytes(content[place : place + 4], "big")
-        kind = content[place + 4 : place + 8]
-        if kind not in _NOT_PIXELS or _orients(kind, content[place + 8 : end - 4]):
-            chunks.append(content[place:end])
-        place = end
-    return b"".join(chunks)
-
-
-def _orients(kind: bytes, body: bytes) -> bool:
-    """Return whether a chunk of a PNG may hold the orientation and is short, also when decompressed."""
-    if not body.startswith(_ORIENTED) or len(body) > PngImagePlugin.MAX_TEXT_CHUNK:
-        return False
-    text, unpacker = body.split(b"\0", 4 if kind == b"iTXt" else 2)[-1], zlib.decompressobj()
-    try:
-        unpacker.decompress(text, PngImagePlugin.MAX_TEXT_CHUNK)
-    except zlib.error:  # not compressed
-        return True
-    return not unpacker.unconsumed_tail
-
-
-def _decode_ppm(content: bytes) -> np.ndarray:
-    import cv2
-
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the BadImage below is the message
-    array = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)  # [H, W], or [H, W, 3], blue first
-    if array is None:
-        raise BadImage("unreadable or truncated (16-bit PPM)")
-    return array if array.ndim == 2 else array[:, :, ::-1]
-
-
 # ---------------------------------------------------------------------- TIFF
-class _TiffFile(ImageFile):
-    """A TIFF. The samples of all its pages are channels. Pillow reads one page of 8 bits as a picture."""
-
-    def __init__(self, pages: list[tifffile.TiffPage], picture: Image.Image | None):
-        self._pages, self._picture, page = pages, picture, pages[0]
-        samples, colours = page.samplesperpixel, getattr(page.photometric, "name", page.photometric)
-        extra = {int(kind) for kind in page.extrasamples}
-        no_alpha, channels, fault = not extra & {1, 2}, samples * len(pages), None
-        unknown = colours not in _COLOURS or (no_alpha and samples == 4 and colours != "RGB")
-        if len(pages) > 1 or samples > 4 or (no_alpha and samples == 2) or (picture is None and unknown):
-            fault = f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA"
-            fault += f", or {as_bands(channels)}"
-        super().__init__(page.imagelength, page.imagewidth, channels, page.dtype, fault)
-        self.has_alpha = picture is not None or not no_alpha
-        self.premultiplied = picture is None and 1 in extra
-
-    def values(self):
-        channels = []
-        for page in self._pages:
-            planes, depth, height, width, samples = page.shaped
-            if depth != 1 or page.shaped != self._pages[0].shaped or page.dtype != self.dtype:
-                raise BadImage("a TIFF whose pages are of different sizes, samples or types")
-            # one thread: several images are read at the same time
-            values = page.asarray(squeeze=False, maxworkers=1).reshape(planes, height, width, samples)
-            channels.append(_as_uint8(values.transpose(1, 2, 0, 3).reshape(height, width, -1)))  # [H, W, S]
-        return np.concatenate(channels, axis=2) if len(channels) > 1 else channels[0]
-
-    def picture(self):
-        return None if self._picture is None else _rgb(self._picture)
-
-    def orientation(self):
-        return self._pages[0].tags.valueof(_ORIENTATION, 1)
+def _from_tiff(content: bytes, max_pixels: int, picture: bool) -> np.ndarray:
+    """Read a TIFF. The samples of all its pages are channels. Pillow reads one page of 8 bits as a picture."""
+    pages = _tiff_pages(content, max_pixels)
+    page, image = pages[0], None
+    if page.dtype in (np.uint8, bool) and len(pages) == 1:
+        with contextlib.suppress(UnidentifiedImageError):
+            image = _pillow_image(content, max_pixels)
+            image.seek(page.index)
+            if page.bitspersample != 8 or page.photometric == tifffile.PHOTOMETRIC.PALETTE:
+                return _from_pillow(image, picture)
+    samples, colours = page.samplesperpixel, getattr(page.photometric, "name", page.photometric)
+    extra = {int(kind) for kind in page.extrasamples}
+    no_alpha = not extra & {1, 2}
+    unknown = colours not in _COLOURS or (no_alpha and samples == 4 and colours != "RGB")
+    if picture:
+        if len(pages) > 1 or samples > 4 or (no_alpha and samples == 2) or (image is None and unknown):
+            channels = samples * len(pages)
+            what = f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA"
+            raise NoPicture(what, channels)
+        if image is not None:
+            return _from_pillow(image, picture)
+    values = np.concatenate([_page_values(one, page) for one in pages], axis=2)
+    values = _upright(values, page.tags.valueof(_ORIENTATION, 1))
+    if not picture or samples not in (2, 4):
+        return values
+    if no_alpha:
+        return values[:, :, :-1]
+    return _divided(values) if 1 in extra else values
 
 
-def _open_tiff(content: bytes, max_pixels: int) -> ImageFile:
+def _tiff_pages(content: bytes, max_pixels: int) -> list[tifffile.TiffPage]:
     tif = tifffile.TiffFile(io.BytesIO(content))
     every_page = [tif.pages[n] for n in range(len(tif.pages))]  # their count ends a chain that leads back
     # smaller copies and masks are no pages
@@ -371,11 +264,30 @@ def _open_tiff(content: bytes, max_pixels: int) -> ImageFile:
     for page in pages:
         check_pixels(page.imagewidth, page.imagelength, max_pixels)
         check_pixels(page.tilewidth, page.tilelength * page.tiledepth, max_pixels)
-    page, picture = pages[0], None
-    if page.dtype in (np.uint8, bool) and len(pages) == 1:
-        with contextlib.suppress(UnidentifiedImageError):
-            picture = _pillow_image(content, max_pixels)
-            picture.seek(page.index)
-            if page.bitspersample != 8 or page.photometric == tifffile.PHOTOMETRIC.PALETTE:
-                return _PillowFile(picture)
-    return _TiffFile(pages, picture)
+    return pages
+
+
+def _page_values(page: tifffile.TiffPage, first: tifffile.TiffPage) -> np.ndarray:
+    """Return the samples of a page, [H, W, S]. BadImage if it differs from the first page."""
+    planes, depth, height, width, samples = page.shaped
+    if depth != 1 or page.shaped != first.shaped or page.dtype != first.dtype:
+        raise BadImage("a TIFF whose pages are of different sizes, samples or types")
+    # one thread: several images are read at the same time
+    values = page.asarray(squeeze=False, maxworkers=1).reshape(planes, height, width, samples)
+    return values.transpose(1, 2, 0, 3).reshape(height, width, -1)
+
+
+def _divided(values: np.ndarray) -> np.ndarray:
+    """Divide colours by the opacity that they were multiplied by, the last channel, unless it is 0 everywhere."""
+    colours, alpha = values[:, :, :-1], values[:, :, -1:]
+    if not alpha.any():
+        return values
+    top = opaque(alpha.dtype)
+    colours = np.divide(colours * float(top), alpha, out=np.zeros(colours.shape), where=alpha > 0)
+    colours = colours if values.dtype.kind == "f" else np.clip(np.rint(colours), 0, top)
+    return np.concatenate([colours.astype(values.dtype), alpha], axis=2)
+
+
+def opaque(dtype: np.dtype) -> float:
+    """Return the opacity of opaque pixels."""
+    return 1.0 if dtype.kind == "f" else np.iinfo(dtype).max

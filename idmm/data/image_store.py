@@ -24,7 +24,7 @@ import torch
 from idmm import config
 from idmm.data.decode import Index, Reading, decode_split
 from idmm.data.formats import BadImage
-from idmm.data.images import Bands, CentreCrop, StoredSize, bands_of, composite, digest, fitted_size, header
+from idmm.data.images import Bands, CentreCrop, StoredSize, bands_of, composite, digest, fitted_size, image_size
 from idmm.data.split import Split, counted
 from idmm.data.values import AUTO, ValueRange, as_range
 from idmm.errors import RunError, UserError, by_reason, capped, listed, reason
@@ -298,12 +298,11 @@ def _signature(split: Split, reading: Reading) -> str:
 
 
 def _estimate(split: Split, reading: Reading) -> int:
-    """Return the bytes of all decoded images, estimated from the headers of a few."""
+    """Return the bytes of all decoded images, estimated from the headers of a few. Only bands count as 16 bits."""
     chosen = np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(int))
     total = 0  # bad images take no room
     for i in chosen:
         with suppress(BadImage):
-            image = header(split.items[i], reading.max_pixels, reading.bands)
-            pixels = math.prod(fitted_size(image.height, image.width, reading.stored_size))
-            total += pixels * reading.channels * (2 if image.high_bit else 1)
+            size = fitted_size(*image_size(split.items[i], reading.max_pixels, reading.bands), reading.stored_size)
+            total += math.prod(size) * reading.channels * (2 if reading.bands else 1)
     return round(total * len(split) / len(chosen))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import PICTURE_CHANNELS, BadImage, ImageFile, open_image, reporting, upright
+from idmm.data.formats import PICTURE_CHANNELS, BadImage, decode, opaque, size_in_header
 from idmm.data.split import counted
 from idmm.data.values import AUTO, WHITE, MinMax, RangeUnknown, ValueRange, min_max, rescale
 from idmm.errors import reason
@@ -94,91 +94,57 @@ def read_image(
         RangeUnknown: It has more than 8 bits, and ``value_range`` is AUTO.
     """
     content = read(item) if isinstance(item, (str, os.PathLike)) else item
-    alpha, pairs, transparent = None, (), False
-    with reporting(max_pixels):
-        image = open_image(content, max_pixels, _expected(bands))
-        if value_range == AUTO and image.high_bit:
-            raise RangeUnknown
-        if bands is None:
-            values, alpha, transparent = _picture(image)
-        else:
-            chosen = _chosen(image, bands)
-            values = upright(image.values(), image.orientation())[:, :, chosen]
-        if image.high_bit:
-            if not np.isfinite(values).all():
-                raise BadImage("has values that are not finite (NaN or infinite)")
-            value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
-            if value_range is None:
-                raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
-            pairs = min_max(values, bands is not None) if measure else ()
-            values = rescale(values, value_range)
-        if alpha is not None:
-            values = _on_white(values, alpha)
-        if bands is None and values.shape[2] == 1:
-            values = np.repeat(values, 3, axis=2)
-        pixels = np.ascontiguousarray(values)
+    values = decode(content, max_pixels, bands is None, _expected_channels(bands))
+    high_bit, alpha, pairs, transparent = values.dtype != np.uint8, None, (), False
+    if high_bit and value_range == AUTO:
+        raise RangeUnknown
+    if bands is not None:
+        values = values[:, :, _chosen(values.shape[2], bands)]
+    elif values.shape[2] in (2, 4):
+        values, alpha = values[:, :, :-1], values[:, :, -1:]
+        transparent = not (alpha > 0).any()
+        alpha = None if transparent or (alpha >= opaque(alpha.dtype)).all() else alpha
+    if high_bit:
+        if not np.isfinite(values).all():
+            raise BadImage("has values that are not finite (NaN or infinite)")
+        value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
+        if value_range is None:
+            raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
+        pairs = min_max(values, bands is not None) if measure else ()
+        values = rescale(values, value_range)
+    if alpha is not None:
+        values = _on_white(values, alpha)
+    if bands is None and values.shape[2] == 1:
+        values = np.repeat(values, 3, axis=2)
+    pixels = np.ascontiguousarray(values)
     return Decoded(pixels, pairs, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
 
 
-def header(item: bytes | str | os.PathLike | np.ndarray, max_pixels: int, bands: Bands | None = None) -> ImageFile:
-    """Return an image with its header read, its pixels not. BadImage as :func:`read_image`."""
-    with reporting(max_pixels):
-        content = read(item) if isinstance(item, (str, os.PathLike)) else item
-        return open_image(content, max_pixels, _expected(bands))
+def image_size(path: str | os.PathLike, max_pixels: int, bands: Bands | None = None) -> tuple[int, int]:
+    """Return height and width of a file's image in upright position (pixels). BadImage as :func:`read_image`."""
+    return size_in_header(read(path), max_pixels, _expected_channels(bands))
 
 
-def _expected(bands: Bands | None) -> Sequence[int]:
+def _expected_channels(bands: Bands | None) -> Sequence[int]:
     """Return the numbers of channels that arrays may have."""
     return PICTURE_CHANNELS if bands is None else [] if bands.count is None else [bands.count]
-
-
-# ---------------------------------------------------------------------- channels
-def _picture(image: ImageFile) -> tuple[np.ndarray, np.ndarray | None, bool]:
-    """Read a picture: grey or RGB [H, W, 1 or 3], its opacity [H, W, 1] if that matters, and if it is 0 everywhere."""
-    if image.fault:
-        raise BadImage(image.fault)
-    values = image.picture()
-    if values is None:
-        values = image.values()
-        values = upright(values, image.orientation())
-    if values.shape[2] not in (2, 4):
-        return values, None, False
-    values, alpha = values[:, :, :-1], values[:, :, -1:]
-    if not image.has_alpha:
-        return values, None, False
-    transparent = not (alpha > 0).any()
-    if transparent or (alpha >= _opaque(alpha.dtype)).all():
-        return values, None, transparent
-    return _divided(values, alpha) if image.premultiplied else values, alpha, False
-
-
-def _opaque(dtype: np.dtype) -> float:
-    """Return the opacity of opaque pixels."""
-    return 1.0 if dtype.kind == "f" else np.iinfo(dtype).max
-
-
-def _divided(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Divide colours by the opacity that they were multiplied by."""
-    top = _opaque(alpha.dtype)
-    colours = np.divide(values * float(top), alpha, out=np.zeros(values.shape), where=alpha > 0)
-    return (colours if values.dtype.kind == "f" else np.clip(np.rint(colours), 0, top)).astype(values.dtype)
 
 
 def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Blend colours, uint8 or uint16 [H, W, C], with white by an opacity of any type, [H, W, 1], rounded."""
     if alpha.dtype == np.uint8:
         return ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)  # 65152: 255 * 255 + 127
-    opacity = np.clip(alpha / _opaque(alpha.dtype), 0, 1)
+    opacity = np.clip(alpha / opaque(alpha.dtype), 0, 1)
     return np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
 
 
-def _chosen(image: ImageFile, bands: Bands) -> list[int]:
+def _chosen(channels: int, bands: Bands) -> list[int]:
     """Return the numbers of the channels that are used. BadImage if the file has others than expected."""
-    if bands.count not in (None, image.channels):
-        raise BadImage(f"has {counted(image.channels, 'channel')}, expected {bands.count}")
-    chosen = list(bands.chosen or range(image.channels))
-    if max(chosen) >= image.channels:
-        raise BadImage(f"has {counted(image.channels, 'channel')}, and data.bands has {max(chosen)}, counted from 0")
+    if bands.count not in (None, channels):
+        raise BadImage(f"has {counted(channels, 'channel')}, expected {bands.count}")
+    chosen = list(bands.chosen or range(channels))
+    if max(chosen) >= channels:
+        raise BadImage(f"has {counted(channels, 'channel')}, and data.bands has {max(chosen)}, counted from 0")
     return chosen
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from idmm import config
-from idmm.data.formats import open_image, reporting
-from idmm.data.images import read
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
 from idmm.errors import capped
@@ -49,14 +47,6 @@ def read_each(split: Split, read_one: Callable, data: config.Data, progress: boo
     )
     with contextlib.closing(work) as results:
         return list(results)
-
-
-def image_size(path: str, max_pixels: int) -> tuple[int, int]:
-    """Return height and width of an image in upright position (pixels)."""
-    with reporting(max_pixels):
-        image = open_image(read(path), max_pixels)
-        rotated = image.orientation() in (5, 6, 7, 8)
-        return (image.width, image.height) if rotated else (image.height, image.width)
 
 
 def as_text(size: tuple[int, int]) -> str:

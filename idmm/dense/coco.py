@@ -17,9 +17,10 @@ from idmm import config
 from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.folder import PARTS
 from idmm.data.formats import BadImage
+from idmm.data.images import image_size
 from idmm.data.official import absent
 from idmm.data.split import Split, counted
-from idmm.dense.checks import as_text, image_size, read_each, report_unusable, split_of
+from idmm.dense.checks import as_text, read_each, report_unusable, split_of
 from idmm.dense.targets import BoxTarget, rasterised
 from idmm.errors import UserError, listed, needed, reason
 

@@ -12,10 +12,10 @@ import numpy as np
 from idmm import config
 from idmm.data.folder import PARTS, images_under
 from idmm.data.formats import BadImage
-from idmm.data.images import read
+from idmm.data.images import image_size, read
 from idmm.data.official import absent, lines
 from idmm.data.split import Split, counted
-from idmm.dense.checks import as_text, image_size, read_each, report_unusable, split_of
+from idmm.dense.checks import as_text, read_each, report_unusable, split_of
 from idmm.dense.targets import IGNORED, MaskTarget, mask_values, short_digest
 from idmm.errors import UserError, listed
 

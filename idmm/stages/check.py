@@ -11,7 +11,7 @@ from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig
 from idmm.data.check import CROP, Crops, DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
 from idmm.data.download import fetch
-from idmm.data.formats import as_bands
+from idmm.data.formats import channels_flag
 from idmm.data.images import composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name, spec_of
@@ -89,7 +89,7 @@ def report_lines(report: DatasetReport) -> list[str]:
     counts = ", ".join(f"{n:,} {name}" for name, n in report.images.items())
     lines = [f"{report.dataset}{f' in {report.root}' if report.root else ''}: {counts} images"]
     if report.bands:
-        lines.append(f"channels: {counted(report.bands.count, 'channel')}. Pass {as_bands(report.bands.count)}.")
+        lines.append(f"channels: {counted(report.bands.count, 'channel')}. Pass {channels_flag(report.bands.count)}.")
     lines += _classes_and_sizes(report)
     if floor := report.floor:
         of = "held-out training" if floor["of"] == "train" else floor["of"]

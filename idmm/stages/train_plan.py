@@ -11,7 +11,7 @@ import numpy as np
 from idmm.config import Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.data.formats import BadImage
-from idmm.data.images import bands_of, header
+from idmm.data.images import bands_of, image_size
 from idmm.data.listing import list_images
 from idmm.data.split import Listing
 from idmm.distributed import pick_device
@@ -167,8 +167,7 @@ def count(splits: Listing, data: Data) -> Counts:
     sides, channels = [0], bands_of(data.in_chans, data.bands)
     for i in some:
         with contextlib.suppress(BadImage):  # which the first stage names
-            image = header(train.items[i], data.max_pixels, channels)
-            sides.append(min(image.height, image.width))
+            sides.append(min(image_size(train.items[i], data.max_pixels, channels)))
     side = int(statistics.median(sides[1:] or sides))
     return Counts(len(train), len(given), len(train.classes), side, without)
 
