@@ -50,10 +50,6 @@ def picture(side):
     return 4 * 3**0.5 * side * filled({"image": [1, 3, side, side]})["image"]
 
 
-def gradients(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
 class Contract:
     """Subclasses give the fields, ``grid_size(model)`` and ``isolate(model)``: no place sees others any more."""
 
@@ -61,7 +57,6 @@ class Contract:
     kwargs: dict  # of a small model without dropout
     dim: int
     resized: list[str] = []  # weights that depend on the image size
-    levels: int  # how many intermediates
     layers: list[str]  # how the names of each layer begin
     # every 125th class score and the sum of all magnitudes, computed once by the public code (commit, file and settings
     # in tests/data/*.json) in evaluation mode, with weights filled(its names and shapes) and a picture of its size
@@ -146,8 +141,8 @@ class Contract:
         model = self.build([height, width]).eval()
         assert self.grid_size(model) == grid
         with torch.no_grad():
-            tokens, (last,) = model.forward_intermediates(torch.zeros(1, 3, height, width), indices=1)
-        assert tokens.shape == (1, 1 + grid[0] * grid[1], self.dim) and last.shape == (1, self.dim, *grid)
+            tokens = model.forward_features(torch.zeros(1, 3, height, width))
+        assert tokens.shape == (1, 1 + grid[0] * grid[1], self.dim)
 
     def test_a_size_below_one_token(self):
         with pytest.raises(UserError, match=f"^image size 8x8: {self.name} does not accept it: img_size .*, expected"):
@@ -164,20 +159,6 @@ class Contract:
         first, places = changed[:1], changed[1:].view(4, 6)
         assert not first.any() and places[3, 0]  # the class token is first, and sees nothing
         assert not places[:2].any() and not places[:, 2:].any()
-
-    def test_intermediates(self):
-        images = torch.randn(2, 3, 64, 32)
-        model = self.build((64, 32), num_classes=4).eval()
-        tokens = model.forward_features(images)
-        final, taken = model.forward_intermediates(images)
-        assert all(t.is_contiguous() for t in taken)
-        assert torch.equal(final, tokens) and len(taken) == self.levels
-        assert torch.equal(model.norm(taken[-1].flatten(2).transpose(1, 2)), tokens[:, 1:])  # raw unless asked
-        (first,) = model.forward_intermediates(images, [0], intermediates_only=True)
-        assert torch.equal(first, taken[0])
-        final, taken = model.train().forward_intermediates(images)
-        (model.forward_head(final).square().sum() + sum(t.square().sum() for t in taken)).backward()
-        assert all(grad.abs().max() > 0 for grad in gradients(model).values())
 
     def test_drop_path_rises_over_the_blocks(self):
         model = self.build(drop_path=0.6, img_size=32)

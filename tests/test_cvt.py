@@ -12,7 +12,6 @@ class TestContract(Contract):
     name = "cvt_13"
     kwargs = {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}
     dim = 24
-    levels = 3
     layers = [
         "stages.0.patch_embed.",
         "stages.0.blocks.",

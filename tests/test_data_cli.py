@@ -45,7 +45,7 @@ def test_list_and_info_need_no_torch():
 
 def test_mistakes_are_a_line_each_and_exit_2(capsys):
     assert say(capsys, "chekc", "flowers")[0] == 2
-    assert say(capsys, "info", "flower")[2].strip().endswith("did you mean 'flowers'?")
+    assert say(capsys, "info", "flower")[2].strip().endswith("Did you mean 'flowers'?")
     code, _, err = say(capsys, "download", "flowers", "--rot", "x")
     assert code == 2 and "--rot: unknown flag. Did you mean '--root'?" in err
     assert say(capsys, "check", "flowers")[0] == 2

@@ -93,7 +93,7 @@ def test_detection_writes_its_results(whole, trees):
     assert {"ap", "ap50", "ap75", "mask_ap", "precision", "seconds"} <= result.keys()
     assert {"ap", "ap50", "ap75", "mask_ap", "classifier", "box", "mask", "rpn_box", "rpn_objectness"} <= last.keys()
     assert [row["class"] for row in rows(out / "per_class.csv")] == CLASSES
-    for name in ("predictions.png", "curves.png", "log.txt", "environment.json"):
+    for name in ("curves.png", "log.txt", "environment.json"):
         assert (out / name).stat().st_size > 0, name
     assert "boxes and masks: " in logged(out) and " to train on (zero " in logged(out)
     found = read(out / "predictions.json")
@@ -120,7 +120,7 @@ def test_segmentation_writes_its_results(whole, trees):
         mask, image = Image.open(path), Image.open(trees / "masks" / "images" / "test" / path.name)
         assert mask.mode == "L" and mask.size == image.size and np.asarray(mask).max() < 4
     assert "weights loaded" in logged(out) and "0 fresh" in logged(out), "init is where it starts"
-    assert "train.keep: the weights of epoch" in logged(out) and (out / "predictions.png").exists()
+    assert "train.keep: the weights of epoch" in logged(out)
 
 
 @pytest.mark.parametrize("stage,score", [("detect", "ap"), ("segment", "miou")])
@@ -185,14 +185,13 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
         "Detection: scores on the test images",
         "mask AP",
         "Segmentation: scores",
-        "Test images: truth and prediction",
     ):
         assert text in page
     assert page.count('alt="Curves"') == len(STAGES)
 
 
 def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
-    """What the run found on its test images, as a dataset in COCO's format, and pictures; the same from Python."""
+    """What the run found on its test images, as a dataset in COCO's format; the same from Python."""
     (tmp_path / "broken.png").write_bytes(b"none")
     images, argv = trees / "coco" / "test", ["predict", "--init", str(whole / "detect"), "--min_score", "0"]
     assert call([*argv, str(images), str(tmp_path / "broken.png"), "--out", str(tmp_path / "out")]) == 0
@@ -207,9 +206,6 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
         assert one["image_id"] + 99 == other["image_id"] and one["category_id"] == other["category_id"]
         assert one["bbox"] == pytest.approx(other["bbox"], abs=0.01)
         assert one["score"] == pytest.approx(other["score"], abs=1e-4) and one["segmentation"]["size"]
-    pictures = sorted((tmp_path / "out" / "pictures").rglob("*.jpg"))
-    assert [path.name for path in pictures] == ["000.jpg", "001.jpg", "002.jpg"]
-    assert Image.open(pictures[0]).size == Image.open(images / "000.png").size
     assert call([*argv, str(images), "--min_score", "1", "--out", str(tmp_path / "none")]) == 0
     assert "no box has a score of 1 or more" in capsys.readouterr().err
 
@@ -231,7 +227,6 @@ def test_masks_on_any_files(whole, trees, tmp_path):
     for name, wanted in predicted(whole / "segment", trees).items():
         mask = Image.open(out / "masks" / name)
         assert mask.mode == "L" and (np.asarray(mask) == wanted).all()
-        assert (out / "pictures" / name).with_suffix(".jpg").exists()
     assert not (out / "predictions.json").exists()
     (found,) = idmm.load_predictor(whole / "segment").predict(images / "000.png")
     assert found.mask.shape == found.size and found.mask.max() < 4 and found.objects is None and found.masks is None

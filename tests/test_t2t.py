@@ -11,7 +11,6 @@ class TestContract(Contract):
     kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16, "token_drop_rate": 0.0}
     dim = 32
     resized = ["pos_embed"]
-    levels = 2
     layers = ["cls_token", "blocks.0.", "blocks.1.", "head."]
     official = {  # of both sizes; the positions are the public code's own
         "t2t_vit_7": ([0.35596, -0.18962, 0.51601, 0.10589, 0.45958, -0.2189, 0.01722, -0.57], 264.08688),

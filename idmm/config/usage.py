@@ -49,7 +49,7 @@ class UseConfig(Inference):
 
 @section
 class PredictConfig(UseConfig):
-    """Predict the classes of images with their probabilities (or boxes or masks, with pictures of them)."""
+    """Predict the classes of images with their probabilities (or boxes or masks)."""
 
     paths: list[str] = Field(REQUIRED, min_length=1)
     """Images, and folders of images at any depth."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from idmm.config import DetectConfig, parsing
-from idmm.dense.evaluate import Objects, detect_objects, detection_scores
+from idmm.dense.evaluate import detect_objects, detection_scores
 from idmm.dense.method import Detection
 from idmm.dense.stage import DenseEvaluator, train
 from idmm.files import write_csv, write_text
@@ -59,9 +59,3 @@ class BoxEvaluator(DenseEvaluator):
         for number, objects in self.objects.items():
             results += objects.results(self.targets[number].image_id, self.dense.categories)
         write_text(folder / "predictions.json", json.dumps(results) + "\n")
-
-    def pair(self, number):
-        target, objects = self.targets[number], self.objects[number]
-        fields = objects.boxes, objects.labels, objects.scores, objects.segments
-        most = len(target.boxes)  # only as many predictions as true objects, by score
-        return target, Objects(*(values if values is None else values[:most] for values in fields))

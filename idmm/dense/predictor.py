@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from idmm import distributed
-from idmm.data.images import composite, fitted
+from idmm.data.images import fitted
 from idmm.data.views import normalise
 from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
 from idmm.dense.network import build_network
@@ -117,12 +117,6 @@ class Predictor:
                         objects = on_file(output, size, net.size)
                     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
                     yield Found(path, size, objects, mask)
-
-    def picture(self, image: AnyImage, side: int) -> np.ndarray:
-        """Return an image for viewing, its long side at most ``side`` pixels, uint8 [H, W, 3]."""
-        pixels = self.network.read(image, self.max_pixels).pixels
-        h, w = pixels.shape[:2]
-        return composite(fitted(pixels, max(1, round(side * min(h, w) / max(h, w)))))
 
 
 def load_predictor(

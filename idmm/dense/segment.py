@@ -82,8 +82,3 @@ class PixelEvaluator(DenseEvaluator):
         for name, count, *values in zip(self.dense.classes, pixels, iou.tolist(), accuracy.tolist(), strict=True):
             rows.append([name, count, *("" if np.isnan(value) else round(value, 2) for value in values)])
         write_csv(folder / "per_class.csv", rows)
-
-    def pair(self, number):
-        target = self.targets[number]
-        with Image.open(self._file(number)) as image:
-            return target.mask(), np.asarray(image) - np.uint8(target.first)

@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -20,7 +19,7 @@ from idmm.dense.transforms import DenseTransform
 from idmm.errors import RunError, listed
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
-from idmm.progress import counting, drawing
+from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.stages.images import check_val, log_values
 from idmm.stages.outputs import ending, export_dense, length_result, load_best
@@ -31,7 +30,6 @@ from idmm.training.run_context import RunContext
 
 log = logging.getLogger("idmm")
 RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # in metrics.jsonl
-PICTURES, PICTURE_SIDE = 8, 480  # test images in predictions.png, and their long side at least (pixels)
 
 
 @dataclass(frozen=True)
@@ -139,10 +137,6 @@ class DenseEvaluator(Evaluator):
     def write(self, folder: Path) -> None:
         """Write the latest scores per class and predictions per image."""
 
-    @abstractmethod
-    def pair(self, number: int) -> tuple[Any, Any]:
-        """Return truth and latest prediction of an image, for :func:`idmm.dense.pictures.painted`."""
-
 
 def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[DenseEvaluator], metric: str) -> dict:
     """Train and evaluate a network for boxes or masks, see :func:`idmm.detect` and :func:`idmm.segment`.
@@ -214,23 +208,6 @@ def _final_scores(run: RunContext, network: nn.Module, evaluator: DenseEvaluator
         scores = evaluator.latest or evaluator.scores(network, final=True)
     if folder.leader:
         evaluator.write(folder.path)
-        with drawing("predictions.png"):
-            _draw_pairs(evaluator, folder.path)
     text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
     log.info("%s: %s on %d test images", folder.path, text, len(evaluator.store))
     return scores
-
-
-def _draw_pairs(evaluator: DenseEvaluator, folder: Path) -> None:
-    """Draw truth and prediction of some test images, spread evenly."""
-    from idmm.dense.pictures import painted, pairs_figure
-    from idmm.figures import save  # importing matplotlib takes a second
-
-    store, pairs = evaluator.store, []
-    for n in np.unique(np.linspace(0, len(store) - 1, PICTURES).astype(int)).tolist():
-        image, size = store.picture(n), evaluator.targets[n].size
-        times = max(1, PICTURE_SIDE // max(image.shape))
-        image = image.repeat(times, 0).repeat(times, 1)
-        drawn = [painted(image, target, size, evaluator.dense.classes) for target in evaluator.pair(n)]
-        pairs.append((store.names[n], *drawn))
-    save(pairs_figure(pairs, f"{folder.name}: test images"), folder / "predictions.png")

@@ -1,8 +1,7 @@
-"""``idmm predict`` by a run of ``idmm detect`` or ``idmm segment``: boxes or masks on images, and pictures of them."""
+"""``idmm predict`` by a run of ``idmm detect`` or ``idmm segment``: boxes or masks on images."""
 
 import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,11 @@ from idmm.evaluation.inputs import inputs, network_options, report_unreadable
 from idmm.files import filling, saved_info, write_json
 from idmm.progress import log
 
-PICTURE = 1280  # longest side of a picture (pixels)
-
 
 def predict_dense(config: PredictConfig) -> str:
     """Write the boxes or masks of images to the folder ``config.out``, and return a summary.
 
-    There is ``predictions.json`` in COCO's format (boxes) or ``masks/`` (a PNG of class numbers for each image), and
-    ``pictures/``, the images with boxes or masks drawn on them.
+    There is ``predictions.json`` in COCO's format (boxes) or ``masks/`` (a PNG of class numbers for each image).
 
     Raises:
         UserError: A key of classifiers was set, no readable images, or ``out`` cannot be written.
@@ -32,7 +28,6 @@ def predict_dense(config: PredictConfig) -> str:
     task = saved_info(config.init, "model")["task"]
     checks = [lambda: _check(config, task), lambda: needed(config.init, DENSE_LIBRARIES[task], "dense")]
     out, images = inputs(config, "model", None, *checks)
-    from idmm.dense.pictures import painted
     from idmm.dense.predictor import MIN_SCORE, load_predictor  # torch takes seconds, a mistake is reported at once
 
     predictor, unreadable = load_predictor(config.init, **network_options(config)), {}
@@ -43,17 +38,14 @@ def predict_dense(config: PredictConfig) -> str:
     dataset: dict[str, list] = {"images": [], "annotations": [], "categories": categories}  # COCO's format
     with filling(out) as folder:
         for prediction in predictor.each(paths, unreadable, min_score, "predicting"):
-            stem, (height, width) = stems[prediction.path], prediction.size
-            number = len(dataset["images"]) + 1
+            (height, width), number = prediction.size, len(dataset["images"]) + 1
             dataset["images"].append(
                 {"id": number, "file_name": names[prediction.path], "width": width, "height": height}
             )
-            targets = prediction.objects if prediction.mask is None else prediction.mask
-            picture = painted(predictor.picture(prediction.path, PICTURE), targets, prediction.size, predictor.classes)
-            Image.fromarray(picture).save(_made(folder / "pictures" / f"{stem}.jpg"))
             if prediction.mask is not None:
-                mask = prediction.mask + np.uint8(predictor.categories[0])
-                Image.fromarray(mask).save(_made(folder / "masks" / f"{stem}.png"))
+                path = folder / "masks" / f"{stems[prediction.path]}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(prediction.mask + np.uint8(predictor.categories[0])).save(path)
             else:
                 _annotate(dataset["annotations"], prediction.objects.results(number, predictor.categories))
         report_unreadable(unreadable, len(images))
@@ -88,11 +80,6 @@ def _names(paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     stems = {path: os.path.splitext(name)[0] for path, name in names.items()}
     counts = Counter(stem.casefold() for stem in stems.values())
     return names, {path: stem if counts[stem.casefold()] == 1 else names[path] for path, stem in stems.items()}
-
-
-def _made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _annotate(annotations: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:

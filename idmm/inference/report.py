@@ -94,8 +94,7 @@ def _set_labels(runs: list[RunFacts]) -> None:
 # ---------------------------------------------------------------------- pictures, comparisons
 def _pictures(run: Path) -> dict[str, Path]:
     """Return the pictures of a run by their titles."""
-    files = {"Test images: truth and prediction": run / "predictions.png"}
-    folds = _folds(run)
+    files, folds = {}, _folds(run)
     for fold in folds:
         of_fold = "" if len(folds) == 1 else f" of {fold.name}"
         files[f"Curves{of_fold}"], files[f"Confusion matrix{of_fold}"] = fold / "curves.png", fold / "confusion.png"

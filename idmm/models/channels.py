@@ -23,15 +23,9 @@ def repeated(weight: Tensor, in_chans: int) -> Tensor:
 def adapt_input(model: nn.Module, state: dict[str, Tensor], in_chans: int, label: str) -> tuple[dict[str, Tensor], str]:
     """Return weights whose first layer fits a model of ``in_chans`` channels, and a description of the change.
 
-    If a model's first layer is no plain convolution, the model may have a method ``adapt_input(state, in_chans)``. It
-    returns the new state and the number of channels before, or None for no change. T2T-ViT has it.
-
     Raises:
         UserError: The first layer cannot be adapted. ``label`` begins the message.
     """
-    if hasattr(model, "adapt_input"):
-        state, base = model.adapt_input(state, in_chans) or (state, None)
-        return state, "" if base is None else _description("the first layer", base, in_chans)
     names = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
     adapted, base, targets = {}, 0, model.state_dict()
     for key in (f"{name}.weight" for name in ([names] if isinstance(names, str) else names)):

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, Mlp, get_act_layer, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from idmm.models.base import (
@@ -201,22 +200,6 @@ class CvT(TokenModel):
         for stage in self.stages[:-1]:
             x = as_map(*stage(x))
         return self.norm(self.stages[-1](x)[0])
-
-    def forward_intermediates(
-        self, x: Tensor, indices: int | list[int] | None = None, intermediates_only: bool = False
-    ):  # fmt: skip
-        """Return the result of ``forward_features`` and outputs of stages, [B, D, h, w], as timm's models do.
-
-        ``indices`` are numbers of stages. A single number means the last so many, None all.
-        """
-        take, _ = feature_take_indices(len(self.stages), indices)
-        outputs = []
-        for i, stage in enumerate(self.stages):
-            tokens, grid = stage(x)
-            x = as_map(tokens[:, stage.prefix :], grid)
-            if i in take:
-                outputs.append(x.contiguous())
-        return outputs if intermediates_only else (self.norm(tokens), outputs)
 
 
 _cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")

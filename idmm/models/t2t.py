@@ -12,13 +12,11 @@ import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, resample_abs_pos_embed, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from idmm.models.base import (
     WINDOWS,
-    Grid,
     TokenModel,
     as_map,
     checked_size,
@@ -27,7 +25,6 @@ from idmm.models.base import (
     timm_cfg,
     window_grids,
 )
-from idmm.models.channels import repeated
 
 
 class TokenPerformer(nn.Module):
@@ -178,53 +175,13 @@ class T2TViT(TokenModel):
         """Return patterns of parameters per layer, for layer-wise learning rates."""
         return dict(stem=r"^cls_token|patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
 
-    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
-        """Return tokens with positions, [B, in_chans, H, W] -> [B, 1 + h w, D], the class token first, and the grid."""
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return normalised tokens, [B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
         tokens, grid = self.patch_embed(x), window_grids(tuple(x.shape[-2:]))[-1]
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
         old = list(self.patch_embed.grid_size)
         positions = resample_abs_pos_embed(self.pos_embed, list(grid), old, antialias=self.antialias_positions)
-        return tokens + positions, grid
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return normalised tokens, [B, in_chans, H, W] -> [B, 1 + h w, D]."""
-        return self.norm(self.blocks(self.embed(x)[0]))
-
-    def forward_intermediates(
-        self, x: Tensor, indices: int | list[int] | None = None, intermediates_only: bool = False
-    ):  # fmt: skip
-        """Return the result of ``forward_features`` and outputs of blocks, [B, D, h, w], as timm's models do.
-
-        ``indices`` are numbers of blocks. A single number means the last so many, None all.
-        """
-        take, _ = feature_take_indices(len(self.blocks), indices)
-        (x, grid), outputs = self.embed(x), []
-        for i, block in enumerate(self.blocks):
-            x = block(x)
-            if i in take:
-                outputs.append(as_map(x[:, 1:], grid).contiguous())
-        return outputs if intermediates_only else (self.norm(x), outputs)
-
-    def adapt_input(self, state: dict[str, Tensor], in_chans: int) -> tuple[dict[str, Tensor], int] | None:
-        """Return weights for ``in_chans`` channels and the number of channels before, or None for no change.
-
-        The first layer is linear in a layer norm over a window's pixels. The norm's scale and shift are moved into the
-        linear layer, w (x s + b) = (w s) x + w b, whose channels are then repeated as for a convolution.
-        """
-        names = ("norm1.weight", "norm1.bias", "kqv.weight", "kqv.bias")
-        norm, shift, weight, bias = names = [f"patch_embed.performer1.{name}" for name in names]
-        pixels = WINDOWS[0][0] ** 2
-        if any(name not in state for name in names) or len(state[norm]) == in_chans * pixels:
-            return None
-        base, wide = len(state[norm]) // pixels, in_chans * pixels
-        folded = (state[weight] * state[norm]).unflatten(1, (base, pixels))  # [3 D, C, kernel^2]
-        new = {
-            norm: state[norm].new_ones(wide),
-            shift: state[shift].new_zeros(wide),
-            weight: repeated(folded, in_chans).flatten(1),
-            bias: state[bias] + state[weight] @ state[shift],
-        }
-        return {**state, **new}, base
+        return self.norm(self.blocks(tokens + positions))
 
 
 def _soft_split(x: Tensor, window: tuple[int, int, int]) -> Tensor:
