@@ -28,7 +28,7 @@ def outputs(model, images):
     return model(images)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [name for name in SMALL if not name.startswith("t2t")])  # its stem is no convolution
 def test_an_image_whose_channels_repeat_gives_the_same(name):
     """Six channels that are two times three, and one that is three equal ones: what the weights for three give."""
     before, images = built(name, 3), torch.randn(2, 3, 64, 64)
