@@ -11,8 +11,6 @@
     clf = idmm.load_classifier("runs/b")
     clf.predict(["a.jpg", image, array])[0].label          # its class, also .probability and .top
     idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
-    predictor = idmm.load_predictor("runs/d")
-    predictor.predict(["a.jpg", image])[0].objects.boxes   # pixels, also .labels and .scores
 
 ``idmm pretrain --help`` and its like list the keys of a config.
 Building blocks: ``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
@@ -32,7 +30,6 @@ _FUNCTIONS = {
     "probe": "idmm.stages.probe",
     "load_backbone": "idmm.models.weights",
     "load_classifier": "idmm.evaluation.predictor",
-    "load_predictor": "idmm.dense.predictor",
     "embed": "idmm.evaluation.predictor",
 }
 _PACKAGES = ("data", "losses", "models", "transfer")  # idmm.transfer can be called

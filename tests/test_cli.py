@@ -406,7 +406,7 @@ def test_load_backbone(stage, whole):
 
 def test_front_door_knows_its_names():
     calls = {"train", "pretrain", "finetune", "detect", "segment", "probe", "transfer", "embed"}
-    calls |= {"load_backbone", "load_classifier", "load_predictor"}
+    calls |= {"load_backbone", "load_classifier"}
     assert set(idmm.__all__) == calls | {"data", "losses", "models"}
     assert all(f"idmm.{name}(" in idmm.__doc__ for name in calls)
     for name in [*idmm.__all__, *re.findall(r"``idmm\.([\w.]+)``", idmm.__doc__)]:

@@ -11,7 +11,7 @@ from idmm.config.dense import DENSE_LIBRARIES
 from idmm.config.usage import PredictConfig
 from idmm.data.split import counted
 from idmm.errors import UserError, needed
-from idmm.evaluation.inputs import inputs, network_options, report_unreadable
+from idmm.evaluation.inputs import inputs, report_unreadable
 from idmm.files import filling, saved_info, write_json
 from idmm.progress import log
 
@@ -28,26 +28,28 @@ def predict_dense(config: PredictConfig) -> str:
     task = saved_info(config.init, "model")["task"]
     checks = [lambda: _check(config, task), lambda: needed(config.init, DENSE_LIBRARIES[task], "dense")]
     out, images = inputs(config, "model", None, *checks)
-    from idmm.dense.predictor import MIN_SCORE, load_predictor  # torch takes seconds, a mistake is reported at once
+    from idmm.dense.predictor import MIN_SCORE, load_network, predict_files  # torch takes seconds
+    from idmm.models.weights import read_checkpoint
 
-    predictor, unreadable = load_predictor(config.init, **network_options(config)), {}
+    saved, unreadable = read_checkpoint(config.init, "init", "model"), {}
+    network = load_network(saved, config.device, config.batch_size)
     min_score = MIN_SCORE if config.min_score is None else config.min_score
     paths = [image.path for image in images]
     names, stems = _names(paths)
-    categories = [{"id": n, "name": name} for n, name in zip(predictor.categories, predictor.classes, strict=True)]
+    classes = zip(saved.extra["categories"], saved.extra["classes"], strict=True)
+    categories = [{"id": number, "name": name} for number, name in classes]
     dataset: dict[str, list] = {"images": [], "annotations": [], "categories": categories}  # COCO's format
     with filling(out) as folder:
-        for prediction in predictor.each(paths, unreadable, min_score, "predicting"):
-            (height, width), number = prediction.size, len(dataset["images"]) + 1
-            dataset["images"].append(
-                {"id": number, "file_name": names[prediction.path], "width": width, "height": height}
-            )
-            if prediction.mask is not None:
-                path = folder / "masks" / f"{stems[prediction.path]}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(prediction.mask + np.uint8(predictor.categories[0])).save(path)
+        predictions = predict_files(network, task, paths, config.max_pixels, min_score, unreadable)
+        for path, (height, width), prediction in predictions:
+            number = len(dataset["images"]) + 1
+            dataset["images"].append({"id": number, "file_name": names[path], "width": width, "height": height})
+            if task == "segment":
+                file = folder / "masks" / f"{stems[path]}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(prediction + np.uint8(saved.extra["categories"][0])).save(file)
             else:
-                _annotate(dataset["annotations"], prediction.objects.results(number, predictor.categories))
+                _annotate(dataset["annotations"], prediction.results(number, saved.extra["categories"]))
         report_unreadable(unreadable, len(images))
         if task == "detect":
             write_json(folder / "predictions.json", dataset)
