@@ -122,7 +122,7 @@ class PretrainConfig(Common):
             config = replace(config, train=replace(self.train, warmup_epochs=warmup))
             notes.append(f"train.warmup_epochs: {warmup:g}, {self.method.name}'s")
         faults = [*self.method.missing_libraries(), *config._label_faults(), *self.method.crop_faults(views.crops)]
-        faults += [*config._drloc_faults(), *config.batch_faults(self.train.batch_size)]
+        faults += config.batch_faults(self.train.batch_size)
         if faults:
             raise UserError(*faults)
         return config, notes
@@ -145,15 +145,6 @@ class PretrainConfig(Common):
             why = f"{self.method.name} cannot use images without labels"
             return [f"data.labelled: {why}. Use data.subset to draw the images to train on."]
         return ["data.labelled: no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"]
-
-    def _drloc_faults(self) -> list[str]:
-        """Return a fault per group of crops whose size drloc cannot use: its head knows one grid."""
-        if not self.drloc.weight:
-            return []
-        size = self.views.size
-        why = f"drloc.weight is {self.drloc.weight:g}, and its loss takes only crops of views.size ({size})"
-        sizes = enumerate(self.views.group_sizes())
-        return [f"views.crops[{n}].size: got {side}, but {why}" for n, side in sizes if side != size]
 
     def batch_faults(self, batch_size: int) -> list[str]:
         """Return a fault if the method compares the images of a pass and a pass has one.

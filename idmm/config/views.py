@@ -54,8 +54,6 @@ class CropGroup(Colours):
     """Crops per image."""
     scale: Share = field(default_factory=lambda: [0.14, 1.0])
     """Smallest and largest share of the image's area that a crop covers, in (0, 1]."""
-    size: int | None = Field(None, ge=8)
-    """Side of these crops (pixels). Default: views.size."""
 
     @model_serializer(mode="wrap")
     def _without_null(self, serialize: Any) -> dict[str, Any]:
@@ -72,13 +70,9 @@ class Views(Colours):
     """Random crops and colours of pretraining. Null means the method's own value."""
 
     size: int = Field(112, ge=8)
-    """Side of the crops and of evaluated images (pixels). Groups of crops may have their own."""
+    """Side of the crops and of evaluated images (pixels)."""
     crops: list[CropGroup] | None = Field(None, min_length=1)
-    """Groups of crops, e.g. '[{count: 2}, {count: 4, scale: [0.05, 0.4], size: 64}]'. Default: the method's."""
-
-    def group_sizes(self) -> list[int]:
-        """Return the side of each group's crops (pixels)."""
-        return [group.size or self.size for group in self.crops]
+    """Groups of crops, e.g. '[{count: 2}, {count: 4, scale: [0.05, 0.4]}]'. Default: the method's."""
 
 
 def colours_of(*levels: Colours) -> Colours:
@@ -87,15 +81,9 @@ def colours_of(*levels: Colours) -> Colours:
     return Colours(**{name: next(v for v in options if v is not None) for name, options in values.items()})
 
 
-def global_groups(crops: list[CropGroup], size: int | None = None) -> int:
-    """Return how many groups hold global crops: the first ones, as long as scale and size are the first group's.
-
-    Args:
-        crops: All groups.
-        size: Side of the crops of groups without a size of their own (pixels).
-    """
-    kinds = [(group.scale, group.size or size) for group in crops]
-    return next((n for n, kind in enumerate(kinds) if kind != kinds[0]), len(crops))
+def global_groups(crops: list[CropGroup]) -> int:
+    """Return how many groups hold global crops: the first ones, as long as their scale is the first group's."""
+    return next((n for n, group in enumerate(crops) if group.scale != crops[0].scale), len(crops))
 
 
 @section

@@ -286,10 +286,10 @@ class MultiCropTransform:
         """Return ``views`` (a list of float [B, count, C, S, S], one per group), ``index`` and ``label``."""
         images, sizes = [self.store.image(i) for i in indices], self.store.sizes[indices]
         views = []
-        for number, (group, size) in enumerate(zip(self.config.crops, self.config.group_sizes(), strict=True)):
+        for number, group in enumerate(self.config.crops):
             key = derive(self.seed, "views", epoch, number)
             plan = draw_views(self.config, group, key, indices, sizes)
-            views.append(make_views(images, plan, size, self.mean, self.std))
+            views.append(make_views(images, plan, self.config.size, self.mean, self.std))
         return numbered({"views": views}, self.store, indices)
 
 

@@ -1,6 +1,5 @@
 """The interface of a method for the training loop: a loss for a batch."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -86,12 +85,11 @@ class Method(nn.Module):
             The output, one row per image ([B, d] without ``head``), the extra loss and its values for the log.
         """
         backbone = self.backbone
+        images = images if isinstance(images, Tensor) else torch.cat(images)  # all crops in one pass
         with one_image_norms(backbone, images):
             if self.localization is not None:
-                images = images if isinstance(images, Tensor) else torch.cat(images)
                 return self.localization(backbone, images, key, head)
-            network = backbone if head is None else lambda part: head(backbone.forward_features(part))
-            return run_by_size(network, images), 0.0, {}
+            return backbone(images) if head is None else head(backbone.forward_features(images)), 0.0, {}
 
     @property
     def starts_from_features(self) -> bool:
@@ -120,17 +118,3 @@ class Method(nn.Module):
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Return the method's own measures, from pooled features [B, d] of ``exported`` and numbers of images [B]."""
         return {}
-
-
-def run_by_size(network: Callable[[Tensor], Tensor], images: Tensor | Sequence[Tensor]) -> Tensor:
-    """Run one or several tensors of images [B, C, S, S], those of one size in one pass; return their rows in order."""
-    if isinstance(images, Tensor):
-        return network(images)
-    by_size: dict[torch.Size, list[int]] = defaultdict(list)
-    for number, part in enumerate(images):
-        by_size[part.shape[-2:]].append(number)
-    rows: dict[int, Tensor] = {}  # by the part's number
-    for numbers in by_size.values():
-        same = [images[number] for number in numbers]
-        rows |= zip(numbers, network(torch.cat(same)).split([len(part) for part in same]), strict=True)
-    return torch.cat([rows[number] for number in range(len(images))])

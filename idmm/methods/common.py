@@ -10,7 +10,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from idmm.config import Method
 from idmm.distributed import gather_rows
-from idmm.methods.base import run_by_size
 from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import feature_width
 from idmm.models.build import one_image_norms
@@ -18,7 +17,7 @@ from idmm.seeding import numpy_rng
 
 
 def crops_of(batch: dict) -> list[Tensor]:
-    """Return the crops of a batch one by one, each [B, C, S, S] at its group's size S."""
+    """Return the crops of a batch one by one, each [B, C, S, S]."""
     return [crop for group in batch["views"] for crop in group.unbind(1)]
 
 
@@ -128,9 +127,10 @@ class MomentumEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor | Sequence[Tensor]) -> Tensor:
-        """Run the copies on images [B, C, S, S], or on several such, as :func:`run_by_size` takes them."""
+        """Run the copies on images [B, C, S, S], or on several such in one pass."""
+        images = images if isinstance(images, Tensor) else torch.cat(images)
         with one_image_norms(self.copies[0], images):
-            return run_by_size(self.copies, images)
+            return self.copies(images)
 
     def train(self, mode: bool = True) -> "MomentumEncoder":
         """Put only batch norms into training mode."""

@@ -19,7 +19,7 @@ WARMUP_TEMPERATURE, WARMUP_EPOCHS, SHORT = 0.04, 30, 10
 class DINO(Method):
     """Cross-entropy (Eq. 2) of every crop's softmax with the teacher's of the other global crops.
 
-    The crops of the first group are global, and those of the next groups with its scale and size. The teacher's
+    The crops of the first group are global, and those of the next groups with its scale. The teacher's
     backbone is exported, as in the paper.
     """
 

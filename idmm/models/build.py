@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import timm
@@ -180,7 +180,7 @@ def prefers_channels_last(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def one_image_norms(model: nn.Module, images: torch.Tensor | Sequence[torch.Tensor]) -> Iterator[None]:
+def one_image_norms(model: nn.Module, images: torch.Tensor) -> Iterator[None]:
     """Let a batch of one image pass through batch norms in training, as a run's last batch may have one.
 
     torch refuses a batch norm with one value per channel (a 1x1 map, as in most ConvNets at 32 pixels). Such a norm
@@ -188,9 +188,9 @@ def one_image_norms(model: nn.Module, images: torch.Tensor | Sequence[torch.Tens
 
     Args:
         model: Its batch norms are used.
-        images: The inputs inside the block, [B, C, H, W] or several of them.
+        images: The inputs inside the block, [B, C, H, W].
     """
-    if all(len(batch) > 1 for batch in ([images] if isinstance(images, torch.Tensor) else images)):
+    if len(images) > 1:
         yield
         return
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]

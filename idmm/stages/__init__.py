@@ -40,7 +40,9 @@ class Phase:
     epochs: int
     batch_size: int  # images per optimizer step
     lr: float | None = None  # peak learning rate; None before the config is resolved
-    other_sizes: tuple[tuple[str, int], ...] = ()  # of crops: the field that holds each size, and the size (pixels)
+    other_sizes: tuple[
+        tuple[str, int], ...
+    ] = ()  # of evaluation: the field that holds each size, and the size (pixels)
 
     def steps(self, images: int) -> int:
         """Return the optimizer steps on that many training images. The last, smaller batch of an epoch is one."""
@@ -134,15 +136,12 @@ class PretrainStage(Stage):
     @property
     def phases(self) -> list[Phase]:
         train, views = self.config.train, self.config.views
-        sizes = enumerate(views.group_sizes() if views.crops else [])  # a method's own groups have the size of views
-        others = tuple((f"views.crops[{n}].size", size) for n, size in sizes if size != views.size)
-        return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr, others)]
+        return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr)]
 
     def stored_size(self, size: int) -> "StoredSize":
         from idmm.data.views import short_side_bound
 
-        views = replace(self.config.views, size=size)
-        return max(map(short_side_bound, views.group_sizes(), (group.scale[0] for group in views.crops)))
+        return max(short_side_bound(size, group.scale[0]) for group in self.config.views.crops)
 
     @property
     def needs(self) -> Needs:

@@ -114,7 +114,7 @@ def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: tor
         epochs=phase.epochs,
         steps=phase.steps(count),
         classes=None if images.train.classes is None else len(images.train.classes),
-        global_groups=global_groups(config.views.crops, config.views.size),
+        global_groups=global_groups(config.views.crops),
         labelled=_count_labels(images.train),
     )
     with seeded(derive(config.seed, "method")):
