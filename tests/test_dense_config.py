@@ -71,7 +71,6 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
         ([*detect, "--data.subset", "{per_class: 2}"], "data.subset.per_class: unknown key"),
         ([*detect, "--data.root", masks], "has no annotations of objects to train on, expected"),
         ([*segment, "--data.root", coco], "has no images with masks to train on, expected"),
-        ([*detect, "--data.root", coco, "--model.masks", "true"], "model.masks: true, but no box"),
         ([*detect, "--data.root", coco, "--train.size", 72], "train.size: image size 72x72: expected a multiple"),
         ([*detect, "--data.root", coco, "--train.keep", "best"], "train.keep: best chooses by val"),
         ([*segment, "--data.root", masks, "--out", masks / "images" / "x"], "lies among the images of"),

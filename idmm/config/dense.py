@@ -53,8 +53,8 @@ class DenseModel(Backbone):
 class DetectModel(DenseModel):
     """The backbone, and the detector on it."""
 
-    masks: bool | None = None
-    """Also predict a mask per box (Mask R-CNN). Default: true if all training boxes have an outline or a mask."""
+    masks: bool = True
+    """Also predict a mask per box (Mask R-CNN) if all training boxes have an outline."""
 
 
 @section

@@ -255,23 +255,15 @@ def _faults(kind: type, error: dict, origin: dict[str, str]) -> list[str]:
         tag, tags = error["ctx"]["tag"], error["ctx"]["expected_tags"]
         return [f"{key}.name: got '{tag}', expected one of {tags}{place}"]
     got = "null" if error["input"] is None else repr(error["input"])
-    return [f"{key}: got {got}, expected {_expected(kind, key, error)}{place}"]
+    return [f"{key}: got {got}, expected {_expected(error)}{place}"]
 
 
-def _expected(kind: type, key: str, error: dict) -> str:
-    """Return the expectation of pydantic, with an example if it is a section or a list."""
+def _expected(error: dict) -> str:
+    """Return the expectation of pydantic."""
     text = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
     text = re.sub(r"a (valid )?dictionary( or .*)?", "a mapping", text)
     text = re.sub(r"\w+ should have (at \w+ \d+ items?).*", r"\1", text)
-    text = text.replace("a valid integer", "an integer").replace("a valid ", "a ")
-    if not isinstance(error["input"], str | int | float):
-        return text
-    inner = [known for known in keys_of(kind) if known.key.rpartition(".")[0] in (_shape(key), f"{_shape(key)}[]")]
-    inner.sort(key=lambda known: type(error["input"]) not in options(known.kind))  # the first that accepts the value
-    name = inner[0].key.rpartition(".")[2] if inner else ""
-    example = f"{{{name}: {error['input']}}}" if name else error["input"]
-    example = f"[{example}]" if error["type"] == "list_type" else example
-    return f"{text}, such as '{example}'" if name or error["type"] == "list_type" else text
+    return text.replace("a valid integer", "an integer").replace("a valid ", "a ")
 
 
 def _described(kind: type, key: str) -> str:

@@ -37,22 +37,10 @@ def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
     return _read(read_coco, data, progress)
 
 
-def read_boxes(data: config.Data, masks: bool | None, progress: bool = False) -> DenseSplits:
-    """Return the images and boxes of :func:`read_detection`, with outlines only if masks are learned.
-
-    Args:
-        data: As there.
-        masks: ``model.masks``; None: if there are outlines.
-        progress: As there. The log then has the number of boxes per class, too.
-
-    Raises:
-        UserError: ``masks`` is true and no training image has an outline. See also there.
-    """
+def read_boxes(data: config.Data, masks: bool, progress: bool = False) -> DenseSplits:
+    """Return the result of :func:`read_detection`, without outlines if no ``masks`` are learned, and log its size."""
     splits = read_detection(data, progress)
-    if masks and not splits.outlined:
-        line = "model.masks: true, but no box of the training images has an outline, expected null or false"
-        raise UserError(line)
-    masks = splits.outlined if masks is None else masks
+    masks = masks and splits.outlined
     labels = np.concatenate([target.labels[~target.crowd] for target in splits.targets["train"]])
     counts = zip(splits.classes, np.bincount(labels, minlength=len(splits.classes)).tolist(), strict=True)
     if progress:
