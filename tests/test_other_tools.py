@@ -161,8 +161,6 @@ def test_what_no_network_fits(tmp_path):
     torch.save(dino(state, weights("vit", 1)), tmp_path / "a.pth")
     line = refusal(read_checkpoint(tmp_path / "a.pth").load_into, create_backbone("resnet18"))
     assert "is a checkpoint of another model: only 0 of 60 weights fit resnet18. Missing: conv1.weight" in line
-    assert "its entries: student, teacher, dino_loss, optimizer, epoch, args, fp16_scaler" in line
-    assert line.endswith("24 of 65 weights begin with 'student.module.backbone.blocks.'")
     wide = create_backbone("vit_tiny_patch16_224", 32, **{**VIT, "embed_dim": 64})
     line = refusal(read_checkpoint(tmp_path / "a.pth").load_into, wide)
     assert "cls_token: 1x1x32 in the checkpoint, 1x1x64 in the model" in line
@@ -170,7 +168,7 @@ def test_what_no_network_fits(tmp_path):
     for content in ({"a\nb": {"c\x1b": torch.ones(2)}, ("d", "e\n"): 3}, {"epoch\n": 3, 4: {}, "state_dict": {}}):
         torch.save(content, tmp_path / "b.pth")
         line = refusal(lambda: read_checkpoint(tmp_path / "b.pth").load_into(model))
-        assert r"its entries: 'a\nb', ('d', 'e\n')" in line or r"no weights (its entries: 'epoch\n', 4, state" in line
+        assert r"Unknown: 'c\x1b'" in line or r"no weights (its entries: 'epoch\n', 4, state" in line
     for values in (state["norm.weight"].to_sparse(), state["norm.weight"].to("meta"), state["norm.weight"] * 1j):
         torch.save({**state, "norm.weight": values}, tmp_path / "b.pth")
         line = refusal(read_checkpoint(tmp_path / "b.pth").load_into, model)

@@ -141,13 +141,3 @@ def count_others(names: Iterable[str], prefix: str) -> Counter[str]:
             begin = shared[0] + shared[1]
             counts[begin + name[len(begin) :].partition(".")[0]] += 1
     return counts
-
-
-def contents(names: Iterable[str], others: Iterable[str]) -> str:
-    """Describe a file for a message: its entries, and the prefix of a third or more of its weights."""
-    names = list(names)
-    entries = dict.fromkeys([*(name.partition(".")[0] for name in names), *others])
-    counts = Counter(prefix for name in names for prefix in _prefixes(name))
-    common = max((prefix for prefix, count in counts.items() if 3 * count >= len(names)), key=len, default="")
-    share = f". {counts[common]} of {len(names)} weights begin with '{common}'" if common else ""
-    return f"its entries: {listed(entries, 8)}{share}"

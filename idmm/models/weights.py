@@ -22,7 +22,7 @@ from idmm.files import is_public, replacing, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name, pair
 from idmm.models.channels import adapt_input
 from idmm.models.hub import public_weights
-from idmm.models.nested import best_network, contents, count_others, read_weights
+from idmm.models.nested import best_network, count_others, read_weights
 
 log = logging.getLogger("idmm")
 
@@ -290,11 +290,10 @@ def _check_overlap(
     missing = [k for k in sizes if k not in state]
     if 2 * sum(sizes[k] for k in missing) <= sum(sizes.values()):
         return
-    label, names = weights_label(saved.source, saved.field), [saved.nest + k for k in saved.state]
+    label = weights_label(saved.source, saved.field)
     raise UserError(
         f"{label} is a checkpoint of another model: only {len(sizes) - len(missing)} of {len(sizes)} weights fit "
-        f"{model_name(model)}. Missing: {listed(missing, 3)}. Unknown: {listed(unknown, 3) or 'none'}; "
-        f"{contents(names, saved.others)}"
+        f"{model_name(model)}. Missing: {listed(missing, 3)}. Unknown: {listed(unknown, 3) or 'none'}"
     )
 
 
