@@ -102,25 +102,7 @@ def deep_png(array):
     return imagecodecs.png_encode(array)
 
 
-def jpeg_2000(array):
-    import imagecodecs
-
-    return imagecodecs.jpeg2k_encode(array, level=0, reversible=True)
-
-
 RGB = np.ascontiguousarray(FIVE[:, :, :3])
-
-
-@pytest.mark.parametrize("write", [deep_png, jpeg_2000, tif, npy], ids=lambda write: write.__name__)
-def test_colours_of_16_bits_stay_whole(write):
-    content = write(RGB, photometric="rgb") if write is tif else write(RGB)
-    found = read_image(content, MANY)
-    np.testing.assert_array_equal(found.pixels, RGB)
-    assert len(found.min_max) == 1, "pictures have one range"
-    if write is deep_png:
-        four = read_image(deep_png(np.dstack([RGB, np.full((20, 24), 65535, np.uint16)])), MANY, bands=Bands(4))
-        np.testing.assert_array_equal(four.pixels[:, :, :3], RGB)
-        assert (four.pixels[:, :, 3] == 65535).all()
 
 
 def test_the_axes_of_an_array():

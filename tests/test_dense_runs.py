@@ -15,7 +15,6 @@ from pycocotools import coco
 from pycocotools.cocoeval import COCOeval
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
-import idmm
 from idmm.config import Data
 from idmm.data.image_store import store_split
 from idmm.dense.evaluate import classes_on_file, segmented
