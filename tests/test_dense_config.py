@@ -68,7 +68,10 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
             [*detect, "--data.labels", "a.csv"],
             "--data.labels: unknown flag of this command, it belongs to idmm train, ",
         ),
-        ([*detect, "--data.subset", "{per_class: 2}"], "data.subset.per_class: unknown key"),
+        (
+            [*detect, "--data.root", coco, "--data.subset", "{per_class: 2}"],
+            "data.subset.per_class: these images have no",
+        ),
         ([*detect, "--data.root", masks], "has no annotations of objects to train on, expected"),
         ([*segment, "--data.root", coco], "has no images with masks to train on, expected"),
         ([*detect, "--data.root", coco, "--train.size", 72], "train.size: image size 72x72: expected a multiple"),

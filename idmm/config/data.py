@@ -11,11 +11,11 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @section
-class Part:
-    """A part of the training images, drawn without regard to labels. Give one of total and fraction."""
+class Subset:
+    """A part of the training images. Give one of per_class, total and fraction."""
 
-    per_class: ClassVar[int | None] = None
-
+    per_class: int | None = Field(None, ge=1)
+    """Images per class. Default: all."""
     total: int | None = Field(None, ge=1)
     """Images in total, drawn without regard to labels. Default: all."""
     fraction: float | None = Field(None, gt=0, le=1)
@@ -26,16 +26,8 @@ class Part:
     @model_validator(mode="after")
     def _check(self):
         if sum(value is not None for value in (self.per_class, self.total, self.fraction)) != 1:
-            raise ValueError(f"expected exactly one of {', '.join(name for name in vars(self) if name != 'seed')}")
+            raise ValueError("expected exactly one of per_class, total, fraction")
         return self
-
-
-@section
-class Subset(Part):
-    """A part of the training images. Give one of per_class, total and fraction."""
-
-    per_class: int | None = Field(None, ge=1)
-    """Images per class. Default: all."""
 
 
 def _range(value: Any) -> Any:
@@ -62,8 +54,8 @@ class Images:
     """Folder with train/CLASS/* and val/CLASS/* (or test). Pretraining takes any tree of images. Default: none."""
     workers: int | None = Field(None, ge=0)
     """Loader processes. Default: one per core but one, at most 8. 0: load in the training process."""
-    subset: Part | None = None
-    """Train on a part, e.g. '{total: 10000}' or '{fraction: 0.1}'. Default: all."""
+    subset: Subset | None = None
+    """Train on a part, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Default: all."""
     exclude: str | None = None
     """File of images to skip, one path under data.root per line. 'idmm data check' writes one. Default: none."""
     groups: str | None = None
@@ -127,8 +119,6 @@ class Images:
 class Data(Images):
     """The images."""
 
-    subset: Subset | None = None
-    """Train on a part, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Default: all."""
     labelled: Subset | None = None
     """Use only some labels, e.g. '{per_class: 5}'. The other images count as unlabelled. Default: all."""
     labels: str | None = None

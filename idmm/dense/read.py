@@ -67,9 +67,9 @@ def _read(reader: Reader, data: config.Data, progress: bool) -> DenseSplits:
     # as for class labels, with all images in one class
     splits = arranged({part: _with_labels(split, ["image"]) for part, (split, _) in parts.items()})
     splits = hold_out(narrowed(splits, data, labelled=True), data.val_fraction)
+    splits = replace(splits, **{part: _with_labels(split, None) for part, split in splits.parts.items()})
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
-    splits = replace(splits, **{part: _with_labels(split, None) for part, split in splits.parts.items()})
     if splits.test is None:
         raise LabelsMissing(
             f"data.root: '{root}' has no part 'val' or 'test' to evaluate on. "
