@@ -225,7 +225,7 @@ def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: lis
         required = [key.key for key in keys_of(kind) if key.required and "[]" not in key.key]
         missing |= {key: _described(kind, key) for key in required if flat.get(key) is None}
     # a key that was misspelled, or whose value could not be read, is not missing as well
-    named = {fault.partition("did you mean '")[2].removesuffix("'?").removeprefix("--") for fault in faults}
+    named = {fault.partition("Did you mean '")[2].removesuffix("'?").removeprefix("--") for fault in faults}
     named |= {fault.partition(":")[0].removeprefix("--") for fault in faults}
     faults += [f"{key}: missing, expected {text}" for key, text in missing.items() if key not in named]
     if faults:
