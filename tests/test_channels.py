@@ -18,6 +18,7 @@ from idmm.data.formats import BadImage
 from idmm.data.image_store import store_split
 from idmm.data.images import Bands, fitted, read_image
 from idmm.data.listing import list_images
+from idmm.data.values import mean_and_std, moments
 
 MANY = 10**6
 RUN = {**TINY, "data__in_chans": 5}
@@ -291,3 +292,8 @@ def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):
     assert "data.mean: the run in" in capsys.readouterr().err
     assert inside("pretrain", run, **given) == 0
     assert metrics(run) == metrics(folder / "whole") and same(run, folder / "whole")
+
+
+def test_the_std_of_a_constant_channel_is_1():
+    constant = np.full((2, 3, 4), 7, np.uint8)
+    assert mean_and_std(moments(constant, grey=False)) == ([0.027451] * 2, [1.0] * 2)

@@ -122,7 +122,7 @@ def test_annotations_and_images_that_cannot_be_used(tmp_path, caplog):
 
 
 def test_files_that_are_no_annotations(tmp_path):
-    """Of all parts at once; then categories of parts that differ, and two files of one."""
+    """Of all parts at once; then categories of parts that differ."""
     coco_tree(tmp_path, test=2, train=2, val=2)
     train, val, test = (tmp_path / "annotations" / f"{part}.json" for part in ("train", "val", "test"))
     good = json.loads(train.read_text())
@@ -144,9 +144,6 @@ def test_files_that_are_no_annotations(tmp_path):
     val.write_text(json.dumps({**good, "images": good["images"][:1], "annotations": []}))
     line, *_ = faults(read_detection, of(tmp_path))
     assert line == f"data.root: '{val}' has categories that are not in '{train}': 3 'nought'"
-    coco_tree(tmp_path, official=True)
-    (line,) = faults(read_detection, of(tmp_path))
-    assert "has several files of train: " in line and line.endswith(", expected one")
 
 
 def test_masks_are_those_of_the_files(tmp_path):

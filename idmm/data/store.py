@@ -69,7 +69,7 @@ def store_images(
         progress: Show a bar on standard error if this takes longer than a second.
 
     Raises:
-        UserError: Bad images of all splits in one, or a channel with a single value in all training images.
+        UserError: Bad images of all splits in one.
         RunError: An image does not fit into memory.
     """
     value_range = as_range(value_range)
@@ -91,8 +91,6 @@ def store_images(
         grey = data.channels == 1 and train.bands is None
         measured = _statistics(train, grey, progress) if distributed.rank() == 0 else None
         measured = distributed.broadcast(measured)
-        if std is None:
-            _refuse_constant(measured[1], train)
         mean, std = mean or measured[0], std or measured[1]
     known_range = None if value_range == AUTO else value_range
     held = crops[list(crops)[-1]] if crops else {}
@@ -121,18 +119,6 @@ def _statistics(store: ImageStore, grey: bool, progress: bool) -> tuple[list[flo
     label = "measuring mean and std"
     with closing(parallel_map(measured, len(store), store.names.__getitem__, label, progress)) as results:
         return mean_and_std(sum(results))  # [C, 3], integers of any size
-
-
-def _refuse_constant(std: list[float], train: ImageStore) -> None:
-    """Raise UserError if a channel has the same value in all training images."""
-    channels = list((train.bands and train.bands.chosen) or range(len(std)))
-    constant = [str(channel) for channel, value in zip(channels, std, strict=True) if not value]
-    others = [channel for channel, value in zip(channels, std, strict=True) if value]
-    if constant:
-        how = f"Use the others by --data.bands '{others}', or give --data.mean and --data.std"
-        how = how if others else "Give --data.std"
-        what = f"the training images have one value in all pixels of channel {listed(constant)}"
-        raise UserError(f"data.std: {what}. {how}")
 
 
 # ---------------------------------------------------------------------- the fingerprint

@@ -78,7 +78,7 @@ def moments(pixels: np.ndarray, grey: bool) -> np.ndarray:
 
 
 def mean_and_std(total: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of each channel from sums of :func:`moments`, exact in any order."""
+    """Return mean and standard deviation (of a constant 1) per channel from sums of :func:`moments`, in any order."""
     mean = [float(f"{s / n / WHITE:.6g}") for n, s, _ in total]
-    std = [float(f"{math.sqrt(n * q - s * s) / n / WHITE:.6g}") for n, s, q in total]  # 0 for a constant
+    std = [float(f"{math.sqrt(n * q - s * s) / n / WHITE:.6g}") or 1.0 for n, s, q in total]
     return mean, std

@@ -6,7 +6,6 @@ Source: https://cocodataset.org/#format-data
 import contextlib
 import io
 import logging
-import re
 import reprlib
 from collections import defaultdict
 from pathlib import Path
@@ -61,21 +60,10 @@ def read_coco(
 
 
 def annotation_files(root: Path) -> dict[str, Path]:
-    """Return the file of each part that has one: ``annotations/train.json`` or ``instances_train2017.json``.
-
-    Raises:
-        UserError: A part has several.
-    """
-    files = {}
-    for part in PARTS:
-        paths = sorted((root / "annotations").glob(f"*{part}*.json"))
-        paths = [path for path in paths if re.fullmatch(rf"(instances_)?{part}\d*", path.stem)]
-        if len(paths) > 1:
-            several = listed(f"'{path}'" for path in paths)
-            raise UserError(f"data.root: '{root}' has several files of {part}: {several}, expected one")
-        if paths:
-            files[part] = paths[0]
-    return files
+    """Return the file of each part that has one: ``annotations/train.json`` or ``instances_train2017.json``."""
+    names = {part: (f"{part}.json", f"instances_{part}2017.json") for part in PARTS}
+    paths = {part: [root / "annotations" / name for name in options] for part, options in names.items()}
+    return {part: path for part, options in paths.items() for path in options if path.exists()}
 
 
 def _opened(path: Path, faults: list[str]):
