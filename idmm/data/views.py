@@ -111,12 +111,6 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
     )
 
 
-def crop_resize(image: Tensor, box, size: int) -> Tensor:
-    """Cut a box out of an image [C, H, W] and :func:`resize` it to [C, size, size]."""
-    top, left, height, width = (int(n) for n in box)
-    return resize(image[:, top : top + height, left : left + width], [size, size])
-
-
 def resize(image: Tensor, shape: list[int]) -> Tensor:
     """Resize an image (bicubic, antialiased): uint8 [3, H, W] stays uint8, others become float32 in [0, 1]."""
     how = {"size": shape, "mode": "bicubic", "antialias": True, "align_corners": False}
@@ -227,7 +221,9 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
 
 def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mean, std, extra: Extra | None = None) -> None:
     """Write view ``v`` of a plan, normalised, into ``out``, float32 [len(mean), size, size], see :func:`make_views`."""
-    crop = crop_resize(image, plan.box[v], out.shape[-1])  # [C, S, S], uint8 or float32 in [0, 1]
+    top, left, height, width = plan.box[v].tolist()
+    crop = image[:, top : top + height, left : left + width]
+    crop = resize(crop, list(out.shape[1:]))  # [C, S, S], uint8 or float32 in [0, 1]
     if len(crop) != 3:
         view = torch.from_numpy(recolour_bands(crop.numpy(), plan, v))
         out[:] = normalise(view[None], mean, std)[0]

@@ -46,7 +46,14 @@ def read_masks(
     Raises:
         UserError: There is no such layout.
     """
-    layout = mask_layout(root)
+    layout = next(
+        (
+            one
+            for one in LAYOUTS
+            if all((root / kind / one.folders["train"]).is_dir() for kind in ("images", one.masks))
+        ),
+        None,
+    )
     if layout is None:
         expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
         raise UserError(f"data.root: '{root}' has no images with masks to train on, expected {expected}")
@@ -78,14 +85,6 @@ def read_masks(
         usable = [i for i, fault in enumerate(reasons) if not fault]
         parts[part] = images.take(usable), [targets[i] for i in usable]
     return parts, dict(enumerate(classes, start=layout.first))
-
-
-def mask_layout(root: Path) -> Layout | None:
-    """Return the layout of a folder with masks, or None if it has none."""
-    for layout in LAYOUTS:
-        if all((root / kind / layout.folders["train"]).is_dir() for kind in ("images", layout.masks)):
-            return layout
-    return None
 
 
 def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], faults: list[str]) -> list[str]:
