@@ -74,10 +74,10 @@ class Method(nn.Module):
         key: int,
         head: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
-        """Run the backbone, once for each size of images.
+        """Run the backbone once.
 
         Args:
-            images: [B, C, S, S], or several of any size, but of one size with ``localization``.
+            images: [B, C, S, S], or several such, which go through in one pass.
             key: As for :meth:`forward`.
             head: Replaces ``backbone.forward_head``.
 
@@ -85,7 +85,7 @@ class Method(nn.Module):
             The output, one row per image ([B, d] without ``head``), the extra loss and its values for the log.
         """
         backbone = self.backbone
-        images = images if isinstance(images, Tensor) else torch.cat(images)  # all crops in one pass
+        images = images if isinstance(images, Tensor) else torch.cat(images)
         with one_image_norms(backbone, images):
             if self.localization is not None:
                 return self.localization(backbone, images, key, head)
