@@ -247,16 +247,6 @@ def test_16_bits_are_resized_as_16_bits():
     assert small.dtype == np.uint16 and np.abs(small[2:-2, 2:-2, 0] - wanted[2:-2, 2:-2]).max() < 40, "8 bits: 128"
 
 
-def test_a_constant_channel_is_refused(tmp_path, capsys):
-    for i in range(3):
-        path = tmp_path / f"d/train/a/{i}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(npy(np.where(np.arange(5) == 3, 7, noise(9, 9, 5, seed=i))))
-    line = "data.std: the training images have one value in all pixels of channel 3"
-    argv = ["pretrain", "--data.root", tmp_path / "d", "--data.in_chans", 5, "--out", tmp_path / "a"]
-    assert refused(capsys, argv)[-1].startswith(line) and not (tmp_path / "a").exists()
-
-
 @pytest.fixture(scope="module")
 def runs(root, tmp_path_factory):
     """A run of two epochs, and the same stopped in its second; to be copied."""
