@@ -197,3 +197,20 @@ def test_figures_are_in_the_record_that_their_sentence_links(page):
         text = "".join((page.parent / record).read_text() for record in records)
         figures = re.findall(r"\d+\.\d\b", re.sub(r"`[^`]*`|\]\([^)]*\)", "", sentence))
         assert not records or all(figure in text for figure in figures), sentence
+
+
+def gains(heading, ours, *others):
+    """The range of points that a column of a table in docs/train.md is ahead of the best of others."""
+    section = (ROOT / "docs/train.md").read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
+    rows = [[re.match(r"\**(\d+\.\d)", cell.strip()) for cell in line.split("|")] for line in section.splitlines()]
+    points = [float(row[ours][1]) - max(float(row[other][1]) for other in others) for row in rows if any(row)]
+    return f"{min(points):.0f} to {max(points):.0f} points"
+
+
+def test_ranges_of_gains_are_those_of_the_tables():
+    readme, train = (ROOT / "README.md").read_text(), (ROOT / "docs/train.md").read_text()
+    few = gains("Five labels per class", 5, 3, 4)
+    assert f"[{few} better](docs/train.md#results)" in readme and f"gained {few} on three" in train, few
+    assert f"`idmm train` is {gains('Five labels per class', 5, 3)} ahead of the baseline" in train
+    many = gains("Sets that no recipe was made on", 5, 4)
+    assert f"[{many}](docs/train.md#sets-that-no-recipe-was-made-on) over the baseline" in readme, many

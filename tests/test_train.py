@@ -64,7 +64,9 @@ def test_what_is_written(done, images, capsys):
     assert spent < 60 * MINUTES * 1.3, "both stages together"
     assert tuned["train"]["classifier_init"] == "random" and "start_top1" not in result
     line = (done / "stage1/log.txt").read_text().splitlines()[0]
-    assert re.search(rf"INFO {MINUTES} minutes, until about \d\d:\d\d, and as long again for --compare$", line)
+    assert re.search(
+        rf"INFO {MINUTES} minutes, until about \d\d:\d\d, then {MINUTES} more from scratch \(--compare\)$", line
+    )
 
     assert call(given(images, done, way="pretrain", compare="true")) == 0
     said = capsys.readouterr().out

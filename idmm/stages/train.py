@@ -96,7 +96,7 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
     new = not out.exists() or not any(out.iterdir())
     if state is None:
         ends = time.strftime("%H:%M", time.localtime(time.time() + began - clock.now() + 60 * given.minutes))
-        more = ", and as long again for --compare" if given.compare else ""
+        more = f", then {given.minutes:g} more from scratch (--compare)" if given.compare else ""
         log.info("%g minute%s, until about %s%s", given.minutes, "s" * (given.minutes != 1), ends, more)
     else:
         check_comparison(given, state.plan.way)  # --compare may be new
@@ -291,7 +291,8 @@ def _stage(given: TrainCommand, state: TrainState, part: str, minutes: float) ->
     mixed = any(config.get(section, {}).get("cutmix_alpha") for section in ("augment", "method"))
     resumed = f"{folder} resumes" if holds_run(folder) else folder
     more = ", CutMix" if mixed else ""
-    log.info("%s: %s at %d px%s, %s", resumed, name, size, more, duration(60 * minutes))
+    why = ". Its accuracy on held-out training images only serves to choose" if part.startswith("trial") else ""
+    log.info("%s: %s at %d px%s, %s%s", resumed, name, size, more, duration(60 * minutes), why)
     return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
 

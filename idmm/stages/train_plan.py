@@ -213,7 +213,7 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
             few = "--pseudolabel is false"
         reason = f"as {hindrance or few}"
     each = counts.labelled / counts.classes
-    what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} a class)"
+    what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} per class)"
     model = parsing.to_dict(given.model)
     if not given.init and not given.model.name:
         model |= CONVNET
