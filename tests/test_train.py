@@ -1,5 +1,6 @@
 """From a folder to a classifier in a given time, by the real command line."""
 
+import functools
 import re
 import time
 
@@ -355,3 +356,19 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
         assert f"  ConvNet: {convnet:.1f} %" in capsys.readouterr().out
     rows = (out / "trial.csv").read_text().splitlines()
     assert sum(",test" in row for row in rows) == 4 and len(rows) == 21 and not any("test/" in row for row in rows)
+
+
+def test_features_are_kept_if_no_time_is_left_for_pseudolabels(tmp_path, monkeypatch, capsys):
+    root, ran = tree(tmp_path / "d", train={"cat": 2, "dog": 2}, test={"cat": 2, "dog": 2}), []
+    tree(root, unlabelled={"": 12})
+
+    def stage(seconds, given, state, part, minutes):
+        ran.append((part, state.best))
+        return {"top1": 70.0, "test_size": 4, "top1_interval": [40.0, 90.0], "largest_class": 50.0, "seconds": seconds}
+
+    outcome = train_plan.PseudoLabels(4, 12, 90.0, 50.0), {train_plan.JOINED: 70.0}
+    monkeypatch.setattr(train, "pseudolabel", lambda *_: outcome)
+    for seconds, best in ((360.0, train_plan.PSEUDO), (500.0, train_plan.JOINED)):  # of stage 1 in ten minutes
+        monkeypatch.setattr(train, "_stage", functools.partial(stage, seconds))
+        assert call(["train", root, "--out", tmp_path / best, "--minutes", 10, "--device", "cpu"]) == 0
+        assert ran[-2:] == [("stage1", None), ("last", best)]

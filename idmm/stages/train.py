@@ -237,6 +237,13 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
             began = clock.now()
             _choose(given, state, results)
             spent["choice"] = distributed.broadcast((clock.now() - began) / 60)
+            minutes = remaining - spent["choice"]
+            if state.trusted and state.candidates and minutes < share * given.minutes / 2:
+                log.info(
+                    "the pseudo-labels are not used, as only %s are left to train on them",
+                    duration(max(0.0, 60 * minutes)),
+                )
+                state.best = JOINED
         if part == "last":
             remaining -= spent.get("choice", 0.0)
         minutes = remaining * share / sum(share for _, share in shares[number:])
