@@ -28,7 +28,7 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
         UserError: All faults, those of the plan first, a line each.
     """
     checks = _Checks(grid, list(plan.faults))
-    if not (Path(grid.out) / "grid.yaml").exists():
+    if not any((Path(grid.out) / name).exists() for name in ("grid.yaml", ".lock")):  # of a grid, or one that starts
         checks.once("out", "", free_folder, grid.out)
     if grid.engine == "ray":
         from idmm.transfer.cluster import require
