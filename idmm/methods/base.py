@@ -39,9 +39,7 @@ class Method(nn.Module):
     def __init__(self, backbone: nn.Module):
         super().__init__()
         self.backbone = backbone
-        self.register_module(
-            "localization", None
-        )  # first child after the backbone, so that it is second in the optimizer's groups
+        self.register_module("localization", None)  # first after the backbone, so second in the optimizer's groups
         self.head: nn.Module = nn.Identity()
         self.lr_scales: dict[str, float] = {}
         self.scheduled_epoch: float | None = None

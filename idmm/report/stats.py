@@ -56,9 +56,7 @@ class SeedStats:
     units: int = 0  # independent draws
     variance: float | None = None  # of the mean
     freedom: int = 0  # degrees of freedom of the variance
-    images: tuple[float, float] | None = (
-        None  # from the mean down and up to the limits of the interval over test images
-    )
+    images: tuple[float, float] | None = None  # from the mean down and up to its limits over test images
 
     @property
     def failed(self) -> int:
