@@ -142,8 +142,8 @@ def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: l
         for draw in draws:
             # data.on_error skip leaves files out
             chosen = [rows[name] for name in draw_subset(split, draw).names if name in rows]
-            known = features[chosen], train.labels[chosen]
-            measured = readouts(*known, test_features, test.labels, seed=draw.seed, metric=metric)
+            labelled = features[chosen], train.labels[chosen]
+            measured = readouts(*labelled, test_features, test.labels, seed=draw.seed, metric=metric)
             for name, readout in measured._asdict().items():
                 scores = (readout.top1, readout.mean_per_class, readout.strength)
                 yield Record(backbone.label, name, draw.per_class, draw.seed, len(chosen), *scores)
