@@ -1,14 +1,18 @@
-"""Every dataset opens from its official layout with the right images, labels and names, in the order of the lists."""
+"""Every dataset opens from its official layout in the order of the lists. A line tells what is wrong with it."""
 
 import os
 import re
+import shutil
 
 import numpy as np
 import official_trees
 import pytest
-from official_trees import BUILD, CMC, IMAGES, opened, resize
+from folders import faults, paint, section
+from official_trees import BUILD, CMC, IMAGES, advice, append, opened, resize, write
 
+from idmm import config
 from idmm.data.images import read_image
+from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
 
 pytestmark = pytest.mark.usefixtures("any_checksum")
@@ -59,3 +63,79 @@ def test_a_list_that_was_edited_elsewhere(tmp_path, monkeypatch):
     path = base / "real_train.txt"
     path.write_bytes(b"\xef\xbb\xbf" + f"{path.read_text()}\n{ODD} 2\n".replace("\n", " \r\n").encode())
     is_as(opened("domainnet-real", tmp_path).train, {**train, ODD: 2}, classes)
+
+
+def layout_faults(name, root):
+    return faults(opened, name, root)
+
+
+@pytest.mark.parametrize("name", ["flowers", "cars"])
+def test_roots_that_are_none(name, tmp_path):
+    wanted = f"data.name '{name}' expects its folder ('idmm data info {name}' shows it)"
+    assert layout_faults(name, None) == [f"data.root: missing, {wanted}", advice(name)]
+    line = f"data.root: '{tmp_path / 'x'}' does not exist, expected the folder that holds {name}"
+    assert layout_faults(name, tmp_path / "x") == [line, advice(name)]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), {"flowers": "setid.mat", "cub200": "images", "cifar100": "meta", "imagenet": "val"}.items()
+)
+def test_what_a_folder_lacks_is_named(name, file, tmp_path):
+    base = BUILD[name](tmp_path)
+    shutil.rmtree(base / file) if (base / file).is_dir() else (base / file).unlink()
+    line = f"data.root: '{base}' lacks {file}. 'idmm data info {name}' shows the expected files"
+    assert layout_faults(name, tmp_path) == [line, advice(name)]
+
+
+SPOILT = [  # dataset, what is done to the base, the line
+    ("pets", lambda b: (b / "images/Abyssinian_201.jpg").unlink(),
+     "'BASE' lacks 1 listed images: images/Abyssinian_201.jpg"),
+    ("aircraft", lambda b: append(b / "images_variant_test.txt", "1514522 Zeppelin NT"),
+     "files in 'BASE/..' are damaged (KeyError: 'Zeppelin NT'). Fetch them again"),
+    ("indoor67", lambda b: append(b / "TestImages.txt", "\nImages/gameroom/1.jpg"),
+     "'BASE/TestImages.txt' has 'Images/gameroom/1.jpg' in line 4, expected 'CLASS/FILE'"),
+    ("indoor67", lambda b: write(b / "TestImages.txt"),
+     "'BASE/TestImages.txt' is empty"),
+    ("indoor67", lambda b: (b / "TestImages.txt").unlink() or (b / "TestImages.txt").mkdir(),
+     "'BASE/TestImages.txt' cannot be read (is a directory)"),
+    ("cub200", lambda b: append(b / "images.txt", "6 x.jpg"), "the lists in 'BASE' do not agree on image 6"),
+    ("cub200", lambda b: append(b / "image_class_labels.txt", "2 0"), "the lists in 'BASE' do not agree on image 2"),
+    ("cub200", lambda b: write(b / "train_test_split.txt", *(f"{i} 1" for i in range(1, 6))),
+     "the lists in 'BASE' name no image of a split"),
+    ("imagenet", lambda b: paint(b / "train/n00000001/1.JPEG"),
+     "'BASE/val' lacks class folders: n00000001"),
+    ("imagenet", lambda b: shutil.rmtree(b / "train") or (b / "train").touch(),
+     "'BASE/train' cannot be read (not a directory)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "spoil", "text"), SPOILT, ids=[f"{i}-{r[0]}" for i, r in enumerate(SPOILT)])
+def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
+    base = BUILD[name](tmp_path)
+    spoil(base)
+    for labelled in (True, False):
+        line, more = faults(list_images, section(tmp_path, name=name), labelled)
+        line = line.replace(str(base), "BASE").replace(str(base.parent), "BASE/..")
+        assert line.startswith(f"data.root: {text}") and more == advice(name)
+
+
+@pytest.mark.parametrize("name", ["flowers", "cifar10", "cifar100", "svhn"])
+def test_other_files_than_the_publishers(name, tmp_path):
+    """Their checksums are verified before anything is read: a pickle may run anything."""
+    base = BUILD[name](tmp_path)
+    line = f"data.root: files in '{base}' are damaged (a checksum differs). Fetch them again"
+    assert layout_faults(name, tmp_path) == [line, advice(name)]
+
+
+def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):
+    official_trees.dtd(tmp_path)
+    resize(monkeypatch, "dtd", 7, 4, 47)
+    for labelled in (True, False):
+        assert faults(list_images, section(tmp_path, name="dtd"), labelled) == [
+            "data.root: dtd: the split 'train' has 6 images, its protocol 7",
+            "data.root: dtd: the split 'test' has 3 images, its protocol 4",
+            "data.root: dtd: has 3 classes, its protocol 47",
+        ]
+    resize(monkeypatch, "dtd", 6, 3, 3)  # what is held out or not drawn is no mismatch
+    splits = opened("dtd", tmp_path, val_fraction=0.5, subset=config.Subset(total=2))
+    assert (len(splits.train), len(splits.val), len(splits.test)) == (2, 3, 3)
