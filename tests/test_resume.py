@@ -146,7 +146,7 @@ def test_killed_before_the_first_checkpoint_and_in_use(whole, tmp_path, capsys):
     first = environment.read(out)["started"]
     assert inside("pretrain", out) == 0
     assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
-    why = "a run was begun here but had saved no checkpoint yet (train.save_minutes), so it starts anew"
+    why = "a run was begun here but had saved no checkpoint yet (train.save_minutes), so it starts from the beginning"
     assert f"INFO {out}: {why}\n" in (out / "log.txt").read_text()
     assert environment.read(out)["started"] == first
 

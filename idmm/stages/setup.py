@@ -47,7 +47,7 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
                 root_folder(config.data)  # a missing folder needs no notes
             if run.folder.restarts:
                 why = "a run was begun here but had saved no checkpoint yet (train.save_minutes)"
-                notes = (f"{config.out}: {why}, so it starts anew", *notes)
+                notes = (f"{config.out}: {why}, so it starts from the beginning", *notes)
             for note in notes:
                 log.info("%s", note)
             yield run

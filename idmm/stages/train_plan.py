@@ -100,7 +100,7 @@ class PseudoLabels:
 
 @dataclass
 class TrainState:
-    """What ``train.json`` holds, so that a stopped command goes on."""
+    """The content of ``train.json``, from which a stopped command resumes."""
 
     command: dict  # its keys
     data: dict  # those of the images, with what is held out

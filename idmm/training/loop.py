@@ -397,4 +397,4 @@ class Loop:
         if epoch or step:
             log.info("%s resumes from epoch %d, step %d", self.plan.label, epoch + 1, step)
         else:
-            log.info("%s starts anew, as it had saved no step (train.save_minutes)", self.plan.label)
+            log.info("%s starts from the beginning, as it had saved no step (train.save_minutes)", self.plan.label)
