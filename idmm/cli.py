@@ -61,6 +61,7 @@ DATA = {
     "list": Command(keys.DataListConfig, "data.registry:table"),
     "info": Command(keys.DataInfoConfig, "data.registry:info", words=("name",)),
     "check": Command(keys.DataCheckConfig, "stages.check:checkup", words=("name",)),
+    "download": Command(keys.DataDownloadConfig, "stages.check:download", words=("name",)),
 }
 _TRAINING = {"logged": False, "timed": True}
 COMMANDS = {
@@ -82,10 +83,11 @@ COMMANDS = {
     "report": Command(usage.ReportConfig, "inference.report:report", words=("runs",)),
     "export": Command(usage.ExportConfig, "inference.export:export"),
     "data": Group(
-        "List, show or check datasets.", DATA,
+        "List, show, download or check datasets.", DATA,
         """usage: idmm data list
        idmm data info NAME
        idmm data check [NAME] --root DIR [--out DIR]
+       idmm data download NAME --root DIR
 
 {commands}
 

@@ -6,6 +6,10 @@ import pytest
 import transfers
 from folders import decoded  # noqa: F401 (another)
 from helpers import STAGES, outside
+from loopback import Server, miniature
+
+from idmm.data import download
+from idmm.data.registry import DATASETS
 
 # files of whole runs, several processes and clusters, which 'make test-fast' leaves out
 SLOW = """test_artifacts test_backbones test_demo test_dense_runs
@@ -56,6 +60,23 @@ def whole_grid(tmp_path_factory):
 def own_cache(tmp_path, monkeypatch):
     """Decoded images and features are kept in a folder of the test's own."""
     monkeypatch.setenv("IDMM_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server on loopback; downloads are impatient."""
+    monkeypatch.setattr(download, "TIMEOUT", 10.0)
+    monkeypatch.setenv("no_proxy", "*")
+    with Server.running() as running:
+        yield running
+
+
+@pytest.fixture
+def indoor67(server, monkeypatch, tmp_path):
+    """indoor67 comes from the server."""
+    row = miniature(server, "indoor67", tmp_path / "source")
+    monkeypatch.setitem(DATASETS, "indoor67", row)
+    return row
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ def opened(name, root, **fields):
     return list_images(section(root, name=name, **fields), labelled=True)
 
 
-def advice(name):
+def advice(name, root):
     """The line on where the files of a dataset come from."""
     if DATASETS[name].archives:
-        return f"data.root: 'idmm data info {name}' prints where to fetch {name}"
-    return f"data.root: {name} must be fetched by hand: {DATASETS[name].manual}"
+        return f"data.root: 'idmm data download {name} --root {root}' fetches {name}"
+    return f"data.root: {name} cannot be downloaded: {DATASETS[name].manual}"
 
 
 def images(folder, names, size=(12, 9)):

@@ -114,7 +114,7 @@ def flags():
     """The flags of all commands, from their help."""
     kinds = "pretrain finetune transfer probe fewlabel demo detect segment train predict embed similar explore report"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        for argv in (*map(str.split, kinds.split()), ["export"], ["data", "check"]):
+        for argv in (*map(str.split, kinds.split()), ["export"], ["data", "check"], ["data", "download"]):
             with pytest.raises(SystemExit):
                 call([*argv, "--help"])
     return set(re.findall(r"--[\w.]+", printed.getvalue()))

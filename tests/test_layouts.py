@@ -72,9 +72,9 @@ def layout_faults(name, root):
 @pytest.mark.parametrize("name", ["flowers", "cars"])
 def test_roots_that_are_none(name, tmp_path):
     wanted = f"data.name '{name}' expects its folder ('idmm data info {name}' shows it)"
-    assert layout_faults(name, None) == [f"data.root: missing, {wanted}", advice(name)]
+    assert layout_faults(name, None) == [f"data.root: missing, {wanted}", advice(name, "DIR")]
     line = f"data.root: '{tmp_path / 'x'}' does not exist, expected the folder that holds {name}"
-    assert layout_faults(name, tmp_path / "x") == [line, advice(name)]
+    assert layout_faults(name, tmp_path / "x") == [line, advice(name, tmp_path / "x")]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_a_folder_lacks_is_named(name, file, tmp_path):
     base = BUILD[name](tmp_path)
     shutil.rmtree(base / file) if (base / file).is_dir() else (base / file).unlink()
     line = f"data.root: '{base}' lacks {file}. 'idmm data info {name}' shows the expected files"
-    assert layout_faults(name, tmp_path) == [line, advice(name)]
+    assert layout_faults(name, tmp_path) == [line, advice(name, tmp_path)]
 
 
 SPOILT = [  # dataset, what is done to the base, the line
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
     for labelled in (True, False):
         line, more = faults(list_images, section(tmp_path, name=name), labelled)
         line = line.replace(str(base), "BASE").replace(str(base.parent), "BASE/..")
-        assert line.startswith(f"data.root: {text}") and more == advice(name)
+        assert line.startswith(f"data.root: {text}") and more == advice(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["flowers", "cifar10", "cifar100", "svhn"])
@@ -124,7 +124,7 @@ def test_other_files_than_the_publishers(name, tmp_path):
     """Their checksums are verified before anything is read: a pickle may run anything."""
     base = BUILD[name](tmp_path)
     line = f"data.root: files in '{base}' are damaged (a checksum differs). Fetch them again"
-    assert layout_faults(name, tmp_path) == [line, advice(name)]
+    assert layout_faults(name, tmp_path) == [line, advice(name, tmp_path)]
 
 
 def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):

@@ -141,6 +141,14 @@ class DataInfoConfig:
 
 
 @section
+class DataDownloadConfig(DataInfoConfig):
+    """Download a dataset, check it and unpack it. Repeat the command to resume."""
+
+    root: str = REQUIRED
+    """Folder to put it into. Pass the same as data.root later."""
+
+
+@section
 class DataCheckConfig:
     """Check every image of a dataset: unreadable files, class sizes, duplicates, leaks, and a baseline to beat. Exits
     with 1 if something should be fixed."""

@@ -21,7 +21,7 @@ UNLABELLED = "unlabelled"  # the folder of more images for pretraining, next to 
 
 
 class FilesMissing(UserError):
-    """Files of a dataset are missing or damaged."""
+    """Files of a dataset are missing or damaged: a download may help."""
 
 
 def root_folder(data: config.Data) -> Path:

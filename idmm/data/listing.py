@@ -95,9 +95,9 @@ def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
     except FilesMissing as error:
         how = []
         if spec.archives:
-            how = [f"data.root: 'idmm data info {spec.name}' prints where to fetch {spec.name}"]
+            how = [f"data.root: 'idmm data download {spec.name} --root {data.root or 'DIR'}' fetches {spec.name}"]
         elif spec.manual:
-            how = [f"data.root: {spec.name} must be fetched by hand: {spec.manual}"]
+            how = [f"data.root: {spec.name} cannot be downloaded: {spec.manual}"]
         raise UserError(*error.faults, *how) from None
 
 

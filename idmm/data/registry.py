@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import yaml
@@ -16,6 +16,20 @@ from idmm.data.user_lists import read_with_labels
 from idmm.errors import UserError, nearest
 from idmm.files import holds_run
 from idmm.progress import aligned
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file to download, and the folder under ``data.root`` that it is unpacked (if no archive: put) into."""
+
+    url: str
+    md5: str
+    into: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its file name."""
+        return self.url.rpartition("/")[2].partition("?")[0]
 
 
 @dataclass(frozen=True)
@@ -35,9 +49,8 @@ class Spec:
     licence: str = ""  # in a few words, no legal advice
     source: str = ""
     layout: tuple[str, ...] = ()  # files and folders under data.root, as published
-    archives: dict[str, str] = field(default_factory=dict)  # files to fetch: URL -> md5
-    into: str = ""  # the folder under data.root that they are unpacked (if no archive: put) into
-    manual: str = ""  # how to get it if it cannot be fetched without a login or at all
+    archives: tuple[Archive, ...] = ()
+    manual: str = ""  # how to get it if it cannot be downloaded without a login or at all
 
     @property
     def embedded(self) -> bool:
@@ -105,6 +118,8 @@ def _specs() -> dict[str, Spec]:
     specs = {}
     for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
         row["layout"] = tuple(row.get("layout", ()))
+        into = row.pop("into", "")
+        row["archives"] = tuple(Archive(url, md5, into) for url, md5 in row.get("archives", {}).items())
         specs[name] = Spec(name, _reader(name), **row)
     return specs
 
@@ -115,10 +130,10 @@ DATASETS: dict[str, Spec] = _specs()
 # ---------------------------------------------------------------------- idmm data list, idmm data info
 def table(_: DataListConfig) -> str:
     """Return the datasets, one line each."""
-    rows = [("name", "classes", "train", "test", "to fetch", "what it is")]
+    rows = [("name", "classes", "train", "test", "download", "what it is")]
     for spec in DATASETS.values():
         figures = ["" if n is None else f"{n:,}" for n in (spec.num_classes, spec.train_size, spec.test_size)]
-        how = "URLs" if spec.archives else "by hand" if spec.manual else "nothing"
+        how = "yes" if spec.archives else "no" if spec.manual else "not needed"
         rows.append((spec.name, *figures, how, spec.title))
     return "\n".join(aligned(rows, right=(1, 2, 3)))
 
@@ -134,9 +149,8 @@ def info(given: DataInfoConfig) -> str:
     if spec.layout:
         lines += ["  files under data.root:", *(f"    {path}" for path in spec.layout)]
     if spec.archives:
-        lines.append(f"  to fetch and unpack into {'/'.join(filter(None, ('DIR', spec.into)))} (md5, URL):")
-        lines += [f"    {md5}  {url}" for url, md5 in spec.archives.items()]
+        lines += [f"  'idmm data download {spec.name} --root DIR' fetches:", *(f"    {a.url}" for a in spec.archives)]
     elif spec.manual:
-        text = f"to fetch by hand: {spec.manual}"
+        text = f"cannot be downloaded: {spec.manual}"
         lines += textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)

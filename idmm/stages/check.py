@@ -1,4 +1,4 @@
-"""``idmm data check``: the faults of a dataset."""
+"""``idmm data``: downloading a dataset, and finding its faults."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from idmm import config
-from idmm.config.commands import DataCheckConfig
+from idmm.config.commands import DataCheckConfig, DataDownloadConfig
 from idmm.data.check import CROP, Crops, DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
+from idmm.data.download import fetch
 from idmm.data.formats import channels_flag
 from idmm.data.images import composite, read_image
 from idmm.data.listing import list_images
-from idmm.data.registry import resolve_name
+from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
 from idmm.data.user_lists import quoted
 from idmm.data.values import unit
@@ -26,6 +27,14 @@ _DRAWN = 12  # pairs on the sheet
 SKEWED = 10.0  # ratio of the largest to the smallest class from which the balance gets a remark
 HELD_OUT = 0.2  # share of the training images that the baseline is tested on if there are no others
 BATCH = 64  # images per call of the hand-made features
+
+
+def download(given: DataDownloadConfig) -> str:
+    """Fetch a dataset unless it is there, and check its sizes. Errors as of `fetch` and `list_images`."""
+    fetch(spec_of(given.name), given.root)
+    listing = list_images(config.Data(name=given.name, root=given.root), labelled=True)
+    counts = ", ".join(f"{len(split):,} {name}" for name, split in listing.parts.items())
+    return f"{given.name}: {counts}, all as in the protocol"
 
 
 def checkup(given: DataCheckConfig) -> int:

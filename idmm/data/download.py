@@ -1,0 +1,79 @@
+"""Download of a dataset: its files are checked and unpacked aside, then moved into place."""
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+from tqdm import tqdm
+
+from idmm import config
+from idmm.data.folder import FilesMissing
+from idmm.data.registry import Archive, Spec
+from idmm.errors import RunError, UserError, in_short, reason
+from idmm.files import home
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = 60.0  # without a byte (seconds)
+_ARCHIVES = (".tar", ".tgz", ".tar.gz", ".zip")
+_FAILED = (OSError, RuntimeError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+
+
+def fetch(spec: Spec, root: str | os.PathLike) -> None:
+    """Download and unpack a dataset into its ``root``, unless it is there.
+
+    Whole files of an interrupted call are not fetched again.
+
+    Raises:
+        UserError: There is nothing to download it from, or ``root`` cannot be written.
+        RunError: The network, a checksum, an archive or the disk failed.
+    """
+    if not spec.archives:
+        raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
+    root = home(root)
+    with contextlib.suppress(FilesMissing):
+        spec.read(config.Data(name=spec.name, root=str(root)), True)
+        return
+    aside = root / ".idmm"
+    shutil.rmtree(aside / "unpacked", ignore_errors=True)  # of a call that was killed
+    try:
+        aside.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}), expected a folder") from None
+    for archive in spec.archives:
+        try:
+            _unpack(archive, aside)
+        except _FAILED as error:
+            rest = "The same command tries again, and keeps the files that are whole"
+            raise RunError(f"{archive.url}: cannot be fetched ({in_short(error)}). {rest}") from None
+    try:  # file over file of the same name, which completes a half-unpacked tree
+        shutil.copytree(aside / "unpacked", root, copy_function=os.replace, dirs_exist_ok=True)
+    except OSError as error:
+        raise RunError(f"data.root: cannot be written ({in_short(error)})") from None
+    shutil.rmtree(aside)
+
+
+def _unpack(archive: Archive, aside: Path) -> None:
+    """Download a file, unless it is there and whole, and unpack or copy it into the folder ``unpacked``."""
+    from torchvision.datasets.utils import download_url, extract_archive
+
+    tqdm.monitor_interval = 0  # its thread would be there when loader workers are forked
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        download_url(archive.url, aside, archive.name, archive.md5)
+    finally:
+        socket.setdefaulttimeout(before)
+    path, target = aside / archive.name, aside / "unpacked" / archive.into
+    target.mkdir(parents=True, exist_ok=True)
+    if archive.name.endswith(_ARCHIVES):
+        log.info("unpacking %s", archive.name)
+        extract_archive(path, target)
+    else:
+        shutil.copy(path, target)

@@ -1,0 +1,114 @@
+"""A server on loopback that can be told to fail, and datasets in miniature for it to serve."""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import official_trees
+
+from idmm.data.registry import DATASETS, Archive
+
+
+class Server(ThreadingHTTPServer):
+    """Serves bytes by path.
+
+    Attributes:
+        files: Content by path.
+        asked: Path of every request so far.
+        orders: What to do at the next requests: {"status": 503}, {"cut": n} (close after n bytes), {"stall": n} (send
+            nothing more after n bytes), {"wait": event} (before it answers).
+    """
+
+    daemon_threads = True
+
+    def __init__(self, handler=None):
+        super().__init__(("127.0.0.1", 0), handler or _Handler)
+        self.files, self.asked, self.orders = {}, [], []
+        self.over = threading.Event()
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.server_port}{path}"
+
+    def archive(self, path, content, into=""):
+        """Serves a file; returns what a spec says of it."""
+        self.files[path] = content
+        return Archive(self.url(path), hashlib.md5(content).hexdigest(), into)
+
+    def handle_error(self, request, client_address):
+        pass  # a client that was killed
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls):
+        with cls() as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            try:
+                yield server
+            finally:
+                server.over.set()
+                server.shutdown()
+                thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if self.headers.get("Method") == "HEAD":  # torchvision looks for redirections first
+            self.send_response(200)
+            self.end_headers()
+            return
+        self.server.asked.append(self.path)
+        order = self.server.orders.pop(0) if self.server.orders else {}
+        if "wait" in order:
+            order["wait"].wait()
+        content = self.server.files.get(self.path, b"")
+        self.send_response(order.get("status", 200))
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: order.get("cut", order.get("stall"))])
+        if "stall" in order:
+            self.server.over.wait()
+
+
+MEMBERS = {  # what the official archives hold, which goes into the dataset's folder
+    "102flowers.tgz": "jpg", "images.tar.gz": "images", "annotations.tar.gz": "annotations", "dtd-r1.0.1.tar.gz": "dtd",
+    "indoorCVPR_09.tar": "Images", "CUB_200_2011.tgz": "CUB_200_2011",
+    "fgvc-aircraft-2013b.tar.gz": "fgvc-aircraft-2013b", "cifar-10-python.tar.gz": "cifar-10-batches-py",
+    "cifar-100-python.tar.gz": "cifar-100-python", **{f"{domain}.zip": domain for domain in official_trees.DOMAINS},
+}  # fmt: skip
+
+
+def miniature(server, name, folder, **more):
+    """Builds a dataset in a folder and serves it as its publishers pack it; returns its row of the registry."""
+    official_trees.BUILD[name](folder, **more)
+    archives = []
+    for archive in DATASETS[name].archives:
+        if archive.name in MEMBERS:
+            content = packed(archive.name, folder / archive.into, MEMBERS[archive.name])
+        else:
+            (file,) = folder.rglob(archive.name)
+            content = file.read_bytes()
+        archives.append(server.archive(f"/{name}/{archive.name}", content, archive.into))
+    free = dict.fromkeys(("num_classes", "train_size", "test_size"))  # whatever the sizes
+    return dataclasses.replace(DATASETS[name], archives=tuple(archives), **free)
+
+
+def packed(name, folder, entry):
+    """A tar or zip, by its name, of a file or folder in a folder."""
+    file = io.BytesIO()
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(file, "w") as archive:
+            for path in sorted((folder / entry).rglob("*")):
+                archive.write(path, path.relative_to(folder))
+    else:
+        with tarfile.open(fileobj=file, mode="w" if name.endswith(".tar") else "w:gz") as archive:
+            archive.add(folder / entry, entry)
+    return file.getvalue()

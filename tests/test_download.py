@@ -1,0 +1,150 @@
+"""Datasets are fetched from a server on loopback that fails, breaks off and stalls."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from folders import faults, section
+from helpers import Process, call
+from loopback import miniature
+
+from idmm.data import download
+from idmm.data.download import fetch
+from idmm.data.images import read_image
+from idmm.data.listing import list_images
+from idmm.data.registry import DATASETS
+from idmm.errors import RunError
+
+FETCHED = [name for name, row in DATASETS.items() if row.archives]
+AGAIN = "The same command tries again, and keeps the files that are whole"
+
+
+def fails(row, root):
+    """The line of the RunError that fetching ends with; nothing is in place."""
+    with pytest.raises(RunError) as caught:
+        fetch(row, root)
+    assert "\n" not in str(caught.value) and not [p for p in root.iterdir() if not p.name.startswith(".idmm")]
+    return str(caught.value)
+
+
+def opened(root):
+    fetch(DATASETS["indoor67"], root)
+    splits = list_images(section(root, name="indoor67"), labelled=True)
+    assert (len(splits.train), len(splits.test)) == (3, 2)
+
+
+@pytest.mark.parametrize("name", FETCHED)
+def test_every_dataset_that_can_be_fetched_opens_from_what_was_fetched(
+    name, server, monkeypatch, tmp_path, any_checksum
+):
+    monkeypatch.setitem(DATASETS, name, miniature(server, name, tmp_path / "source"))
+    fetch(DATASETS[name], tmp_path / "root")
+    found = list_images(section(tmp_path / "root", name=name), labelled=True)
+    assert server.asked == [f"/{name}/{archive.name}" for archive in DATASETS[name].archives]
+    wanted = list_images(section(tmp_path / "source", name=name), labelled=True)
+    for part in ("train", "test"):
+        a, b = getattr(found, part), getattr(wanted, part)
+        assert (a.names, a.labels.tolist(), a.classes) == (b.names, b.labels.tolist(), b.classes)
+        for left, right in zip(a.items, b.items, strict=True):
+            if isinstance(left, str):
+                left, right = read_image(left, 10**6).pixels, read_image(right, 10**6).pixels
+            np.testing.assert_array_equal(left, right)
+    assert not (tmp_path / "root/.idmm").exists()
+
+
+def test_nothing_is_fetched_twice_and_the_users_own_files_stay(indoor67, server, tmp_path):
+    root = tmp_path / "root"
+    mine = root / "indoorCVPR_09/Images/gameroom/mine.jpg"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("my own")
+    opened(root)
+    opened(root)
+    fetch(indoor67, root)
+    assert len(server.asked) == 3 and mine.read_text() == "my own"
+    (root / "indoorCVPR_09/Images/gameroom/g_1.jpg").unlink()  # half of it is gone
+    opened(root)
+    assert mine.read_text() == "my own"
+
+
+def test_the_command(indoor67, server, tmp_path, capsys):
+    argv = ["data", "download", "indoor67", "--root", tmp_path / "root"]
+    server.orders = [{"status": 404}]
+    assert call(argv) == 1
+    line = f"{indoor67.archives[0].url}: cannot be fetched (HTTPError: HTTP Error 404: Not Found). {AGAIN}"
+    assert line in capsys.readouterr().err.splitlines()
+    assert call(argv) == 0
+    assert capsys.readouterr().out == "indoor67: 3 train, 2 test, all as in the protocol\n"
+    server.asked.clear()
+    assert call(argv) == 0
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("name", [name for name, row in DATASETS.items() if row.manual])
+def test_datasets_behind_a_login_say_how_to_get_them(name, tmp_path):
+    wanted = f"{name} cannot be downloaded: {DATASETS[name].manual}"
+    assert faults(fetch, DATASETS[name], tmp_path / "a") == [f"data.name: {wanted}"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", [{"cut": 10}, {"status": 503}, {"stall": 10}])
+def test_a_broken_connection(order, indoor67, server, monkeypatch, tmp_path):
+    monkeypatch.setattr(download, "TIMEOUT", 0.3 if "stall" in order else 10.0)
+    server.orders = [{}, order]
+    root = tmp_path / "root"
+    line = fails(indoor67, root)
+    assert line.startswith(f"{indoor67.archives[1].url}: cannot be fetched (") and line.endswith(f". {AGAIN}")
+    server.asked.clear()
+    opened(root)
+    assert len(server.asked) == 2, "the first file was whole"
+
+
+def test_a_wrong_checksum_and_a_damaged_archive(indoor67, server, tmp_path):
+    first, *others = indoor67.archives
+    wrong = dataclasses.replace(indoor67, archives=(dataclasses.replace(first, md5=32 * "0"), *others))
+    assert "corrupted" in fails(wrong, tmp_path / "a")
+    page = server.archive("/x/page.tar", b"<html>moved</html>")
+    assert "ReadError" in fails(dataclasses.replace(indoor67, archives=(page, *others)), tmp_path / "b")
+
+
+def test_a_root_that_cannot_be_written(indoor67, tmp_path):
+    (tmp_path / "file").touch()
+    (line,) = faults(fetch, indoor67, tmp_path / "file")
+    assert line.startswith(f"data.root: cannot write to '{tmp_path}/file' (") and line.endswith(", expected a folder")
+    root = tmp_path / "root"
+    (root / "indoorCVPR_09").mkdir(parents=True)
+    (root / "indoorCVPR_09/TestImages.txt").mkdir()  # in the place of a file
+    with pytest.raises(RunError, match="data.root: cannot be written .*directory"):
+        fetch(indoor67, root)
+
+
+SCRIPT = """
+import dataclasses, json, logging, sys
+from idmm.data.download import fetch
+from idmm.data.registry import DATASETS, Archive
+
+logging.basicConfig(level=logging.INFO)
+root, *archives = json.loads(sys.argv[1])
+archives = tuple(Archive(*archive) for archive in archives)
+free = dict.fromkeys(["num_classes", "train_size", "test_size"])
+DATASETS["indoor67"] = dataclasses.replace(DATASETS["indoor67"], archives=archives, **free)
+fetch(DATASETS["indoor67"], root)
+"""
+
+
+def process(row, root, error):
+    """A real process that fetches indoor67."""
+    return Process(["-c", SCRIPT, json.dumps([str(root), *map(dataclasses.astuple, row.archives)])], error)
+
+
+def test_a_killed_process_leaves_nothing_half(indoor67, server, tmp_path):
+    root = tmp_path / "root"
+    server.orders = [{}, {"stall": 10}]
+    with process(indoor67, root, tmp_path / "error") as killed:
+        assert killed.until(lambda: len(server.asked) == 2), killed.said()
+        killed.send()
+        assert killed.wait() == -9
+    assert all(path.name.startswith(".idmm") for path in root.iterdir())
+    server.asked.clear()
+    opened(root)
+    assert len(server.asked) == 2
