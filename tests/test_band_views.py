@@ -20,8 +20,9 @@ from idmm.data.views import ORDERS, MultiCropTransform, draw_views
 from idmm.methods import create_method
 from idmm.methods.drloc import Localization
 from idmm.models import create_backbone
-from idmm.seeding import seeded
+from idmm.seeding import derive, seeded
 
+ALL = dict(vflip=0.5, rotate90=True)
 STRONG = dict(jitter=[0.8, 0.8, 0.0, 0.0], jitter_prob=0.9, grey_prob=0.0, solarize_prob=0.3)
 
 
@@ -65,28 +66,41 @@ def naive_bands(image, plan, v, size):
     return torch.cat(made)
 
 
+def naive_turns(view, plan, v):
+    """What turns do; None: nothing is asked for."""
+    if plan.vflip is None:
+        return view
+    planes = []
+    for x in view:
+        x = x.flip(0) if plan.vflip[v] else x
+        for _ in range(plan.turns[v]):
+            x = x.T.flip(0)  # the right column becomes the upper row: counter-clockwise
+        planes.append(x)
+    return torch.stack(planes)
+
+
 def normalised(view, mean, std):
     return (view - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
-@pytest.mark.parametrize(("channels", "dtype"), [(1, np.uint8), (5, np.uint16)])
-def test_views_of_bands_are_a_naive_loops(channels, dtype):
+@pytest.mark.parametrize(("channels", "dtype", "asked"), [(1, np.uint8, {}), (5, np.uint16, ALL)])
+def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
     store, (mean, std), indices = Bands(channels, dtype), norms(channels), np.arange(10)
-    group = CropGroup(count=3, scale=[0.2, 1.0], **STRONG)
+    group = CropGroup(count=3, scale=[0.2, 1.0], **STRONG, **asked)
     plan = draw_views(Views(), group, 3, indices, store.sizes)
     assert 0 < plan.solarize.sum() < 30 and 0 < plan.jitter.sum() < 30 and (plan.sigma > 0).any()
     made = views.make_views(store.images, plan, 16, mean, std)
     assert made.shape == (10, 3, channels, 16, 16) and made.dtype == torch.float32
     for v in range(30):
-        wanted = naive_bands(store.image(v // 3), plan, v, 16)
+        wanted = naive_turns(naive_bands(store.image(v // 3), plan, v, 16), plan, v)
         found = made[v // 3, v % 3] * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
         close = (found - wanted).abs() < 1e-4  # a value at the edge of solarization may fall on either side
         assert float(close.float().mean()) > 0.99 if plan.solarize[v] else close.all()
 
 
 @pytest.mark.parametrize(("grey", "dtype"), [(False, np.uint16), (True, np.uint8)])
-def test_rgb_of_both_depths_has_all_colours(grey, dtype):
-    store, indices, group = Bands(3, dtype), np.arange(10), CropGroup(count=3, scale=[0.2, 1.0])
+def test_rgb_of_both_depths_has_all_colours_and_turns(grey, dtype):
+    store, indices, group = Bands(3, dtype), np.arange(10), CropGroup(count=3, scale=[0.2, 1.0], **ALL)
     plan = draw_views(Views(), group, 3, indices, store.sizes)
     assert plan.grey.any() and plan.jitter.any()
     mean, std = ([0.5], [0.2]) if grey else norms(3)
@@ -95,7 +109,7 @@ def test_rgb_of_both_depths_has_all_colours(grey, dtype):
         image = (
             store.image(v // 3) if dtype == np.uint8 else unit(store.image(v // 3)) * 255
         )  # torchvision wants floats
-        wanted = one_view(image, plan, v, 16).clamp(0, 1)
+        wanted = naive_turns(one_view(image, plan, v, 16).clamp(0, 1), plan, v)
         wanted = views.normalise(wanted[None], mean, std)[0]
         torch.testing.assert_close(made[v // 3, v % 3], wanted, atol=3e-2, rtol=0)  # torchvision's luma and bytes
 
@@ -117,6 +131,18 @@ def test_bits_of_rgb_views_are_those_before_there_were_bands():
             x = group.double().flatten()
             assert float(x.abs().sum()) == pytest.approx(total, rel=1e-6), (name, channels)
             assert float((x * torch.arange(len(x)).double().cos()).sum()) == pytest.approx(weighted, abs=0.05)
+
+
+def test_augmented_photographs_are_turned_after_all_else():
+    store, looks, indices = Store(), norms(3), np.arange(10)
+    usual = TrainTransform(store, Augment(), 16, *looks, key=5)(2, indices)["images"]
+    transform = TrainTransform(store, Augment(**ALL), 16, *looks, key=5)
+    found = transform(2, indices)["images"]
+    plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes)
+    mean, std = (torch.tensor(values)[:, None, None] for values in looks)
+    for v in range(10):
+        wanted = naive_turns(usual[v] * std + mean, plan, v)
+        torch.testing.assert_close(found[v], normalised(wanted, *looks), atol=1e-4, rtol=0)
 
 
 def test_randaugment_is_left_out_for_deep_colours_and_the_log_says_so(tmp_path):
@@ -166,7 +192,7 @@ def test_every_method_learns_from_bands(name, channels=5):
         backbone = create_backbone("vit_tiny_patch16_224", 16, in_chans=channels, **VIT)
         method = create_method(backbone, run_info(10, classes=3), config.method)
         method.localization = Localization(backbone, DrLoc(weight=0.1, hidden_dim=8), 16, channels)
-    maker = MultiCropTransform(Bands(channels), replace(config.views, size=16), *norms(channels), seed=0)
+    maker = MultiCropTransform(Bands(channels), replace(config.views, size=16, **ALL), *norms(channels), seed=0)
     loss = method.train()(maker(0, np.arange(8)), 5, 0)["loss"]
     loss.backward()
     assert math.isfinite(float(loss.detach()))

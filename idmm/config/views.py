@@ -18,7 +18,7 @@ def _strengths(jitter: list[float] | None) -> list[float] | None:
 
 @section
 class Colours:
-    """How crops are flipped and coloured. Null means the method's own value."""
+    """How crops are turned and coloured. Null means the method's own value."""
 
     flip: float | None = Field(None, ge=0, le=1)
     """Probability of a horizontal flip. Default: 0.5."""
@@ -32,12 +32,17 @@ class Colours:
     """Probability of a Gaussian blur (sigma 0.1 to 2 px). Default: 0.5, for global crops of mocov3, dino 1 and 0.1."""
     solarize_prob: float | None = Field(None, ge=0, le=1)
     """Probability of inverting bright values (solarization). Default: 0, for the second crop of mocov3, dino 0.2."""
+    vflip: float | None = Field(None, ge=0, le=1)
+    """Probability of a vertical flip, for images without a right way up. Default: 0."""
+    rotate90: bool | None = None
+    """Turn each crop by a random multiple of 90 degrees, for images without a right way up. Default: false."""
 
 
 # Of IDMM's release, and SimCLR's own. Nothing is solarized.
 DEFAULT_COLOURS = Colours(
-    flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey_prob=0.2, blur_prob=0.5, solarize_prob=0.0
-)
+    flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey_prob=0.2, blur_prob=0.5, solarize_prob=0.0,
+    vflip=0.0, rotate90=False,
+)  # fmt: skip
 COLOURS = tuple(item.name for item in fields(Colours))
 
 
@@ -97,6 +102,10 @@ class Augment:
     """Probability of the colour jitter."""
     grey_prob: float = Field(0.2, ge=0, le=1)
     """Probability of a grey image."""
+    vflip: float = Field(0.0, ge=0, le=1)
+    """Probability of a vertical flip, for images without a right way up."""
+    rotate90: bool = False
+    """Turn each image by a random multiple of 90 degrees, for images without a right way up."""
     randaugment: str | None = "rand-m9-mstd0.5-inc1"
     """timm's auto-augment string. Null: none."""
     mixup_alpha: float = Field(0.5, ge=0)

@@ -20,7 +20,7 @@ class TrainTransform:
     """Makes the augmented images of a batch, a :data:`idmm.data.loaders.BatchFn`.
 
     Random resized crop, flip, colour jitter and grey are those of stage 1. Then comes timm's RandAugment for RGB images
-    of 8 bits, each with its own seed from (seed, stage, epoch, image).
+    of 8 bits, each with its own seed from (seed, stage, epoch, image). Turns are last.
 
     Args:
         store: Images by number, with ``labels``.

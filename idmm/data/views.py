@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from idmm.config import CropGroup, Views, colours_of
+from idmm.config import Colours, CropGroup, Views, colours_of
 from idmm.data.values import LUMA, unit
 from idmm.seeding import derive, uniforms
 
@@ -45,6 +45,8 @@ class ViewPlan:
     grey: np.ndarray  # bool [V]
     sigma: np.ndarray  # of the blur (pixels), 0 for none, float64 [V]
     solarize: np.ndarray  # bool [V]
+    vflip: np.ndarray | None = None  # bool [V]. None: no turns are asked for
+    turns: np.ndarray | None = None  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
 
 
 def short_side_bound(size: int, smallest_scale: float) -> int:
@@ -108,7 +110,16 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
         grey=grey < colours.grey_prob,
         sigma=np.where(blur < colours.blur_prob, low + (high - low) * sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
+        **_turns(colours, key, indices, count),
     )
+
+
+def _turns(colours: Colours, key: int, indices: np.ndarray, count: int) -> dict[str, np.ndarray]:
+    """Draw turns if they are on. Their numbers are independent of all others, which stay the same."""
+    if not (colours.vflip or colours.rotate90):
+        return {}
+    u = uniforms(derive(key, "channels"), indices, count * 2).reshape(-1, 2)  # [V, 2]
+    return {"vflip": u[:, 0] < colours.vflip, "turns": (u[:, 1] * 4).astype(np.int64) * colours.rotate90}
 
 
 def resize(image: Tensor, shape: list[int]) -> Tensor:
@@ -173,6 +184,13 @@ def recolour_bands(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
     return view
 
 
+def turned(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
+    """Turn view ``v`` of a plan, [C, S, S], if turns are on, as the last step before normalisation."""
+    if plan.vflip is None:
+        return view
+    return np.ascontiguousarray(np.rot90(view[:, ::-1] if plan.vflip[v] else view, plan.turns[v], (1, 2)))
+
+
 def _scale(values: np.ndarray, factor: float, around: np.ndarray | float) -> None:
     """Multiply values' distances from a point by a factor, in place, and clip to [0, 1]."""
     if factor != 1:
@@ -225,12 +243,14 @@ def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mean, std,
     crop = image[:, top : top + height, left : left + width]
     crop = resize(crop, list(out.shape[1:]))  # [C, S, S], uint8 or float32 in [0, 1]
     if len(crop) != 3:
-        view = torch.from_numpy(recolour_bands(crop.numpy(), plan, v))
-        out[:] = normalise(view[None], mean, std)[0]
+        view = turned(recolour_bands(crop.numpy(), plan, v), plan, v)
+        out[:] = normalise(torch.from_numpy(view)[None], mean, std)[0]
         return
     scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
     view = recolour(np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C"), plan, v)  # [S, S, 3]
     view = view if extra is None else extra(view, v)
+    if plan.vflip is not None:
+        view = np.ascontiguousarray(turned(view.transpose(2, 0, 1), plan, v).transpose(1, 2, 0))
     view = cv2.transform(view, _affine(tuple(mean), tuple(std)))  # [S, S, C], of one channel [S, S]
     for channel, plane in enumerate(out):
         cv2.extractChannel(view, channel, dst=plane)
