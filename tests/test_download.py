@@ -8,6 +8,7 @@ import pytest
 from folders import faults, section
 from helpers import Process, call
 from loopback import miniature
+from official_trees import BUILD, advice, opened
 
 from idmm.data import download
 from idmm.data.download import fetch
@@ -114,8 +115,16 @@ def test_a_root_that_cannot_be_written(indoor67, tmp_path):
     root = tmp_path / "root"
     (root / "indoorCVPR_09").mkdir(parents=True)
     (root / "indoorCVPR_09/TestImages.txt").mkdir()  # in the place of a file
-    with pytest.raises(RunError, match="data.root: cannot be written .*directory"):
+    with pytest.raises(RunError, match="data.root: cannot be written "):
         fetch(indoor67, root)
+
+
+@pytest.mark.parametrize("name", ["flowers", "cifar10", "cifar100", "svhn"])
+def test_other_files_than_the_publishers(name, tmp_path):
+    """Their checksums are verified before anything is read: a pickle may run anything."""
+    base = BUILD[name](tmp_path)
+    line = f"data.root: files in '{base}' are damaged (a checksum differs). Fetch them again"
+    assert faults(opened, name, tmp_path) == [line, advice(name, tmp_path)]
 
 
 SCRIPT = """

@@ -119,14 +119,6 @@ def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
         assert line.startswith(f"data.root: {text}") and more == advice(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["flowers", "cifar10", "cifar100", "svhn"])
-def test_other_files_than_the_publishers(name, tmp_path):
-    """Their checksums are verified before anything is read: a pickle may run anything."""
-    base = BUILD[name](tmp_path)
-    line = f"data.root: files in '{base}' are damaged (a checksum differs). Fetch them again"
-    assert layout_faults(name, tmp_path) == [line, advice(name, tmp_path)]
-
-
 def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):
     official_trees.dtd(tmp_path)
     resize(monkeypatch, "dtd", 7, 4, 47)

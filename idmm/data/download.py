@@ -16,7 +16,7 @@ from idmm import config
 from idmm.data.folder import FilesMissing
 from idmm.data.registry import Archive, Spec
 from idmm.errors import RunError, UserError, in_short, reason
-from idmm.files import home
+from idmm.files import expand_home
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """
     if not spec.archives:
         raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
-    root = home(root)
+    root = expand_home(root)
     with contextlib.suppress(FilesMissing):
         spec.read(config.Data(name=spec.name, root=str(root)), True)
         return
