@@ -29,7 +29,7 @@ def fails(row, root):
     return str(caught.value)
 
 
-def opened(root):
+def listed_images(root):
     fetch(DATASETS["indoor67"], root)
     splits = list_images(section(root, name="indoor67"), labelled=True)
     assert (len(splits.train), len(splits.test)) == (3, 2)
@@ -59,12 +59,12 @@ def test_nothing_is_fetched_twice_and_the_users_own_files_stay(indoor67, server,
     mine = root / "indoorCVPR_09/Images/gameroom/mine.jpg"
     mine.parent.mkdir(parents=True)
     mine.write_text("my own")
-    opened(root)
-    opened(root)
+    listed_images(root)
+    listed_images(root)
     fetch(indoor67, root)
     assert len(server.asked) == 3 and mine.read_text() == "my own"
     (root / "indoorCVPR_09/Images/gameroom/g_1.jpg").unlink()  # half of it is gone
-    opened(root)
+    listed_images(root)
     assert mine.read_text() == "my own"
 
 
@@ -96,7 +96,7 @@ def test_a_broken_connection(order, indoor67, server, monkeypatch, tmp_path):
     line = fails(indoor67, root)
     assert line.startswith(f"{indoor67.archives[1].url}: cannot be fetched (") and line.endswith(f". {AGAIN}")
     server.asked.clear()
-    opened(root)
+    listed_images(root)
     assert len(server.asked) == 2, "the first file was whole"
 
 
@@ -155,5 +155,5 @@ def test_a_killed_process_leaves_nothing_half(indoor67, server, tmp_path):
         assert killed.wait() == -9
     assert all(path.name.startswith(".idmm") for path in root.iterdir())
     server.asked.clear()
-    opened(root)
+    listed_images(root)
     assert len(server.asked) == 2
