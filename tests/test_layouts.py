@@ -15,8 +15,6 @@ from idmm.data.images import read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
 
-pytestmark = pytest.mark.usefixtures("any_checksum")
-
 
 def is_as(split, images, classes):
     assert split.labels.dtype == np.int64
@@ -27,6 +25,7 @@ def is_as(split, images, classes):
         assert split.classes == classes
 
 
+@pytest.mark.usefixtures("any_checksum")
 @pytest.mark.parametrize("name", [name for name, spec in DATASETS.items() if not spec.embedded])
 def test_opens_from_its_official_layout(name, tmp_path, monkeypatch):
     train, test, classes = IMAGES[name]
