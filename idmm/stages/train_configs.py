@@ -40,7 +40,15 @@ MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 FROM_FEATURES = MIXED | {"train.classifier_init": "features", "train.layer_decay": 1.0, "augment.crop_pct": 1.0}
 FROM_FEATURES |= {"train.lr": 2e-3}
 # An epoch that changes nothing: the classifier stays the linear fit on frozen features
-FROZEN = {"model.freeze": True, "train.max_epochs": 1, "train.lr": 1e-9, "train.warmup_epochs": 0}
+FROZEN = {
+    "augment.mixup_alpha": 0.0,
+    "augment.cutmix_alpha": 0.0,
+    "train.precision": "fp32",
+    "model.freeze": True,
+    "train.max_epochs": 1,
+    "train.lr": 1e-9,
+    "train.warmup_epochs": 0,
+}
 # With it many passes of IDMM by light crops go on learning what classes have in common; few have no use for it
 # (benchmarks/results/pretraining.md)
 CUTMIX = 1.0
