@@ -211,4 +211,28 @@ def test_what_the_last_stage_starts_from(way, agreement, names, init, images, tm
     assert ran[-1][1:3] == (init and str(out / init), str(out / "pseudolabels.csv") if agreement == 90 else None)
 
 
+@pytest.mark.parametrize(
+    ("enough", "best", "recipe", "init"),
+    [
+        (True, train_plan.PSEUDO, "fast_scratch", None),
+        (False, train_plan.JOINED_PSEUDO, "fast", "features"),
+    ],
+)
+def test_a_new_network_needs_time(enough, best, recipe, init, images, tmp_path, monkeypatch):
+    """Otherwise the joined features learn from the pseudo-labels."""
+    ran, out = [], tmp_path / "x"
+
+    def stage(given, state, part, minutes):
+        ran.append(train._config(given, state, part, minutes))
+        return RESULT
+
+    monkeypatch.setattr(train, "_stage", stage)
+    monkeypatch.setattr(train, "pseudolabel", lambda *_: (train_plan.PseudoLabels(4, 18, 90, 40.0), {}))
+    monkeypatch.setattr(Plan, "many_passes", lambda *_: enough)
+    assert call(["train", images, *FEW, "--minutes", 10, "--out", out]) == 0
+    (name, config), state = ran[-1], read(out / "train.json")
+    assert (name, config.get("init")) == (recipe, init and str(out / init)) and state["best"] == best
+    assert config["data"]["labels"] == str(out / "pseudolabels.csv") and state["result"]["baseline_top1"] == 40.0
+
+
 RESULT = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_class": 50.0, "seconds": 60.0}

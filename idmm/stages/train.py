@@ -34,6 +34,7 @@ from idmm.stages.train_plan import (
     FIRST,
     FROM_SCRATCH,
     JOINED,
+    JOINED_PSEUDO,
     LABELS,
     LINEAR,
     PRETRAINED,
@@ -235,7 +236,7 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
     for number, (part, share) in enumerate(shares):
         if part == "last" and state.best is None:
             began = clock.now()
-            _choose(given, state, results)
+            _choose(given, state, results, remaining)
             spent["choice"] = distributed.broadcast((clock.now() - began) / 60)
             minutes = remaining - spent["choice"]
             if state.trusted and state.candidates and minutes < share * given.minutes / 2:
@@ -257,20 +258,25 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
         write_json(out / "result.json", state.result)
 
 
-def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict]) -> None:
-    """Choose what the last stage is, by accuracy on training images that were held out."""
+def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict], minutes: float) -> None:
+    """Choose the last stage, for which ``minutes`` remain.
+
+    With few labels it is chosen by the agreement of neighbouring images, else by accuracy on held-out training images.
+    """
     if state.plan.pseudolabel:
         out, outcome = Path(given.out), None
         if distributed.rank() == 0:
             source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
             outcome = pseudolabel(source, state.plan, images_of(given, state), given.device, given.seed, out)
         state.pseudolabels, candidates = distributed.broadcast(outcome)
+        trusted = state.pseudolabels.agreement >= AGREEMENT
         if state.plan.init or given.model.name:
-            state.best = PRETRAINED
+            state.best = PSEUDO if trusted else PRETRAINED
+        elif trusted:  # in a short time the features are ahead of a new network
+            enough = state.plan.many_passes(state.counts.images, state.plan.size, minutes)
+            state.best, state.candidates = PSEUDO if enough else JOINED_PSEUDO, candidates
         else:
             state.best, state.candidates = JOINED, candidates
-        if state.pseudolabels.agreement >= AGREEMENT:
-            state.best = PSEUDO
     elif state.plan.trial:
         trial, other = results["trial"], results["trial_convnet"]
         names = {BASELINE: "baseline_top1", LINEAR: "start_top1", TUNED: "top1"}

@@ -21,6 +21,7 @@ from idmm.stages.train_plan import (
     FIRST,
     HAND_MADE,
     JOINED,
+    JOINED_PSEUDO,
     LABELS,
     PRETRAINED,
     PSEUDOLABELS,
@@ -143,7 +144,7 @@ def _start(state: TrainState, part: str, out: Path) -> tuple[str, str | None]:
     if part in ("scratch", "trial_convnet"):
         return RECIPES["scratch"], None
     if state.hand_made(part):
-        return RECIPES["finetune"], str(out / FEATURES) if state.best == JOINED else None
+        return RECIPES["finetune"], str(out / FEATURES) if state.best in (JOINED, JOINED_PSEUDO) else None
     if state.trusted and not plan.init:  # fresh weights learn more from pseudo-labels than those that found them
         return RECIPES["scratch"], None
     if plan.init or plan.way == "joint" or state.best == PRETRAINED:

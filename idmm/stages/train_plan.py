@@ -44,7 +44,8 @@ MANY_IMAGES = 3  # images per label from which on labels count as few
 
 # What may be kept
 BASELINE, LINEAR, TUNED = "baseline", "linear classifier on hog_conv", "hog_conv"
-JOINED, PSEUDO = "linear classifier on joined features", "pseudo-labels"
+JOINED, PSEUDO = "linear classifier on joined features", "network on pseudo-labels"
+JOINED_PSEUDO = f"{JOINED}, with pseudo-labels"
 FROM_SCRATCH, PRETRAINED = "ConvNet", "pretrained network"
 FILE, LABELS, PSEUDOLABELS, COPIES = "train.json", "labels.csv", "pseudolabels.csv", "duplicates.txt"
 FEATURES = "features"  # folder of the joined features
@@ -117,11 +118,12 @@ class TrainState:
     @property
     def trusted(self) -> bool:
         """Whether the last stage learns from pseudo-labels."""
-        return self.best == PSEUDO
+        return self.best in (PSEUDO, JOINED_PSEUDO)
 
     def hand_made(self, part: str) -> bool:
         """Return whether a stage's network learns on hand-made features."""
-        return part == "trial" or (part == "last" and self.best in (BASELINE, LINEAR, TUNED, JOINED))
+        best = (BASELINE, LINEAR, TUNED, JOINED, JOINED_PSEUDO)
+        return part == "trial" or (part == "last" and self.best in best)
 
     def size(self, part: str) -> int:
         """Return the side of the images in a stage (pixels)."""

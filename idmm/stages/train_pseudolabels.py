@@ -112,7 +112,7 @@ def pseudolabel(
         BASELINE: choose_strength(hand_made, known, seed),
         JOINED: choose_strength(joined[given], known, seed),
     }
-    candidates = {label: max(choice.accuracies.values(), default=0.0) for label, choice in choices.items()}
+    candidates = {label: max(choice.accuracies.values()) for label, choice in choices.items() if choice.accuracies}
     near = nearest(unit_rows(joined), NEIGHBOURS)
     shares = spread_labels(near, train.labels, len(train.classes))
     weight, bias = fit_linear(joined[given], known, len(train.classes), choices[JOINED].strength)
