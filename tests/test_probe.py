@@ -225,7 +225,7 @@ def drawn(number, seed):
     return [whole.names.index(name) for name in part.names]
 
 
-def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path):
+def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, capsys):
     found = measured(run, "--per_class", "[4, 1]", "--seeds", 2, out=tmp_path / "o")
     (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
     for number, seed in ((1, 0), (4, 0), (4, 1)):
@@ -239,6 +239,8 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path):
         assert knn["top1"] == pytest.approx(evaluate.knn_accuracy(train[some], labels[some], test, truth), abs=0.3)
     assert one(found, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
     assert len(found["records"]) == 2 * 2 * 2 and found["per_class"] == [1, 4]
+    line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
+    assert fewlabel_mistake(capsys, "--init", run, "--per_class", "[4]", "--out", tmp_path / "o") == [line]
 
 
 def test_files_agree_with_each_other(run, tmp_path, capsys):

@@ -75,6 +75,7 @@ def fewlabel(config: FewLabelConfig) -> dict:
         "runs": {backbone.label: backbone.about for backbone in backbones},
     }
     out = made_folder(config.out)
+    _check_out(out, json.loads(json.dumps(header)))
     draws = [Subset(per_class=number, seed=seed) for number in numbers for seed in range(config.seeds)]
     records = list(_probed(splits.train, metric, backbones, draws))
     result = header | {
@@ -129,6 +130,14 @@ def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
         expected = f"expected at most {counts.min()}"
         raise UserError(f"per_class: {numbers[-1]} is more than the training images of {listed(small)}, {expected}")
     return numbers
+
+
+def _check_out(out: Path, header: dict[str, Any]) -> None:
+    """Raise UserError if the folder has the results of other measurements, which this call would replace."""
+    path = out / "fewlabel.json"
+    before = json.loads(path.read_text()) if path.exists() else header
+    if any(before.get(name) != value for name, value in header.items()):
+        raise UserError(f"out: '{out}' has the results of other measurements. Name a new folder")
 
 
 # ---------------------------------------------------------------------- measurements
