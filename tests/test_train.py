@@ -342,18 +342,24 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
         ran.append((part, config["model"]["name"], config["train"].get("max_epochs"), config["model"].get("freeze")))
         top1 = {"trial": 60.0, "trial_convnet": convnet}.get(part, 70.0)
         more = {"test_size": 4, "top1_interval": [40.0, 90.0], "largest_class": 50.0, "seconds": 1.0}
-        return more | {"top1": top1, "start_top1": linear, "baseline_top1": 40.0}
+        return more | {"top1": top1, "start_top1": linear, "baseline_top1": 40.0, "whole_epochs": epochs}
 
     monkeypatch.setattr(train, "_stage", stage)
-    for convnet, linear, last in (
-        (50.0, 62.0, ("last", "hog_conv", None, None)),  # the networks have more time in the end
-        (50.0, 99.0, ("last", "hog_conv", 1, True)),
-        (65.0, 62.0, ("last", "resnet10t", None, None)),
+    frozen = ("last", "hog_conv", 1, True)
+    for convnet, linear, epochs, last in (
+        (50.0, 62.0, 1, ("last", "hog_conv", None, None)),  # the networks have more time in the end
+        (50.0, 62.0, 0, frozen),  # of the trial that would speak for the network
+        (50.0, 99.0, 1, frozen),
+        (65.0, 62.0, 1, ("last", "resnet10t", None, None)),
     ):
-        out = tmp_path / f"x{convnet}{linear}"
+        out = tmp_path / f"x{convnet}{linear}{epochs}"
         assert call(["train", root, "--out", out, "--minutes", 10, "--device", "cpu"]) == 0
         assert [part for part, *_ in ran[-3:]] == ["trial", "trial_convnet", "last"] and ran[-1] == last
         assert f"  ConvNet: {convnet:.1f} %" in capsys.readouterr().out
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").touch()
+    line = f"out: '{tmp_path}/other' has other files. Name a new folder"
+    assert refused(capsys, ["train", root, "--out", tmp_path / "other"]) == [line]
     rows = (out / "trial.csv").read_text().splitlines()
     assert sum(",test" in row for row in rows) == 4 and len(rows) == 21 and not any("test/" in row for row in rows)
 

@@ -106,7 +106,7 @@ def report_lines(report: DatasetReport) -> list[str]:
         certain.insert(0, "layout")
     suspected = [finding.kind for finding in findings if not finding.certain]
     if any(len(finding.examples) > _NAMED for finding in findings):
-        lines.append("check.json of --out DIR lists all of these images.")
+        lines.append("check.json in your --out folder lists all of these images.")
     verdict = f"Fix: {', '.join(certain)}." if certain else "Nothing to fix."
     return [*lines, f"{verdict} Look at: {', '.join(suspected)}." if suspected else verdict]
 
@@ -129,7 +129,7 @@ def _findings(report: DatasetReport) -> Iterator[_Finding]:
         ("duplicates", (False, True), "Keep one of each."),
         ("near-duplicates", (False, False), "A few within a split do no harm."),
         ("leakage", (True, True), "The same image is in two splits, so accuracies come out too high. Remove one."),
-        ("suspected leakage", (True, False), "They are in two splits. Look at check.png of --out DIR."),
+        ("suspected leakage", (True, False), "They are in two splits. Look at check.png in your --out folder."),
     ):
         pairs = groups.get(key, [])
         names = [f"{_name(pair.first)} and {_name(pair.second)}: {_kind(pair)}" for pair in pairs]

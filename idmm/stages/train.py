@@ -56,7 +56,7 @@ from idmm.training import clock
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05
-ERRORS = 2  # standard errors that features must lead networks by, whose last stage is longer than the trial
+ERRORS = 1  # standard errors that features must lead networks by, whose last stage is longer than the trial
 LEAST = 0.1  # of the time, for any stage but the first, if those before took too long
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
@@ -96,6 +96,8 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
     state = _load(given, out)
     new = not out.exists() or not any(out.iterdir())
     if state is None:
+        if not new and {path.name for path in out.iterdir()} - {LABELS, COPIES}:
+            raise UserError(f"out: '{out}' has other files. Name a new folder")
         ends = time.strftime("%H:%M", time.localtime(time.time() + began - clock.now() + 60 * given.minutes))
         more = f", then {given.minutes:g} more from scratch (--compare)" if given.compare else ""
         log.info("%g minute%s, until about %s%s", given.minutes, "s" * (given.minutes != 1), ends, more)
@@ -282,7 +284,10 @@ def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict], mi
         names = {BASELINE: "baseline_top1", LINEAR: "start_top1", TUNED: "top1"}
         state.candidates = {label: trial[name] for label, name in names.items() if name in trial}
         state.candidates[FROM_SCRATCH] = other["top1"]
-        state.best = TUNED if trial["top1"] >= other["top1"] else FROM_SCRATCH
+        if not trial["whole_epochs"]:  # so short a fine-tuning says nothing
+            del state.candidates[TUNED]
+        network = TUNED if TUNED in state.candidates else LINEAR
+        state.best = max(network, FROM_SCRATCH, key=state.candidates.get)
         leader, count = max(state.candidates, key=state.candidates.get), round(HELD_OUT * state.counts.labelled)
         share = state.candidates[leader] / 100
         error = 100 * math.sqrt(share * (1 - share) / count)
@@ -314,8 +319,9 @@ def _report(state: TrainState) -> None:
     """Print the accuracy, with what it has to be read with."""
     if state.candidates:
         print("accuracy on held-out training images:")
+        kept = " (kept by rule, as labels are few)" if state.plan.pseudolabel else " (kept)"
         for label, value in state.candidates.items():
-            print(f"  {label}: {value:.1f} %{' (kept)' if label == state.best else ''}")
+            print(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"

@@ -133,7 +133,7 @@ def pseudolabel(
     if agreement < AGREEMENT:
         log.info("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
     else:
-        log.info("the pseudo-labels are used, though some are wrong: %s", line)
+        log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
     return found, candidates
 
 
