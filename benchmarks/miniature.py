@@ -51,7 +51,7 @@ METHODS = {
     "idmm_fast": {},
 }
 RIVALS = ("simclr", "supcon", "mocov2", "mocov3", "dino")
-BY_SGD = ("simclr", "supcon", "mocov2")  # Table 10: SGD at 5e-4, which hardly moves weights in so few steps
+BY_SGD = ("simclr", "supcon", "mocov2")  # Table 10
 # Seconds of one core per epoch of 2,000 images.
 SECONDS = {"idmm": 3.7, "simclr": 1.1, "supcon": 1.1, "mocov2": 1.1, "mocov3": 2.4, "dino": 5.5, "idmm_fast": 1.4}
 TUNE_SECONDS = 3.3
@@ -142,7 +142,7 @@ def plan(results: Path) -> Iterator[Run]:
     yield tuning(None)
     for method in ("idmm", *RIVALS):
         yield from both(method)
-    yield tuning(None, epochs=1000)  # as many steps as IDMM's two stages
+    yield tuning(None, epochs=1000)
     for method in BY_SGD:
         yield from both(method, suffix="-adamw", train__optimizer="adamw")
     for seed in (1, 2):
@@ -161,7 +161,7 @@ def plan(results: Path) -> Iterator[Run]:
     for seed in range(3):
         for weight in (0.0, 0.5):
             yield localization("swin", ("swin_tiny_patch4_window7_224", SWIN), weight, seed)
-            yield localization("vit", VIT, weight / 50, seed)  # the paper's weights
+            yield localization("vit", VIT, weight / 50, seed)
 
 
 def photographs(minutes: float) -> Iterator[Run]:
@@ -326,10 +326,8 @@ def main() -> None:
     args = parser.parse_args()
     while not args.table:
         all_runs = list(photographs(args.minutes) if args.photographs else plan(args.results))
-        names = [run.name for run in all_runs]
-        names = {name for pattern in args.runs for name in fnmatch.filter(names, pattern)}
-        runs = list({run.name: run for run in all_runs if run.name in names}.values())
-        remaining = [run for run in runs if load(args.results, run.name) is None]
+        runs = {run.name: run for run in all_runs if any(fnmatch.fnmatch(run.name, each) for each in args.runs)}
+        remaining = [run for run in runs.values() if load(args.results, run.name) is None]
         if args.plan or not remaining:
             for run in remaining:
                 print(f"{run.seconds / 3600:5.2f} h  {run.name}")
@@ -338,7 +336,7 @@ def main() -> None:
             return
         run = remaining[0]
         if run.init is not None and not (args.out / run.init / "result.json").exists():
-            run = next(each for each in all_runs if each.name == run.init)  # its folder was left on another machine
+            run = next(each for each in all_runs if each.name == run.init)
         run = run.tiny() if args.tiny else run
         make(run, args.sets.resolve(), args.out.resolve(), args.results)
     first, _, rest = PAGE.read_text().partition(MARK)

@@ -189,6 +189,11 @@ def test_demo_figures():
         assert f"| {mean:.1f} ± {spread:.1f} | {min(values):.1f} to {max(values):.1f}" in text, key
 
 
+def test_readme_quotes_the_papers_in_miniature():
+    quoted = re.findall(r"\d+\.\d", (ROOT / "README.md").read_text().partition("[In miniature]")[2].partition("##")[0])
+    assert quoted and all(f"| {figure} | 1 |" in (ROOT / "docs/reproduce.md").read_text() for figure in quoted)
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_figures_are_in_the_record_that_their_sentence_links(page):
     for sentence in re.split(r"(?<=[.:|])\s", FENCED.sub("", page.read_text())):

@@ -239,6 +239,7 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
         assert knn["top1"] == pytest.approx(evaluate.knn_accuracy(train[some], labels[some], test, truth), abs=0.3)
     assert one(found, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
     assert len(found["records"]) == 2 * 2 * 2 and found["per_class"] == [1, 4]
+    capsys.readouterr()
     line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
     assert fewlabel_mistake(capsys, "--init", run, "--per_class", "[4]", "--out", tmp_path / "o") == [line]
 
