@@ -319,7 +319,9 @@ def _report(state: TrainState) -> None:
     """Print the accuracy, with what it has to be read with."""
     if state.candidates:
         print("accuracy on held-out training images:")
-        kept = " (kept by rule, as labels are few)" if state.plan.pseudolabel else " (kept)"
+        leads = state.best == max(state.candidates, key=state.candidates.get)
+        why = ", as labels are few" if state.plan.pseudolabel else ", as it trains longer in the end"
+        kept = f" (kept{'' if leads else why})"
         for label, value in state.candidates.items():
             print(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
     result = state.result
