@@ -71,6 +71,7 @@ class HogConv(Hog):
     ):
         super().__init__(in_chans, 0)
         self.groups = [self.hand_made, 9 * 2 * filters]  # lengths of the groups of fixed features
+        self.pixel_network = None
         if pixels:
             network = create_backbone(pixels["name"], in_chans=in_chans, num_classes=0, **pixels["kwargs"])
             self.pixel_network = freeze_batch_norm_2d(network.requires_grad_(False))
@@ -107,7 +108,7 @@ class HogConv(Hog):
 
     def _network_features(self, x: Tensor) -> list[Tensor]:
         """Return the features of images [B, C, H, W] by the network on pixels, [B, d], if there is one."""
-        if len(self.groups) == 2:
+        if self.pixel_network is None:
             return []
         size = (self.pixel_size, self.pixel_size)
         if x.shape[2:] != size:

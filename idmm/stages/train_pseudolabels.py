@@ -1,6 +1,7 @@
 """A step of ``idmm train``: joined features, and labels for images that have none by them."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class JoinedFeatures:
     Args:
         source: The network's run, file or public weights.
         plan: Its model if the file does not name it, and the size of images on hand-made features.
-        data: The images, some of which have a label.
+        data: How the images are read.
+        items: Training images to find dictionary and components by, with labels or without.
         device: Device of the networks.
         seed: Of what ``hog_conv`` draws.
 
@@ -47,7 +49,7 @@ class JoinedFeatures:
         RunError: The network has diverged, or memory ran out.
     """
 
-    def __init__(self, source: str, plan: Plan, data: Data, device: str, seed: int):
+    def __init__(self, source: str, plan: Plan, data: Data, items: Sequence, device: str, seed: int):
         self.data, self.saved = data, read_checkpoint(source, "init")
         if self.saved.name is None:
             self.saved = replace(self.saved, name=plan.model["name"], kwargs=plan.model["kwargs"])
@@ -58,12 +60,10 @@ class JoinedFeatures:
         model.pixel_network.load_state_dict(pixels.model.state_dict())
         model.set_statistics(pixels.mean, pixels.std)
         self.network = replace(pixels, model=model, size=plan.hand_size, crop_pct=1.0)
-        self._learn(seed)
+        self._learn(items, seed)
         model.to(pixels.device)
 
-    def _learn(self, seed: int) -> None:
-        """Find dictionary and components by the training images, with labels or without."""
-        items = list_images(self.data, labelled=True, unlabelled=True).train.items
+    def _learn(self, items: Sequence, seed: int) -> None:
         some = [items[i] for i in numpy_rng(seed, "features").permutation(len(items))[:IMAGES]]
         unreadable: dict[str, str] = {}
         batches = list(self.network.file_batches(some, some, self.data.max_pixels, unreadable))
@@ -96,15 +96,15 @@ def pseudolabel(
     """Write OUT/features, the joined features, and OUT/pseudolabels.csv, a file with a class for each image.
 
     The columns of the file are path, class, split, given and share. A share is how sure a label is, from 0 to 1.
-    Arguments and errors are those of :class:`JoinedFeatures`.
+    ``data`` is the images, some of which have a label. Other arguments and errors are those of :class:`JoinedFeatures`.
 
     Returns:
         What is known of the labels, and the accuracy of linear classifiers on features of the given labels (percent).
         It is that of the best strength on stratified folds.
     """
-    features = JoinedFeatures(source, plan, data, device, seed)
-    features.save(out / FEATURES)
     splits = list_images(data, labelled=True, unlabelled=True)
+    features = JoinedFeatures(source, plan, data, splits.train.items, device, seed)
+    features.save(out / FEATURES)
     train, rows = features.of(splits.train, _hand_made_and_joined)
     given, count = train.labels >= 0, features.network.model.hand_made
     known, hand_made, joined = train.labels[given], rows[given, :count], rows[:, count:]
@@ -123,8 +123,8 @@ def pseudolabel(
     def columns(part: str, i: int) -> tuple:
         return ("yes", 1) if part != "train" or given[i] else ("no", f"{shares[i].max():.4g}")
 
-    rows = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
-    write_csv(out / PSEUDOLABELS, rows)
+    table = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
+    write_csv(out / PSEUDOLABELS, table)
     floor = _baseline(features, splits.test, hand_made, known) if agreement >= AGREEMENT else None
     found = PseudoLabels(int(given.sum()), int((labels[~given] >= 0).sum()), agreement, floor)
     images = counted(found.found, "image")
