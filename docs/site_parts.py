@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util import nodes as sphinx_nodes
 
-from idmm.cli import COMMANDS, Command, Group
+from idmm.cli import COMMANDS, Command
 from idmm.config.schema import flags_of
 
 
@@ -37,15 +37,7 @@ class Commands(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return a section for each command."""
-        return [_section(words, command) for words, command in _flat("", COMMANDS)]
-
-
-def _flat(before: str, commands: dict[str, Command | Group]):
-    for name, command in commands.items():
-        if isinstance(command, Group):
-            yield from _flat(f"{before}{name} ", command.commands)
-        else:
-            yield f"{before}{name}", command
+        return [_section(words, command) for words, command in COMMANDS.items()]
 
 
 def _section(words: str, command: Command) -> nodes.section:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import psutil
@@ -18,7 +18,7 @@ from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentCon
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
-from idmm.files import emptied_if_refused, weights_file
+from idmm.files import emptied_if_refused
 from idmm.progress import BufferedLog, first_process, log_once, logging_by
 from idmm.training import clock
 from idmm.transfer.config import GridConfig, StatusConfig
@@ -26,7 +26,7 @@ from idmm.transfer.config import GridConfig, StatusConfig
 
 @dataclass(frozen=True)
 class Command:
-    """A command after ``idmm`` or ``idmm data``."""
+    """A command after ``idmm``."""
 
     config: type
     run: str
@@ -35,7 +35,6 @@ class Command:
     logged: bool = True  # whether the log is shown at once; a training run shows it when its folder is open
     timed: bool = False  # whether the function takes the time when the command began
     words: tuple[str, ...] = ()  # keys of _WORDS that may stand without their flags, in this order
-    subcommands: "dict[str, Command]" = field(default_factory=dict)  # by the word that follows
 
     @property
     def help(self) -> str:
@@ -43,26 +42,11 @@ class Command:
         return " ".join(self.config.__doc__.split()).partition(". ")[0].removesuffix(".") + "."
 
 
-@dataclass(frozen=True)
-class Group:
-    """Commands, and the text that lists them."""
-
-    help: str
-    commands: "dict[str, Command | Group]"
-    usage: str  # {commands} stands for a line per command
-
-
 IMPORT_SECONDS = 60.0  # imports take less
 _WORDS = {  # values that may stand without their flags, as the help names them
     "name": "NAME", "data.root": "DIR", "run": "RUN", "runs": "RUN [RUN ...]", "query": "QUERY",
     "paths": "PATH [PATH ...]", "out": "OUT",
 }  # fmt: skip
-DATA = {
-    "list": Command(keys.DataListConfig, "data.registry:table"),
-    "info": Command(keys.DataInfoConfig, "data.registry:info", words=("name",)),
-    "check": Command(keys.DataCheckConfig, "stages.check:checkup", words=("name",)),
-    "download": Command(keys.DataDownloadConfig, "stages.check:download", words=("name",)),
-}
 _TRAINING = {"logged": False, "timed": True}
 COMMANDS = {
     "train": Command(keys.TrainCommand, "stages.train:train", words=("data.root",), **_TRAINING),
@@ -70,10 +54,8 @@ COMMANDS = {
     "finetune": Command(FinetuneConfig, "stages.run:run_stage", **_TRAINING),
     "detect": Command(DetectConfig, "stages.run:run_stage", **_TRAINING),
     "segment": Command(SegmentConfig, "stages.run:run_stage", **_TRAINING),
-    "transfer": Command(
-        GridConfig, "transfer.grid:command", logged=False,
-        subcommands={"status": Command(StatusConfig, "transfer.status:status", words=("out",))},
-    ),
+    "transfer": Command(GridConfig, "transfer.grid:command", logged=False),
+    "transfer status": Command(StatusConfig, "transfer.status:status", words=("out",)),
     "probe": Command(keys.ProbeConfig, "stages.probe_command:probe", logged=False),
     "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel"),
     "predict": Command(usage.PredictConfig, "inference.predict:predict", words=("paths",)),
@@ -82,30 +64,19 @@ COMMANDS = {
     "explore": Command(usage.ExploreConfig, "inference.explore:explore", words=("run",)),
     "report": Command(usage.ReportConfig, "inference.report:report", words=("runs",)),
     "export": Command(usage.ExportConfig, "inference.export:export"),
-    "data": Group(
-        "List, show, download or check datasets.", DATA,
-        """usage: idmm data list
-       idmm data info NAME
-       idmm data check [NAME] --root DIR [--out DIR]
-       idmm data download NAME --root DIR
-
-{commands}
-
-'idmm data COMMAND --help' explains every flag.""",
-    ),
+    "data list": Command(keys.DataListConfig, "data.registry:table"),
+    "data info": Command(keys.DataInfoConfig, "data.registry:info", words=("name",)),
+    "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words=("name",)),
+    "data download": Command(keys.DataDownloadConfig, "stages.check:download", words=("name",)),
     "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list"),
     "demo": Command(keys.DemoConfig, "stages.demo:demo", logged=False),
-}  # fmt: skip
-IDMM = Group(
-    "",
-    COMMANDS,
-    """usage: idmm COMMAND [--config FILE] [--KEY VALUE ...]
+}
+USAGE = """usage: idmm {group}COMMAND [--config FILE] [--KEY VALUE ...]
 
 commands:
 {commands}
 
-'idmm COMMAND --help' explains every flag. 'idmm --version' prints the version.""",
-)
+'idmm {group}COMMAND --help' explains every flag. 'idmm --version' prints the version."""
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
@@ -125,7 +96,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run handles it
     try:
-        return _dispatch(IDMM, "", argv, started_at, prog)
+        return _dispatch(argv or ["--help"], started_at, prog)
     except (UserError, RunError, Interrupted) as error:
         if first_process() or not getattr(error, "shared", True):
             print(error, file=sys.stderr)
@@ -160,35 +131,35 @@ def _process_age() -> float:
     return age if 0 <= age < IMPORT_SECONDS else time.process_time()  # a sandbox may hide the start
 
 
-def _dispatch(group: Group, words: str, argv: list[str], started_at: float, prog: str | None = None) -> int:
-    """Run a command of a group; ``words`` are those typed before it."""
-    name, *rest = argv or ["--help"]
-    if name in ("-h", "--help"):
-        lines = [f"  {name:<10} {command.help}" for name, command in group.commands.items()]
-        print(group.usage.format(commands="\n".join(lines)))
-        return 0
-    if name == "--version" and group is IDMM:
+def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
+    """Run a command of one or two words, or list the commands."""
+    if argv[0] == "--version":
         print(f"idmm {version('idmm')}")
         return 0
-    if name not in group.commands:
-        names = ", ".join(group.commands)
-        raise UserError(f"{words}{name}: unknown command, expected one of {names}{nearest(name, group.commands)}")
-    command = group.commands[name]
-    if isinstance(command, Group):
-        return _dispatch(command, f"{name} ", rest, started_at)
-    if rest and rest[0] in command.subcommands:
-        subcommand, *rest = rest
-        name, command = f"{name} {subcommand}", command.subcommands[subcommand]
-    once = contextlib.nullcontext() if command.config is GridConfig else log_once()  # each cell has its own log
-    with once, logging_by(logging.StreamHandler(sys.stderr) if command.logged else BufferedLog()):
-        return _run(command, f"{words}{name}", rest, started_at, prog)
+    if name := next((words for words in (" ".join(argv[:2]), argv[0]) if words in COMMANDS), None):
+        command = COMMANDS[name]
+        once = contextlib.nullcontext() if command.config is GridConfig else log_once()  # each cell has its own log
+        with once, logging_by(logging.StreamHandler(sys.stderr) if command.logged else BufferedLog()):
+            return _run(name, argv[name.count(" ") + 1 :], started_at, prog)
+    group = f"{argv[0]} " if any(words.startswith(f"{argv[0]} ") for words in COMMANDS) else ""
+    commands = {words.removeprefix(group): command for words, command in COMMANDS.items() if words.startswith(group)}
+    word = " ".join(argv[1:2]) if group else argv[0]
+    if word not in ("", "-h", "--help"):
+        hint = nearest(word, [words.split()[0] for words in commands])
+        raise UserError(f"{group}{word}: unknown command, expected one of {', '.join(commands)}{hint}")
+    lines = [f"  {words:<15} {command.help}" for words, command in commands.items()]
+    print(USAGE.format(group=group, commands="\n".join(lines)))
+    return 0
 
 
-def _run(command: Command, words: str, rest: list[str], started_at: float, prog: str | None) -> int:
-    usage = [prog or f"idmm {words}", *(_WORDS[word] for word in command.words)]
-    config = parse(command.config, rest, " ".join(usage), command.words, command_configs())
-    if isinstance(config, keys.FeatureConfig | keys.TrainCommand):
-        _check_names(config)
+def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> int:
+    command = COMMANDS[name]
+    usage = " ".join([prog or f"idmm {name}", *(_WORDS[word] for word in command.words)])
+    configs = {f"idmm {words}": other.config for words, other in COMMANDS.items()}
+    config = parse(command.config, flags, usage, command.words, configs)
+    if isinstance(config, keys.FeatureConfig | keys.TrainCommand):  # before torch is imported, as the stages do
+        check_folder = importlib.import_module("idmm.data.registry").check_folder
+        check_folder(config.data, config.out)
     with emptied_if_refused(getattr(config, "out", None)):
         module, function = command.run.split(":")
         run = getattr(importlib.import_module(f"idmm.{module}"), function)
@@ -196,24 +167,3 @@ def _run(command: Command, words: str, rest: list[str], started_at: float, prog:
     if isinstance(result, str):
         print(result)
     return result if isinstance(result, int) else 0
-
-
-def command_configs() -> dict[str, type]:
-    """Return the config class of each command, to name the command that a flag belongs to."""
-    groups = {"idmm": COMMANDS, "idmm data": DATA}
-    return {
-        f"{words} {name}": command.config
-        for words, commands in groups.items()
-        for name, command in commands.items()
-        if isinstance(command, Command)
-    }
-
-
-def _check_names(config: keys.FeatureConfig | keys.TrainCommand) -> None:
-    """Check folders and files of weights before torch is imported. The stages do so themselves."""
-    from idmm.data.registry import check_folder
-
-    check_folder(config.data, config.out)
-    if isinstance(config, keys.FeatureConfig):
-        for init in [config.init] if isinstance(config.init, str) else config.init or ():
-            weights_file(init, "init")

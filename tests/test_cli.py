@@ -19,7 +19,7 @@ import yaml
 from helpers import ROOT, STAGES, VIT, call, flags, inside, metrics, refused, weights
 
 import idmm
-from idmm.cli import command_configs, main
+from idmm.cli import COMMANDS, main
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.parsing import build, dump, parse
 from idmm.config.schema import flags_of
@@ -295,7 +295,7 @@ def test_help_names_the_flags_of_the_contract(stage, capsys):
     assert not {f"--{name}" for name in COMMON + CONTRACT[stage]} - {*words} and stop.value.code in (0, None)
 
 
-@pytest.mark.parametrize("kind", command_configs().values(), ids=command_configs())
+@pytest.mark.parametrize("kind", [command.config for command in COMMANDS.values()], ids=COMMANDS)
 def test_every_help_text_is_short_and_names_a_default(kind, capsys):
     """What it is, unit, default: 160 characters, no semicolon. --help prints all, --print_config needs no flag."""
     for key in flags_of(kind):

@@ -60,7 +60,6 @@ MISTAKES = [  # command line, how each line of the answer begins
     ("pretrain --data.name flower --out o", [FLOWER]),
     ("finetune --init a --out o", [INIT]),
     ("probe --init a --data.name flower", [FLOWER]),
-    ("fewlabel --init '[a, b]' --out o", [INIT]),
     ("finetune --out o --data.labelled '{per_class: 2}'", ["data.labelled: is for pretraining, data.subset draws"]),
     ("data info", ["name: missing, expected dataset, one of 'idmm data list'"]),
     ("data check", ["name: missing, expected --name or --root"]),
