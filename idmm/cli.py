@@ -56,7 +56,7 @@ COMMANDS = {
     "segment": Command(SegmentConfig, "stages.run:run_stage", **_TRAINING),
     "transfer": Command(GridConfig, "transfer.grid:command", logged=False),
     "transfer status": Command(StatusConfig, "transfer.status:status", words=("out",)),
-    "probe": Command(keys.ProbeConfig, "stages.probe_command:probe", logged=False),
+    "probe": Command(keys.ProbeConfig, "stages.probe:command", logged=False),
     "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel"),
     "predict": Command(usage.PredictConfig, "inference.predict:predict", words=("paths",)),
     "embed": Command(usage.EmbedConfig, "inference.embed:embed", words=("paths",)),

@@ -56,7 +56,8 @@ class FewLabelConfig(FeatureConfig):
 
     def probe(self, init: str | None) -> ProbeConfig:
         """Return the probe of one backbone."""
-        return ProbeConfig(init=init, **{item.name: getattr(self, item.name) for item in fields(FeatureConfig)})
+        same = {item.name: getattr(self, item.name) for item in fields(FeatureConfig)}
+        return ProbeConfig(init=init, out=self.out, **same)
 
 
 @section

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from idmm.evaluation.evaluate import evaluating
 from idmm.files import weights_label
 from idmm.models.build import pair
 from idmm.models.weights import Checkpoint, build_saved
+from idmm.progress import counting, duration
 
 log = logging.getLogger("idmm")
 Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
@@ -115,9 +117,15 @@ class Network:
         return distributed.enough_memory(RunError(f"{self.label}: {line}"))
 
     # ------------------------------------------------------------------ images
-    def split_batches(self, store: ImageStore, workers: int | None) -> Iterator[dict]:
-        """Yield ``images`` [B, C, S, S], ``index`` and ``label`` of a split."""
-        return centre_crops(store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, workers)
+    def split_features(self, store: ImageStore, workers: int | None, part: str) -> np.ndarray:
+        """Return the pooled features of all images of a split, called ``part``, float32 [N, d]. Errors as of
+        :meth:`outputs`."""
+        started_at = time.monotonic()
+        batches = centre_crops(store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, workers)
+        features = self.outputs(counting(batches, len(store), f"features of {part}"))
+        seconds = duration(time.monotonic() - started_at)
+        log.info("%s: features of %s (%s) in %s", self.label, part, counted(len(store), "image"), seconds)
+        return features
 
     def file_batches(
         self,

@@ -79,8 +79,7 @@ def features(config: ExploreConfig, store: ImageStore) -> np.ndarray:
     from idmm.models.weights import read_checkpoint
 
     network = Network.from_checkpoint(read_checkpoint(config.run), 0, config.device, config.batch_size)
-    batches = replace(network, crop_pct=1.0).split_batches(store, workers=0)
-    return network.outputs(Bar(batches, desc="features", unit="batch", delay=1))
+    return replace(network, crop_pct=1.0).split_features(store, 0, "train")
 
 
 # ---------------------------------------------------------------------- similarities

@@ -14,17 +14,20 @@ from idmm.config import Subset
 from idmm.config.commands import FewLabelConfig
 from idmm.config.stages import Backbone
 from idmm.data.listing import draw_subset, list_images
-from idmm.data.registry import resolve_name, spec_of
-from idmm.data.split import Split
+from idmm.data.registry import spec_of
+from idmm.data.split import Listing, Split
 from idmm.errors import UserError, listed
 from idmm.evaluation.evaluate import largest_class, readouts
-from idmm.evaluation.features import UNTRAINED, FrozenBackbone
 from idmm.files import made_folder, write_json, write_text
 from idmm.progress import drawing, log
+from idmm.stages import ProbeStage
 from idmm.stages.folds import several
-from idmm.stages.probe import frozen_backbone, labelled_images
+from idmm.stages.images import store_run_images
+from idmm.stages.probe import READOUTS, about, build_frozen, network_of
+from idmm.stages.resolve import RunSetup, resolve
+from idmm.stages.setup import with_statistics
 
-READOUTS = {"knn": "kNN", "probe": "linear probe"}
+UNTRAINED = "untrained"
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
 PER_CLASS = (1, 2, 5, 10, 20)  # numbers of labels by default
 FILES = ("fewlabel.json", "fewlabel.md", "fewlabel.png")
@@ -58,26 +61,25 @@ def fewlabel(config: FewLabelConfig) -> dict:
     Raises:
         UserError: A mistake in the flags, no labels, or a class with too few images.
     """
-    data, notes = resolve_name(config.data)
-    config = replace(config, data=data)
     _check(config)
     backbones = _backbones(config)
-    for note in notes:
-        log.info("%s", note)
-    splits = list_images(config.data, labelled=True)
+    data = next(iter(backbones.values())).config.data
+    splits = list_images(data, labelled=True)
     numbers = _numbers(config.per_class, splits.train)
-    metric = spec_of(config.data.name).metric
+    metric = spec_of(data.name).metric
     header = {
-        "dataset": config.data.name,
+        "dataset": data.name,
         "metric": metric,
         "per_class": numbers,
         "seeds": config.seeds,
-        "runs": {backbone.label: backbone.about for backbone in backbones},
+        "runs": {label: about(setup) for label, setup in backbones.items()},
     }
     out = made_folder(config.out)
     _check_out(out, json.loads(json.dumps(header)))
+    for note in dict.fromkeys(note for setup in backbones.values() for note in setup.notes):
+        log.info("%s", note)
     draws = [Subset(per_class=number, seed=seed) for number in numbers for seed in range(config.seeds)]
-    records = list(_probed(splits.train, metric, backbones, draws))
+    records = list(_probed(splits, metric, backbones, draws))
     result = header | {
         "num_classes": len(splits.train.classes),
         "test_size": len(splits.test),
@@ -104,19 +106,21 @@ def _check(config: FewLabelConfig) -> None:
         raise UserError("data.folds: this command measures on one test split. Add --data.fold to name a fold")
 
 
-def _backbones(config: FewLabelConfig) -> list[FrozenBackbone]:
-    """Return the backbones, with ``untrained`` also each architecture with fresh weights."""
-    backbones = [frozen_backbone(replace(config, model=Backbone()).probe(init)) for init in config.init]
+def _backbones(config: FewLabelConfig) -> dict[str, RunSetup]:
+    """Return a probe for each backbone by its name, with ``untrained`` also for each architecture's fresh weights."""
+    backbones = {init: resolve(replace(config, model=Backbone()).probe(init)) for init in config.init}
     if config.untrained:
-        architectures = {}
-        for backbone in backbones:
-            key = json.dumps([backbone.spec.name, backbone.spec.kwargs, backbone.size], default=str)
-            architectures.setdefault(key, backbone)
-        for backbone in architectures.values():
-            label = f"{UNTRAINED}, as {backbone.label}" if len(architectures) > 1 else UNTRAINED
-            backbones.append(backbone.untrained(label))
+        architectures: dict[str, str] = {}
+        for label, setup in backbones.items():
+            key = json.dumps([setup.spec.name, setup.spec.kwargs, setup.config.size], default=str)
+            architectures.setdefault(key, label)
+        for label in architectures.values():
+            setup = backbones[label]
+            name = f"{UNTRAINED}, as {label}" if len(architectures) > 1 else UNTRAINED
+            stage = ProbeStage(replace(setup.config, init=None))
+            backbones[name] = replace(setup, stage=stage, spec=replace(setup.spec, init=None))
     if config.model.name:
-        backbones.append(frozen_backbone(config.probe(None)))
+        backbones[config.model.name] = resolve(config.probe(None))
     return backbones
 
 
@@ -141,21 +145,23 @@ def _check_out(out: Path, header: dict[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------------- measurements
-def _probed(split: Split, metric: str, backbones: list[FrozenBackbone], draws: list[Subset]) -> Iterator[Record]:
+def _probed(splits: Listing, metric: str, backbones: dict[str, RunSetup], draws: list[Subset]) -> Iterator[Record]:
     """Measure features, which are taken once per backbone, by both readouts."""
-    for backbone in backbones:
-        stores = labelled_images(backbone, None, ("train", "test")).parts
-        train, test = stores["train"], stores["test"]
-        features, test_features = backbone.features(train, "train"), backbone.features(test, "test")
+    for label, setup in backbones.items():
+        model = build_frozen(setup)
+        images = store_run_images(setup, splits, parts=("train", "test"))
+        network = network_of(with_statistics(setup, images.mean, images.std), model, label)
+        train, test, workers = images.train, images.test, setup.config.data.workers
+        features, test_features = (network.split_features(s, workers, part) for part, s in images.parts.items())
         rows = {name: row for row, name in enumerate(train.names)}
         for draw in draws:
             # data.on_error skip leaves files out
-            chosen = [rows[name] for name in draw_subset(split, draw).names if name in rows]
+            chosen = [rows[name] for name in draw_subset(splits.train, draw).names if name in rows]
             labelled = features[chosen], train.labels[chosen]
             measured = readouts(*labelled, test_features, test.labels, seed=draw.seed, metric=metric)
             for name, readout in measured._asdict().items():
                 scores = (readout.top1, readout.mean_per_class, readout.strength)
-                yield Record(backbone.label, name, draw.per_class, draw.seed, len(chosen), *scores)
+                yield Record(label, name, draw.per_class, draw.seed, len(chosen), *scores)
 
 
 # ---------------------------------------------------------------------- results

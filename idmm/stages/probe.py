@@ -1,32 +1,38 @@
 """A backbone measured as it is, in minutes: kNN and a linear probe of its frozen features."""
 
 import logging
+import tempfile
 import time
 from dataclasses import replace
 
 import numpy as np
-from timm.models import get_pretrained_cfg_value
+from torch import nn
 
+from idmm import distributed
 from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
 from idmm.data.store import Stores
-from idmm.errors import UserError
+from idmm.errors import SizeError, UserError
 from idmm.evaluation.evaluate import largest_class, readouts, remarks
-from idmm.evaluation.features import FrozenBackbone
+from idmm.evaluation.network import Network
 from idmm.intervals import too_narrow
-from idmm.models.build import pair
-from idmm.models.hub import pin_commit
-from idmm.models.spec import ModelSpec, model_spec
 from idmm.progress import logging_to
-from idmm.stages import ProbeStage
 from idmm.stages.folds import run_folds
 from idmm.stages.images import store_run_images
 from idmm.stages.resolve import RunSetup, resolve
+from idmm.stages.setup import with_statistics
 from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's"
+READOUTS = {"knn": "kNN", "probe": "linear probe"}
+
+
+def command(config: ProbeConfig) -> str:
+    """Measure frozen features and return the table, see :func:`probe`. Without ``config.out`` nothing else is left."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        return "\n".join(table(probe(replace(config, out=config.out or folder))))
 
 
 def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
@@ -50,7 +56,7 @@ def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
 
 
 def _run(setup: RunSetup) -> dict:
-    config = setup.config
+    config, spec = setup.config, setup.spec
     with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
@@ -58,27 +64,54 @@ def _run(setup: RunSetup) -> dict:
         with logging_to(folder.path):
             for note in setup.notes:
                 log.info("%s", note)
-            result = measure(frozen_backbone(config, setup.spec), folder)
+            started_at = time.monotonic()
+            model = build_frozen(setup)
+            images = store_run_images(setup, setup.stage.list_images(), folder)
+            if len(np.unique(images.train.labels)) < 2:
+                raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
+            network = network_of(with_statistics(setup, images.mean, images.std), model, config.init or spec.name)
+            result = measure(setup, network, images)
+            result["seconds"] = round(time.monotonic() - started_at, 1)
         folder.finish(result)
         return result
 
 
-def measure(backbone: FrozenBackbone, folder: RunFolder) -> dict:
-    """Measure frozen features by kNN and a linear probe; return the result. Errors are those of :func:`probe`.
+def build_frozen(setup: RunSetup) -> nn.Module:
+    """Build the backbone of a probe with its weights.
 
-    Args:
-        backbone: With the config of the probe, see :func:`frozen_backbone`.
-        folder: Of the run.
+    Raises:
+        UserError: It cannot be built at this size, the weights do not fit, or the device is missing.
     """
-    started, config = time.monotonic(), backbone.config
-    built = backbone.spec.init and backbone.spec.init.img_size
-    if built is None or pair(built)[0] != backbone.size:  # the size may not fit: try before the images are read
-        backbone.build()
-    splits = labelled_images(backbone, folder)
-    if len(np.unique(splits.train.labels)) < 2:
-        raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
-    features = {part: (backbone.features(store, part), store.labels) for part, store in splits.parts.items()}
-    truth = splits.test.labels
+    distributed.pick_device(setup.config.device)
+    try:
+        model = setup.spec.build(setup.config.size, setup.config.seed)
+    except SizeError as error:
+        raise UserError(f"size: {error}") from None
+    if report := setup.spec.load(model):
+        log.info("%s", report)
+    return model.eval()
+
+
+def network_of(setup: RunSetup, model: nn.Module, label: str) -> Network:
+    """Return a frozen backbone with its preprocessing, on the device. Messages begin with ``label``."""
+    config, spec, device = setup.config, setup.spec, distributed.pick_device(setup.config.device)
+    spec.set_statistics(model)
+    preprocessing = (config.size, config.crop_pct, spec.mean, spec.std)
+    return Network(model.to(device), *preprocessing, device, config.batch_size, label)
+
+
+def about(setup: RunSetup) -> dict:
+    """Return the backbone's entries in results. With fresh weights ``init`` is None."""
+    return {"init": setup.config.init, "model": setup.spec.name, "size": setup.config.size}
+
+
+def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
+    """Measure frozen features by kNN and a linear probe; return the result without its ``seconds``."""
+    config, truth, classes = setup.config, images.test.labels, images.train.classes
+    features = {
+        part: (network.split_features(store, config.data.workers, part), store.labels)
+        for part, store in images.parts.items()
+    }
     measured = readouts(
         *features["train"],
         *features["test"],
@@ -87,10 +120,10 @@ def measure(backbone: FrozenBackbone, folder: RunFolder) -> dict:
         metric=spec_of(config.data.name).metric,
         fold=config.data.fold is not None,
     )
-    for line in remarks(measured.probe.to_dict(), truth, splits.train.classes):
+    for line in remarks(measured.probe.to_dict(), truth, classes):
         log.warning("linear probe: %s", line)
-    if splits.test.groups is not None:
-        log.warning("%s", too_narrow(len(truth), len(set(splits.test.groups))))
+    if images.test.groups is not None:
+        log.warning("%s", too_narrow(len(truth), len(set(images.test.groups))))
     knn, linear = (readout.to_dict() for readout in measured)
     return {
         "top1": linear["top1"],
@@ -98,54 +131,40 @@ def measure(backbone: FrozenBackbone, folder: RunFolder) -> dict:
         "knn": knn["top1"],
         **{name: linear[name] for name in ("mean_per_class", "per_class") if name in linear},
         "largest_class": largest_class(truth)[1],
-        **backbone.about,
+        **about(setup),
         "precision": "fp32",
         "crop_pct": config.crop_pct,
         "dataset": config.data.name,
-        "num_classes": len(splits.train.classes),
-        **{f"{part}_size": len(store) for part, store in splits.parts.items()},
-        **splits.remarks,
+        "num_classes": len(classes),
+        **{f"{part}_size": len(store) for part, store in images.parts.items()},
+        **images.remarks,
         "seed": config.seed,
-        "seconds": round(time.monotonic() - started, 1),
         "interval": INTERVAL,
         "readouts": {"probe": linear, "knn": knn},
     }
 
 
-# ---------------------------------------------------------------------- images
-def labelled_images(backbone: FrozenBackbone, *args) -> Stores:
-    """Read a probe's images, centre-cropped to the backbone's size. ``args`` are those of :func:`store_run_images`."""
-    stage = ProbeStage(replace(backbone.config, size=backbone.size))
-    setup = RunSetup(stage, backbone.spec, tuple(stage.phases))
-    images = store_run_images(setup, stage.list_images(), *args)
-    backbone.set_statistics(replace(backbone.spec, mean=images.mean, std=images.std))
-    return images
-
-
-# ---------------------------------------------------------------------- backbones
-def frozen_backbone(config: ProbeConfig, spec: ModelSpec | None = None) -> FrozenBackbone:
-    """Read a checkpoint, if there is one, and choose the size to measure it at. Nothing is built yet.
-
-    Args:
-        config: Of the probe.
-        spec: Of the backbone, if it is known already.
-
-    Raises:
-        UserError: No such checkpoint or model, one whose model is not known, or a size that is not one side.
-    """
-    spec = spec or model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
-    pinned_config = replace(config, init=pin_commit(config.init))
-    return FrozenBackbone(spec, config.size or _default_size(spec), pinned_config, label=config.init)
-
-
-def _default_size(spec: ModelSpec) -> int:
-    """Return the size that it was built at, or timm's size for its name if any size fits or the JSON has none."""
-    built = spec.init and (spec.init.img_size or spec.init.size)
-    if built is None:
-        size = (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-1]
-        log.info("size: %d px, timm's for %s. --size sets another", size, spec.name)
-        return size
-    height, width = pair(built)
-    if height != width:
-        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels. Give --size, one side")
-    return height
+def table(result: dict) -> list[str]:
+    """Return ``result.json`` of a probe as lines of text."""
+    folds = result.get("folds")
+    first = folds[0] if folds else result
+    counts = f"{result['train_size']:,} training and {result['test_size']:,} test images"
+    if folds:
+        counts = f"{result['test_size']:,} images, each tested once in {len(folds)} folds"
+    subject = f"{first['init'] or 'fresh weights'} ({first['model']}, {first['size']} px) on {first['dataset']}"
+    largest = f"the largest {result['largest_class']:.1f} % of the test images"
+    lines = [f"{subject}: {counts}, {result['num_classes']} classes, {largest}"]
+    if folds:
+        low, high = result["top1_interval"]
+        spread = f"over folds {result['mean']['top1']:.1f} ± {result['std']['top1']:.1f}"
+        lines.append(f"  kNN {result['knn']:.1f}")
+        return [*lines, f"  linear probe {result['top1']:.1f}, 95 % interval {low:.1f} to {high:.1f}, {spread}"]
+    knn, linear = (result["readouts"][name] for name in READOUTS)
+    remarks = [f"k = {knn['k']}", f"C = {linear['strength']:g}, chosen by {linear['chosen_by']}"]
+    lines.append(" " * 16 + f"{'top1':<16}{'95 % interval':<16}")
+    for label, readout, remark in zip(READOUTS.values(), (knn, linear), remarks, strict=True):
+        low, high = readout["top1_interval"]
+        mean = f", mean over classes {readout['mean_per_class']:.1f}" if "mean_per_class" in readout else ""
+        interval = f"{low:.1f} to {high:.1f}"
+        lines.append(f"  {label:<14}{readout['top1']:<16.1f}{interval:<16}{remark}{mean}")
+    return lines

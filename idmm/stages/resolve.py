@@ -61,6 +61,9 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     if isinstance(config, ProbeConfig):
         config = replace(config, init=pin_commit(config.init))
         spec = model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
+        if config.size is None:
+            config = replace(config, size=default_size(spec))
+            notes.append(f"size: {config.size} px, the default for {spec.name}. --size sets another")
         stage = stage_of(config)
         return RunSetup(stage, spec, tuple(stage.phases), tuple(notes), started_at)
     spec = model_spec(config)
@@ -88,6 +91,22 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
 def family_rates(name: str) -> tuple[float, int]:
     """Return the papers' peak learning rate and warm-up (epochs) for the family of a timm model."""
     return (1e-3, 10) if name.startswith(("pvt_v2", "t2t")) else (5e-4, 2)
+
+
+def default_size(spec: "ModelSpec") -> int:
+    """Return the size that a backbone was built at, or timm's for its name if any size fits or its JSON has none.
+
+    UserError if it is not square.
+    """
+    from timm.models import get_pretrained_cfg_value
+
+    from idmm.models.build import pair
+
+    built = spec.init and (spec.init.img_size or spec.init.size)
+    height, width = pair(built) if built else (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:]
+    if height != width:
+        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels. Give --size, one side")
+    return height
 
 
 def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[FinetuneConfig, list[str]]:
