@@ -129,21 +129,21 @@ FAULTS = {
     ),
 }
 FILES = {
-    "unknown key": ("train: {epoch: 3}", "train.epoch: unknown key (in {path}). Did you mean 'train.epochs'?"),
-    "wrong type": ("data:\n  workers: two", "data.workers: got 'two', expected an integer (in {path})"),
+    "unknown key": ("train: {epoch: 3}", "train.epoch: unknown key. Did you mean 'train.epochs'?"),
+    "wrong type": ("data:\n  workers: two", "data.workers: got 'two', expected an integer"),
     "wrong range": (
         "views: {crops: [{scale: [0.5, 0.1]}]}",
-        "views.crops[0].scale: got [0.5, 0.1], expected [min, max] with 0 < min <= max <= 1 (in {path})",
+        "views.crops[0].scale: got [0.5, 0.1], expected [min, max] with 0 < min <= max <= 1",
     ),
     "flow left open": (
         "train:\n  lr: [1\nseed: 2\n",
         "--config: '{path}' is not YAML: expected ',' or ']', but got ':', line 3",
     ),
     "given twice": ("train:\n  lr: 1\n  lr: 2\n", "--config: '{path}' is not YAML: 'lr' is given twice, line 3"),
-    "a number for a section": ("drloc: 0.5", "drloc: got 0.5, expected a mapping (in {path})"),
+    "a number for a section": ("drloc: 0.5", "drloc: got 0.5, expected a mapping"),
     "option of another method": (
         "method: {name: simclr, queue: 3}",
-        "method.queue: got 3, but simclr has no such option (in {path}). Leave it out.",
+        "method.queue: got 3, but simclr has no such option. Leave it out.",
     ),
     "a list": ("- 1", "--config: '{path}' holds a list, expected a mapping of keys"),
     "not UTF-8": (b"name: \xff\xfe", "--config: cannot read '{path}' (not UTF-8 text), expected a YAML file"),
@@ -174,10 +174,10 @@ def test_all_faults_at_once(tmp_path, capsys):
         "--sed: unknown flag. Did you mean '--seed'?",
         "--train.warmup_epochs: expected a value (FLOAT)",
         "train.batch_size: got 0, expected greater than or equal to 1",
-        f"train.epoch: unknown key (in {path}). Did you mean 'train.epochs'?",
-        f"train.lr: got 'fast', expected a number (in {path})",
+        "train.epoch: unknown key. Did you mean 'train.epochs'?",
+        "train.lr: got 'fast', expected a number",
         "method.classifier: got 'cosin', expected 'linear' or 'cosine'",
-        f"views.crops[0].cont: unknown key (in {path}). Did you mean 'views.crops[0].count'?",
+        "views.crops[0].cont: unknown key. Did you mean 'views.crops[0].count'?",
     ])  # fmt: skip
     assert not out.exists()
 
@@ -358,8 +358,6 @@ def test_python_interface_reports_all_faults():
         "train.epoch: unknown key. Did you mean 'train.epochs'?", "train.lr: got -1, expected greater than 0",
     ]  # fmt: skip
     assert str(caught.value) == "\n".join(caught.value.faults)
-    with pytest.raises(UserError, match=r"^config: got int, expected a mapping, "):
-        idmm.finetune(3)
     with pytest.raises(UserError, match="^out: missing"):
         idmm.finetune({})
 

@@ -60,8 +60,8 @@ class Images:
     """File of images to skip, one path under data.root per line. 'idmm data check' writes one. Default: none."""
     groups: str | None = None
     """Images to keep in one split: a CSV file of path,group or a pattern, e.g. '(patient[0-9]+)_'. Default: none."""
-    val_fraction: float = Field(0.0, ge=0, lt=1)
-    """Share of the training images to hold out for evaluation, in [0, 1). idmm train without test images: 0.2."""
+    val_fraction: float | None = Field(None, ge=0, lt=1)
+    """Share of the training images to hold out for evaluation. Default: none, of idmm train 0.2 without test images."""
     range: Annotated[Literal["auto"] | list[float] | list[list[float]], BeforeValidator(_range)] = "auto"
     """Values of 16-bit images that become black and white: [low, high], or a pair per channel. 'auto': measured."""
     on_error: Literal["fail", "skip"] = "fail"

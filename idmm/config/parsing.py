@@ -8,7 +8,6 @@ import argparse
 import logging
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
 import yaml
@@ -59,16 +58,11 @@ def parse(
         except UserError as error:
             faults += error.faults
 
-    layers, origin = [], {}  # origin: the file of each key, empty for a flag
     method = flatten(merged(*(file for _, file in files), values)).get("method.name")
-    for path, file in files:
-        layer, note = of_method(file, method, path)
-        layers.append(layer)
-        origin |= dict.fromkeys(flatten(layer), path)
-        if note:
-            log.info("%s", note)
-    origin |= dict.fromkeys(values, "")
-    config = _checked(kind, merged(*layers, values), origin, faults, partial=bool(only_print))
+    files = [of_method(file, method, name) for name, file in files]
+    for note in [note for _, notes in files for note in notes]:
+        log.info("%s", note)
+    config = _checked(kind, merged(*(layer for layer, _ in files), values), faults, partial=bool(only_print))
     if only_print:
         print(dump(config), end="")
         raise SystemExit(0)
@@ -83,10 +77,7 @@ def build(kind: type[Config], source: Any) -> Config:
     """
     if isinstance(source, kind):
         return source
-    if not isinstance(source, (str, Path, dict)):
-        expected = f"expected a mapping, a {kind.__name__} or the path of a YAML file"
-        raise UserError(f"config: got {type(source).__name__}, {expected}")
-    return _checked(kind, merged(source) if isinstance(source, dict) else recipe(kind, source), {}, [])
+    return _checked(kind, merged(source) if isinstance(source, dict) else recipe(kind, source), [])
 
 
 def to_dict(config: Any) -> Any:
@@ -133,16 +124,13 @@ def _parser(kind: type, prog: str, flags: dict[str, Key]) -> argparse.ArgumentPa
     parser.add_argument("--config", metavar="FILE", help=text, action="append", **any_value)
     parser.add_argument("--print_config", help="Print the resulting config as YAML and exit.", **any_value, metavar="")
     groups = {"": parser.add_argument_group("run")}
-    first = ("init", "out")
-    for name, key in sorted(flags.items(), key=lambda flag: (not flag[1].required, flag[0] not in first)):
+    for name, key in sorted(flags.items(), key=lambda flag: (not flag[1].required, flag[0] not in ("init", "out"))):
         section = key.key.rpartition(".")[0]
-        if name != key.key:  # of a grid's stage
-            parser.add_argument(f"--{name}", help=argparse.SUPPRESS, **any_value)
-            continue
-        if section not in groups:
+        if name == key.key and section not in groups:
             groups[section] = parser.add_argument_group(section, key.owner.__doc__)
         text = f"{key.text} Required." if key.required else key.text
-        groups[section].add_argument(f"--{name}", metavar=key.metavar, help=text.replace("%", "%%"), **any_value)
+        text = text.replace("%", "%%") if name == key.key else argparse.SUPPRESS
+        groups.get(section, parser).add_argument(f"--{name}", metavar=key.metavar, help=text, **any_value)
     return parser
 
 
@@ -203,11 +191,8 @@ def _unknown(rest: list[str], flags: dict[str, Key], commands: Mapping[str, type
 
 
 # ------------------------------------------------------------------ checks
-def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: list[str], partial=False) -> Config:
-    """Return the config, or raise UserError with ``faults`` and those of the keys.
-
-    ``origin`` has the file of each key, empty for a flag. A ``partial`` config may lack required keys.
-    """
+def _checked(kind: type[Config], data: dict, faults: list[str], partial: bool = False) -> Config:
+    """Return the config, or raise UserError with ``faults`` and those of the keys. A ``partial`` one may lack keys."""
     config, missing, faults = None, {}, [*faults]
     try:
         config = TypeAdapter(kind).validate_python(data)
@@ -217,7 +202,7 @@ def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: lis
             if one["type"] == "missing":
                 missing[key] = _described(kind, key)
             else:
-                faults += _faults(kind, one, origin)
+                faults += _faults(kind, one)
     if not partial:
         flat, either = flatten(to_dict(config or data)), getattr(kind, "ONE_OF", ())
         if either and not any(flat.get(key) for key in either):
@@ -233,29 +218,26 @@ def _checked(kind: type[Config], data: dict, origin: dict[str, str], faults: lis
     return config
 
 
-def _faults(kind: type, error: dict, origin: dict[str, str]) -> list[str]:
+def _faults(kind: type, error: dict) -> list[str]:
     """Return a fault per key of an error of pydantic's."""
     location, method = error["loc"], ""
     if location[:1] == ("method",) and len(location) > 1:  # pydantic names the member of the union
         location, method = ("method", *location[2:]), location[1]
     key, reason = _dotted(location), error.get("ctx", {}).get("error")
     if isinstance(reason, FieldErrors):
-        keys = {_dotted((*location, field)): text for field, text in reason.faults.items()}
-        return [f"{key}: {text}{_place(key, origin)}" for key, text in keys.items()]
-    place = _place(key, origin)
+        return [f"{_dotted((*location, field))}: {text}" for field, text in reason.faults.items()]
     if error["type"] == "value_error":
-        return [f"{key or 'config'}: {reason}{place}"]
+        return [f"{key or 'config'}: {reason}"]
     if error["type"] in ("unexpected_keyword_argument", "invalid_key"):
         names = [known.key for known in keys_of(kind)]
         if method and key in names:
-            return [f"{key}: got {error['input']!r}, but {method} has no such option{place}. Leave it out."]
+            return [f"{key}: got {error['input']!r}, but {method} has no such option. Leave it out."]
         index = key[key.find("[") : key.find("]") + 1] if "[" in key else ""
-        return [f"{key}: unknown key{place}{nearest(_shape(key), names).replace('[]', index)}"]
+        return [f"{key}: unknown key{nearest(_shape(key), names).replace('[]', index)}"]
     if error["type"] == "union_tag_invalid":
-        tag, tags = error["ctx"]["tag"], error["ctx"]["expected_tags"]
-        return [f"{key}.name: got '{tag}', expected one of {tags}{place}"]
+        return [f"{key}.name: got '{error['ctx']['tag']}', expected one of {error['ctx']['expected_tags']}"]
     got = "null" if error["input"] is None else repr(error["input"])
-    return [f"{key}: got {got}, expected {_expected(error)}{place}"]
+    return [f"{key}: got {got}, expected {_expected(error)}"]
 
 
 def _expected(error: dict) -> str:
@@ -283,13 +265,3 @@ def _dotted(location: tuple) -> str:
 def _shape(key: str) -> str:
     """Return a key without the numbers of list items, ``stages[0].size`` -> ``stages[].size``."""
     return re.sub(r"\[\d+\]", "[]", key)
-
-
-def _place(key: str, origin: dict[str, str]) -> str:
-    """Return `` (in FILE)`` if a key, or all of a section that was checked as one, is from a file."""
-    files = [file for name, file in origin.items() if _within(key, name) or _within(name, key)]
-    return f" (in {files[0]})" if files and all(files) else ""
-
-
-def _within(key: str, section: str) -> bool:
-    return key == section or key.startswith((f"{section}.", f"{section}["))

@@ -104,34 +104,25 @@ def recipe(kind: type, name: str | Path) -> dict:
     raise UserError(f"--config: '{name}' is neither a file nor a recipe. 'idmm configs' lists the recipes{hint}")
 
 
-def of_method(data: dict, name: str | None, where: str) -> tuple[dict, str]:
-    """Return the keys of the file ``where`` without a ``method`` section of another method than ``name``.
-
-    Returns:
-        The keys, and a line for the log, empty if nothing was ignored.
-    """
+def of_method(data: dict, name: str | None, where: str) -> tuple[dict, list[str]]:
+    """Return a file's keys without a ``method`` section of another method than ``name``, and a note if there is one."""
     section = data.get("method")
     other = section.get("name") if isinstance(section, dict) else None
     if other in (None, name):
-        return data, ""
+        return data, []
     keys = listed([f"method.{key}" for key in section if key != "name"], most=99) or "method.name"
     note = f"{keys}: ignored from '{where}', as they belong to {other} and this run uses {name}"
-    return {key: value for key, value in data.items() if key != "method"}, note
-
-
-def about(path: Path) -> str:
-    """Return the first sentence of the comment that a recipe begins with."""
-    header = path.read_text(encoding="utf-8").partition("\n#\n")[0]
-    text = " ".join(line.removeprefix("#").strip() for line in header.splitlines() if line.startswith("#"))
-    return text.partition(". ")[0].rstrip(".:")
+    return {key: value for key, value in data.items() if key != "method"}, [note]
 
 
 def recipe_list(_: Any) -> str:
-    """Return the recipes, one line each, those of a stage by the names that its command takes."""
+    """Return the recipes by the names that --config takes, each with the first sentence of its comment."""
     groups = {stage: [f"idmm {stage} --config NAME:"] for stage in STAGES}
     others = ["--config FOLDER/NAME, most of them after one of the above:"]
     for key, path in recipes().items():
         folder, _, name = key.partition("/")
         lines, label = (groups[folder], name) if folder in groups else (others, key)
-        lines.append(f"  {label:<37}{about(path)}")
+        header = path.read_text(encoding="utf-8").partition("\n#\n")[0].splitlines()
+        text = " ".join(line.removeprefix("#").strip() for line in header if line.startswith("#"))
+        lines.append(f"  {label:<37}{text.partition('. ')[0].rstrip('.:')}")
     return "\n".join(line for lines in (*groups.values(), others) for line in lines)

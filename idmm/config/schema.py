@@ -59,25 +59,22 @@ def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
 def _shared_keys(sections: tuple[type, ...], prefix: str) -> list[Key]:
     """Return the keys of a union of sections, each key once, with the sections that have it in its help."""
     owner = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
-    by_name: dict[str, list[Key]] = {}
+    by_name: dict[str, dict[str, Key]] = {}
     for section in sections:
         for key in keys_of(section):
-            by_name.setdefault(key.key, []).append(key._replace(owner=section))
-    return [_shared_key(prefix + name, same, sections, owner) for name, same in by_name.items()]
-
-
-def _shared_key(key: str, same: list[Key], sections: tuple[type, ...], owner: type) -> Key:
-    defaults: dict[str, list[str]] = {}
-    for one in same:
-        defaults.setdefault(one.default, []).append(one.owner.name)
-    if len(defaults) == 1 or "" in defaults:  # the help of a null default names the others
-        default = same[0].default if len(defaults) == 1 else ""
-    else:
-        default = ", ".join(f"{value} ({', '.join(names)})" for value, names in defaults.items())
-    if len(same) == len(sections):
-        return Key(key, Union[*(one.kind for one in same)], same[0].help, sections[0].name, False, owner, ())
-    users = ", ".join(one.owner.name for one in same)
-    return Key(key, Union[*(one.kind for one in same)], f"{users}: {same[0].help}", default, False, owner, ())
+            by_name.setdefault(key.key, {})[section.name] = key
+    keys = []
+    for name, same in by_name.items():
+        kinds, help_text = [key.kind for key in same.values()], next(iter(same.values())).help
+        default = sections[0].name
+        if name != "name":
+            help_text, users = f"{', '.join(same)}: {help_text}", {}
+            for section, key in same.items():
+                users.setdefault(key.default, []).append(section)
+            values = [f"{value} ({', '.join(names)})" if len(users) > 1 else value for value, names in users.items()]
+            default = "" if "" in users else ", ".join(values)  # the help of a null default names the others
+        keys.append(Key(prefix + name, Union[*kinds], help_text, default, False, owner, ()))
+    return keys
 
 
 def flags_of(kind: type) -> list[Key]:

@@ -176,9 +176,8 @@ class GridPlan:
                 self._recipes[stage, recipe] = reading.recipe(STAGES[stage].CONFIG, recipe)
             values = self._recipes.get((stage, recipe), {})
             if method := decided.get("method"):
-                values, note = reading.of_method(values, method["name"], recipe)
-                if note and resolve:
-                    self.notes[note] = None
+                values, notes = reading.of_method(values, method["name"], recipe)
+                self.notes |= dict.fromkeys(notes if resolve else ())
             layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
             config = STAGES[stage].build(merged(values, *layers, {**decided, "out": None, "resume": "auto"}))
             return STAGES[stage](config).fill_names()[0] if resolve else config, []
