@@ -11,10 +11,10 @@ from helpers import call, flags, logged, refused
 from huggingface_hub import constants, errors
 from PIL import Image
 from safetensors.torch import load_file
+from timm.layers import to_2tuple
 from timm.models._hub import save_for_hf
 
 from idmm.models import hub, read_checkpoint
-from idmm.models.build import pair
 from idmm.models.hub import public_weights
 
 NAME = "test_vit.r160_in1k"  # of 0.4 M parameters, trained at 160 px
@@ -161,7 +161,7 @@ def test_what_idmm_exports_is_started_from(tuned, cache, tmp_path):
     saved, ours = read_checkpoint("hf-hub:me/tuned"), read_checkpoint(run)
     for name in ("mean", "std", "crop_pct", "interpolation"):
         assert getattr(saved, name) == getattr(ours, name)
-    assert pair(saved.img_size) == pair(ours.img_size) == (32, 32)
+    assert to_2tuple(saved.img_size) == to_2tuple(ours.img_size) == (32, 32)
 
 
 def grid(path, **changes):
@@ -221,9 +221,7 @@ def test_names_that_are_refused(said, cache, files):
     [
         (errors.GatedRepoError, "accept its terms there, then run 'hf auth login' or set HF_TOKEN"),
         (errors.RepositoryNotFoundError, "no such repository, or a private one"),
-        (errors.RevisionNotFoundError, "no such branch, tag or commit"),
         (errors.EntryNotFoundError, "it has no model.safetensors and no pytorch_model.bin with a config.json"),
-        (PermissionError, "cannot write to "),
         (OSError, "OSError: disk"),
     ],
 )

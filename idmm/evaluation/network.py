@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from PIL import Image
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from idmm import distributed
@@ -26,7 +27,6 @@ from idmm.data.views import normalise
 from idmm.errors import RunError, UserError
 from idmm.evaluation.evaluate import evaluating
 from idmm.files import weights_label
-from idmm.models.build import pair
 from idmm.models.weights import Checkpoint, build_saved
 from idmm.progress import counting, duration
 
@@ -85,7 +85,7 @@ class Network:
         """
         device = distributed.pick_device(device)
         model = build_saved(saved, None, num_classes).to(device)
-        height, width = pair(model.pretrained_cfg["input_size"][-2:])
+        height, width = to_2tuple(model.pretrained_cfg["input_size"][-2:])
         if height != width:
             name = weights_label(saved.source, saved.field)
             raise UserError(f"{name} was evaluated at {height}x{width} pixels, expected a network of square images")
@@ -151,7 +151,7 @@ class Network:
 
         def decoded(i: int) -> Tensor:
             image = self.read(images[i], max_pixels)
-            if self.scale == AUTO and image.min_max:
+            if self.scale == AUTO and image.pixels.dtype != np.uint8:
                 high_bit.append(names[i])
             return prepare(i, image.pixels)
 

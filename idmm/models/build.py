@@ -9,6 +9,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.layers import to_2tuple
 from torch import nn
 
 from idmm.errors import SizeError, UserError, nearest
@@ -67,9 +68,8 @@ def create_backbone(
     if img_size is not None:
         output = try_size(model, name, img_size, kwargs.get("in_chans", 3))
         if len(shape := list(getattr(output, "shape", []))) != 2:
-            model_kwargs = {key: value for key, value in kwargs.items() if key not in _RESERVED}
-            source = f"model.kwargs: {name} with {model_kwargs!r}" if model_kwargs else f"model.name: {name!r}"
-            raise UserError(f"{source} returns {shape or type(output)} for an image, expected pooled features, [1, d]")
+            what = f"{shape or type(output)} for an image, expected pooled features, [1, d]"
+            raise UserError(f"model.name: {name!r} with its model.kwargs returns {what}")
         if kwargs["num_classes"] == 0:
             model.feature_width = shape[1]
     return model
@@ -190,11 +190,9 @@ def one_image_norms(model: nn.Module, images: torch.Tensor) -> Iterator[None]:
         model: Its batch norms are used.
         images: The inputs inside the block, [B, C, H, W].
     """
-    if len(images) > 1:
-        yield
-        return
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    norms = [m for m in norms if not isinstance(m, nn.SyncBatchNorm)]  # those have images of other processes
+    # synchronised ones have images of other processes
+    norms = [m for m in norms if len(images) == 1 and not isinstance(m, nn.SyncBatchNorm)]
 
     def train_if_several_values(norm, args):
         norm.train(args[0].numel() > args[0].shape[1])
@@ -207,12 +205,6 @@ def one_image_norms(model: nn.Module, images: torch.Tensor) -> Iterator[None]:
             hook.remove()
         for norm in norms:
             norm.train()
-
-
-def pair(size: Size) -> tuple[int, int]:
-    """Return a size as (height, width)."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return int(height), int(width)
 
 
 @functools.cache
@@ -250,7 +242,7 @@ def _build_error(name: str, kwargs: dict[str, Any], optional: dict[str, Any], er
 def black_image(model: nn.Module, in_chans: int, size: Size) -> torch.Tensor:
     """Return zeros [1, in_chans, H, W] of a size (pixels) on the model's device."""
     tensor = next(itertools.chain(model.parameters(), model.buffers()))
-    return torch.zeros(1, in_chans, *pair(size), device=tensor.device)
+    return torch.zeros(1, in_chans, *to_2tuple(size), device=tensor.device)
 
 
 def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> torch.Tensor:
@@ -259,10 +251,10 @@ def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> 
     Raises:
         SizeError: The model, called ``name``, does not accept images of that size (pixels).
     """
-    height, width = pair(img_size)
+    height, width = to_2tuple(img_size)
     embed = getattr(model, "patch_embed", None)
     if isinstance(embed, timm.layers.PatchEmbed) and not embed.dynamic_img_pad and accepts(name, "img_size"):
-        patch = pair(embed.patch_size)
+        patch = to_2tuple(embed.patch_size)
         if height % patch[0] or width % patch[1]:  # timm would crop the border silently
             raise _size_error(name, img_size, f"expected a multiple of its patch, {patch[0]}x{patch[1]} pixels")
     try:
@@ -275,7 +267,7 @@ def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> 
 
 
 def _size_error(name: str, img_size: Size, why: str) -> SizeError:
-    height, width = pair(img_size)
+    height, width = to_2tuple(img_size)
     return SizeError(f"image size {height}x{width}: {name} does not accept it: {why}")
 
 

@@ -39,10 +39,6 @@ def adapt_input(model: nn.Module, state: dict[str, Tensor], in_chans: int, label
             raise UserError(f"{label} {why}. Leave out data.in_chans or init")
         base = value.shape[1]
         adapted[key] = repeated(value, in_chans)
-    return {**state, **adapted}, _description(", ".join(adapted), base, in_chans) if adapted else ""
-
-
-def _description(names: str, base: int, in_chans: int) -> str:
-    method = "repeated in turn" if in_chans > base else f"the first {in_chans}"
-    method = "summed" if in_chans == 1 else f"{method}, scaled by {base}/{in_chans}"
-    return f"{names}: from {base} channels to {in_chans}: {method}"
+    how = "repeated in turn" if in_chans > base else f"the first {in_chans}"
+    how = "summed" if in_chans == 1 else f"{how}, scaled by {base}/{in_chans}"
+    return state | adapted, f"{', '.join(adapted)}: from {base} channels to {in_chans}: {how}" if adapted else ""

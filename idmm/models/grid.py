@@ -79,7 +79,9 @@ def as_grid(model: nn.Module, features: Tensor, size: tuple[int, int]) -> Tensor
     if isinstance(patch, tuple | list) and len(patch) == 2:  # patches need not be square
         size = size[0] / patch[0], size[1] / patch[1]
     if isinstance(features, Tensor) and features.ndim == 4:
-        if _channels_last(model, features, size):
+        declared, (_, a, b, c) = str(getattr(model, "output_fmt", "")), features.shape
+        last = declared.endswith("NHWC") or _stretch((a, b), size) < _stretch((b, c), size)
+        if last and not declared.endswith("NCHW"):
             features = features.permute(0, 3, 1, 2)  # [B, h, w, D] -> [B, D, h, w]
         return features
     if isinstance(features, Tensor) and features.ndim == 3:
@@ -90,14 +92,6 @@ def as_grid(model: nn.Module, features: Tensor, size: tuple[int, int]) -> Tensor
         if grid is not None:
             return features[:, prefix:].transpose(1, 2).unflatten(2, grid)  # [B, N, D] -> [B, D, h, w]
     raise UserError(f"model.name: the features of {model_name(model)} do not form a grid")
-
-
-def _channels_last(model: nn.Module, features: Tensor, size: tuple[float, float]) -> bool:
-    declared = str(getattr(model, "output_fmt", ""))
-    if declared.endswith(("NHWC", "NCHW")):
-        return declared.endswith("NHWC")
-    _, a, b, c = features.shape
-    return _stretch((a, b), size) < _stretch((b, c), size)
 
 
 def _factors(count: int, size: tuple[float, float]) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ huggingface_hub downloads (environment variables HF_HOME, HF_HUB_OFFLINE, HF_END
 timm converts every published format to its own.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -14,13 +15,7 @@ from typing import Any
 import timm
 import torch
 from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars
 from timm.models import get_pretrained_cfg
 from torch import Tensor
@@ -34,10 +29,8 @@ OUR_KEYS = ("grey_range", "range", "bands", "file_channels")  # that idmm's expo
 _REASONS = {  # a subclass before its parent
     GatedRepoError: "accept its terms there, then run 'hf auth login' or set HF_TOKEN",
     RepositoryNotFoundError: "no such repository, or a private one ('hf auth login', or set HF_TOKEN)",
-    RevisionNotFoundError: "no such branch, tag or commit",
     LocalEntryNotFoundError: "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set",
     EntryNotFoundError: f"it has no {' and no '.join(WEIGHTS)} with a config.json, timm's format",
-    PermissionError: f"cannot write to {constants.HF_HUB_CACHE}. Set HF_HOME",
 }
 
 
@@ -108,8 +101,12 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
     text = f"{kind}:{name}@{commit}"
     if kind == "timm":
         return PublicWeights(text, file, name, {})
-    info = _read_config(_downloaded(repository, ("config.json",), commit, label), repository, label)
-    return PublicWeights(text, file, f"local-dir:{file.parent}", info)
+    config = _downloaded(repository, ("config.json",), commit, label)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        info = json.loads(config.read_text(encoding="utf-8"))
+        if timm.is_model(info["architecture"]):
+            return PublicWeights(text, file, f"local-dir:{file.parent}", info)
+    raise UserError(f"{label} is not in timm's format: config.json of '{repository}' names no model of timm")
 
 
 def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
@@ -133,14 +130,3 @@ def _downloaded(repository: str, files: tuple[str, ...], revision: str, label: s
                 source = f"'{repository}' on {constants.ENDPOINT}"
                 raise UserError(f"{label} cannot be fetched from {source}: {why}") from error
     raise AssertionError(files)
-
-
-def _read_config(file: Path, repository: str, label: str) -> dict[str, Any]:
-    """Return the content of ``config.json``."""
-    try:
-        info = json.loads(file.read_text(encoding="utf-8"))
-        if timm.is_model(info["architecture"]):
-            return info
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise UserError(f"{label} is not in timm's format: config.json of '{repository}' names no model of timm")

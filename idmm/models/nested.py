@@ -5,7 +5,6 @@ MAE store their arguments.
 """
 
 import argparse
-import itertools
 import re
 import warnings
 from collections import Counter
@@ -109,7 +108,8 @@ def best_network(
     networks: dict[str, dict[str, Tensor]] = {nest: {}}
     layers = {str(number): name for number, (name, _) in enumerate(model.named_children())}
     for full_name, value in state.items():
-        for prefix in _prefixes(full_name):
+        ends = [dot.end() for dot in re.finditer(r"\.", full_name)][:MAX_DEPTH]
+        for prefix in ["", *(full_name[:end] for end in ends)]:
             name = full_name[len(prefix) :]
             first, dot, rest = name.partition(".")
             layer_name = f"{layers.get(first, first)}{dot}{rest}"
@@ -125,11 +125,6 @@ def best_network(
     best = max(networks, key=similarity)
     prefix = best if 2 * len(networks[best].keys() & targets.keys()) >= len(targets) else nest
     return prefix, networks[prefix]
-
-
-def _prefixes(name: str) -> list[str]:
-    ends = (dot.end() for dot in re.finditer(r"\.", name))
-    return ["", *(name[:end] for end in itertools.islice(ends, MAX_DEPTH))]
 
 
 def count_others(names: Iterable[str], prefix: str) -> Counter[str]:

@@ -78,17 +78,12 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     bands = init.extra.get("bands") if same and data.bands is None else data.bands
     mean, std = (_statistics(statistic, data, init, chans, bands is None, same) for statistic in ("mean", "std"))
     value_range = init.range if same and data.range == "auto" else data.range
-    _check_range(value_range, chans, bands is None and chans in (1, 3))
-    return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, value_range, bands)
-
-
-def _check_range(value_range: str | list, chans: int, pictures: bool) -> None:
-    """Raise UserError if the number of ranges is neither one nor that of the channels."""
-    if isinstance(value_range, str) or not isinstance(value_range[0], (list, tuple)):
-        return
-    if len(value_range) != chans or pictures:
+    ranges = value_range if isinstance(value_range[0], (list, tuple)) else []  # one per channel
+    pictures = bands is None and chans in (1, 3)
+    if ranges and (pictures or len(ranges) != chans):
         expected = "expected one for pictures, [low, high]" if pictures else f"expected one per channel, {chans}"
-        raise UserError(f"data.range: {len(value_range)} ranges, {expected}")
+        raise UserError(f"data.range: {len(ranges)} ranges, {expected}")
+    return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, value_range, bands)
 
 
 def _contradictions(model, init: Checkpoint, kwargs: dict) -> list[str]:

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
+from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table, to_2tuple
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
-from idmm.errors import UserError, in_short, listed
-from idmm.files import is_public, replacing, weights_file, weights_label
-from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name, pair
+from idmm.errors import UserError, listed
+from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
+from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name
 from idmm.models.channels import adapt_input
 from idmm.models.hub import public_weights
 from idmm.models.nested import best_network, count_others, read_weights
@@ -145,8 +145,8 @@ class Report:
             lines += [f"  {kind}: {listed(names, 8) if len(names) <= 8 else _counts(groups)}"] if names else []
         file = {"read from": self.prefix.rstrip("."), "skipped": _counts(self.skipped)}
         file["without weights"] = listed(self.others, 20)
-        entries = "; ".join(f"{title}: {text}" for title, text in file.items() if text)
-        return "\n".join([*lines, *(f"  {text}" for text in (entries, self.adapted) if text)])
+        lines += ["  " + "; ".join(f"{title}: {text}" for title, text in file.items() if text), f"  {self.adapted}"]
+        return "\n".join(line for line in lines if line.strip())
 
 
 def _counts(counts: Counter[str]) -> str:
@@ -172,7 +172,7 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
     if is_public(path):
         public = public_weights(str(path), field)
         return Checkpoint(field=field, **public.read(read_weights(public.file, field)[0], weights_label(path, field)))
-    (state, nest, others), info = read_weights(path, field), _read_info(path.with_suffix(".json"), field)
+    (state, nest, others), info = read_weights(path, field), saved_info(path)
     info.pop("channels", None)  # kwargs has them
     metadata = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     metadata |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
@@ -224,7 +224,7 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     if num_classes and report.fresh:
         raise UserError(f"{label} lacks weights of a classifier: {listed(report.fresh, 3)}")
     size = img_size or saved.size or saved.img_size or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
-    cfg = {**model.pretrained_cfg, "input_size": (saved.in_chans, *pair(size)), "crop_mode": "center"}
+    cfg = {**model.pretrained_cfg, "input_size": (saved.in_chans, *to_2tuple(size)), "crop_mode": "center"}
     cfg |= {"test_input_size": None, "test_crop_pct": None, **{key: getattr(saved, key) for key in _PREPROCESSING}}
     cfg |= {key: saved.extra[key] for key in ("range", "bands") if key in saved.extra}
     model.pretrained_cfg = model.default_cfg = cfg
@@ -268,18 +268,6 @@ def save_model(
     with replacing(path.with_suffix(".json")) as info_file, replacing(path.with_suffix(".safetensors")) as weights_file:
         info_file.write((json.dumps(info | (extra or {}), indent=2) + "\n").encode())
         weights_file.write(save(copies, metadata={"format": "pt"}))
-
-
-def _read_info(path: Path, field: str) -> dict:
-    """Return the JSON next to a checkpoint, or {} if there is none or it is not about a model."""
-    if not path.is_file():
-        return {}
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{weights_label(path, field)} cannot be read as JSON ({in_short(error)})") from error
-    is_model = isinstance(info, dict) and isinstance(info.get("name"), str) and isinstance(info.get("kwargs"), dict)
-    return info if is_model else {}
 
 
 def _check_overlap(

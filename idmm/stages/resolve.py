@@ -98,12 +98,11 @@ def default_size(spec: "ModelSpec") -> int:
 
     UserError if it is not square.
     """
+    from timm.layers import to_2tuple
     from timm.models import get_pretrained_cfg_value
 
-    from idmm.models.build import pair
-
     built = spec.init and (spec.init.img_size or spec.init.size)
-    height, width = pair(built) if built else (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:]
+    height, width = to_2tuple(built or (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:])
     if height != width:
         raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels. Give --size, one side")
     return height
