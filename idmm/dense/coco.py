@@ -40,7 +40,8 @@ def read_coco(
     Raises:
         UserError: There is no such layout, or a file is not in COCO's format.
     """
-    files = annotation_files(root)
+    names = [(part, name) for part in PARTS for name in (part, f"instances_{part}2017")]  # the last one counts
+    files = {part: path for part, name in names if (path := root / "annotations" / f"{name}.json").exists()}
     if "train" not in files:
         expected = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
         raise UserError(f"data.root: '{root}' has no annotations of objects to train on, expected {expected}")
@@ -57,13 +58,6 @@ def read_coco(
     labels = {number: label for label, number in enumerate(classes)}
     parts = {part: _part(root, files[part], coco, labels, data, faults, progress) for part, coco in opened.items()}
     return parts, classes
-
-
-def annotation_files(root: Path) -> dict[str, Path]:
-    """Return the file of each part that has one: ``annotations/train.json`` or ``instances_train2017.json``."""
-    names = {part: (f"{part}.json", f"instances_{part}2017.json") for part in PARTS}
-    paths = {part: [root / "annotations" / name for name in options] for part, options in names.items()}
-    return {part: path for part, options in paths.items() for path in options if path.exists()}
 
 
 def _opened(path: Path, faults: list[str]):
@@ -93,10 +87,10 @@ def _part(
     """Return the images that exist in the size of the annotation file, and their objects."""
     objects, reasons = defaultdict(list), []
     for row in coco.dataset["annotations"]:
-        if why := _fault(row, coco.imgs.get(row["image_id"]), labels):
-            reasons.append(f"annotation {row['id']}{why}")
-        else:
-            objects[row["image_id"]].append(row)
+        try:
+            objects[row["image_id"]].append(_object(row, coco.imgs.get(row["image_id"]), labels))
+        except ValueError as error:
+            reasons.append(f"annotation {row['id']}{error}")
     report_unusable(data, faults, path, counted(len(coco.dataset["annotations"]), "annotation"), reasons)
 
     folder, images = root / path.stem.removeprefix("instances_"), coco.dataset["images"]
@@ -111,26 +105,34 @@ def _part(
             reasons.append(f"image '{image['file_name']}' is {as_text(size)}, in this file {as_text(_size(image))}")
     report_unusable(data, faults, path, counted(len(coco.imgs), "image"), reasons)
 
-    outlines = [bool(row.get("segmentation")) for rows in objects.values() for row in rows if row.get("iscrowd") != 1]
+    outlines = [segment is not None for rows in objects.values() for _, _, segment, crowd in rows if not crowd]
     outlined = bool(outlines) and all(outlines)
     if any(outlines) and not outlined:
         count = f"{outlines.count(False)} of {counted(len(outlines), 'object')}"
         log.warning("data.root: '%s': %s have no outline, so only boxes are used", path, count)
-    targets = [_target(images[i], objects[images[i]["id"]], labels, outlined) for i in usable]
-    return split.take(usable), targets
+    return split.take(usable), [_target(images[i], objects[images[i]["id"]], outlined) for i in usable]
 
 
-def _fault(row: dict, image: dict | None, labels: dict[int, int]) -> str | None:
-    """Return why a row of ``annotations`` cannot be used."""
+def _object(row: dict, image: dict | None, labels: dict[int, int]) -> tuple[np.ndarray, int, list | dict | None, bool]:
+    """Return box, label, outline (None: there is none) and crowd of a row of ``annotations``.
+
+    Raises:
+        ValueError: It cannot be used. The text follows its number.
+    """
     if image is None or row["category_id"] not in labels:
-        return ": its image or its category is not in the list"
-    size, source = _size(image), f" of '{image['file_name']}'"
-    if _box(row.get("bbox"), size) is None:
-        expected = f"expected [x, y, width, height] in the image ({as_text(size)} pixels)"
-        return f"{source}: bbox {reprlib.repr(row.get('bbox'))}, {expected}"
-    if not _drawable(row.get("segmentation") or None, size):
-        return f"{source}: segmentation: expected polygons in the image ({as_text(size)} pixels), or RLE of its size"
-    return None
+        raise ValueError(": its image or its category is not in the list")
+    size, segment, crowd = _size(image), row.get("segmentation") or None, row.get("iscrowd") == 1
+    inside, box = f"in the image ({as_text(size)} pixels)", _box(row.get("bbox"), size)
+    if box is None:
+        expected = f"expected [x, y, width, height] {inside}"
+        raise ValueError(f" of '{image['file_name']}': bbox {reprlib.repr(row.get('bbox'))}, {expected}")
+    if not _drawable(segment, size):
+        raise ValueError(f" of '{image['file_name']}': segmentation: expected polygons {inside}, or RLE of its size")
+    if crowd and segment is None:
+        segment = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
+    if isinstance(segment, list):
+        segment = [np.array(polygon, dtype=np.float32) for polygon in segment]
+    return box, labels[row["category_id"]], segment, crowd
 
 
 def _box(bbox: object, size: tuple[int, int]) -> np.ndarray | None:
@@ -156,17 +158,13 @@ def _drawable(segment: list | dict | None, size: tuple[int, int]) -> bool:
         return False
 
 
-def _target(image: dict, rows: list[dict], labels: dict[int, int], outlined: bool) -> BoxTarget:
-    boxes = np.array([_box(row["bbox"], _size(image)) for row in rows], dtype=np.float32).reshape(-1, 4)
-    segments = []
-    for row, box in zip(rows, boxes, strict=True):
-        segment = row.get("segmentation") or [box[[0, 1, 2, 1, 2, 3, 0, 3]]]  # a crowd without an outline gets its box
-        segments.append(segment if isinstance(segment, dict) else [np.array(p, dtype=np.float32) for p in segment])
+def _target(image: dict, objects: list[tuple], outlined: bool) -> BoxTarget:
+    boxes, labels, segments, crowd = zip(*objects, strict=True) if objects else ([],) * 4
     return BoxTarget(
-        boxes=boxes,
-        labels=np.array([labels[row["category_id"]] for row in rows], dtype=np.int64),
-        segments=segments if outlined else None,
-        crowd=np.array([row.get("iscrowd") == 1 for row in rows], dtype=bool),
+        boxes=np.array(boxes, dtype=np.float32).reshape(-1, 4),
+        labels=np.array(labels, dtype=np.int64),
+        segments=list(segments) if outlined else None,
+        crowd=np.array(crowd, dtype=bool),
         size=_size(image),
         image_id=image["id"],
     )

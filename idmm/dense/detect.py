@@ -45,17 +45,18 @@ class BoxEvaluator(DenseEvaluator):
         boxes_only = [replace(target, segments=None) for target in self.targets]  # masks are compared on the files
         batches = self.batches(boxes_only, final)
         self.objects = detect_objects(network, batches, self.targets, self.run.device, self.run.autocast)
-        self.latest, self.per_class = detection_scores(list(self.objects.values()), self.targets, self.dense.classes)
+        self.latest, self.per_class = detection_scores(list(self.objects.values()), self.targets, self.classes)
         return self.latest
 
     def write(self, folder):
-        boxes = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(self.dense.classes))
+        listing = self.dense.listing
+        boxes = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(listing.classes))
         rows = [("class", "boxes", *self.per_class)]
-        for label, name in enumerate(self.dense.classes):
+        for label, name in enumerate(listing.classes):
             values = [scores[label] for scores in self.per_class.values()]
             rows.append([name, boxes[label], *("" if np.isnan(value) else round(value, 2) for value in values)])
         write_csv(folder / "per_class.csv", rows)
         results = []
         for number, objects in self.objects.items():
-            results += objects.results(self.targets[number].image_id, self.dense.categories)
+            results += objects.results(self.targets[number].image_id, listing.categories)
         write_text(folder / "predictions.json", json.dumps(results) + "\n")

@@ -46,15 +46,10 @@ def read_masks(
     Raises:
         UserError: There is no such layout.
     """
-    layout = next(
-        (
-            one
-            for one in LAYOUTS
-            if all((root / kind / one.folders["train"]).is_dir() for kind in ("images", one.masks))
-        ),
-        None,
-    )
-    if layout is None:
+    for layout in LAYOUTS:
+        if all((root / kind / layout.folders["train"]).is_dir() for kind in ("images", layout.masks)):
+            break
+    else:
         expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
         raise UserError(f"data.root: '{root}' has no images with masks to train on, expected {expected}")
 

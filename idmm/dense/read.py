@@ -20,36 +20,32 @@ log = logging.getLogger("idmm")
 Reader = Callable[[Path, config.Data, list[str], bool], tuple[dict[str, tuple[Split, list[Target]]], dict[int, str]]]
 
 
-def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
+def read_detection(data: config.Data, masks: bool = True, progress: bool = False) -> DenseSplits:
     """Return the images of a folder in COCO's format with their objects.
 
     ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws some.
 
     Args:
         data: The ``data`` section of a config. ``on_error`` skip removes images and objects that cannot be used.
-        progress: Whether to draw a bar on standard error after a second.
+        masks: Keep the outlines, if all training objects have one. Others need no drawing.
+        progress: Whether to draw a bar on standard error after a second, and to log the number of objects.
 
     Raises:
         UserError: All faults of the files, or there is no training image.
         LabelsMissing: There is nothing to evaluate on.
         BadList: ``data.exclude`` or ``data.groups`` is invalid.
     """
-    return _read(read_coco, data, progress)
-
-
-def read_boxes(data: config.Data, masks: bool, progress: bool = False) -> DenseSplits:
-    """Return the result of :func:`read_detection`, without outlines if no ``masks`` are learned, and log its size."""
-    splits = read_detection(data, progress)
-    masks = masks and splits.outlined
-    labels = np.concatenate([target.labels[~target.crowd] for target in splits.targets["train"]])
-    counts = zip(splits.classes, np.bincount(labels, minlength=len(splits.classes)).tolist(), strict=True)
+    splits = _read(read_coco, data, progress)
+    if not (masks and splits.outlined):
+        bare = {part: [replace(t, segments=None) for t in targets] for part, targets in splits.targets.items()}
+        splits = replace(splits, targets=bare)
     if progress:
-        kind, numbers = "boxes and masks" if masks else "boxes", (f"{name} {count}" for name, count in counts)
+        labels = np.concatenate([target.labels[~target.crowd] for target in splits.targets["train"]])
+        counts = np.bincount(labels, minlength=len(splits.classes))
+        numbers = [f"{name} {count}" for name, count in zip(splits.classes, counts, strict=True)]
+        kind = "boxes and masks" if splits.outlined else "boxes"
         log.info("%s: %d to train on (%s)", kind, len(labels), listed(numbers, 12))
-    if masks:
-        return splits
-    bare = {part: [replace(t, segments=None) for t in targets] for part, targets in splits.targets.items()}
-    return replace(splits, targets=bare)  # outlines that nothing learns from need no drawing
+    return splits
 
 
 def read_segmentation(data: config.Data, progress: bool = False) -> DenseSplits:

@@ -44,10 +44,9 @@ class PixelEvaluator(DenseEvaluator):
 
     @torch.no_grad()
     def scores(self, network, final=False):
-        (phase,), classes = self.setup.phases, len(self.dense.classes)
-        scales, confusion = [1.0], np.zeros((classes, classes), dtype=np.int64)
-        if final:
-            scales = self.setup.config.eval_scales
+        (phase,), classes = self.setup.phases, len(self.classes)
+        scales = self.setup.config.eval_scales if final else [1.0]
+        confusion = np.zeros((classes, classes), dtype=np.int64)
         with evaluating(network):
             for batch in self.batches(self.targets, final):
                 with self.run.autocast():
@@ -58,27 +57,19 @@ class PixelEvaluator(DenseEvaluator):
                     truth = target.mask().astype(np.int64)
                     pairs = (truth * classes + predicted)[truth < classes]
                     confusion += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-                    if final:
-                        self._write_mask(number, (predicted + target.first).astype(np.uint8))
+                    if final:  # a grey PNG with the dataset's own numbers of classes
+                        name = Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")  # in images/PART
+                        path = self.run.folder.path / "masks" / name
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        with replacing(path) as file:
+                            Image.fromarray((predicted + target.first).astype(np.uint8)).save(file, format="PNG")
         self.confusion = sum(distributed.gather(confusion))
         return segmentation_scores(self.confusion)
-
-    def _write_mask(self, number: int, values: np.ndarray) -> None:
-        """Write a mask as a grey PNG with the dataset's own numbers of classes."""
-        path = self._file(number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            Image.fromarray(values).save(file, format="PNG")
-
-    def _file(self, number: int) -> Path:
-        """Return the file of an image's predicted mask, named like the image in images/PART."""
-        name = Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")
-        return self.run.folder.path / "masks" / name
 
     def write(self, folder):
         rows = [("class", "pixels", "iou", "accuracy")]
         iou, accuracy = class_scores(self.confusion)  # NaN if there is no pixel
         pixels = self.confusion.sum(1).tolist()
-        for name, count, *values in zip(self.dense.classes, pixels, iou.tolist(), accuracy.tolist(), strict=True):
+        for name, count, *values in zip(self.classes, pixels, iou.tolist(), accuracy.tolist(), strict=True):
             rows.append([name, count, *("" if np.isnan(value) else round(value, 2) for value in values)])
         write_csv(folder / "per_class.csv", rows)

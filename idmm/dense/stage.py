@@ -14,7 +14,7 @@ from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
 from idmm.data.split import counted
 from idmm.data.store import Stores, image_differences, store_images
-from idmm.dense.targets import Target
+from idmm.dense.targets import DenseSplits, Target
 from idmm.dense.transforms import DenseTransform
 from idmm.errors import RunError, listed
 from idmm.evaluation.evaluators import Evaluator
@@ -34,21 +34,11 @@ RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  
 
 @dataclass(frozen=True)
 class DenseImages:
-    """The decoded images of a run with their boxes or masks.
-
-    Attributes:
-        stores: The images.
-        targets: Boxes or masks by part, in the order of its images.
-        classes: Names of the K classes.
-        categories: Number of each class in the dataset's own files.
-        outlined: Whether the training objects have outlines, so that a mask is predicted per box.
-    """
+    """The decoded images of a run with their boxes or masks."""
 
     stores: Stores
-    targets: dict[str, Sequence[Target]]
-    classes: list[str]
-    categories: list[int]
-    outlined: bool
+    targets: dict[str, Sequence[Target]]  # by part, in the order of its images
+    listing: DenseSplits  # has the classes
 
 
 def load_images(setup: RunSetup, run: RunContext) -> DenseImages:
@@ -76,7 +66,7 @@ def load_images(setup: RunSetup, run: RunContext) -> DenseImages:
     folder.check_images({**stores.fingerprint(), "targets": digests, "classes": listing.classes}, _differences)
     counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
     log.info("images: %s of '%s', %d classes", counts, data.root, len(listing.classes))
-    return DenseImages(stores, targets, listing.classes, listing.categories, listing.outlined)
+    return DenseImages(stores, targets, listing)
 
 
 def _differences(old: dict, new: dict) -> list[str]:
@@ -107,7 +97,7 @@ class DenseEvaluator(Evaluator):
     def __init__(self, run: RunContext, setup: RunSetup, dense: DenseImages, part: str):
         self.run, self.setup, self.dense, self.part = run, setup, dense, part
         self.store: ImageStore = getattr(dense.stores, part)
-        self.targets = dense.targets[part]
+        self.targets, self.classes = dense.targets[part], dense.listing.classes
         self.images, self.every = len(self.store), setup.config.train.eval_every
 
     @property
@@ -154,7 +144,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
 
         # ------------------------------------------------------------------ images
         images = load_images(setup, run)
-        stores = images.stores
+        stores, listing = images.stores, images.listing
         setup = with_statistics(setup, stores.mean, stores.std)
         part = "test" if stores.val is None else "val"
         log_length(setup, len(stores.train))
@@ -164,7 +154,8 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
         if run.is_new and (report := setup.spec.load(backbone)):
             log.info("%s", report)
         with seeded(derive(config.seed, "method")):
-            method = method_class(setup.stage.build_network(backbone, setup.spec, len(images.classes), images.outlined))
+            network = setup.stage.build_network(backbone, setup.spec, len(listing.classes), listing.outlined)
+            method = method_class(network)
         evaluator = evaluator_class(run, setup, images, part)
         statistics, key = (setup.spec.mean, setup.spec.std), derive(config.seed, "stage", phase.number)
         transform = DenseTransform(stores.train, images.targets["train"], phase.size, *statistics, config.augment, key)
@@ -177,15 +168,15 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
         best = load_best(loop, metric)
         on_test = evaluator if part == "test" else evaluator_class(run, setup, images, "test")
         scores = _final_scores(run, loop.averaged, on_test)
-        info = {"task": config.STAGE, "classes": list(images.classes), "categories": list(images.categories)}
-        info |= {"pyramid_width": config.model.pyramid_width, "masks": images.outlined}
+        info = {"task": config.STAGE, "classes": listing.classes, "categories": listing.categories}
+        info |= {"pyramid_width": config.model.pyramid_width, "masks": listing.outlined}
         export_dense(run, loop, setup, stores, info)
         result = {
             **scores,
             **best,
             "epochs": loop.position.epoch,
             **length_result(run, setup, stores),
-            "num_classes": len(images.classes),
+            "num_classes": len(listing.classes),
             "train_size": len(stores.train),
             "test_size": len(stores.test),
             "seed": config.seed,

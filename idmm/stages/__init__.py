@@ -263,9 +263,9 @@ class DetectStage(DenseStage):
     LABELS, FOLDER = "boxes", "boxes (COCO)"
 
     def read(self, progress: bool) -> "DenseSplits":
-        from idmm.dense.read import read_boxes
+        from idmm.dense.read import read_detection
 
-        return read_boxes(self.config.data, self.config.model.masks, progress)
+        return read_detection(self.config.data, self.config.model.masks, progress)
 
     def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
         from idmm.dense.network import Detector
