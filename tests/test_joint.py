@@ -247,7 +247,6 @@ OTHER = {f"method__{key}": None for key in OWN}
 MISTAKES = [  # what is changed, and how the last line begins; ROOT is the folder of images
     ({"data__root": "bare"}, "data.root: 'bare' has no 'train' folder"),
     ({"data__root": "untested"}, "data.root: 'untested' has no 'val' or 'test' images to evaluate on"),
-    ({"method__instance_decay": "cosine", "method__label_weight": 0.0}, "method.instance_decay: got "),
     ({"data__labelled": {"per_class": 2}, "method__label_weight": None}, "data.labelled: no label is used, as "),
     ({"data__labelled": {"per_class": 9}}, "data.labelled.per_class: 9 is more than the 8 training images"),
     ({"data__labelled": {"total": 17}}, "data.labelled.total: 17 is more than the 16 training images"),

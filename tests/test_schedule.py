@@ -61,11 +61,6 @@ def test_weight_decay_follows_a_cosine_where_there_is_any():
     assert decays(4, 0.0)[4] == (0.0, 0.0) and decays(4, 0.0)[2][0] == pytest.approx(0.02), "it may fall"
 
 
-def test_weight_decay_cannot_rise_from_nothing():
-    with pytest.raises(ValueError, match="weight_decay_end: got 0.4, but weight_decay is 0, expected it > 0"):
-        Train(weight_decay=0, weight_decay_end=0.4)
-
-
 def test_each_tensor_is_clipped_on_its_own():
     """DINO's: g <- g min(1, limit / (|g| + 1e-6)); the norm of all three together would scale each."""
     given = [torch.tensor([3.0, 4.0]), torch.tensor([[0.3, 0.4]]), torch.tensor([60.0])]

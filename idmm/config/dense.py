@@ -21,24 +21,11 @@ class DenseData(Images):
 
     name: Literal["folder"] = "folder"
     """Dataset: only 'folder', your own images."""
+    root: str | None = None
+    """Folder with annotations/train.json (COCO) and train/*, or with images/train/* and masks/train/*.png (255:
+    ignored), and val likewise. Required."""
     in_chans: Literal[1, 3] | None = None
     """Channels of the model: 3 (RGB) or 1 (grey). Default: that of --init, else 3."""
-
-
-@section
-class DetectData(DenseData):
-    """The images."""
-
-    root: str | None = None
-    """Folder in COCO's layout: ROOT/annotations/{train,val,test}.json, ROOT/{train,val,test}/*. Required."""
-
-
-@section
-class SegmentData(DenseData):
-    """The images."""
-
-    root: str | None = None
-    """Folder with images/{train,val}/*, masks/{train,val}/*.png (255: ignored) and classes.txt, or ADE20K. Required."""
 
 
 @section
@@ -113,7 +100,7 @@ class DetectConfig(Common):
 
     STAGE: ClassVar[str] = "detect"
 
-    data: DetectData = field(default_factory=DetectData)
+    data: DenseData = field(default_factory=DenseData)
     model: DetectModel = field(default_factory=DetectModel)
     train: DenseTrain = field(default_factory=DenseTrain)
     augment: DenseAugment = field(default_factory=DenseAugment)
@@ -125,7 +112,7 @@ class SegmentConfig(Common):
 
     STAGE: ClassVar[str] = "segment"
 
-    data: SegmentData = field(default_factory=SegmentData)
+    data: DenseData = field(default_factory=DenseData)
     model: DenseModel = field(default_factory=DenseModel)
     train: DenseTrain = field(default_factory=DenseTrain)
     augment: DenseAugment = field(default_factory=DenseAugment)

@@ -8,9 +8,9 @@ table leaves out are from the methods' own papers and releases.
 import importlib.util
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from idmm.config.base import raise_faults, section
+from idmm.config.base import section
 from idmm.config.views import CropGroup
 from idmm.errors import install
 
@@ -77,13 +77,6 @@ class Projected(Method):
     dim: int | None = Field(None, ge=1)
     """Output width of the projection head. Default: 256."""
 
-    @model_validator(mode="after")
-    def _check_widths(self):
-        widths = {} if self.projection else {name: getattr(self, name) for name in ("hidden_dim", "dim")}
-        why = f"but {self.name} without method.projection has no projection head. Leave it out."
-        raise_faults({name: f"got {width}, {why}" for name, width in widths.items() if width is not None})
-        return self
-
 
 @section
 class IDMM(Projected, Mixed):
@@ -105,14 +98,6 @@ class IDMM(Projected, Mixed):
     """Weight of a cross-entropy on the labelled images, next to the N-way loss on all images. 0: no labels."""
     instance_decay: Literal["none", "cosine"] = "none"
     """Weight of the N-way loss if label_weight is above 0: constant, or falling to zero along half a 'cosine'."""
-
-    @model_validator(mode="after")
-    def _check_decay(self):
-        if self.instance_decay != "none" and not self.label_weight:
-            raise_faults(
-                {"instance_decay": f"got {self.instance_decay!r} with label_weight 0, expected label_weight > 0"}
-            )
-        return self
 
 
 @section

@@ -121,8 +121,12 @@ class PretrainConfig(Common):
         if self.train.warmup_epochs is None and warmup is not None:
             config = replace(config, train=replace(self.train, warmup_epochs=warmup))
             notes.append(f"train.warmup_epochs: {warmup:g}, {self.method.name}'s")
-        faults = [*self.method.missing_libraries(), *config._label_faults(), *self.method.crop_faults(views.crops)]
+        faults = [*self.method.missing_libraries(), *self.method.crop_faults(views.crops)]
         faults += config.batch_faults(self.train.batch_size)
+        if self.data.labelled is not None and not self.learns_labels:
+            unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
+            needs = f"{self.method.name} cannot use images without labels. Draw the images with data.subset instead."
+            faults.append(f"data.labelled: {needs if self.needs_labels else unused}")
         if faults:
             raise UserError(*faults)
         return config, notes
@@ -137,14 +141,6 @@ class PretrainConfig(Common):
             notes.append(f"views.crops: {', '.join(map(str, crops))} of the area, {method.name}'s")
         notes += [f"views.{key}: {value}, {method.name}'s" for key, value in method.COLOURS.items() if key not in given]
         return replace(self.views, crops=crops, **vars(colours_of(self.views, Colours(**method.COLOURS)))), notes
-
-    def _label_faults(self) -> list[str]:
-        if self.data.labelled is None or self.learns_labels:
-            return []
-        if self.needs_labels:
-            why = f"{self.method.name} cannot use images without labels"
-            return [f"data.labelled: {why}. Use data.subset to draw the images to train on."]
-        return ["data.labelled: no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"]
 
     def batch_faults(self, batch_size: int) -> list[str]:
         """Return a fault if the method compares the images of a pass and a pass has one.

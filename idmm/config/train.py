@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import raise_faults, section
+from idmm.config.base import FieldErrors, section
 
 MONITORED = 512  # training images at most that the collapse monitor uses, the same every time
 
@@ -54,12 +54,9 @@ class Train:
 
     @model_validator(mode="after")
     def _check(self):
-        faults = {}
         if self.max_epochs is not None and self.minutes is None:
-            faults["max_epochs"] = f"got {self.max_epochs} without minutes, expected minutes, or epochs instead"
-        if self.weight_decay_end is not None and self.weight_decay == 0:
-            faults["weight_decay_end"] = f"got {self.weight_decay_end:g}, but weight_decay is 0, expected it > 0"
-        raise_faults(faults)
+            what = f"got {self.max_epochs} without minutes, expected minutes, or epochs instead"
+            raise FieldErrors({"max_epochs": what})
         return self
 
 
