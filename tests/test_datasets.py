@@ -66,7 +66,7 @@ def test_val_and_test_both_or_one(tmp_path, caplog):
     splits = list_images(section(root, val_fraction=0.5), labelled=True)
     assert (len(splits.train), len(splits.val), len(splits.test)) == (4, 2, 4)
     assert splits.val.names[0].startswith("val/") and splits.test.names[0].startswith("test/")
-    assert "data.val_fraction: 0.5 is not used, as the dataset has a 'val' split of its own" in caplog.text
+    assert "data.val_fraction: 0.5 is not used, as the dataset has a 'val' split" in caplog.text
     shutil.rmtree(root / "val")
     splits = list_images(section(root), labelled=True)
     assert splits.val is None and len(splits.test) == 4
@@ -139,7 +139,7 @@ def test_pretraining_takes_any_tree_and_ignores_val_fraction_aloud(tmp_path, cap
     splits = list_images(section(tmp_path, val_fraction=0.5), labelled=False)
     assert splits.train.names == ["b.png", "deep/er/a.jpg"]
     assert splits.train.labels is splits.train.classes is splits.val is splits.test is None
-    assert "data.val_fraction: 0.5 is not used, as the images have no labels to evaluate with" in caplog.text
+    assert "data.val_fraction: 0.5 is not used, as there are no labels to evaluate with" in caplog.text
 
 
 def test_pretraining_never_sees_test_images_and_takes_labels_where_they_are(tmp_path):
@@ -201,7 +201,7 @@ def test_subset_depends_on_its_seed_alone_and_grows_by_adding():
 def test_subset_faults():
     split = labelled_split([5, 10, 4])
     bare = Split(split.items, split.names, None, None)
-    few = "6 is more than the 4 training images of class 'class2' and of 1 more, expected up to 4"
+    few = "6 is more than the 4 training images of class 'class2', expected up to 4"
     for images, subset, line in (
         (split, {"per_class": 6}, f"per_class: {few}"),
         (split, {"total": 20}, "total: 20 is more than the 19 training images"),

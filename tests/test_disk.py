@@ -18,7 +18,7 @@ from idmm.data import image_store
 from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
 from idmm.data.listing import list_images
-from idmm.data.loaders import evaluation_batches
+from idmm.data.loaders import own_share
 from idmm.data.store import compare
 from idmm.errors import RunError
 
@@ -105,7 +105,7 @@ def test_workers_and_copies_read_the_same_file(root):
     def batch(epoch, indices):
         return {"sums": torch.stack([store.image(int(i)).sum() for i in indices])}
 
-    found = torch.cat([made["sums"] for made in evaluation_batches(batch, np.arange(len(store)), 2, workers=2)])
+    found = torch.cat([made["sums"] for made in own_share(batch, np.arange(len(store)), 2, 2, 0)])
     assert found.tolist() == sums(ram)
 
     data = pickle.dumps(store)
@@ -113,9 +113,9 @@ def test_workers_and_copies_read_the_same_file(root):
 
     shutil.rmtree(root.parent / "cache")
     assert same(store, ram)  # what is mapped stays
-    found = torch.cat([made["sums"] for made in evaluation_batches(batch, np.arange(len(store)), 2, workers=1)])
+    found = torch.cat([made["sums"] for made in own_share(batch, np.arange(len(store)), 2, 1, 0)])
     assert found.tolist() == sums(ram)
-    with pytest.raises(RunError, match=r"/folder-train-full-\w+/pixels-\w+: decoded images cannot be read \(No such"):
+    with pytest.raises(RunError, match=r"/folder-train-full-\w+/pixels-\w+: decoded images cannot be read \(no such"):
         pickle.loads(data)
 
 
@@ -127,7 +127,7 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
 
     with pytest.raises(RunError, match="a loader worker was killed, probably because memory ran out. Try fewer --data"):
         with distributed.enough_memory(RunError("too little memory")):
-            for made in evaluation_batches(batch, np.arange(40), 2, workers=1):
+            for made in own_share(batch, np.arange(40), 2, 1, 0):
                 os.kill(int(made["worker"]), signal.SIGKILL)
                 time.sleep(5)
 
@@ -224,7 +224,7 @@ def test_skipping_a_whole_class_is_an_error(tmp_path):
     (tmp_path / "train/b/0.png").write_bytes(b"")
     split = list_images(section(tmp_path), labelled=False).train
     assert faults(store_split, split, stored_size=None, data=section(on_error="skip")) == [
-        "data.root: no usable image is left of the classes b"
+        "data.root: no usable image is left of b"
     ]
 
 

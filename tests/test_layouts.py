@@ -92,13 +92,13 @@ SPOILT = [  # dataset, what is done to the base, the line
     ("aircraft", lambda b: append(b / "images_variant_test.txt", "1514522 Zeppelin NT"),
      "files in 'BASE/..' are damaged (KeyError: 'Zeppelin NT'). Fetch them again"),
     ("indoor67", lambda b: append(b / "TestImages.txt", "\nImages/gameroom/1.jpg"),
-     "'BASE/TestImages.txt' has 'Images/gameroom/1.jpg' in line 4, expected 'CLASS/FILE'"),
+     "'BASE' lacks 1 listed images: Images/Images/gameroom/1.jpg"),
     ("indoor67", lambda b: write(b / "TestImages.txt"),
      "'BASE/TestImages.txt' is empty"),
     ("indoor67", lambda b: (b / "TestImages.txt").unlink() or (b / "TestImages.txt").mkdir(),
      "'BASE/TestImages.txt' cannot be read (is a directory)"),
-    ("cub200", lambda b: append(b / "images.txt", "6 x.jpg"), "the lists in 'BASE' do not agree on image 6"),
-    ("cub200", lambda b: append(b / "image_class_labels.txt", "2 0"), "the lists in 'BASE' do not agree on image 2"),
+    ("cub200", lambda b: append(b / "images.txt", "6 x.jpg"), "a list in 'BASE/..' is damaged (KeyError: '6')"),
+    ("cub200", lambda b: append(b / "image_class_labels.txt", "2 0"), "a list in 'BASE/..' is damaged (ValueError"),
     ("cub200", lambda b: write(b / "train_test_split.txt", *(f"{i} 1" for i in range(1, 6))),
      "the lists in 'BASE' name no image of a split"),
     ("imagenet", lambda b: paint(b / "train/n00000001/1.JPEG"),
@@ -123,9 +123,9 @@ def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):
     resize(monkeypatch, "dtd", 7, 4, 47)
     for labelled in (True, False):
         assert faults(list_images, section(tmp_path, name="dtd"), labelled) == [
-            "data.root: dtd: the split 'train' has 6 images, its protocol 7",
-            "data.root: dtd: the split 'test' has 3 images, its protocol 4",
-            "data.root: dtd: has 3 classes, its protocol 47",
+            "data.root: dtd: 6 training images, its protocol has 7",
+            "data.root: dtd: 3 test images, its protocol has 4",
+            "data.root: dtd: 3 classes, its protocol has 47",
         ]
     resize(monkeypatch, "dtd", 6, 3, 3)  # what is held out or not drawn is no mismatch
     splits = opened("dtd", tmp_path, val_fraction=0.5, subset=config.Subset(total=2))

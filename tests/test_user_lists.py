@@ -204,18 +204,16 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     ]
 
 
+TWO = "expected two or more classes in the split train"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "the header of 'FILE' is empty, expected path,class"),
         ("path,red\nx,y\n", "the header of 'FILE' lacks class, expected path,class. Its first line is 'path,red'"),
-        (
-            "path;class\nx;y\n",
-            "the header of 'FILE' lacks path, class, expected path,class. Its first line is 'path;class'",
-        ),
         ("path,class\n", "'FILE' has no rows under the header path,class"),
-        ("path,class\nscans/p0_0.png,a\n", "'FILE' has one class to train on ('a'), expected two or more"),
-        ("path,class,split\nnew/0.png,a,test\n", "'FILE' has no image to train on, expected rows of the split train"),
+        ("path,class\nscans/p0_0.png,a\n", f"'FILE' has one class to train on ('a'), {TWO}"),
+        ("path,class,split\nnew/0.png,a,test\n", f"'FILE' has no image to train on, {TWO}"),
         (
             "path,class,split\nscans/p0_0.png,a,train\nscans/p1_0.png,b,train\nscans/p2_0.png,c,test\n",
             "'FILE' has classes in test that train lacks: c",
@@ -255,8 +253,7 @@ WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g
     ("how", "line"),
     [
         ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0), {WANTED}"),
-        ("(p)(q)", f"'(p)(q)' has 2 brackets that count, {WANTED}"),
-        ("p[0-9]_", f"'p[0-9]_' has 0 brackets that count, {WANTED}"),
+        ("p[0-9]_", f"'p[0-9]_' is no file and no pattern (0 brackets), {WANTED}"),
         ("(p0)", "'(p0)' gives no group to 10 images: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more,"
                  " expected one for each image"),
         ("gone.csv", "cannot read 'gone.csv' (no such file or directory), expected a CSV file of path,group"),

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from idmm import config
 from idmm.data.decode import measure_range
 from idmm.data.formats import BadImage, NoPicture
 from idmm.data.images import Bands, CentreCrop, Decoded, composite, digest, read_image
-from idmm.data.listing import read_splits
+from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
 from idmm.data.user_lists import BadList, quoted
-from idmm.data.values import AUTO, MinMax, RangeUnknown, ValueRange, common_range
+from idmm.data.values import AUTO, RangeUnknown, ValueRange
 from idmm.errors import UserError
 from idmm.files import expand_home, write_bytes
 
@@ -117,7 +118,6 @@ class _Summary:
     size: tuple[int, int]
     transparent: bool
     one_colour: bool
-    min_max: tuple[MinMax, ...]
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
     crop: np.ndarray | None  # its CROP, [64, 64, C], if it is asked for
@@ -141,7 +141,7 @@ def check(
     """
     report = DatasetReport(data.name, data.root)
     listing = _open(data, report)
-    report.bands = _usual_bands(listing.train, data.max_pixels, progress)
+    report.bands = _usual_bands(listing.train, data.max_pixels)
     every, crops = [], {}
     for part, split in listing.parts.items():
         chosen, report.images[part] = (), len(split)
@@ -158,8 +158,6 @@ def check(
             summaries.append(summary)
             report.transparent += [name] if summary.transparent else []
             report.one_colour += [name] if summary.one_colour else []
-        if part == "train":
-            report.range = common_range([summary.min_max for summary in summaries], report.bands is not None)
         if sides := [min(summary.size) for summary in summaries]:
             report.sides[part] = [min(sides), int(np.median(sides)), max(sides)]
         crops[part] = {summary.ref.name: summary.crop for summary in summaries if summary.crop is not None}
@@ -171,32 +169,28 @@ def check(
 def _open(data: config.Data, report: DatasetReport) -> Listing:
     """Open the dataset as fine-tuning does. If that fails as pretraining does, and note what fine-tuning lacks."""
     try:
-        return read_splits(data, labelled=True, evaluated=True, unlabelled=True)
+        return list_images(data, labelled=True, unlabelled=True, joined=False)
     except BadList:
         raise
     except UserError as error:
         report.layout, report.enough_to_pretrain = list(error.faults), isinstance(error, LabelsMissing)
     # with a CSV file of labels, all that is missing may be something to evaluate on
     labelled = report.enough_to_pretrain and data.labels is not None
-    return read_splits(data, labelled, evaluated=False, unlabelled=True)
+    return list_images(data, labelled, evaluated=False, unlabelled=True, joined=False)
 
 
-def _usual_bands(train: Split, max_pixels: int, progress: bool) -> Bands | None:
+def _usual_bands(train: Split, max_pixels: int) -> Bands | None:
     """Return the channels of most files, if most are no pictures."""
-    sample = train.take(np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int)))
-    images = parallel_map(
-        lambda i: read_image(sample.items[i], max_pixels, (0, 1), measure=False),
-        len(sample),
-        sample.place,
-        "reading channels",
-        progress,
-    )
-    readable = [image for image in images if not isinstance(image, BadImage) or isinstance(image, NoPicture)]
-    counts = [image.channels for image in readable if isinstance(image, NoPicture)]
-    if 2 * len(counts) <= len(readable):
-        return None
-    usual = max(counts, key=counts.count)
-    return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None)
+    counts = []  # channels of each file, 0 if it is a picture
+    for item in train.take(np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))).items:
+        with suppress(BadImage):
+            try:
+                read_image(item, max_pixels, (0, 1))
+                counts.append(0)
+            except NoPicture as error:
+                counts.append(error.channels)
+    usual = max(counts, key=counts.count, default=0)
+    return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None) if usual else None
 
 
 def _summaries(
@@ -215,7 +209,9 @@ def _summaries(
     try:
         return summaries(report.range or AUTO)
     except RangeUnknown:
-        return summaries(measure_range(split, max_pixels, report.bands, progress))
+        measured = measure_range(split, max_pixels, report.bands, progress)
+        report.range = measured if part == "train" else report.range
+        return summaries(measured)
 
 
 def _summary(ref: ImageRef, decoded: Decoded, with_crop: bool) -> _Summary:
@@ -228,7 +224,6 @@ def _summary(ref: ImageRef, decoded: Decoded, with_crop: bool) -> _Summary:
         size=image.shape[:2],
         transparent=decoded.transparent,
         one_colour=bool((image == image[0, 0]).all()),
-        min_max=decoded.min_max,
         hash=perceptual_hash(picture),
         thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
         crop=CROP(image) if with_crop else None,
@@ -259,9 +254,8 @@ def _near_pairs(summaries: list[_Summary]) -> list[Pair]:
 
     Each image is paired with at most :data:`NEAR_MOST` later ones of a split, so memory does not grow with the square.
     """
-    signs = (
-        np.array([summary.hash for summary in summaries], dtype=np.float32).reshape(-1, HASH_BITS) * 2 - 1
-    )  # [N, 64]
+    hashes = np.array([summary.hash for summary in summaries], dtype=np.float32)  # [N, 64]
+    signs = hashes.reshape(-1, HASH_BITS) * 2 - 1
     pairs: list[Pair] = []
     counts: Counter = Counter()  # pairs so far, by first image and split of the second
     for start in range(0, len(summaries), _BLOCK):
@@ -308,13 +302,12 @@ def exclusions(
         kept = [image for image in images if image.split == last]
         conflict = len({image.label for image in kept} - {None}) > 1
         for image in images:
-            why = f"the same as {quoted(kept[0].name)}"
+            other, why = kept[0], ""
             if conflict and image in kept:
                 other = next(other for other in kept if other.label != image.label)
-                why = f"the same as {quoted(other.name)}, "
-                why += f"but of class '{image.label}', not '{other.label}': one is wrong"
-            if conflict or image != kept[0]:
-                reasons.setdefault(image.name, []).append(why)
+                why = f", but of class '{image.label}', not '{other.label}': one is wrong"
+            if image != other:
+                reasons.setdefault(image.name, []).append(f"the same as {quoted(other.name)}{why}")
     certain = set(reasons)
     for why, images in (suspected or {}).items():
         for image in images:
@@ -342,14 +335,12 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
     if before is not None:
         head = expand_home(before).read_bytes().rstrip(b"\n")
     content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])
-    note = ""
     if path.exists() and path.read_bytes() != content:  # it may have been edited
-        old = path.replace(path.with_suffix(".old.txt"))
-        note = f" (the one before is {old.name})"
+        path.replace(path.with_suffix(".old.txt"))
     write_bytes(path, content)
     certain = sum(not line.rpartition("\n")[2].startswith("#") for line in lines)
     if certain:
-        return f"{path}{note}: {counted(certain, 'image')} to leave out. Pass --data.exclude {path}"
+        return f"{path}: {counted(certain, 'image')} to leave out. Pass --data.exclude {path}"
     if lines:
-        return f"{path}{note}: suspected images, each after a #. Remove the # to leave one out"
-    return f"{path}{note}: {'nothing more' if before else 'nothing'} to leave out"
+        return f"{path}: suspected images, each after a #. Remove the # to leave one out"
+    return f"{path}: {'nothing more' if before else 'nothing'} to leave out"

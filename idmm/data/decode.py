@@ -7,7 +7,7 @@ from typing import IO
 import numpy as np
 
 from idmm.data.formats import BadImage
-from idmm.data.images import Bands, Decoded, StoredSize, fitted, read_image
+from idmm.data.images import Bands, Decoded, StoredSize, fitted, min_max_of, read_image
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
 from idmm.data.values import RangeUnknown, ValueRange, common_range
@@ -27,9 +27,9 @@ class Reading:
         """Channels of a stored image."""
         return self.bands.used if self.bands else 3
 
-    def read(self, item: str | np.ndarray, measure: bool = True) -> Decoded:
+    def read(self, item: str | np.ndarray) -> Decoded:
         """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
-        decoded = read_image(item, self.max_pixels, self.value_range, self.bands, measure)
+        decoded = read_image(item, self.max_pixels, self.value_range, self.bands)
         return decoded._replace(pixels=fitted(decoded.pixels, self.stored_size))
 
 
@@ -42,7 +42,7 @@ class Index:
     good: np.ndarray  # their numbers in the split, int64 [G]
     bad: np.ndarray  # numbers of the others, int64 [B]
     reasons: np.ndarray  # why those cannot be used, text [B]
-    range: np.ndarray  # measured value range, float64 [1, 2], of bands [C, 2]. No image of more than 8 bits: [0, 2]
+    range: np.ndarray  # value range if it was measured, float64 [1, 2], of bands [C, 2]. Else [0, 2]
     pixel_bytes: np.ndarray  # bytes per pixel of each good image, all channels, int64 [G]
     channels: int = 3  # of the pixels
     file_channels: int = 0  # of the files. 0: pictures
@@ -67,7 +67,8 @@ def decode_split(split: Split, reading: Reading, file: IO[bytes] | None, progres
     if file is not None:
         file.seek(0)
         file.truncate()
-    return _decode(split, replace(reading, value_range=value_range), file, progress)
+    index = _decode(split, replace(reading, value_range=value_range), file, progress)
+    return replace(index, range=np.array(value_range or (), dtype=np.float64).reshape(-1, 2))
 
 
 def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
@@ -84,14 +85,13 @@ def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bo
             sizes.append(result.pixels.shape[:2])
             pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
             good[i] = result._replace(pixels=None)
-    measured = common_range([decoded.min_max for decoded in good.values()], reading.bands is not None)
     return Index(
         sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
         digests=np.frombuffer(b"".join(decoded.digest for decoded in good.values()), np.uint8).reshape(-1, 16),
         good=np.array(list(good), dtype=np.int64),
         bad=np.array(list(bad), dtype=np.int64),
         reasons=np.array(list(bad.values()), dtype=np.str_),
-        range=np.array(measured or (), dtype=np.float64).reshape(-1, 2),
+        range=np.zeros((0, 2)),
         pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
         channels=reading.channels,
         file_channels=(reading.bands and reading.bands.count) or 0,
@@ -101,10 +101,10 @@ def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bo
 def measure_range(split: Split, max_pixels: int, bands: Bands | None, progress: bool) -> ValueRange:
     """Return the value range of a split's images of more than 8 bits, per channel of bands. None: no such image."""
 
-    def measured(i: int):
-        return read_image(split.items[i], max_pixels, (0, 1), bands).min_max
-
-    with closing(parallel_map(measured, len(split), split.place, "measuring values", progress)) as results:
+    results = parallel_map(
+        lambda i: min_max_of(split.items[i], max_pixels, bands), len(split), split.place, "measuring values", progress
+    )
+    with closing(results):
         return common_range([pairs for pairs in results if not isinstance(pairs, BadImage)], bands is not None)
 
 
@@ -112,5 +112,5 @@ def _first_channels(split: Split, max_pixels: int) -> int | None:
     """Return the number of channels of the first readable file. None: none is readable."""
     for item in split.items:
         with suppress(BadImage):
-            return read_image(item, max_pixels, (0, 1), Bands(), measure=False).pixels.shape[2]
+            return read_image(item, max_pixels, (0, 1), Bands()).pixels.shape[2]
     return None

@@ -10,11 +10,9 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from tqdm import tqdm
-
 from idmm import config
 from idmm.data.folder import FilesMissing
-from idmm.data.registry import Archive, Spec
+from idmm.data.registry import Archive, Spec, read_dataset
 from idmm.errors import RunError, UserError, in_short, reason
 from idmm.files import expand_home
 
@@ -38,7 +36,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
         raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
     root = expand_home(root)
     with contextlib.suppress(FilesMissing):
-        spec.read(config.Data(name=spec.name, root=str(root)), True)
+        read_dataset(config.Data(name=spec.name, root=str(root)), True)
         return
     aside = root / ".idmm"
     shutil.rmtree(aside / "unpacked", ignore_errors=True)  # of a call that was killed
@@ -63,7 +61,6 @@ def _unpack(archive: Archive, aside: Path) -> None:
     """Download a file, unless it is there and whole, and unpack or copy it into the folder ``unpacked``."""
     from torchvision.datasets.utils import download_url, extract_archive
 
-    tqdm.monitor_interval = 0  # its thread would be there when loader workers are forked
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)
     try:

@@ -53,10 +53,10 @@ class _Tree:
         """Names of the folders at its top."""
         return sorted({composed(name) for name in self.folders})
 
-    @property
-    def no_images(self) -> str:
+    def no_images(self, expected: str) -> str:
+        """Return the fault of a tree without images."""
         others = f", but {counted(self.others, 'file')} of other kinds" if self.others else ""
-        return f"{self.key}: '{self.path}' has no images{others}"
+        return f"{self.key}: '{self.path}' has no images{others}, expected {expected}"
 
 
 # ---------------------------------------------------------------------- datasets
@@ -97,10 +97,9 @@ def read_any(root: str) -> Listing:
 
 def read_unlabelled(root: str) -> Split | None:
     """Read the images of ROOT/unlabelled/**, if it has any and ROOT/train exists."""
-    top = os.path.join(root, UNLABELLED)
-    if not (os.path.isdir(top) and os.path.isdir(os.path.join(root, "train"))):
+    if not all(os.path.isdir(os.path.join(root, name)) for name in (UNLABELLED, "train")):
         return None
-    tree = _walk(top)
+    tree = _walk(os.path.join(root, UNLABELLED))
     return _split(root, tree, []) if tree.images else None
 
 
@@ -111,10 +110,8 @@ def images_under(root: str) -> list[str]:
 
 def _trees(root: str) -> dict[str, _Tree]:
     """Return the folders of splits that there are. Nothing without ``train``."""
-    paths = {name: os.path.join(root, name) for name in PARTS}
-    if not os.path.isdir(paths["train"]):
-        return {}
-    return {name: _walk(path) for name, path in paths.items() if os.path.isdir(path)}
+    paths = {name: os.path.join(root, name) for name in PARTS if os.path.isdir(os.path.join(root, name))}
+    return {name: _walk(path) for name, path in paths.items()} if "train" in paths else {}
 
 
 def _class_folders(root: str) -> dict[str, _Tree]:
@@ -131,7 +128,7 @@ def _class_folders(root: str) -> dict[str, _Tree]:
 
 def _not_empty(tree: _Tree) -> _Tree:
     if not tree.images:
-        raise UserError(f"{tree.no_images}, expected at least one")
+        raise UserError(tree.no_images("at least one"))
     return tree
 
 
@@ -160,7 +157,7 @@ def _walk(top: str, key: str = "data.root") -> _Tree:
 
 def _class_faults(tree: _Tree) -> list[str]:
     if not tree.images:
-        return [f"{tree.no_images}, expected {tree.path}/CLASS/*"]
+        return [tree.no_images(f"{tree.path}/CLASS/*")]
     filled, faults = {parts[0] for parts in tree.images if len(parts) > 1}, []
     if loose := [parts[0] for parts in tree.images if len(parts) == 1]:
         what = f"{counted(len(loose), 'image')} outside of class folders ({listed(loose)})"
@@ -192,17 +189,7 @@ def _split(root: str, tree: _Tree, classes: list[str]) -> Split:
 
 
 # ---------------------------------------------------------------------- files that a command names
-@dataclass(frozen=True)
-class FoundImage:
-    """A named file, or an image in a named folder."""
-
-    path: str
-    folders: tuple[str, ...]
-    """Names of folders that may be its class: those below the named folder, outermost first, then the named folder. Of
-    a named file its own folder."""
-
-
-def images_at(paths: Sequence[str], key: str = "paths") -> list[FoundImage]:
+def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
     """Return named files, whatever their suffix, and the images in named folders, at any depth and sorted, each once.
 
     Args:
@@ -212,25 +199,21 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[FoundImage]:
     Raises:
         UserError: A line for each path that does not exist, and each folder without images or that cannot be read.
     """
-    found, faults = {}, []
+    images, faults = {}, []
     for path in map(os.path.expanduser, paths):
-        full = os.path.abspath(path)
-        images = [(path, (composed(os.path.basename(os.path.dirname(full))),))]
+        files = [path]
         if os.path.isdir(path):
             try:
-                tree = _not_empty(_walk(path, key))
+                files = [os.path.join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
             except UserError as error:
                 faults += error.faults
-                continue
-            named = composed(os.path.basename(full))
-            images = [(os.path.join(path, *parts), (*map(composed, parts[:-1]), named)) for parts in tree.images]
         elif not os.path.lexists(path):
             faults.append(f"{key}: '{path}' does not exist, expected images, or folders of images")
-        for image, folders in images:
-            found.setdefault(same_place(image), FoundImage(image, folders))
+        for file in files:
+            images.setdefault(same_place(file), file)
     if faults:
         raise UserError(*faults)
-    return list(found.values())
+    return list(images.values())
 
 
 def same_place(path: str) -> str:

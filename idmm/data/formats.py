@@ -6,7 +6,6 @@ bits by imagecodecs.
 
 import contextlib
 import ctypes
-import functools
 import io
 import logging
 import re
@@ -98,7 +97,8 @@ def decode(
         if values.dtype.kind not in "buif":
             raise BadImage(f"holds values of type {values.dtype}, expected integers, floats or true and false")
         values = values.astype(np.uint8) * 255 if values.dtype == bool else values
-        return _three_axes(values.astype(values.dtype.newbyteorder("="), copy=False))
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        return values[:, :, None] if values.ndim == 2 else values
 
 
 def size_in_header(content: bytes, max_pixels: int, channels: Collection[int]) -> tuple[int, int]:
@@ -151,10 +151,6 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
     return array[:: -1 if rows else 1, :: -1 if columns else 1]
 
 
-def _three_axes(array: np.ndarray) -> np.ndarray:
-    return array[:, :, None] if array.ndim == 2 else array
-
-
 # ---------------------------------------------------------------------- arrays
 def _from_npy(content: bytes, max_pixels: int, picture: bool, channels: Collection[int]) -> np.ndarray:
     shape, first = _npy_header(io.BytesIO(content), channels)
@@ -195,15 +191,10 @@ def _from_picture_file(content: bytes, max_pixels: int, picture: bool) -> np.nda
 def _pillow_image(content: bytes, max_pixels: int) -> Image.Image:
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow's own limit must not be lower
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
-    image = Image.open(io.BytesIO(content), formats=_formats())
+    Image.init()  # Image.open fails on a format it was built without
+    image = Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
     check_pixels(*image.size, max_pixels)
     return image
-
-
-@functools.cache
-def _formats() -> tuple[str, ...]:
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)  # Image.open fails on a format it was built without
 
 
 def _from_pillow(image: Image.Image, picture: bool) -> np.ndarray:

@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import warnings
-from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -77,17 +76,27 @@ class ImageStore:
         self._file, self._items = pixels, split.items if pixels is None else None
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
-        self._pixels = self._open()
+        self._pixels = self._mapped()
 
-    def _open(self) -> torch.Tensor | None:  # uint8 [bytes of all images]
-        return None if self._file is None else _mapped(self._file, int(self._ends[-1]))
+    def _mapped(self) -> torch.Tensor | None:
+        """Map the file of pixels, uint8 [bytes of all images], read when used. RunError: gone or cut short."""
+        if self._file is None:
+            return None
+        try:
+            pages = np.memmap(self._file, mode="r", shape=int(self._ends[-1]))  # a writable map would need memory
+        except (OSError, ValueError) as error:  # ValueError: cut short
+            why = f"decoded images cannot be read ({reason(error)}). The next run decodes them again"
+            raise RunError(f"{self._file}: {why}") from None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(pages)
 
     def __getstate__(self) -> dict:
         return {**vars(self), "_pixels": None}  # each process maps the file by itself
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        self._pixels = self._open()
+        self._pixels = self._mapped()
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -128,24 +137,12 @@ class ImageStore:
     def _decode(self, i: int) -> np.ndarray:
         item = self._items[i]
         try:
-            decoded = self._reading.read(os.fsdecode(item) if isinstance(item, bytes) else item, measure=False)
+            decoded = self._reading.read(os.fsdecode(item) if isinstance(item, bytes) else item)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
         if decoded.digest != bytes(self._digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
         return decoded.pixels
-
-
-def _mapped(path: Path, count: int) -> torch.Tensor:
-    """Map a file of pixels, uint8 [count], read when used and shared by all processes. RunError: gone or cut short."""
-    try:
-        pages = np.memmap(path, mode="r", shape=count)  # a writable map would have to fit into memory
-    except (OSError, ValueError) as error:  # ValueError: cut short
-        why = getattr(error, "strerror", None) or error
-        raise RunError(f"{path}: decoded images cannot be read ({why}). The next run decodes them again") from None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(pages)
 
 
 # ---------------------------------------------------------------------- reading a split
@@ -206,10 +203,9 @@ def _report_bad(split: Split, index: Index, on_error: str) -> None:
         raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
     log.warning("data.root: left out %s", "\n".join([f"{count} that cannot be used:", *lines]))
     if split.labels is not None:
-        remaining = Counter(split.labels[index.good].tolist())
-        labels = np.unique(split.labels[split.labels >= 0])
-        if empty := [split.classes[label] for label in labels if not remaining[int(label)]]:
-            raise UserError(f"data.root: no usable image is left of the classes {listed(empty)}")
+        lost = {*split.labels[split.labels >= 0].tolist()} - {*split.labels[index.good].tolist()}
+        if lost:
+            raise UserError(f"data.root: no usable image is left of {listed(split.classes[i] for i in sorted(lost))}")
 
 
 # ---------------------------------------------------------------------- the cache on the disk
@@ -235,9 +231,8 @@ def _cached(
     """
     size, root = reading.stored_size, os.path.realpath(os.path.expanduser(data.root)) if data.root else None
     key = repr((data.name, root, part, size, split.drawn, reading.value_range, reading.bands))
-    name = "".join(c if c.isalnum() else "-" for c in data.name)[-40:]
     pixels_side = size.size if isinstance(size, CentreCrop) else size or "full"
-    name = f"{name}-{part}-{pixels_side}-{digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
+    name = f"{data.name}-{part}-{pixels_side}-{digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
     folder, signature = cache_folder(data.cache_dir) / name, _signature(split, reading)
     pixels = folder / f"pixels-{signature}"
     if index := _read_index(pixels, signature):
@@ -284,8 +279,8 @@ def _read_index(pixels: Path, signature: str) -> Index | None:
 def _signature(split: Split, reading: Reading) -> str:
     """Return a hash that differs if any file was added, removed, renamed, written to, or would be read differently."""
     hashed = hashlib.blake2b(digest_size=16)
-    versions = (PIL.__version__, tifffile.__version__)
-    hashed.update(repr((_FORMAT, *versions, reading.stored_size, reading.max_pixels, len(split))).encode())
+    versions = (_FORMAT, PIL.__version__, tifffile.__version__)
+    hashed.update(repr((*versions, reading.stored_size, reading.max_pixels, len(split))).encode())
     hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
     for path in split.items:
         try:

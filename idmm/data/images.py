@@ -43,8 +43,6 @@ class Decoded(NamedTuple):
 
     pixels: np.ndarray
     """uint8, or uint16 if it has more than 8 bits, [H, W, C], contiguous. The type's largest value stands for 1."""
-    min_max: tuple[MinMax, ...]
-    """Smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else empty."""
     digest: bytes
     """BLAKE2b of its file, or of the pixels if it has none."""
     transparent: bool
@@ -68,13 +66,10 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def read_image(
-    item: bytes | str | os.PathLike | np.ndarray | Image.Image,
-    max_pixels: int,
-    value_range: ValueRange = None,
-    bands: Bands | None = None,
-    measure: bool = True,
-) -> Decoded:
+Item = bytes | str | os.PathLike | np.ndarray | Image.Image  # a file's content or path, numbers, or an open image
+
+
+def read_image(item: Item, max_pixels: int, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
     """Decode an image, upright by EXIF's orientation. Of an animation the first frame counts.
 
     A picture has three channels, which are equal if it is grey. Its transparent pixels are white, unless all are. Bands
@@ -86,7 +81,6 @@ def read_image(
         max_pixels: Images with more pixels are refused by their header.
         value_range: Of images of more than 8 bits. Values outside are clipped.
         bands: Channels that are used. None: a picture.
-        measure: Measure ``min_max``, which takes longer than the pixels.
 
     Raises:
         BadImage: No such file, empty, not an image, truncated, too large, other channels than expected, as a picture
@@ -94,30 +88,43 @@ def read_image(
         RangeUnknown: It has more than 8 bits, and ``value_range`` is AUTO.
     """
     content = read(item) if isinstance(item, (str, os.PathLike)) else item
-    values = decode(content, max_pixels, bands is None, _expected_channels(bands))
-    high_bit, alpha, pairs, transparent = values.dtype != np.uint8, None, (), False
-    if high_bit and value_range == AUTO:
-        raise RangeUnknown
-    if bands is not None:
-        values = values[:, :, _chosen(values.shape[2], bands)]
-    elif values.shape[2] in (2, 4):
-        values, alpha = values[:, :, :-1], values[:, :, -1:]
-        transparent = not (alpha > 0).any()
-        alpha = None if transparent or (alpha >= opaque(alpha.dtype)).all() else alpha
-    if high_bit:
-        if not np.isfinite(values).all():
-            raise BadImage("has values that are not finite (NaN or infinite)")
+    values, alpha = _values(content, max_pixels, bands)
+    transparent = alpha is not None and not (alpha > 0).any()
+    if alpha is not None and (transparent or (alpha >= opaque(alpha.dtype)).all()):
+        alpha = None
+    if values.dtype != np.uint8:
+        if value_range == AUTO:
+            raise RangeUnknown
         value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
         if value_range is None:
             raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
-        pairs = min_max(values, bands is not None) if measure else ()
         values = rescale(values, value_range)
     if alpha is not None:
         values = _on_white(values, alpha)
     if bands is None and values.shape[2] == 1:
         values = np.repeat(values, 3, axis=2)
     pixels = np.ascontiguousarray(values)
-    return Decoded(pixels, pairs, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
+    return Decoded(pixels, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
+
+
+def min_max_of(path: Item, max_pixels: int, bands: Bands | None) -> tuple[MinMax, ...]:
+    """Return smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else ()."""
+    values, _ = _values(read(path), max_pixels, bands)
+    return () if values.dtype == np.uint8 else min_max(values, bands is not None)
+
+
+def _values(
+    content: bytes | np.ndarray | Image.Image, max_pixels: int, bands: Bands | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the used channels [H, W, C] in the numbers of the file, and the opacity of a picture [H, W, 1]."""
+    values, alpha = decode(content, max_pixels, bands is None, _expected_channels(bands)), None
+    if bands is not None:
+        values = values[:, :, _chosen(values.shape[2], bands)]
+    elif values.shape[2] in (2, 4):
+        values, alpha = values[:, :, :-1], values[:, :, -1:]
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise BadImage("has values that are not finite (NaN or infinite)")
+    return values, alpha
 
 
 def image_size(path: str | os.PathLike, max_pixels: int, bands: Bands | None = None) -> tuple[int, int]:

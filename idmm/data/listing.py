@@ -11,7 +11,7 @@ import numpy as np
 
 from idmm import config
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
-from idmm.data.registry import Spec, resolve_name, spec_of
+from idmm.data.registry import Spec, read_dataset, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Listing, Split, counted, with_unlabelled
 from idmm.data.user_lists import groups_of, leave_out, shared_groups, with_groups
 from idmm.errors import UserError, listed
@@ -22,19 +22,9 @@ log = logging.getLogger(__name__)
 _DRAWS = 200  # random draws of groups, of which the one with the best shares of the classes is held out
 
 
-def list_images(data: config.Data, labelled: bool, evaluated: bool = True, unlabelled: bool | None = None) -> Listing:
-    """Return the result of :func:`read_splits`, with images without labels among those to train on.
-
-    Args:
-        data: The ``data`` section of a config.
-        labelled, evaluated: See :func:`read_splits`.
-        unlabelled: Whether images without labels are listed, too. None: if labels are not needed.
-    """
-    unlabelled = not labelled if unlabelled is None else unlabelled
-    return with_unlabelled(read_splits(data, labelled, evaluated, unlabelled))
-
-
-def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: bool) -> Listing:
+def list_images(
+    data: config.Data, labelled: bool, evaluated: bool = True, unlabelled: bool | None = None, joined: bool = True
+) -> Listing:
     """List a dataset's images.
 
     In this order: the images of ``data.exclude`` are left out, ``data.fold`` and ``data.val_fraction`` held out,
@@ -48,7 +38,8 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
         evaluated: Whether labelled images to evaluate on are needed, too. Then ``data.folds`` makes one fold ``test``
             (the first if ``data.fold`` is None), which replaces the dataset's own.
         unlabelled: Whether images for pretraining only are listed, too: those of ROOT/unlabelled, and if ``labelled``
-            those without a row in ``data.labels``. Nothing is held out or drawn of them.
+            those without a row in ``data.labels``. Nothing is held out or drawn of them. None: not ``labelled``.
+        joined: Append these to the images to train on, with the label -1.
 
     Returns:
         ``train``, ``val`` and ``test`` or None, and ``unlabelled`` or None. A single evaluation split is ``test``.
@@ -61,12 +52,11 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
     data = resolve_name(data)[0]
     spec = spec_of(data.name)
     splits = _read(spec, data, labelled)
-    _check_sizes(spec, splits)
-    splits = narrowed(_read_unlabelled(splits, data, unlabelled), data, labelled)
-    if data.exclude is not None and labelled and splits.train.labels is not None:
-        if empty := _empty_classes(splits.train):
-            what = f"'{data.exclude}' leaves no training image of {listed(empty)}"
-            raise UserError(f"data.exclude: {what}, expected at least one per class")
+    splits = _read_unlabelled(splits, data, not labelled if unlabelled is None else unlabelled)
+    splits = narrowed(splits, data, labelled)
+    if data.exclude and labelled and splits.train.labels is not None and (empty := _empty_classes(splits.train)):
+        what = f"'{data.exclude}' leaves no training image of {listed(empty)}"
+        raise UserError(f"data.exclude: {what}, expected at least one per class")
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
     splits = hold_out(splits, data.val_fraction)
@@ -83,15 +73,16 @@ def read_splits(data: config.Data, labelled: bool, evaluated: bool, unlabelled: 
     if labelled and (empty := _empty_classes(splits.train)):
         classes = f"{len(empty)} of {len(splits.train.classes)} classes"
         log.warning("data: %s have no training image: %s", classes, listed(empty))
-    return splits
+    return with_unlabelled(splits) if joined else splits
 
 
 # ---------------------------------------------------------------------- the dataset
 def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
+    """Read a dataset. UserError if its files are missing, or its sizes are not those of its protocol."""
     if data.labels is not None and spec.name != "folder":
         raise UserError(f"data.labels: '{data.labels}' is for data.name folder, and {spec.name} has classes of its own")
     try:
-        return spec.read(data, labelled)
+        splits = read_dataset(data, labelled)
     except FilesMissing as error:
         how = []
         if spec.archives:
@@ -99,22 +90,18 @@ def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
         elif spec.manual:
             how = [f"data.root: {spec.name} cannot be downloaded: {spec.manual}"]
         raise UserError(*error.faults, *how) from None
-
-
-def _check_sizes(spec: Spec, splits: Listing) -> None:
-    """Raise UserError if the sizes are not those of the dataset's protocol."""
-    train, test, classes = len(splits.train), len(splits.test or ()), len(splits.train.classes or ())
-    lines = [
-        f"data.root: {spec.name}: {what}, its protocol {expected}"
+    faults = [
+        f"data.root: {spec.name}: {count} {what}, its protocol has {expected}"
         for what, count, expected in (
-            (f"the split 'train' has {train} images", train, spec.train_size),
-            (f"the split 'test' has {test} images", test, spec.test_size),
-            (f"has {classes} classes", classes, spec.num_classes),
+            ("training images", len(splits.train), spec.train_size),
+            ("test images", len(splits.test or ()), spec.test_size),
+            ("classes", len(splits.train.classes or ()), spec.num_classes),
         )
         if expected not in (None, count)
     ]
-    if lines:
-        raise UserError(*lines)
+    if faults:
+        raise UserError(*faults)
+    return splits
 
 
 def _read_unlabelled(splits: Listing, data: config.Data, needed: bool) -> Listing:
@@ -152,8 +139,7 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
     Raises:
         UserError: More than there is, or per_class without labels.
     """
-    drawn = split.take(_drawn_from(split, subset, "data.subset"))
-    return replace(drawn, drawn=f"{split.drawn} {subset!r}")
+    return replace(split.take(_drawn_from(split, subset, "data.subset")), drawn=f"{split.drawn} {subset!r}")
 
 
 def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
@@ -175,12 +161,11 @@ def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
         raise UserError(f"{field}.total: {subset.total} is more than the {len(split)} training images")
     by_class = subset.total is None and split.labels is not None
     groups = _by_class(split) if by_class else [np.arange(len(split))]
-    if subset.per_class is not None:
-        few = [(len(of), name) for of, name in zip(groups, split.classes, strict=True) if len(of) < subset.per_class]
-        if few:
-            (least, name), others = min(few), f" and of {len(few) - 1} more" if len(few) > 1 else ""
-            what = f"{subset.per_class} is more than the {least} training images of class '{name}'{others}"
-            raise UserError(f"{field}.per_class: {what}, expected up to {least}")
+    least = min(map(len, groups))
+    if subset.per_class is not None and subset.per_class > least:
+        name = split.classes[[len(of) for of in groups].index(least)]
+        what = f"{subset.per_class} is more than the {least} training images of class '{name}'"
+        raise UserError(f"{field}.per_class: {what}, expected up to {least}")
     counts = [subset.total or subset.per_class or max(1, _share(subset.fraction, len(g))) for g in groups]
     return _draw(groups, counts, numpy_rng(subset.seed, "subset"))
 
@@ -196,12 +181,11 @@ def hold_out(splits: Listing, fraction: float) -> Listing:
         return splits
     train = splits.train
     if splits.val is not None or train.labels is None:
-        own = "the dataset has a 'val' split of its own"
-        why = "the images have no labels to evaluate with" if splits.val is None else own
+        why = "there are no labels to evaluate with" if splits.val is None else "the dataset has a 'val' split"
         log.warning("data.val_fraction: %g is not used, as %s", fraction, why)
         return splits
-    numbers = _of_each_class(train, fraction) if train.groups is None else _whole_groups(train, fraction)
-    remaining, held = _divided(train, numbers, repr(fraction))
+    draw = _of_each_class if train.groups is None else _whole_groups
+    remaining, held = _divided(train, draw(train, fraction), repr(fraction))
     if train.groups is not None:
         share = f"{groups_of(held)} of {groups_of(train)}, {len(held)} of {len(train)} images"
         log.info("data.val_fraction: held out are %s", share)

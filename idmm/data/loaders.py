@@ -80,9 +80,6 @@ class _Batches(Dataset):
 def one_thread() -> Iterator[None]:
     """Run torch on one thread inside the block."""
     threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
     torch.set_num_threads(1)
     try:
         yield
@@ -105,14 +102,6 @@ def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: in
     One loader serves the whole stage: workers start once, not every epoch.
     """
     return _load(batch_fn, _requests(plan, epoch, step), workers)
-
-
-def evaluation_batches(
-    batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: int, rank: int = 0, world: int = 1
-) -> Iterator[dict]:
-    """Yield this process's share of the image numbers ``images`` [n], in order, each once."""
-    mine = images[rank::world]
-    return _load(batch_fn, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 
 def on_device(batch: dict, device) -> dict:
@@ -139,14 +128,13 @@ def centre_crops(
 
 
 def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: int | None, nbytes: int) -> Iterator:
-    """Yield this process's share of the image numbers ``images`` [n], in batches of ``nbytes`` each.
+    """Yield this process's share of the image numbers ``images`` [n] in order, in batches of ``nbytes`` each.
 
     Few images are loaded without ``workers``.
     """
-    rank, world = distributed.rank(), distributed.world()
-    few = len(images) <= 2 * batch_size * world  # workers would take longer to start than to work
-    workers = 0 if few else worker_count(workers, nbytes)[0]
-    return evaluation_batches(batch_fn, images, batch_size, workers, rank, world)
+    mine = images[distributed.rank() :: distributed.world()]
+    workers = 0 if len(mine) <= 2 * batch_size else worker_count(workers, nbytes)[0]  # they would start for longer
+    return _load(batch_fn, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 
 def most_workers() -> int:

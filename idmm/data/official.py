@@ -7,7 +7,6 @@ names come from the files.
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +19,6 @@ from idmm.data.split import Listing, Split
 from idmm.errors import in_short, listed, reason
 
 Listed = Sequence[tuple[str, int]]  # images: path below the dataset's folder, '/' between, and label
-_NUMBERED = r"(\S+)\s+(.+)"  # a word, and the rest of the line
 
 
 # ---------------------------------------------------------------------- helpers
@@ -35,28 +33,13 @@ def folder_of(name: str, root: Path, folder: str, *needed: str) -> Path:
 
 def lines(path: Path) -> list[str]:
     """Return the stripped lines of a list that are not blank. FilesMissing if there are none."""
-    return [line for (line,) in rows(path, "(.*)", "")]
-
-
-def rows(path: Path, pattern: str, form: str) -> list[tuple[str, ...]]:
-    """Return the groups of a regular expression for each line of a list that is not blank.
-
-    Raises:
-        FilesMissing: The list is empty or cannot be read, or a line is not of the ``form``.
-    """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files are bytes
     except OSError as error:
         raise FilesMissing(f"data.root: '{path}' cannot be read ({reason(error)})") from None
-    found = []
-    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
-        match = re.fullmatch(pattern, line)
-        if line and match is None:
-            raise FilesMissing(f"data.root: '{path}' has '{line}' in line {number}, expected '{form}'")
-        found += [match.groups()] if line else []
-    if not found:
+    if not text.strip():
         raise FilesMissing(f"data.root: '{path}' is empty")
-    return found
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def names_by_number(pairs: Iterable[tuple[int, str]]) -> list[str]:
@@ -209,10 +192,10 @@ def read_svhn(root: Path) -> Listing:
 
 # ---------------------------------------------------------------------- lists read here
 def read_indoor67(root: Path) -> Listing:
-    """Read MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt."""
+    """Read MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt, whose lines are CLASS/FILE."""
     lists = ("TrainImages.txt", "TestImages.txt")
     base = folder_of("indoor67", root, "indoorCVPR_09", "Images", *lists)
-    parts = [rows(base / name, "(([^/]+)/[^/]+)", "CLASS/FILE") for name in lists]
+    parts = [[(path, path.split("/")[0]) for path in lines(base / name)] for name in lists]
     classes = sorted({name for part in parts for _, name in part})
     return listed_splits(base, classes, *([(f"Images/{path}", classes.index(n)) for path, n in part] for part in parts))
 
@@ -221,14 +204,11 @@ def read_cub200(root: Path) -> Listing:
     """Read Caltech-UCSD Birds 200-2011: images/ and lists of 'IMAGE_NUMBER VALUE'."""
     lists = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
     base = folder_of("cub200", root, "CUB_200_2011", "images", *lists, "classes.txt")
-    classes = [name for _, name in rows(base / "classes.txt", _NUMBERED, "CLASS_NUMBER NAME")]
-    path_of, label_of, is_train = (dict(rows(base / name, _NUMBERED, "IMAGE_NUMBER VALUE")) for name in lists)
+    classes = [line.split(maxsplit=1)[1] for line in lines(base / "classes.txt")]
+    path_of, label_of, is_train = (dict(line.split(maxsplit=1) for line in lines(base / name)) for name in lists)
     parts: dict[str, Listed] = {"1": [], "0": []}
-    try:
-        for number, path in path_of.items():
-            parts[is_train[number]].append((f"images/{path}", range(len(classes)).index(int(label_of[number]) - 1)))
-    except (KeyError, ValueError):
-        raise FilesMissing(f"data.root: the lists in '{base}' do not agree on image {number}") from None
+    for number, path in path_of.items():
+        parts[is_train[number]].append((f"images/{path}", range(len(classes)).index(int(label_of[number]) - 1)))
     return listed_splits(base, classes, parts["1"], parts["0"])
 
 
@@ -239,10 +219,10 @@ def read_domainnet(root: Path, domain: str) -> Listing:
     """
     lists = [f"{domain}_{part}.txt" for part in ("train", "test")]
     base = folder_of(f"domainnet-{domain}", root, "domainnet", domain, *lists)
-    # a path may hold spaces: the label is the last word
-    parts = [rows(base / name, r"(.+/([^/]+)/[^/]*\S) +(\d+)", f"{domain}/CLASS/FILE LABEL") for name in lists]
-    classes = names_by_number((int(label), name) for part in parts for _, name, label in part)
-    return listed_splits(base, classes, *([(path, int(label)) for path, _, label in part] for part in parts))
+    pairs = [[line.rsplit(maxsplit=1) for line in lines(base / name)] for name in lists]  # a path may hold spaces
+    parts = [[(path.rstrip(), int(label)) for path, label in part] for part in pairs]
+    classes = names_by_number((label, path.split("/")[-2]) for part in parts for path, label in part)
+    return listed_splits(base, classes, *parts)
 
 
 def read_imagenet(root: Path) -> Listing:

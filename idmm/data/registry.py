@@ -1,8 +1,6 @@
-"""The datasets by name: the rows of ``datasets.yaml``, each with the function that lists its images."""
+"""The datasets by name, the rows of ``datasets.yaml``, and how their images are listed."""
 
-import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 
 import yaml
@@ -10,10 +8,10 @@ import yaml
 from idmm import config
 from idmm.config.commands import DataInfoConfig, DataListConfig
 from idmm.data import official
-from idmm.data.folder import read_any, read_labelled, root_folder
+from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
 from idmm.data.user_lists import read_with_labels
-from idmm.errors import UserError, nearest
+from idmm.errors import UserError, in_short, nearest
 from idmm.files import holds_run
 from idmm.progress import aligned
 
@@ -37,9 +35,6 @@ class Spec:
     """Facts about a dataset before its files are read. Figures that come from the data are None."""
 
     name: str
-    read: Callable[[config.Data, bool], Listing]
-    """Called with the config's ``data`` section and whether labels are needed. Returns the whole dataset, before
-    ``val_fraction`` and ``subset``. Raises UserError."""
     title: str
     num_classes: int | None = None
     train_size: int | None = None
@@ -94,23 +89,20 @@ def check_folder(data: config.Data, out: str | None) -> None:
         root_folder(data)
 
 
-def _read_folder(data: config.Data, labelled: bool) -> Listing:
-    root = str(root_folder(data))
-    if data.labels is not None:
-        return read_with_labels(root, data.labels, labelled)
-    return (read_labelled if labelled else read_any)(root)
-
-
-def _reader(name: str) -> Callable[[config.Data, bool], Listing]:
-    """Return the function that lists a dataset's images, see :class:`Spec`."""
-    if name == "folder":
-        return _read_folder
-    if name == "digits":
-        return lambda data, labelled: official.read_digits()
-    if name.startswith("domainnet-"):
-        domain = name.removeprefix("domainnet-")
-        return lambda data, labelled: official.read_domainnet(root_folder(data), domain)
-    return lambda data, labelled: getattr(official, f"read_{name}")(root_folder(data))
+def read_dataset(data: config.Data, labelled: bool) -> Listing:
+    """List all images of ``data.name``. FilesMissing or UserError as of its reader. ``labelled``: labels are needed."""
+    if data.name == "digits":
+        return official.read_digits()
+    root = root_folder(data)
+    if data.name == "folder" and data.labels is not None:
+        return read_with_labels(str(root), data.labels, labelled)
+    if data.name == "folder":
+        return (read_labelled if labelled else read_any)(str(root))
+    kind, _, domain = data.name.partition("-")
+    try:
+        return getattr(official, f"read_{kind}")(root, *filter(None, [domain]))
+    except (LookupError, ValueError) as error:
+        raise FilesMissing(f"data.root: a list in '{root}' is damaged ({in_short(error)})") from None
 
 
 def _specs() -> dict[str, Spec]:
@@ -120,7 +112,7 @@ def _specs() -> dict[str, Spec]:
         row["layout"] = tuple(row.get("layout", ()))
         into = row.pop("into", "")
         row["archives"] = tuple(Archive(url, md5, into) for url, md5 in row.get("archives", {}).items())
-        specs[name] = Spec(name, _reader(name), **row)
+        specs[name] = Spec(name, **row)
     return specs
 
 
@@ -139,18 +131,8 @@ def table(_: DataListConfig) -> str:
 
 
 def info(given: DataInfoConfig) -> str:
-    """Return what is known about a dataset before it is opened."""
+    """Return what is known about a dataset before it is opened, as YAML."""
     spec = spec_of(given.name)
-    figures = [("classes", spec.num_classes), ("training images", spec.train_size), ("test images", spec.test_size)]
-    metric = "top-1" if spec.metric == "top1" else "top-1, and the mean over classes (mean_per_class)"
-    facts = [(name, f"{n:,}") for name, n in figures if n is not None]
-    facts += [("reported", metric), ("cite", spec.citation), ("licence", spec.licence), ("source", spec.source)]
-    lines = [f"{spec.name}: {spec.title}", *(f"  {name + ':':<18}{text}" for name, text in facts if text)]
-    if spec.layout:
-        lines += ["  files under data.root:", *(f"    {path}" for path in spec.layout)]
-    if spec.archives:
-        lines += [f"  'idmm data download {spec.name} --root DIR' fetches:", *(f"    {a.url}" for a in spec.archives)]
-    elif spec.manual:
-        text = f"cannot be downloaded: {spec.manual}"
-        lines += textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join(lines)
+    facts = asdict(spec) | {"layout": list(spec.layout), "archives": [archive.url for archive in spec.archives]}
+    facts = {name: value for name, value in facts.items() if value}
+    return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=110).rstrip()

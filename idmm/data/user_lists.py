@@ -61,19 +61,18 @@ class UserList:
             BadList: It cannot be read, has no rows or no such header, or has rows with cells missing or empty.
         """
         form, rows = ",".join(required), []
-        reader = csv.DictReader(io.StringIO(self.text(f"a CSV file of {form}"), newline=""), strict=True)
+        reader = csv.reader(io.StringIO(self.text(f"a CSV file of {form}"), newline=""), strict=True)
         try:
-            header = [name.strip() for name in reader.fieldnames or ()]
+            header = [name.strip() for name in next(reader, ())]
             if missing := [name for name in required if name not in header]:
-                what = f"lacks {listed(missing)}" if header else "is empty"
-                first_line = f". Its first line is '{','.join(header)}'" if header else ""
-                raise BadList(f"{self.field}: the header of '{self.file}' {what}, expected {form}{first_line}")
-            reader.fieldnames = header
+                what = f"lacks {listed(missing)}, expected {form}. Its first line is '{','.join(header)}'"
+                raise BadList(f"{self.field}: the header of '{self.file}' {what}")
             columns = [name for name in (*required, *optional) if name in header]
-            for row in reader:
-                rows.append((reader.line_num, {name: (row[name] or "").strip() for name in columns}))
+            for row in filter(None, reader):
+                cells = dict(zip(header, map(str.strip, row), strict=False))
+                rows.append((reader.line_num, {name: cells.get(name, "") for name in columns}))
         except csv.Error as error:
-            self.fault(reader.reader.line_num, f"is not CSV ({error}), expected {form}")
+            self.fault(reader.line_num, f"is not CSV ({error}), expected {form}")
             self.refuse()
         if not rows:
             raise BadList(f"{self.field}: '{self.file}' has no rows under the header {form}")
@@ -88,9 +87,7 @@ class UserList:
 
         It is no fault if ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
-        name = text
-        if self.root is not None and os.path.isabs(name):
-            name = os.path.relpath(name, self.root)
+        name = os.path.relpath(text, self.root) if self.root is not None and os.path.isabs(text) else text
         name = composed(posixpath.normpath(name))
         if name in self._names:
             return self._names[name]
@@ -127,7 +124,14 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     inside = "train/" if os.path.isdir(os.path.join(root, "train")) else ""
     rows = _label_rows(root, file, images, folders=bool(inside))
     names = {part: [name for name in images if name in rows and rows[name]["split"] == part] for part in PARTS}
-    faults = _label_faults(file, {part: {rows[name]["class"] for name in names[part]} for part in PARTS})
+    classes, *held = (sorted({rows[name]["class"] for name in names[part]}) for part in PARTS)
+    faults = []
+    if len(classes) < 2:
+        what = f"one class to train on ('{classes[0]}')" if classes else "no image to train on"
+        faults.append(f"data.labels: '{file}' has {what}, expected two or more classes in the split train")
+    for part, others in zip(PARTS[1:], held, strict=True):
+        if classes and (extra := sorted({*others} - {*classes})):
+            faults.append(f"data.labels: '{file}' has classes in {part} that train lacks: {listed(extra)}")
     unnamed = [name for name in images if name not in rows]
     more = [name for name in unnamed if inside and name.startswith(f"{UNLABELLED}/")]
     without_label = {name for name in unnamed if name.startswith(inside)}
@@ -142,7 +146,6 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     if unnamed:
         what = f"{len(unnamed)} of {counted(len(images), 'image')}"
         log.info("data.labels: '%s' has no row for %s, which are left out if labels are needed", file, what)
-    classes = sorted({rows[name]["class"] for name in names["train"]})
     splits = {}
     for part in filter(names.get, PARTS):
         split = _files(root, names[part], "data.labels" if len(names[part]) < len(images) else "")
@@ -178,19 +181,6 @@ def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[
     return rows
 
 
-def _label_faults(file: str, classes: dict[str, set[str]]) -> list[str]:
-    train = classes["train"]
-    if not train:
-        return [f"data.labels: '{file}' has no image to train on, expected rows of the split train"]
-    faults = []
-    if len(train) == 1:
-        faults.append(f"data.labels: '{file}' has one class to train on ('{min(train)}'), expected two or more")
-    for part in ("val", "test"):
-        if extra := sorted(classes[part] - train):
-            faults.append(f"data.labels: '{file}' has classes in {part} that train lacks: {listed(extra)}")
-    return faults
-
-
 def class_rows(
     parts: dict[str, Split], columns: Sequence[str] = (), more: Callable[[str, int], tuple] = lambda part, i: ()
 ) -> Iterator[tuple]:
@@ -215,13 +205,6 @@ def quoted(name: str) -> str:
     return name if unchanged else json.dumps(name)
 
 
-def _unquoted(line: str) -> str:
-    if line[0] == '"':
-        with contextlib.suppress(ValueError):  # else it is a name in quotes that was typed by hand
-            return str(json.loads(line))
-    return line
-
-
 def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     """Return the splits without the images that a file names, one per line. ``excluded`` counts them.
 
@@ -234,8 +217,12 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     """
     names = UserList("data.exclude", file, _names(splits), root)
     text = names.text("a file with the name of one image per line")
-    lines = [(i, line.strip()) for i, line in enumerate(text.split("\n"), start=1)]
-    excluded = {names.find(i, _unquoted(line), elsewhere=True) for i, line in lines if line and line[0] != "#"}
+    excluded = set()
+    for i, line in enumerate(map(str.strip, text.split("\n")), start=1):
+        if line and line[0] != "#":
+            with contextlib.suppress(ValueError):  # else it is a name in quotes that was typed by hand
+                line = str(json.loads(line)) if line[0] == '"' else line
+            excluded.add(names.find(i, line, elsewhere=True))
     names.refuse()
     parts, counts = {}, {}
     for key, part in splits.parts.items():
@@ -276,13 +263,13 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
 
 
 def _groups_by_pattern(pattern: str, names: list[str]) -> dict[str, str]:
-    expected = "expected a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
     try:
         compiled = re.compile(pattern)
+        if compiled.groups != 1:
+            raise re.error(f"{compiled.groups} brackets")
     except re.error as error:
-        raise BadList(f"data.groups: '{pattern}' is no file and no pattern ({error}), {expected}") from None
-    if compiled.groups != 1:
-        raise BadList(f"data.groups: '{pattern}' has {compiled.groups} brackets that count, {expected}")
+        expected = "a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
+        raise BadList(f"data.groups: '{pattern}' is no file and no pattern ({error}), expected {expected}") from None
     return {name: match[1] for name in names if (match := compiled.search(name))}
 
 

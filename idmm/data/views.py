@@ -136,67 +136,30 @@ def is_rgb8(image: Tensor) -> bool:
 
 
 def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
-    """Flip, jitter, grey, blur and solarize view ``v`` of a plan, as torchvision does.
+    """Flip, jitter, grey, blur and solarize view ``v`` of a plan, RGB as torchvision does.
+
+    Channels that are no colours have no saturation, hue and grey. All have the same factors of brightness and contrast.
 
     Args:
-        view: float32 [H, W, 3] in [0, 1], which may be overwritten.
+        view: float32 [H, W, C] in [0, 1], which may be overwritten.
 
     Returns:
         The same shape and range.
     """
+    shape, rgb = view.shape, view.shape[2] == 3
     if plan.flip[v]:
-        view = cv2.flip(view, 1)
-    if plan.jitter[v]:
-        for number in ORDERS[plan.order[v]]:
-            view = _adjust(view, number, float(plan.factors[v, number]))
-    if plan.grey[v]:
-        view = _grey(view)
-    if plan.sigma[v]:
-        view = gaussian_blur(view, float(plan.sigma[v]))
-    if plan.solarize[v]:
-        view = np.where(view >= SOLARIZE_FROM, 1 - view, view)
-    return view
-
-
-def recolour_bands(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
-    """Flip, jitter, blur and solarize view ``v`` of a plan of channels that are no colours.
-
-    All channels have the same factors of brightness and contrast. Contrast is about each channel's own mean.
-
-    Args:
-        view: float32 [C, H, W] in [0, 1], which may be overwritten.
-
-    Returns:
-        The same shape and range.
-    """
-    if plan.flip[v]:
-        view = np.ascontiguousarray(view[:, :, ::-1])
+        view = cv2.flip(view, 1).reshape(shape)  # OpenCV drops the axis of a single channel
     if plan.jitter[v]:
         for number in ORDERS[plan.order[v]]:
             factor = float(plan.factors[v, number])
-            if number < 2:  # there is no saturation and no hue
-                _scale(view, factor, view.mean((1, 2), keepdims=True) if number else 0.0)
+            view = _adjust(view, number, factor) if rgb else _adjust_bands(view, number, factor)
+    if plan.grey[v] and rgb:
+        view = _grey(view)
     if plan.sigma[v]:
-        for plane in view:
-            plane[:] = gaussian_blur(plane, float(plan.sigma[v]))
+        view = gaussian_blur(view, float(plan.sigma[v])).reshape(shape)
     if plan.solarize[v]:
         view = np.where(view >= SOLARIZE_FROM, 1 - view, view)
     return view
-
-
-def turned(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
-    """Turn view ``v`` of a plan, [C, S, S], if turns are on, as the last step before normalisation."""
-    if plan.vflip is None:
-        return view
-    return np.ascontiguousarray(np.rot90(view[:, ::-1] if plan.vflip[v] else view, plan.turns[v], (1, 2)))
-
-
-def _scale(values: np.ndarray, factor: float, around: np.ndarray | float) -> None:
-    """Multiply values' distances from a point by a factor, in place, and clip to [0, 1]."""
-    if factor != 1:
-        values *= np.float32(factor)
-        values += np.float32(1 - factor) * around
-        np.clip(values, 0, 1, out=values)
 
 
 def gaussian_blur(view: np.ndarray, sigma: float) -> np.ndarray:
@@ -232,28 +195,21 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
     """
     count = len(plan.box) // len(images)
     views = np.empty((len(plan.box), len(mean), size, size), dtype=np.float32)
-    for v, view in enumerate(views):
-        make_view(view, images[v // count], plan, v, mean, std, extra)
+    for v, out in enumerate(views):
+        top, left, height, width = plan.box[v].tolist()
+        crop = resize(images[v // count][:, top : top + height, left : left + width], [size, size])  # [C, S, S]
+        scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
+        view = recolour(np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C"), plan, v)  # [S, S, C]
+        view = extra(view, v) if extra is not None and len(crop) == 3 else view
+        if plan.vflip is not None:  # turns are the last step
+            view = np.ascontiguousarray(np.rot90(view[::-1] if plan.vflip[v] else view, plan.turns[v]))
+        if len(crop) != 3:
+            out[:] = ((view - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1)
+            continue
+        view = cv2.transform(view, _affine(tuple(mean), tuple(std)))  # [S, S, len(mean)], of one channel [S, S]
+        for channel, plane in enumerate(out):
+            cv2.extractChannel(view, channel, dst=plane)
     return torch.from_numpy(views).unflatten(0, (-1, count))
-
-
-def make_view(out: np.ndarray, image: Tensor, plan: ViewPlan, v: int, mean, std, extra: Extra | None = None) -> None:
-    """Write view ``v`` of a plan, normalised, into ``out``, float32 [len(mean), size, size], see :func:`make_views`."""
-    top, left, height, width = plan.box[v].tolist()
-    crop = image[:, top : top + height, left : left + width]
-    crop = resize(crop, list(out.shape[1:]))  # [C, S, S], uint8 or float32 in [0, 1]
-    if len(crop) != 3:
-        view = turned(recolour_bands(crop.numpy(), plan, v), plan, v)
-        out[:] = normalise(torch.from_numpy(view)[None], mean, std)[0]
-        return
-    scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
-    view = recolour(np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C"), plan, v)  # [S, S, 3]
-    view = view if extra is None else extra(view, v)
-    if plan.vflip is not None:
-        view = np.ascontiguousarray(turned(view.transpose(2, 0, 1), plan, v).transpose(1, 2, 0))
-    view = cv2.transform(view, _affine(tuple(mean), tuple(std)))  # [S, S, C], of one channel [S, S]
-    for channel, plane in enumerate(out):
-        cv2.extractChannel(view, channel, dst=plane)
 
 
 @functools.cache
@@ -309,6 +265,14 @@ def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
         mean = cv2.mean(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY))[0] if number else 0.0
         view = cv2.addWeighted(view, factor, view, 0, mean * (1 - factor))
     return np.clip(view, 0, 1, out=view)
+
+
+def _adjust_bands(view: np.ndarray, number: int, factor: float) -> np.ndarray:
+    """Change brightness (0) or contrast about each channel's mean (1) of channels that are no colours."""
+    if number > 1:
+        return view
+    mean = view.mean((0, 1)) if number else np.float32(0)  # [C]
+    return np.clip(view * np.float32(factor) + np.float32(1 - factor) * mean, 0, 1)
 
 
 def _grey(view: np.ndarray) -> np.ndarray:

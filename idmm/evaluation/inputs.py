@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config.usage import UseConfig
-from idmm.data.folder import FoundImage, images_at
+from idmm.data.folder import images_at
 from idmm.data.split import counted
 from idmm.errors import UserError, capped, checked
 from idmm.files import free_folder, out_file, weights_file
@@ -15,7 +15,7 @@ from idmm.progress import log
 
 def inputs(
     config: UseConfig, stem: str, endings: Sequence[str] | None, *checks: Callable[[], Any]
-) -> tuple[Path | None, list[FoundImage]]:
+) -> tuple[Path | None, list[str]]:
     """Check a command's run, files and output before the work, and report all faults at once.
 
     Args:

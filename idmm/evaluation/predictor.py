@@ -233,7 +233,7 @@ def listed_images(images: Images, bands: Bands | None) -> tuple[list[AnyImage], 
         name = "the image" if single else f"image {number}"
         if isinstance(image, str | os.PathLike):
             path = os.fspath(image)
-            files = [file.path for file in images_at([path], "images")] if os.path.isdir(path) else [path]
+            files = images_at([path], "images") if os.path.isdir(path) else [path]
             sources += files
             names += files
             continue

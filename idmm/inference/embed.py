@@ -19,7 +19,7 @@ def embed(config: EmbedConfig) -> str:
     from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is reported at once
 
     embedder = Embedder(config.init, **network_options(config))
-    embedding = embedder.embed([image.path for image in images], on_error="skip", progress=True)
+    embedding = embedder.embed(images, on_error="skip", progress=True)
     report_unreadable(embedding.unreadable, len(images))
     with replacing(out) as file:
         np.savez(file, paths=np.array(embedding.paths), features=embedding.features)

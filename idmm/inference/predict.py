@@ -1,10 +1,11 @@
 """``idmm predict``: the classes of images, with probabilities."""
 
+import os
+
 import numpy as np
 
 from idmm.config.usage import PredictConfig
-from idmm.data.folder import FoundImage
-from idmm.data.split import counted
+from idmm.data.split import composed, counted
 from idmm.errors import UserError
 from idmm.evaluation.inputs import inputs, network_options, print_bytes, report_unreadable
 from idmm.files import csv_bytes, saved_info, write_bytes
@@ -31,9 +32,9 @@ def predict(config: PredictConfig) -> str | None:
     from idmm.evaluation.predictor import load_classifier  # torch takes seconds, a mistake is reported at once
 
     classifier = load_classifier(config.init, **network_options(config))
-    predictions = classifier.predict([image.path for image in images], config.top_k, on_error="skip", progress=True)
+    predictions = classifier.predict(images, config.top_k, on_error="skip", progress=True)
     report_unreadable(predictions.unreadable, len(images))
-    _log_accuracy(predictions, images)
+    _log_accuracy(predictions)
     rows = [COLUMNS]
     for prediction in predictions:
         for rank, (label, probability) in enumerate(prediction.top, start=1):
@@ -50,13 +51,13 @@ def _check(config: PredictConfig) -> None:
         raise UserError(f"min_score: got {config.min_score:g}, which is for boxes. Leave it out for a classifier")
 
 
-def _log_accuracy(predictions, images: list[FoundImage]) -> None:
+def _log_accuracy(predictions) -> None:
     """Log top-1, with its interval, of the images whose folders are named like classes."""
     from idmm.evaluation.evaluate import score
 
     numbers = {name: number for number, name in enumerate(predictions.classes)}
-    folders = {image.path: image.folders for image in images}
-    truth = np.array([next((numbers[f] for f in folders[path] if f in numbers), -1) for path in predictions.paths])
+    folders = [reversed(composed(os.path.abspath(path)).split(os.sep)[:-1]) for path in predictions.paths]
+    truth = np.array([next((numbers[name] for name in names if name in numbers), -1) for names in folders])
     labelled = np.flatnonzero(truth >= 0)
     if not len(labelled):
         return

@@ -27,14 +27,13 @@ def predict_dense(config: PredictConfig) -> str:
     """
     task = saved_info(config.init, "model")["task"]
     checks = [lambda: _check(config, task), lambda: needed(config.init, DENSE_LIBRARIES[task], "dense")]
-    out, images = inputs(config, "model", None, *checks)
+    out, paths = inputs(config, "model", None, *checks)
     from idmm.dense.predictor import MIN_SCORE, load_network, predict_files  # torch takes seconds
     from idmm.models.weights import read_checkpoint
 
     saved, unreadable = read_checkpoint(config.init, "init", "model"), {}
     network = load_network(saved, config.device, config.batch_size)
     min_score = MIN_SCORE if config.min_score is None else config.min_score
-    paths = [image.path for image in images]
     names, stems = _names(paths)
     classes = zip(saved.extra["categories"], saved.extra["classes"], strict=True)
     categories = [{"id": number, "name": name} for number, name in classes]
@@ -50,7 +49,7 @@ def predict_dense(config: PredictConfig) -> str:
                 Image.fromarray(prediction + np.uint8(saved.extra["categories"][0])).save(file)
             else:
                 _annotate(dataset["annotations"], prediction.results(number, saved.extra["categories"]))
-        report_unreadable(unreadable, len(images))
+        report_unreadable(unreadable, len(paths))
         if task == "detect":
             write_json(folder / "predictions.json", dataset)
     summary = f"{out}: {counted(len(dataset['images']), 'image')}"

@@ -25,7 +25,7 @@ def similar(config: SimilarConfig) -> None:
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
     _, images = inputs(config, "backbone", (".png",), lambda: _check_query(config.query))
-    others = [image.path for image in images if same_place(image.path) != same_place(config.query)]
+    others = [path for path in images if same_place(path) != same_place(config.query)]
     if not others:
         raise UserError(f"paths: there is no image but the query '{config.query}'. Name images to compare it with")
     if len(others) < len(images):
