@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import emptied_if_refused
-from idmm.progress import BufferedLog, first_process, log_once, logging_by
+from idmm.progress import BufferedLog, first_process, log_once, logging_by, screen
 from idmm.training import clock
 from idmm.transfer.config import GridConfig, StatusConfig
 
@@ -49,7 +48,7 @@ _WORDS = {  # values that may stand without their flags, as the help names them
 }  # fmt: skip
 _TRAINING = {"logged": False, "timed": True}
 COMMANDS = {
-    "train": Command(keys.TrainCommand, "stages.train:train", words=("data.root",), **_TRAINING),
+    "train": Command(keys.TrainCommand, "stages.train:train", words=("data.root",), timed=True),
     "pretrain": Command(PretrainConfig, "stages.run:run_stage", **_TRAINING),
     "finetune": Command(FinetuneConfig, "stages.run:run_stage", **_TRAINING),
     "detect": Command(DetectConfig, "stages.run:run_stage", **_TRAINING),
@@ -69,7 +68,7 @@ COMMANDS = {
     "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words=("name",)),
     "data download": Command(keys.DataDownloadConfig, "stages.check:download", words=("name",)),
     "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list"),
-    "demo": Command(keys.DemoConfig, "stages.demo:demo", logged=False),
+    "demo": Command(keys.DemoConfig, "stages.demo:demo"),
 }
 USAGE = """usage: idmm {group}COMMAND [--config FILE] [--KEY VALUE ...]
 
@@ -139,7 +138,7 @@ def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
     if name := next((words for words in (" ".join(argv[:2]), argv[0]) if words in COMMANDS), None):
         command = COMMANDS[name]
         once = contextlib.nullcontext() if command.config is GridConfig else log_once()  # each cell has its own log
-        with once, logging_by(logging.StreamHandler(sys.stderr) if command.logged else BufferedLog()):
+        with once, logging_by(screen() if command.logged else BufferedLog()):
             return _run(name, argv[name.count(" ") + 1 :], started_at, prog)
     group = f"{argv[0]} " if any(words.startswith(f"{argv[0]} ") for words in COMMANDS) else ""
     commands = {words.removeprefix(group): command for words, command in COMMANDS.items() if words.startswith(group)}

@@ -14,11 +14,11 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from tqdm.auto import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from idmm.errors import Interrupted, RunError, UserError, reason
 
 log = logging.getLogger("idmm")
+PROGRESS = 25  # level of lines of progress, between INFO and WARNING
 LOG_SECONDS = 10.0  # between two lines of progress without a terminal
 EPOCH_LINES = 10  # log lines per stage, in addition to epochs with an evaluation
 READERS = "image_store", "listing", "user_lists", "folder"  # of idmm.data
@@ -27,6 +27,18 @@ BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s"
 
 
 # ---------------------------------------------------------------------- the log
+class Screen(logging.Handler):
+    """Prints records on standard error, above a progress bar."""
+
+    def emit(self, record):
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def screen() -> logging.Handler:
+    """Return the handler of the first process, which prints, or that of another one, which does not."""
+    return Screen() if first_process() else logging.NullHandler()
+
+
 class BufferedLog(MemoryHandler):
     """Buffers records until :func:`logging_to` opens a log, which then begins with them.
 
@@ -64,6 +76,23 @@ def logging_by(*handlers: logging.Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def details_in_file(warnings: bool) -> Iterator[None]:
+    """Print only lines of progress, and warnings if ``warnings``, inside the block. Files get every line as usual."""
+
+    def is_printed(record: logging.LogRecord) -> bool:
+        return record.levelno == PROGRESS or (warnings and record.levelno >= logging.WARNING)
+
+    screens = [handler for handler in log.handlers if isinstance(handler, Screen)]
+    for screen in screens:
+        screen.addFilter(is_printed)
+    try:
+        yield
+    finally:
+        for screen in screens:
+            screen.removeFilter(is_printed)
+
+
+@contextlib.contextmanager
 def log_once() -> Iterator[None]:
     """Log each message about a folder or list of images only once inside the block, even if it is read again."""
     logged: dict[tuple, logging.LogRecord] = {}
@@ -84,29 +113,33 @@ def log_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """Log to standard error and to FOLDER/log.txt inside the block, in the first process only."""
+    """Log to standard error and to FOLDER/log.txt inside the block, in the first process only.
+
+    The file gets no lines of progress.
+    """
     if not first_process():
         with logging_by(logging.NullHandler()):
             yield
         return
-    screen = logging.StreamHandler(sys.stderr)
+    screens = [] if any(isinstance(handler, Screen) for handler in log.handlers) else [Screen()]
     try:
         file: logging.Handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
     except OSError as error:
         file = logging.NullHandler()
         log.warning("%s: cannot be written (%s)", folder / "log.txt", reason(error))
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.addFilter(lambda record: record.levelno != PROGRESS)
     file.handleError = lambda record: None  # more important files report a full disk
     buffers = [handler for handler in log.handlers if isinstance(handler, BufferedLog)]
     for buffered in buffers:
         log.removeHandler(buffered)
         for record in buffered.buffer:
-            for handler in (file,) if record.levelno >= logging.WARNING else (screen, file):
+            for handler in (file,) if record.levelno >= logging.WARNING else (*screens, file):
                 handler.handle(record)
         buffered.buffer.clear()
     propagate, log.propagate = log.propagate, False
     try:
-        with logging_by(screen, file), logging_redirect_tqdm([log]):
+        with logging_by(*screens, file):
             try:
                 yield
             except (Interrupted, RunError, UserError) as error:  # the caller prints it
@@ -190,7 +223,7 @@ class Bar(tqdm):
         if self.on_terminal:
             super().display(msg, pos)
         elif msg is None:
-            log.info("%s", self)
+            log.log(PROGRESS, "%s", self)
 
 
 def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:

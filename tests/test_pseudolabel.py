@@ -123,7 +123,7 @@ def test_what_is_written(run, images, tmp_path, caplog):
     joined, network = idmm.load_backbone(tmp_path / "features"), idmm.load_backbone(run)
     x = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        torch.testing.assert_close(joined.pixel_network(x), network(x))
+        torch.testing.assert_close(joined.frozen(x), network(x))
 
 
 def test_features_that_say_nothing(run, tmp_path, caplog):
@@ -178,7 +178,7 @@ def test_joined_features_are_the_classifier(tmp_path, capsys):
     assert kept["best"] == "linear classifier on joined features" and f"  {kept['best']}: " in said
     assert kept["result"]["train_size"] == 4 and kept["result"]["top1"] == kept["result"]["start_top1"]
     info = read(tmp_path / "x/model.json")
-    assert info["name"] == "hog_conv" and info["kwargs"]["pixels"]["name"] == "resnet10t"
+    assert info["name"] == "hog_conv" and info["kwargs"]["frozen"]["name"] == "resnet10t"
     model = timm.create_model(info["name"], **info["kwargs"])
     model.load_state_dict(load_file(tmp_path / "x/model.safetensors"), strict=True)
 
@@ -211,15 +211,7 @@ def test_what_the_last_stage_starts_from(way, agreement, names, init, images, tm
     assert ran[-1][1:3] == (init and str(out / init), str(out / "pseudolabels.csv") if agreement == 90 else None)
 
 
-@pytest.mark.parametrize(
-    ("enough", "best", "recipe", "init"),
-    [
-        (True, train_plan.PSEUDO, "fast_scratch", None),
-        (False, train_plan.JOINED_PSEUDO, "fast", "features"),
-    ],
-)
-def test_a_new_network_needs_time(enough, best, recipe, init, images, tmp_path, monkeypatch):
-    """Otherwise the joined features learn from the pseudo-labels."""
+def test_trusted_pseudolabels_go_to_the_joined_features_and_a_convnet(images, tmp_path, monkeypatch):
     ran, out = [], tmp_path / "x"
 
     def stage(given, state, part, minutes):
@@ -228,10 +220,10 @@ def test_a_new_network_needs_time(enough, best, recipe, init, images, tmp_path, 
 
     monkeypatch.setattr(train, "_stage", stage)
     monkeypatch.setattr(train, "pseudolabel", lambda *_: (train_plan.PseudoLabels(4, 18, 90, 40.0), {}))
-    monkeypatch.setattr(Plan, "many_passes", lambda *_: enough)
     assert call(["train", images, *FEW, "--minutes", 10, "--out", out]) == 0
     (name, config), state = ran[-1], read(out / "train.json")
-    assert (name, config.get("init")) == (recipe, init and str(out / init)) and state["best"] == best
+    assert (name, config["init"], config.get("model")) == ("fast", str(out / "features"), None)
+    assert state["best"] == train_plan.JOINED_PSEUDO
     assert config["data"]["labels"] == str(out / "pseudolabels.csv") and state["result"]["baseline_top1"] == 40.0
 
 

@@ -102,13 +102,14 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
     assert not state_file(tmp_path / "run").exists()
 
 
-def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch):
+def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch, capsys):
     """After the first steps; an image is a third of a training image's time in evaluation."""
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=5) == 0
     line = r"pretrain: 10 steps of about \S+ s each. Training ends at about \d\d:\d\d, in \d+ s"
     assert re.search(line, log_of(tmp_path / "run"))
-    assert re.search(r"pretrain: +50% 5/10 \[.*, loss [\d.]+, lr [\de.-]+\]", log_of(tmp_path / "run")), "in a file"
+    bar = r"pretrain: +50% 5/10 \[.*, loss [\d.]+, lr [\de.-]+\]"
+    assert re.search(bar, capsys.readouterr().err) and not re.search(bar, log_of(tmp_path / "run"))
 
 
 AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total": 40}, "train__accumulate": 1}

@@ -65,7 +65,7 @@ class TrainModel(Model):
     """The backbone."""
 
     name: str | None = None
-    """Any timm model. Default: that of --init, else resnet10t or hog_conv, whichever is better."""
+    """Any timm model. Default: that of --init, else hog_conv, a ConvNet joined with hand-made features."""
     start: Literal["timm", "structured", "auto"] = "auto"
 
 

@@ -146,10 +146,13 @@ class Hog(nn.Module):
         """Return the histogram of colours, [B, in_chans, 64, 64] -> [B, 128], or 32 for each channel if not RGB."""
         return hsv_histogram(pixels) if len(self.mean) == 3 else channel_histograms(pixels)
 
+    def features_of(self, pixels: Tensor) -> Tensor:
+        """Return gradients and histogram of colours, [B, in_chans, 64, 64] in [0, 1] -> [B, D]."""
+        return torch.cat([normalised_blocks(self.cells(pixels)).flatten(1), self.colours(pixels)], dim=1)
+
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""
-        pixels = self.pixels(x)
-        return torch.cat([normalised_blocks(self.cells(pixels)).flatten(1), self.colours(pixels)], dim=1)
+        return self.features_of(self.pixels(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits, [B, D] -> [B, num_classes], or the unchanged features."""

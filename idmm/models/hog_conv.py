@@ -1,7 +1,7 @@
-"""A small convolutional network on hand-made cell maps and a dictionary of the images' own patches.
+"""Hand-made features and a dictionary of the images' own patches, joined with a small ConvNet.
 
-The maps are those of :mod:`idmm.models.hog`. The dictionary is Coates and Ng, "Learning Feature Representations with
-K-means", 2012: whitened patches, spherical K-means, soft thresholds of both signs.
+The hand-made features are those of :mod:`idmm.models.hog`. The dictionary is Coates and Ng, "Learning Feature
+Representations with K-means", 2012: whitened patches, spherical K-means, soft thresholds of both signs.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from idmm.models.base import timm_cfg
 from idmm.models.build import create_backbone, feature_width
-from idmm.models.hog import ORIENTATIONS, SIDE, Hog, normalised_blocks
+from idmm.models.hog import SIDE, Hog
 from idmm.seeding import derive
 
 PATCH = 6  # side of a patch, of images of 32 px
@@ -23,40 +23,43 @@ FLOOR = 1.5e-4  # added to a patch's variance: the contrast of flat patches is n
 NOISE = 0.1  # added to the variance of each direction of patches before whitening
 THRESHOLD = 0.5  # of a patch's likeness to a filter
 PATCHES, ROUNDS = 50_000, 10  # patches that K-means sees, at most, and its rounds
-DROPPED = 0.5  # of the images in training, whose fixed features are 0, so that the network learns what they show
+DROPPED = 0.5  # of the images in training, whose fixed features are 0, so that the ConvNet learns what they show
 IMAGES = 4096  # that :meth:`HogConv.learn_start` sees, at most
+CONVNET = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}, "size": SIDE}
 SMALL = 1e-6  # divisor at least
 
 
-class Residual(nn.Module):
-    """Two 3x3 convolutions beside the identity: [B, D, h, w] -> [B, D, h, w]."""
+class PixelNetwork(nn.Module):
+    """A timm model without classifier, on images resized to ``size`` (pixels): [B, C, H, W] -> [B, d]."""
 
-    def __init__(self, dim: int):
+    def __init__(self, in_chans: int, name: str, kwargs: dict, size: int):
         super().__init__()
-        layers = [[nn.BatchNorm2d(dim), nn.ReLU(), nn.Conv2d(dim, dim, 3, padding=1, bias=False)] for _ in range(2)]
-        self.layers = nn.Sequential(*layers[0], *layers[1])
+        self.network = create_backbone(name, in_chans=in_chans, num_classes=0, **kwargs)
+        self.size = (size, size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum, [B, D, h, w] -> [B, D, h, w]."""
-        return x + self.layers(x)
+        """Return the pooled features, [B, C, H, W] -> [B, d]."""
+        if x.shape[2:] != self.size:
+            x = F.interpolate(x.float(), size=self.size, mode="bilinear", antialias=True)
+        return self.network(x)
 
 
 class HogConv(Hog):
-    """Hand-made features that do not learn, joined with those of a network on their maps; timm's interface.
+    """Hand-made features that do not learn, joined with those of a ConvNet that does; timm's interface.
 
     The first ``fixed`` features are principal components of the hand-made ones and of the pooled dictionary, turned
-    so that all have about the same variance. The other ``dim`` are those of the network. :meth:`learn_start` finds
+    so that all have about the same variance. The others are those of the ConvNet. :meth:`learn_start` finds
     dictionary and components by images without labels. Until then both are random.
+
+    A network on pixels is a mapping: timm's ``name`` and ``kwargs``, and the ``size`` of its images (pixels).
 
     Args:
         in_chans: Channels of images.
         num_classes: Of the classifier; 0: none.
         filters: Of the dictionary.
         fixed: Features that do not learn.
-        widths: Channels of the network on 8x8 and on 4x4 cells.
-        dim: Features of the network.
-        pixels: A network on pixels that does not learn, whose pooled features join the fixed ones: ``name`` and
-            ``kwargs`` of timm's model, and the ``size`` of its images (pixels). None: there is none.
+        learned: The ConvNet on pixels. Empty: there is none, and only the classifier learns.
+        frozen: A network on pixels that does not learn, whose pooled features join the fixed ones. None: none.
     """
 
     def __init__(
@@ -65,36 +68,25 @@ class HogConv(Hog):
         num_classes: int = 1000,
         filters: int = 200,
         fixed: int = 512,
-        widths: tuple[int, int] = (128, 256),
-        dim: int = 256,
-        pixels: dict | None = None,
+        learned: dict = CONVNET,  # timm drops arguments that are None
+        frozen: dict | None = None,
     ):
         super().__init__(in_chans, 0)
         self.groups = [self.hand_made, 9 * 2 * filters]  # lengths of the groups of fixed features
-        self.pixel_network = None
-        if pixels:
-            network = create_backbone(pixels["name"], in_chans=in_chans, num_classes=0, **pixels["kwargs"])
-            self.pixel_network = freeze_batch_norm_2d(network.requires_grad_(False))
-            self.pixel_size = pixels["size"]
-            self.groups.append(feature_width(network))
-        maps, raw = 4 * ORIENTATIONS + 2 * in_chans + 2 * filters, sum(self.groups)
+        self.frozen = self.learned = None
+        if frozen:
+            self.frozen = PixelNetwork(in_chans, **frozen)
+            freeze_batch_norm_2d(self.frozen.requires_grad_(False))
+            self.groups.append(feature_width(self.frozen.network))
         self.register_buffer("filters", torch.randn(filters, in_chans, PATCH, PATCH) / PATCH)
         self.register_buffer("offsets", torch.zeros(filters))
-        self.register_buffer("centre", torch.zeros(raw))
-        self.register_buffer("components", torch.randn(raw, fixed) / math.sqrt(raw))
-        self.maps_norm = nn.BatchNorm2d(maps, affine=False)
-        self.network = nn.Sequential(
-            nn.Conv2d(maps, widths[0], 1),
-            Residual(widths[0]),
-            nn.Conv2d(widths[0], widths[1], 2, stride=2),
-            Residual(widths[1]),
-            nn.BatchNorm2d(widths[1]),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(16 * widths[1], dim),
-        )
-        self.num_features = self.head_hidden_size = fixed + dim
-        self.fixed = fixed
+        self.register_buffer("centre", torch.zeros(sum(self.groups)))
+        self.register_buffer("components", torch.randn(sum(self.groups), fixed) / math.sqrt(sum(self.groups)))
+        self.fixed = self.num_features = fixed
+        if learned:
+            self.learned = PixelNetwork(in_chans, **learned)
+            self.num_features += feature_width(self.learned.network)
+        self.head_hidden_size = self.num_features
         self.reset_classifier(num_classes)
 
     def _dictionary(self, pixels: Tensor) -> Tensor:
@@ -106,55 +98,39 @@ class HogConv(Hog):
         likeness = likeness / (variance.clamp(min=0) + FLOOR).sqrt() - self.offsets[:, None, None]
         return torch.cat([F.relu(likeness - THRESHOLD), F.relu(-likeness - THRESHOLD)], dim=1)
 
-    def _network_features(self, x: Tensor) -> list[Tensor]:
-        """Return the features of images [B, C, H, W] by the network on pixels, [B, d], if there is one."""
-        if self.pixel_network is None:
-            return []
-        size = (self.pixel_size, self.pixel_size)
-        if x.shape[2:] != size:
-            x = F.interpolate(x.float(), size=size, mode="bilinear", antialias=True)
-        return [self.pixel_network(x.float())]
+    def _raw(self, x: Tensor) -> Tensor:
+        """Return all features that do not learn, [B, C, H, W] -> [B, sum(groups)]."""
+        pixels = self.pixels(x)  # [B, C, 64, 64]
+        pooled = F.avg_pool2d(self._dictionary(pixels), 6, 5).clamp(min=SMALL).sqrt().flatten(1)  # 3x3 parts overlap
+        return torch.cat([self.features_of(pixels), pooled, *([self.frozen(x.float())] if self.frozen else [])], dim=1)
 
-    def _hand_made(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return maps of pixels [B, C, 64, 64], [B, maps, 8, 8], and all hand-made features [B, d]."""
-        blocks = normalised_blocks(F.pad(self.cells(pixels), (1, 1, 1, 1), mode="replicate"))  # [B, 9, 9, 2, 2, 9]
-        corners = [blocks[:, i : i + 8, j : j + 8, 1 - i, 1 - j] for i in (0, 1) for j in (0, 1)]
-        gradients = torch.cat(corners, dim=3).permute(0, 3, 1, 2)  # [B, 36, 8, 8]: each cell in its four blocks
-        mean = F.avg_pool2d(pixels, 8)
-        spread = (F.avg_pool2d(pixels.square(), 8) - mean.square()).clamp(min=1e-5).sqrt()
-        likeness = self._dictionary(pixels)
-        maps = torch.cat([gradients, mean, spread, F.avg_pool2d(likeness, 2).clamp(min=SMALL).sqrt()], dim=1)
-        pooled = F.avg_pool2d(likeness, 6, 5).clamp(min=SMALL).sqrt().flatten(1)  # of 3x3 parts that overlap
-        return maps, torch.cat([blocks[:, 1:8, 1:8].flatten(1), self.colours(pixels), pooled], dim=1)
+    def fixed_features(self, x: Tensor) -> Tensor:
+        """Return the components of the features that do not learn, [B, in_chans, H, W] -> [B, fixed]."""
+        return (self._raw(x) - self.centre) @ self.components
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            maps, hand_made = self._hand_made(self.pixels(x))
-            fixed = (torch.cat([hand_made, *self._network_features(x)], dim=1) - self.centre) @ self.components
             if self.training:
-                fixed = fixed * (torch.rand(len(fixed), 1, device=fixed.device) >= DROPPED)
-        return torch.cat([fixed, self.network(self.maps_norm(maps)).float()], dim=1)
+                shown = torch.randperm(len(x), device=x.device)[int(DROPPED * len(x)) :]
+                fixed = torch.zeros(len(x), self.fixed, device=x.device)
+                fixed[shown] = self.fixed_features(x[shown])
+            else:
+                fixed = self.fixed_features(x)
+        return torch.cat([fixed, self.learned(x).float()], dim=1) if self.learned else fixed
 
     @torch.no_grad()
     def learn_start(self, batches: Iterable[dict], seed: int) -> None:
-        """Find the dictionary, the components and the statistics of the maps.
+        """Find the dictionary and the components.
 
         Args:
             batches: With ``images``, normalised, float [B, C, H, W].
             seed: Of what is drawn.
         """
         draw = torch.Generator().manual_seed(derive(seed, "start"))
-        seen = [(self.pixels(batch["images"]), *self._network_features(batch["images"])) for batch in batches]
-        pixels, *features = (torch.cat(column)[:IMAGES] for column in zip(*seen, strict=True))  # [N, C, 64, 64], [N, d]
-        self._learn_filters(pixels, draw)
-        hand_made = [self._hand_made(part) for part in pixels.split(64)]
-        norm = self.maps_norm
-        sums = [sum(maps.double().pow(power).sum((0, 2, 3)) for maps, _ in hand_made) for power in (1, 2)]
-        mean, square = (total / (64 * len(pixels)) for total in sums)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_((square - mean.square()).clamp(min=SMALL))
-        raw = torch.cat([torch.cat([values for _, values in hand_made]), *features], dim=1)
+        images = torch.cat([batch["images"] for batch in batches])[:IMAGES]  # [N, C, H, W]
+        self._learn_filters(torch.cat([self.pixels(part) for part in images.split(64)]), draw)
+        raw = torch.cat([self._raw(part) for part in images.split(64)])  # [N, sum(groups)]
         self.centre.copy_(raw.mean(0))
         scale = torch.ones_like(self.centre)
         start = 0
@@ -202,5 +178,5 @@ default_cfgs = generate_default_cfgs({"hog_conv": timm_cfg(input_size=(3, SIDE, 
 
 @register_model
 def hog_conv(pretrained: bool = False, **kwargs) -> HogConv:
-    """Build a small network on hand-made cell maps, joined with hand-made features."""
+    """Build hand-made features, joined with a small ConvNet."""
     return build_model_with_cfg(HogConv, "hog_conv", pretrained, **kwargs)

@@ -17,12 +17,14 @@ from idmm import distributed
 from idmm.config import Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
+from idmm.data.image_store import store_split
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Listing, counted
 from idmm.errors import UserError
 from idmm.files import holds_run, write_csv, write_json, write_text
-from idmm.progress import BufferedLog, duration, log, logging_by
+from idmm.models.hog import SIDE
+from idmm.progress import details_in_file, duration, log, logging_by, screen
 from idmm.stages import STAGES
 from idmm.stages.read_outputs import compared
 from idmm.stages.run import run_stage
@@ -32,7 +34,6 @@ from idmm.stages.train_plan import (
     COPIES,
     FILE,
     FIRST,
-    FROM_SCRATCH,
     JOINED,
     JOINED_PSEUDO,
     LABELS,
@@ -56,19 +57,19 @@ from idmm.training import clock
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05
-ERRORS = 1  # standard errors that features must lead networks by, whose last stage is longer than the trial
+ERRORS = 1  # standard errors that a simpler candidate must lead the network by
 LEAST = 0.1  # of the time, for any stage but the first, if those before took too long
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
 
 @contextlib.contextmanager
-def _logged() -> Iterator[None]:
-    """Keep what is logged before the stages open their logs, if the call came from Python."""
-    with contextlib.nullcontext() if log.handlers else logging_by(BufferedLog()):
+def _printed() -> Iterator[None]:
+    """Print the log, if the call came from Python."""
+    with contextlib.nullcontext() if log.handlers else logging_by(screen()):
         yield
 
 
-@_logged()
+@_printed()
 def train(given: TrainCommand | dict | str, started_at: float | None = None) -> dict:
     """Train a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
 
@@ -98,18 +99,19 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
     if state is None:
         if not new and {path.name for path in out.iterdir()} - {LABELS, COPIES}:
             raise UserError(f"out: '{out}' has other files. Name a new folder")
-        ends = time.strftime("%H:%M", time.localtime(time.time() + began - clock.now() + 60 * given.minutes))
-        more = f", then {given.minutes:g} more from scratch (--compare)" if given.compare else ""
-        log.info("%g minute%s, until about %s%s", given.minutes, "s" * (given.minutes != 1), ends, more)
     else:
         check_comparison(given, state.plan.way)  # --compare may be new
     try:
         state = _agreed(state or _planned(given, out), given.device)
-        for line in state.plan.why:
-            log.info("%s", line)
         if state.result:
             print(f"{out}: finished already, nothing to do")
         else:
+            for line in state.plan.why:
+                log.info("%s", line)
+            seconds = 60 * (given.minutes - state.minutes["before"]) - clock.now() + began
+            ends = time.strftime("%H:%M", time.localtime(time.time() + seconds))
+            more = f", then {given.minutes:g} minutes from scratch (--compare)" if given.compare else ""
+            log.info("%g minutes, until about %s%s", given.minutes, ends, more)
             _run(given, state, (clock.now() - began) / 60)
             state.save(out)
     except UserError:  # of a stage, too: another command may take the folder
@@ -156,9 +158,11 @@ def _load(given: TrainCommand, out: Path) -> TrainState | None:
 
 
 def _planned(given: TrainCommand, out: Path) -> TrainState:
-    """List the images and choose what to do."""
+    """List the images and choose what to do. Broken test images are found now, not when the last stage reads them."""
     resolved = of_weights(given)
     data, listing = _listing(resolved.data, out)
+    if data.root is not None and distributed.rank() == 0:
+        store_split(listing.test, stored_size=SIDE, data=replace(data, cache="off"), part="test", progress=True)
     counts = count(listing, data)
     return TrainState(_keys(given), parsing.to_dict(data), counts, choose(replace(resolved, data=data), counts))
 
@@ -219,7 +223,7 @@ def _with_list(data: Data, out: Path) -> Data:
 # ---------------------------------------------------------------------- the runs
 def state_parts(out: Path) -> list[str]:
     """Return the folders of stages in OUT."""
-    return [part for part in ("stage1", "trial", "trial_convnet") if (out / part).is_dir()]
+    return [part for part in ("stage1", "trial") if (out / part).is_dir()]
 
 
 def _run(given: TrainCommand, state: TrainState, before: float) -> None:
@@ -227,32 +231,23 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
 
     The time of each stage is saved when it begins, so that it can be resumed.
     """
-    out, spent, results = Path(given.out), state.minutes, {}
-    spent["before"] += distributed.broadcast(before)  # of each start
-    remaining = given.minutes - spent["before"]
-    if remaining < SHORTEST and not spent.keys() & state.plan.shares.keys():
+    out, minutes_of, results = Path(given.out), state.minutes, {}
+    minutes_of["before"] += distributed.broadcast(before)  # of each start
+    remaining = given.minutes - minutes_of["before"]
+    if remaining < SHORTEST and not minutes_of.keys() & state.plan.shares.keys():
         gone = f"{duration(60 * before)} were gone before the first stage"
         least = max(2 * before, before + STARTUP / 60)
         raise UserError(f"minutes: got {given.minutes:g}, but {gone}, expected at least {least:.2g}")
     shares = list(state.plan.shares.items())
     for number, (part, share) in enumerate(shares):
-        if part == "last" and state.best is None:
-            began = clock.now()
-            _choose(given, state, results, remaining)
-            spent["choice"] = distributed.broadcast((clock.now() - began) / 60)
-            minutes = remaining - spent["choice"]
-            if state.trusted and state.candidates and minutes < share * given.minutes / 2:
-                log.info(
-                    "the pseudo-labels are not used, as only %s are left to train on them",
-                    duration(max(0.0, 60 * minutes)),
-                )
-                state.best = JOINED
+        if part == "last" and "choice" not in minutes_of:
+            minutes_of["choice"] = _choose(given, state, results)
         if part == "last":
-            remaining -= spent.get("choice", 0.0)
+            remaining -= minutes_of["choice"]
         minutes = remaining * share / sum(share for _, share in shares[number:])
-        spent.setdefault(part, distributed.broadcast(round(max(minutes, LEAST * given.minutes), 3)))
+        minutes_of.setdefault(part, distributed.broadcast(round(max(minutes, LEAST * given.minutes), 3)))
         state.save(out)
-        results[part] = _stage(given, state, part, spent[part])
+        results[part] = _stage(given, state, part, minutes_of[part])
         remaining -= results[part]["seconds"] / 60
     state.result = results["last"]
     if state.trusted:  # the baseline that learned from the given labels, not from pseudo-labels
@@ -260,41 +255,44 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
         write_json(out / "result.json", state.result)
 
 
-def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict], minutes: float) -> None:
-    """Choose the last stage, for which ``minutes`` remain.
-
-    With few labels it is chosen by the agreement of neighbouring images, else by accuracy on held-out training images.
-    """
+def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict]) -> float:
+    """Choose what is kept. Return the minutes that this took."""
+    began = clock.now()
     if state.plan.pseudolabel:
-        out, outcome = Path(given.out), None
-        if distributed.rank() == 0:
-            source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
-            outcome = pseudolabel(source, state.plan, images_of(given, state), given.device, given.seed, out)
-        state.pseudolabels, candidates = distributed.broadcast(outcome)
-        trusted = state.pseudolabels.agreement >= AGREEMENT
-        if state.plan.init or given.model.name:
-            state.best = PSEUDO if trusted else PRETRAINED
-        elif trusted:  # in a short time the features are ahead of a new network
-            enough = state.plan.many_passes(state.counts.images, state.plan.size, minutes)
-            state.best, state.candidates = PSEUDO if enough else JOINED_PSEUDO, candidates
-        else:
-            state.best, state.candidates = JOINED, candidates
+        _choose_by_neighbours(given, state)
     elif state.plan.trial:
-        trial, other = results["trial"], results["trial_convnet"]
-        names = {BASELINE: "baseline_top1", LINEAR: "start_top1", TUNED: "top1"}
-        state.candidates = {label: trial[name] for label, name in names.items() if name in trial}
-        state.candidates[FROM_SCRATCH] = other["top1"]
-        if not trial["whole_epochs"]:  # so short a fine-tuning says nothing
-            del state.candidates[TUNED]
-        network = TUNED if TUNED in state.candidates else LINEAR
-        state.best = max(network, FROM_SCRATCH, key=state.candidates.get)
-        leader, count = max(state.candidates, key=state.candidates.get), round(HELD_OUT * state.counts.labelled)
-        share = state.candidates[leader] / 100
-        error = 100 * math.sqrt(share * (1 - share) / count)
-        if state.candidates[leader] > state.candidates[state.best] + ERRORS * error:
-            state.best = leader
+        _choose_by_trial(state, results["trial"])
+    return distributed.broadcast((clock.now() - began) / 60)
+
+
+def _choose_by_neighbours(given: TrainCommand, state: TrainState) -> None:
+    """Choose with few labels: pseudo-labels are used if neighbouring images agree on the class."""
+    out, outcome = Path(given.out), None
+    if distributed.rank() == 0:
+        source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
+        outcome = pseudolabel(source, state.plan, images_of(given, state), given.device, given.seed, out)
+    state.pseudolabels, candidates = distributed.broadcast(outcome)
+    trusted = state.pseudolabels.agreement >= AGREEMENT
+    if state.plan.init or given.model.name:
+        state.best = PSEUDO if trusted else PRETRAINED
     else:
-        state.best = FROM_SCRATCH
+        state.best, state.candidates = JOINED_PSEUDO if trusted else JOINED, candidates
+
+
+def _choose_by_trial(state: TrainState, trial: dict) -> None:
+    """Choose with all labels, by the accuracy of a trial on held-out training images.
+
+    The network trains longer in the end. So a simpler candidate is kept only if it leads by a standard error, or if the
+    trial was too short for one pass over the images.
+    """
+    names = {BASELINE: "baseline_top1", LINEAR: "start_top1", TUNED: "top1"}
+    state.candidates = {label: trial[name] for label, name in names.items() if name in trial}
+    if not trial["whole_epochs"]:
+        del state.candidates[TUNED]
+    leader = max(state.candidates, key=state.candidates.get)
+    share, count = state.candidates[leader] / 100, round(HELD_OUT * state.counts.labelled)
+    lead = state.candidates[leader] - state.candidates.get(TUNED, -100.0)
+    state.best = leader if lead > 100 * ERRORS * math.sqrt(share * (1 - share) / count) else TUNED
 
 
 def _config(given: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
@@ -303,15 +301,16 @@ def _config(given: TrainCommand, state: TrainState, part: str, minutes: float) -
 
 
 def _stage(given: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
-    """Run a stage for so many minutes; return its result."""
-    name, config = _config(given, state, part, minutes)
-    folder, size = config["out"], state.size(part)
-    mixed = any(config.get(section, {}).get("cutmix_alpha") for section in ("augment", "method"))
-    resumed = f"{folder} resumes" if holds_run(folder) else folder
-    more = ", CutMix" if mixed else ""
-    why = ". Its accuracy on held-out training images only serves to choose" if part.startswith("trial") else ""
-    log.info("%s: %s at %d px%s, %s%s", resumed, name, size, more, duration(60 * minutes), why)
-    return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
+    """Run a stage for so many minutes and return its result. The terminal gets a line and the progress."""
+    _, config = _config(given, state, part, minutes)
+    folder, parts = Path(config["out"]), [*state.plan.shares, "scratch"]
+    step = f"step {parts.index(part) + 1} of {len(parts) - (not given.compare)}"
+    time_of_stage = "a few seconds" if state.is_fitted(part) else duration(60 * minutes)
+    resumed = ", resumed" if holds_run(folder) else ""
+    line = "%s%s: %s at %d px, %s. Details: %s"
+    log.info(line, step, resumed, state.label(part), state.size(part), time_of_stage, folder / "log.txt")
+    with details_in_file(warnings=not part.startswith("trial")):  # a trial is short, and only compared
+        return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
 
 # ---------------------------------------------------------------------- what came of it
@@ -327,8 +326,7 @@ def _report(state: TrainState) -> None:
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
-    name = state.best if state.plan.pseudolabel or state.plan.trial else state.plan.way
-    print(f"{name} at {state.size('last')} px: top-1 {result['top1']:.1f} % {tested}")
+    print(f"{state.best or state.plan.way} at {state.size('last')} px: top-1 {result['top1']:.1f} % {tested}")
     floors = {"the baseline, trained on the given labels only": result.get("baseline_top1")}
     floors["the largest class every time"] = result["largest_class"]
     for label, value in floors.items():

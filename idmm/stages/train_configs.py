@@ -25,7 +25,6 @@ from idmm.stages.train_plan import (
     LABELS,
     PRETRAINED,
     PSEUDOLABELS,
-    TUNED,
     TrainState,
     tuned_on,
 )
@@ -37,11 +36,11 @@ JITTER_PROB = 0.8
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 # Many passes over all labels gain from mixing. With few labels the ConvNet lost by it
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
-# hog_conv starts from a linear classifier on hand-made features, and sees whole images when it is tested
+# hog_conv starts from logistic regression on hand-made features, and sees whole images when it is tested
 FROM_FEATURES = MIXED | {"train.classifier_init": "features", "train.layer_decay": 1.0, "augment.crop_pct": 1.0}
 FROM_FEATURES |= {"train.lr": 2e-3}
 # An epoch that changes nothing: the classifier stays the linear fit on frozen features
-FROZEN = {
+FIXED = {
     "augment.mixup_alpha": 0.0,
     "augment.cutmix_alpha": 0.0,
     "train.precision": "fp32",
@@ -117,7 +116,10 @@ def fine_tuning(given: TrainCommand, state: TrainState, part: str, minutes: floa
     plan, data, out, size = state.plan, images_of(given, state), Path(given.out), state.size(part)
     images, last, hand_made = state.counts.labelled, part == "last", state.hand_made(part)
     name, init = _start(state, part, out)
-    model = {"name": "hog"} if last and state.best == BASELINE else HAND_MADE if hand_made else plan.model
+    learned = {} if state.is_fitted(part) else CONVNET | {"size": plan.size}
+    model = {"name": HAND_MADE, "kwargs": {"learned": learned}} if hand_made else plan.model
+    if last and state.best == BASELINE:
+        model = {"name": "hog"}
     if last and state.trusted:
         images = state.pseudolabels.given + state.pseudolabels.found
         # the file has who is held out, and the group of each image
@@ -126,7 +128,7 @@ def fine_tuning(given: TrainCommand, state: TrainState, part: str, minutes: floa
         data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
     keys = _common(given, state, part, minutes, init, model) | {"train.size": size, "augment.flip": given.flip}
     if hand_made:
-        keys |= FROM_FEATURES | (FROZEN if last and state.best != TUNED else {})
+        keys |= FROM_FEATURES | (FIXED if state.is_fitted(part) else {})
     elif name == RECIPES["scratch"]:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
         many = images >= MANY_LABELS * state.counts.classes
@@ -141,7 +143,7 @@ def _start(state: TrainState, part: str, out: Path) -> tuple[str, str | None]:
     """Return the recipe of a stage that learns from labels, and the weights that it starts from."""
     plan = state.plan
     learned = str(out / "stage1") if plan.way in FIRST else plan.init
-    if part in ("scratch", "trial_convnet"):
+    if part == "scratch":
         return RECIPES["scratch"], None
     if state.hand_made(part):
         return RECIPES["finetune"], str(out / FEATURES) if state.best in (JOINED, JOINED_PSEUDO) else None

@@ -17,11 +17,12 @@ from idmm.data.split import Listing
 from idmm.distributed import pick_device
 from idmm.errors import UserError
 from idmm.files import write_json
+from idmm.models import hog_conv
 from idmm.models.hog import SIDE
 
 FIRST = ("pretrain", "joint")  # strategies that begin with stage 1
-HAND_MADE = {"name": "hog_conv", "kwargs": {}}
-CONVNET = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
+HAND_MADE = "hog_conv"  # name of the network on hand-made features
+CONVNET = {key: hog_conv.CONVNET[key] for key in ("name", "kwargs")}
 CROPS = 2  # crops of each image in stage 1
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)  # sides of images (pixels)
 LOOKED_AT = 64  # images that are opened for their sizes
@@ -35,18 +36,23 @@ STARTUP = 20.0  # seconds for imports, for reading images and for the end
 # Shares of the time. OUT/stage1 learns from all images, the last stage is the classifier in OUT
 SHARES = {
     "from labels": {"last": 1.0},
-    "with a trial": {"trial": 0.15, "trial_convnet": 0.15, "last": 0.7},
+    "with a trial": {"trial": 0.2, "last": 0.8},
     "two stages": {"stage1": 0.4, "last": 0.6},
     "pseudo-labels": {"stage1": 0.6, "last": 0.4},
+}
+LABELS_OF_STAGES = {
+    "stage1": "pretraining on all images",
+    "trial": "a trial on four fifths of the labelled images",
+    "scratch": "training from scratch, for comparison",
 }
 TRIED = 5  # labels per class that a trial needs, which holds some of them out
 MANY_IMAGES = 3  # images per label from which on labels count as few
 
 # What may be kept
 BASELINE, LINEAR, TUNED = "baseline", "linear classifier on hog_conv", "hog_conv"
-JOINED, PSEUDO = "linear classifier on joined features", "network on pseudo-labels"
-JOINED_PSEUDO = f"{JOINED}, with pseudo-labels"
-FROM_SCRATCH, PRETRAINED = "ConvNet", "pretrained network"
+JOINED, JOINED_PSEUDO = "linear classifier on joined features", "joined features and ConvNet on pseudo-labels"
+PRETRAINED, PSEUDO = "pretrained network", "network on pseudo-labels"  # of your own
+FITTED = (BASELINE, LINEAR, JOINED)  # by logistic regression only
 FILE, LABELS, PSEUDOLABELS, COPIES = "train.json", "labels.csv", "pseudolabels.csv", "duplicates.txt"
 FEATURES = "features"  # folder of the joined features
 
@@ -122,8 +128,17 @@ class TrainState:
 
     def hand_made(self, part: str) -> bool:
         """Return whether a stage's network learns on hand-made features."""
-        best = (BASELINE, LINEAR, TUNED, JOINED, JOINED_PSEUDO)
-        return part == "trial" or (part == "last" and self.best in best)
+        return part == "trial" or (part == "last" and self.best in (*FITTED, TUNED, JOINED_PSEUDO))
+
+    def is_fitted(self, part: str) -> bool:
+        """Return whether a stage is logistic regression only, which takes seconds."""
+        return part == "last" and self.best in FITTED
+
+    def label(self, part: str) -> str:
+        """Return what a stage does, in a few words."""
+        if part == "last":
+            return f"the classifier ({self.best or self.plan.model['name']})"
+        return LABELS_OF_STAGES[part]
 
     def size(self, part: str) -> int:
         """Return the side of the images in a stage (pixels)."""
@@ -227,10 +242,6 @@ def choose(given: TrainCommand, counts: Counts) -> Plan:
     trial = not own_model and way == "scratch" and given.data.name in (None, "folder")
     trial = trial and counts.labelled >= TRIED * counts.classes
     plan = _sized(given, Plan(way, model, why, given.init, pseudolabel, pixels=pixels, trial=trial), counts)
-    if trial:
-        plan.why.append(
-            f"{HAND_MADE['name']} at {plan.hand_size} px and the model are tried on held-out training images"
-        )
     return plan
 
 
@@ -258,7 +269,7 @@ def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
     size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
     why = [*plan.why, f"size: {size} px. The images' short side is {counts.side} px (median)"]
-    hand_size = given.size or max(SIDE, size if plan.pseudolabel else 0)
+    hand_size = given.size or max(SIDE, size)
     return replace(plan, size=size, hand_size=hand_size, scratch_size=scratch_size, why=why)
 
 

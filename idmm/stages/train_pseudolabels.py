@@ -27,7 +27,7 @@ from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
 from idmm.progress import counting, log
 from idmm.seeding import numpy_rng
-from idmm.stages.train_plan import BASELINE, FEATURES, HAND_MADE, JOINED, PSEUDOLABELS, Plan, PseudoLabels
+from idmm.stages.train_plan import BASELINE, CONVNET, FEATURES, HAND_MADE, JOINED, PSEUDOLABELS, Plan, PseudoLabels
 
 AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
 NEIGHBOURS = 10  # nearest images that each image is joined to
@@ -55,9 +55,10 @@ class JoinedFeatures:
             self.saved = replace(self.saved, name=plan.model["name"], kwargs=plan.model["kwargs"])
         pixels = Network.from_checkpoint(self.saved, 0, device, BATCH)
         kwargs = {key: value for key, value in self.saved.kwargs.items() if key not in ("num_classes", "in_chans")}
-        self.kwargs = {"pixels": {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}}
-        model = create_backbone(HAND_MADE["name"], in_chans=self.saved.in_chans, **self.kwargs).eval()
-        model.pixel_network.load_state_dict(pixels.model.state_dict())
+        network = {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}
+        self.kwargs = {"frozen": network, "learned": CONVNET | {"size": plan.size}}
+        model = create_backbone(HAND_MADE, in_chans=self.saved.in_chans, **self.kwargs).eval()
+        model.frozen.network.load_state_dict(pixels.model.state_dict())
         model.set_statistics(pixels.mean, pixels.std)
         self.network = replace(pixels, model=model, size=plan.hand_size, crop_pct=1.0)
         self._learn(items, seed)
@@ -77,17 +78,19 @@ class JoinedFeatures:
         rows = self.network.outputs(counting(batches, len(split), "taking features"), forward)
         return split.take([i for i, path in enumerate(split.items) if path not in unreadable]), rows
 
-    def save(self, out: Path) -> None:
-        """Write ``hog_conv``, weights and JSON, to a folder."""
+    def save(self, out: Path, learned: bool) -> None:
+        """Write ``hog_conv``, weights and JSON, to a folder, with a fresh ConvNet if ``learned``."""
         model, saved = self.network.model, self.saved
-        kwargs = export_kwargs(HAND_MADE["name"], self.kwargs, None, 0, saved.in_chans)
+        if not learned:
+            model.learned, self.kwargs["learned"] = None, {}
+        kwargs = export_kwargs(HAND_MADE, self.kwargs, None, 0, saved.in_chans)
         extra = {key: saved.extra[key] for key in ("range", "bands", "file_channels") if key in saved.extra}
         about = dict(mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra)
-        save_model(out, "backbone", model.state_dict(), name=HAND_MADE["name"], kwargs=kwargs, **about)
+        save_model(out, "backbone", model.state_dict(), name=HAND_MADE, kwargs=kwargs, **about)
 
 
 def _hand_made_and_joined(model: HogConv, images: Tensor) -> Tensor:
-    return torch.cat([Hog.forward_features(model, images), model(images)[:, : model.fixed]], dim=1)
+    return torch.cat([Hog.forward_features(model, images), model.fixed_features(images)], dim=1)
 
 
 def pseudolabel(
@@ -104,7 +107,6 @@ def pseudolabel(
     """
     splits = list_images(data, labelled=True, unlabelled=True)
     features = JoinedFeatures(source, plan, data, splits.train.items, device, seed)
-    features.save(out / FEATURES)
     train, rows = features.of(splits.train, _hand_made_and_joined)
     given, count = train.labels >= 0, features.network.model.hand_made
     known, hand_made, joined = train.labels[given], rows[given, :count], rows[:, count:]
@@ -125,6 +127,7 @@ def pseudolabel(
 
     table = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
     write_csv(out / PSEUDOLABELS, table)
+    features.save(out / FEATURES, learned=agreement >= AGREEMENT)
     floor = _baseline(features, splits.test, hand_made, known) if agreement >= AGREEMENT else None
     found = PseudoLabels(int(given.sum()), int((labels[~given] >= 0).sum()), agreement, floor)
     images = counted(found.found, "image")
