@@ -9,7 +9,7 @@ import socket
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from idmm.data.parallel import cores
@@ -30,8 +30,8 @@ def require() -> None:
         raise UserError(f"engine: ray needs ray. Install it with: {install('ray')}")
 
 
-def run(grid: Grid, log_progress: Callable[[], None]) -> None:
-    """Run all jobs of a grid on the cluster of ``config.ray``, and call ``log_progress`` regularly.
+def run(grid: Grid) -> None:
+    """Run all jobs of a grid on the cluster of ``config.ray``.
 
     Raises:
         UserError: Ray is not installed, there is no such cluster, or it cannot run these jobs.
@@ -43,7 +43,7 @@ def run(grid: Grid, log_progress: Callable[[], None]) -> None:
         try:
             while tasks.submit():
                 tasks.receive()
-                log_progress()
+                grid.log_progress()
         except BaseException as error:
             with contextlib.suppress(Exception):  # the cluster may be gone
                 tasks.cancel()

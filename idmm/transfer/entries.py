@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass, fields, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,11 @@ class Entry:
     place: str  # e.g. sources[0]
     label: str  # in no job's key
     values: dict[str, Any]  # its keys
-    given_path: str | None = None  # of weights, as written by the user
 
     @property
     def name(self) -> str:
         """Of the dataset, method or backbone."""
         return self.values["name"]
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        """Identity of a side's images: the parts of a folder's path, or the dataset's name."""
-        if self.name == "folder" and self.values.get("root") is not None:
-            return Path(os.path.abspath(expand_home(str(self.values["root"])))).parts
-        return (self.name,)
 
     def options(self, stage: str) -> dict:
         """Return its own options for a stage."""
@@ -79,7 +70,7 @@ def read_entries(grid: GridConfig, faults: list[str]) -> Entries:
     for kind, members in entries.items():
         for entry in members:
             own_faults = _entry_faults(entry, grid, backbones)
-            if kind == "weights" and not own_faults:
+            if kind == "weights" and not own_faults and is_public(entry.values["path"]):
                 entry, own_faults = _pinned(entry)
             faults += [f"{kind} '{entry.label}': {fault}" for fault in own_faults]
             if not own_faults:
@@ -112,9 +103,10 @@ def _read_list(grid: GridConfig, kind: str, faults: list[str]) -> list[Entry]:
 
 def _default_label(entry: Entry) -> str:
     """Return the name, or the last part of a folder's path, with the subset."""
-    subset = entry.values.get("subset")
+    subset, root = entry.values.get("subset"), entry.values.get("root")
     parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
-    return "-".join([entry.images[-1] if entry.kind in SIDES else entry.name, *parts])
+    is_folder = entry.kind in SIDES and entry.name == "folder" and root is not None
+    return "-".join([os.path.basename(os.path.abspath(expand_home(str(root)))) if is_folder else entry.name, *parts])
 
 
 def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None:
@@ -128,20 +120,14 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None
         for (label, _), places in twins.items():
             if len(places) > 1:
                 faults.append(f"{' and '.join(places)}: each has the label '{label}'. Give each its own label")
-    for source, target in product(entries["sources"], entries["targets"] if grid.pairs == "all" else ()):
-        if source.label == target.label and source.images != target.images:
-            line = f"each has the label '{source.label}', but their images differ. Give them other labels"
-            faults.append(f"{source.place} and {target.place}: {line}")
-    for kind in ("sources", "weights"):
-        if SCRATCH in labels[kind]:
-            faults.append(f"{kind}: '{SCRATCH}' is the label of the row without pretraining. Choose another")
+    for kind, label in (("sources", SCRATCH), ("weights", SCRATCH), ("methods", NONE)):
+        if label in labels[kind]:
+            faults.append(f"{kind}: '{label}' is the label of rows without pretraining. Choose another")
     for label in sorted(labels["sources"] & labels["weights"]):
         faults.append(f"weights: '{label}' is also the label of a source. Choose another")
     if grid.pairs == "same":
         for label in sorted(labels["sources"] - labels["targets"]):
             faults.append(f"pairs: 'same', but no target has the label '{label}' of that source")
-    if NONE in labels["methods"]:
-        faults.append(f"methods: '{NONE}' is the label of rows without a method. Choose another")
 
 
 def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[str]:
@@ -172,14 +158,11 @@ def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[
 
 
 def _pinned(entry: Entry) -> tuple[Entry, list[str]]:
-    """Return weights with their path, and its faults. Public weights are pinned to their commit and fetched."""
-    path = entry.values["path"]
-    if not is_public(path):
-        return replace(entry, given_path=str(expand_home(path))), []
+    """Return public weights, fetched and pinned to their commit, and their faults."""
     from idmm.models.hub import pin_commit  # torch, which plans without public weights do not need
 
     try:
-        weights_file(path, "path")
-        return replace(entry, values=entry.values | {"path": pin_commit(path, "path")}, given_path=path), []
+        weights_file(entry.values["path"], "path")
+        return replace(entry, values=entry.values | {"path": pin_commit(entry.values["path"], "path")}), []
     except UserError as error:
         return entry, list(error.faults)

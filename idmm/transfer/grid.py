@@ -1,7 +1,8 @@
 """Stage 3, from top to bottom: check, plan, run, report."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Iterator
 
 from idmm.config import parsing
 from idmm.errors import Interrupted, UserError
@@ -10,8 +11,9 @@ from idmm.progress import Interrupts, log, logging_to
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check
-from idmm.transfer.run import Grid, run
-from idmm.transfer.status import progress
+from idmm.transfer.run import Grid
+
+RUNNERS = {"local": "run", "ray": "cluster"}  # modules
 
 
 def transfer(config: GridConfig | dict | str) -> dict:
@@ -53,10 +55,9 @@ def _transfer(config: GridConfig) -> dict:
         for note in plan.notes:
             log.info("%s", note)
         try:
-            log_progress = _progress_log(grid)
-            log_progress()
+            grid.log_progress()
             if grid.remaining():
-                _runner(config)(grid, log_progress)
+                importlib.import_module(f"idmm.transfer.{RUNNERS[config.engine]}").run(grid)
         finally:
             results = grid.results()
             write_json(grid.out / "grid.json", results, indent=1)
@@ -94,24 +95,3 @@ def _planned(grid: Grid) -> Iterator[str]:
         yield f"{line}, failed before" if key in failures else line
     missing = sum(key in remaining for key in cells.values())
     yield f"{len(remaining)} jobs for {missing} cells, {len(cells) - missing} cells are done"
-
-
-def _runner(config: GridConfig) -> Callable[[Grid, Callable], None]:
-    if config.engine == "ray":
-        from idmm.transfer import cluster
-
-        return cluster.run
-    return run
-
-
-def _progress_log(grid: Grid) -> Callable[[], None]:
-    """Return a function that logs the grid's progress if it has changed."""
-    logged: list[str] = []
-
-    def log_progress() -> None:
-        line = progress(grid.out)
-        if line not in logged[-1:]:
-            logged.append(line)
-            log.info("%s", line)
-
-    return log_progress

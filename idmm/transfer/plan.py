@@ -52,7 +52,6 @@ class _Row:
     seeds: tuple[int, ...]
     needs: str | None = None
     init: str | None = None
-    given_path: str | None = None  # the file as written by the user
     entries: tuple[Entry, ...] = ()  # whose options it takes
 
 
@@ -105,8 +104,7 @@ class GridPlan:
             if entry.values.get("backbone", backbone.label) == backbone.label:
                 path = entry.values["path"]
                 init = path if is_public(path) else str(expand_home(path).absolute())
-                start = {"init": init, "given_path": entry.given_path}
-                rows.append(_Row(entry.label, NONE, None, seeds, **start, entries=(entry,)))
+                rows.append(_Row(entry.label, NONE, None, seeds, init=init, entries=(entry,)))
         pretrain_seeds = dict.fromkeys(seed for seed, _ in self._seed_pairs)
         for source, method, seed in product(entries["sources"], entries["methods"], pretrain_seeds):
             job = self._pretrain_job(source, method, backbone, seed)
@@ -141,7 +139,7 @@ class GridPlan:
                     return
             start = "" if row.pretrain_seed is None else f"{row.method}-s{row.pretrain_seed}-"
             title = f"{row.source}-{start}{backbone.label}-to-{target.label}-s{seed}"
-            job = _job(protocol, values, title, row.needs, row.given_path)
+            job = _job(protocol, values, title, row.needs)
             self.jobs.setdefault(job.key, job)
             cell = Cell(row.source, row.method, backbone.label, target.label, row.pretrain_seed, seed)
             self.cells[cell] = job.key
@@ -209,19 +207,15 @@ class GridPlan:
         pretrain = stage == "pretrain"
         lists = {"data.name": "sources" if pretrain else "targets", "method.name": "methods"}
         lists |= {"model.name": "backbones", "model.kwargs": "backbones"}
-        options, faults = parsing.flatten(merged(layer)), []
-        for key, name in lists.items():
-            value = options.get(key)
-            if value and value not in [entry.values.get(key.partition(".")[2]) for entry in self.entries[name]]:
-                faults.append(f"{key}: {value!r}, but the grid's '{name}' decide it. Set it there")
-        seeds = [first if pretrain else second for first, second in self._seed_pairs]
-        if options.get("seed") not in (None, *seeds):
-            faults.append(f"seed: {options['seed']!r}, but the grid's 'seeds' decide it. Set it there")
-        if options.get("out") is not None:
-            faults.append(f"out: {options['out']!r}, but the grid names its runs' folders. Leave it out")
-        if not pretrain and options.get("init"):
-            faults.append(f"init: {options['init']!r}, but rows that start from a file are the grid's 'weights'")
-        return faults
+        values = {key: [entry.values.get(key.partition(".")[2]) for entry in self.entries[name]]
+                  for key, name in lists.items()}  # fmt: skip
+        values["seed"] = [first if pretrain else second for first, second in self._seed_pairs]
+        lists |= {"seed": "seeds", "out": "out"} | ({} if pretrain else {"init": "weights"})
+        return [
+            f"{key}: {value!r}, but the grid's '{lists[key]}' decides it. Set it there"
+            for key, value in parsing.flatten(merged(layer)).items()
+            if key in lists and value not in (None, {}, *values.get(key, []))
+        ]
 
 
 def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
@@ -240,13 +234,12 @@ def _without_config(fault: str) -> str:
     return fault.replace("--config: ", "config: ", 1) if fault.startswith("--") else fault.removeprefix("config: ")
 
 
-def _job(stage: str, values: dict, title: str, needs: str | None = None, given_path: str | None = None) -> Job:
+def _job(stage: str, values: dict, title: str, needs: str | None = None) -> Job:
     if needs is not None:
         values = {**values, "init": None}
-    options = parsing.flatten(values if given_path is None else {**values, "init": given_path})
     options = {
         key: _one_spelling(value) if key in PATHS else value
-        for key, value in options.items()
+        for key, value in parsing.flatten(values).items()
         if key not in RESUME_IGNORED
     }
     text = json.dumps([stage, options, needs, _digest(values.get("init"))], sort_keys=True, default=str)

@@ -17,7 +17,6 @@ from idmm.stages.resolve import RunSetup, fill_classifier_init
 from idmm.stages.setup import try_model
 from idmm.training.precision import choose_device
 from idmm.transfer.config import GridConfig
-from idmm.transfer.entries import SIDES
 from idmm.transfer.plan import Cell, GridPlan, Job
 
 
@@ -39,12 +38,6 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
         if job.needs is not None:
             checks.check_job(plan.jobs[job.needs], f"sources '{cell.source}'", _backbone(cell, job))
         checks.check_job(job, f"targets '{cell.target}'", _backbone(cell, job))
-    for kind in SIDES:  # entries that have no job because of other faults
-        planned = {getattr(cell, kind.removesuffix("s")) for cell in plan.cells}
-        for entry in plan.entries[kind]:
-            if entry.label not in planned:
-                stage = STAGES["pretrain" if kind == "sources" else "finetune"]
-                checks.listed(stage(stage.build({"data": entry.data(grid)})), f"{kind} '{entry.label}'")
     if checks.faults:
         raise UserError(*dict.fromkeys(checks.faults))
 

@@ -5,7 +5,7 @@ import json
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,7 @@ from idmm.stages import STAGES
 from idmm.stages.run import run_stage
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan, Job
-from idmm.transfer.status import Failure, cell_status, read_failures
+from idmm.transfer.status import Failure, cell_status, progress, read_failures
 
 DEATHS = 2  # of the process during a job, after which the job has failed
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1", "start_top1",
@@ -37,6 +37,7 @@ class Grid:
 
     def __init__(self, config: GridConfig, plan: GridPlan | None = None):
         self.config, self.plan, self.out = config, (plan or GridPlan(config)).checked(), Path(config.out)
+        self._logged = ""  # progress
         # a job continues in its folder, even if its title has changed
         for path in sorted((self.out / "runs").glob("*/*")):
             key = path.name.rpartition("-")[2]
@@ -99,15 +100,12 @@ class Grid:
             with drawing(path.name, "removed"):
                 path.unlink(missing_ok=True)
 
-    def paths(self, job: Job) -> dict[str, str]:
-        """Return the paths in a job's config: ``out``, and ``init`` if it starts from another job or a file."""
-        out = self.out.absolute()
-        paths = {"out": str(out / job.folder)}
-        if job.needs is not None:
-            paths["init"] = str(out / self.plan.jobs[job.needs].folder)
-        elif job.config.get("init"):
-            paths["init"] = job.config["init"]
-        return paths
+    def log_progress(self) -> None:
+        """Log the finished and failed cells, if they have changed."""
+        line = progress(self.out)
+        if line != self._logged:
+            log.info("%s", line)
+        self._logged = line
 
     # ------------------------------------------------------------------ results
     def result(self, job: Job) -> dict:
@@ -155,18 +153,23 @@ def attempt(grid: Grid, job: Job) -> str | None:
     if grid.starts(job.key) >= DEATHS:
         return f"its process died, {DEATHS} times: killed from outside, or too large for the memory"
     log.info("%s: %s", job.stage, job.title)
+    out = grid.out.absolute()
+    config = {**job.config, "out": str(out / job.folder)}
+    if job.needs is not None:
+        config["init"] = str(out / grid.plan.jobs[job.needs].folder)
     with grid.running(job):
         try:
-            run_stage(STAGES[job.stage].build({**job.config, **grid.paths(job)}))
+            run_stage(STAGES[job.stage].build(config))
             return None
         except Interrupted:
             raise
         except Exception as error:  # the other jobs continue
-            message, details = f"{type(error).__name__}: {error}", traceback.format_exc()
-            if isinstance(error, (UserError, RunError)):
-                message = details = str(error)
-            _add_to_log(grid.out / job.folder / "log.txt", details)
-            return message_for_grid(message, job.stage)
+            is_known, file = isinstance(error, (UserError, RunError)), out / job.folder / "log.txt"
+            if not (is_known and file.exists()):  # a run logs such an error itself
+                with drawing("log.txt", "written"):
+                    before = file.read_text() if file.exists() else ""
+                    write_text(file, before + (str(error) if is_known else traceback.format_exc()) + "\n")
+            return message_for_grid(str(error) if is_known else f"{type(error).__name__}: {error}", job.stage)
 
 
 def message_for_grid(text: str, stage: str) -> str:
@@ -175,18 +178,8 @@ def message_for_grid(text: str, stage: str) -> str:
     return re.sub(r"--(?=[a-z]+\.)", f"--{'pretrain' if stage == 'pretrain' else 'finetune'}.", text)
 
 
-def _add_to_log(path: Path, text: str) -> None:
-    """Add the error that ended a run to its log, unless the run did so itself."""
-    with contextlib.suppress(OSError):  # a full disk is reported elsewhere
-        path.parent.mkdir(parents=True, exist_ok=True)
-        logged = path.read_text(errors="replace") if path.exists() else ""
-        if not logged.rstrip().endswith(text.rstrip().rpartition("\n")[2]):
-            with open(path, "a") as file:
-                file.write(f"{text.rstrip()}\n")
-
-
-def run(grid: Grid, log_progress: Callable[[], None]) -> None:
-    """Run all jobs of a grid in this process, and call ``log_progress`` after each."""
+def run(grid: Grid) -> None:
+    """Run all jobs of a grid in this process, one after the other."""
     failed: set[str] = set()
     for job in grid.remaining():  # each after the one that it needs
         if job.needs in failed:
@@ -195,4 +188,4 @@ def run(grid: Grid, log_progress: Callable[[], None]) -> None:
         if error is not None:
             grid.mark_failed(job, error)
             failed.add(job.key)
-        log_progress()
+        grid.log_progress()
