@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.ticker import NullLocator
 
-from idmm.figures import STYLES, log_axis, look, plain_axis, save, shortened
+from idmm.figures import COLOURS, STYLES, look, plain_axis, save, shortened
 
 Points = list[tuple[float, float, float]]  # images per class, mean, standard deviation (percent)
 
@@ -26,26 +25,20 @@ def comparison(
         grey: Labels that are drawn in grey.
     """
     figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
-    axis = figure.subplots()
-    seeds = max(map(len, scores.values()))
+    axis, seeds = figure.subplots(), max(map(len, scores.values()))
     for place, (label, values) in enumerate(scores.items()):
-        style = look(place, color="0.4") if label in grey else look(place)
-        colour, mean = style["color"], float(np.mean(values))
+        colour, mean = "0.4" if label in grey else COLOURS[place], float(np.mean(values))
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-        axis.bar(place, mean, width=0.62, color=colour, alpha=0.35, edgecolor=colour, linewidth=1.2)
-        axis.errorbar(place, mean, spread, color="black", capsize=4, linewidth=1.2, marker="_", zorder=4)
-        dots = {**style, "linestyle": "", "markeredgecolor": "white", "markersize": 7, "zorder": 3, "clip_on": False}
-        axis.plot(np.full(len(values), place - 0.18), values, **dots)
+        line = {"ecolor": "black", "capsize": 4}
+        axis.bar(place, mean, yerr=spread, width=0.62, color=colour, alpha=0.35, edgecolor=colour, error_kw=line)
+        axis.plot([place - 0.18] * len(values), values, "o", color=colour, markeredgecolor="white", clip_on=False)
         text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
         axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
     axis.set_xticks(range(len(scores)), list(scores))
     axis.set(xlim=(-0.6, len(scores) - 0.4), ylim=(0, 100), ylabel="top-1 accuracy on the test images (%)")
     _accuracy_axis(axis, title, largest_class)
-    handles = [Patch(color="0.8", label="mean"), Line2D([], [], label="one seed", **look(6, linestyle="", marker="o"))]
-    if seeds > 1:
-        bar = {"color": "black", "linestyle": "", "marker": "|", "markersize": 12}
-        handles.append(Line2D([], [], label="± 1 standard deviation over seeds", **bar))
-    figure.legend(handles=handles, ncols=len(handles), loc="outside lower center", fontsize=8, frameon=False)
+    note = "bars: mean ± 1 standard deviation over seeds, dots: one seed each" if seeds > 1 else "one seed"
+    figure.supxlabel(note, fontsize=8, color="0.4")
     save(figure, path)
 
 
@@ -72,19 +65,17 @@ def label_curves(
         for place, (label, points) in enumerate(curves.items()):
             x, mean, std = np.array(points, dtype=float).T
             x = x * 1.02 ** (place - (len(curves) - 1) / 2)  # so that the bars of curves do not hide each other
-            axis.plot(
-                x, mean, label=shortened(label), linewidth=1.8, markeredgecolor="white", markersize=7, **styles[label]
-            )
-            axis.errorbar(x, mean, std, fmt="none", ecolor=styles[label]["color"], elinewidth=1, capsize=2)
+            style = {"linewidth": 1.8, "markeredgecolor": "white", "markersize": 7, "elinewidth": 1, "capsize": 2}
+            axis.errorbar(x, mean, std, label=shortened(label), **style, **styles[label])
         ticks = sorted({x for points in curves.values() for x, _, _ in points})
-        log_axis(axis, ticks, [f"{x:g}" for x in ticks])
-        axis.set(xlim=(ticks[0] / 1.2, ticks[-1] * 1.2), xlabel="labelled images per class")
+        axis.set(xscale="log", xlim=(ticks[0] / 1.2, ticks[-1] * 1.2), xlabel="labelled images per class")
+        axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
         _accuracy_axis(axis, title, largest_class)
     axes[0].set(ylim=(0, 100), ylabel=ylabel)
     title = f"mean, bars: ± 1 standard\ndeviation over {draws} draws" if draws > 1 else None
-    lines = {line.get_label(): line for axis in axes for line in axis.lines if not line.get_label().startswith("_")}
     place = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
-    figure.legend(lines.values(), lines, fontsize=9, title=title, title_fontsize=8, **place)
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=9, title=title, title_fontsize=8, **place)
     save(figure, path)
 
 

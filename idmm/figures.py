@@ -7,7 +7,7 @@ same curves in grey print.
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.cbook import is_math_text
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from idmm.files import replacing
 
@@ -54,7 +54,6 @@ PANELS = {  # title -> key of a record -> label. None: no legend
 }
 NAMED_CLASSES = 24  # most classes of a confusion matrix with names and numbers
 CELL, LETTER = 0.34, 0.062  # of a confusion matrix (inches)
-BLOCKS = 400  # most rows and columns that a confusion matrix is drawn in
 CORRECT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
 
 Records = list[dict]  # of metrics.jsonl, one per epoch
@@ -72,13 +71,6 @@ def plain_axis(axis) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
-
-
-def log_axis(axis, places: Iterable[float], labels: Iterable[str], **text) -> None:
-    """Make the horizontal axis logarithmic, with ticks and labels only at these places."""
-    axis.set_xscale("log")
-    axis.set_xticks(list(places), list(labels), **text)
-    axis.xaxis.set_minor_locator(NullLocator())
 
 
 def shortened(name: str, most: int = 40) -> str:
@@ -123,9 +115,7 @@ def curves_figure(records: Records, title: str = "") -> Figure:
     )
     figure.text(0.2 / width, 1 - 0.24 / height, title, fontsize=11, weight="bold", va="center", parse_math=False)
     for number, (name, values) in enumerate(panels.items(), start=1):
-        axis = figure.add_subplot(rows, columns, number)
-        _draw_values(axis, records, values)
-        _style_panel(axis, name)
+        _draw_panel(figure.add_subplot(rows, columns, number), records, name, values)
     return figure
 
 
@@ -140,35 +130,21 @@ def _panels(records: Records) -> dict[str, dict[str, str | None]]:
     return panels | {key: {key: None} for key in keys if key not in placed}
 
 
-def _points(records: Records, key: str) -> np.ndarray:
-    """Return the epochs (from 1) with a value and the values, [points, 2]."""
-    points = [(epoch, record[key]) for epoch, record in enumerate(records, start=1) if key in record]
-    return np.array(points, dtype=float).reshape(-1, 2)
-
-
-def _draw_values(axis, records: Records, values: dict[str, str | None]) -> None:
-    """Draw a run's values of a panel, with a line between stages."""
+def _draw_panel(axis, records: Records, title: str, values: dict[str, str | None]) -> None:
+    """Draw a run's values of a panel over epochs (from 1), with a dotted line between stages."""
     for place, (key, label) in enumerate(values.items()):
-        _draw_curve(axis, _points(records, key), len(records), label, place, annotate=key != "lr")
+        x, y = zip(*((epoch, record[key]) for epoch, record in enumerate(records, 1) if key in record), strict=True)
+        style = look(place) if len(x) < len(records) or len(x) == 1 else look(place, marker="")  # only some epochs
+        axis.plot(x, y, label=label, linewidth=1.7, markersize=4, **style)
+        if key != "lr":
+            text = {"textcoords": "offset points", "fontsize": 8, "va": "center", "annotation_clip": False}
+            axis.annotate(f"{y[-1]:.3g}", (x[-1], y[-1]), (4, 0), color=style["color"], **text)
     stages = [record.get("stage", 1) for record in records]
     for epoch in range(1, len(stages)):
         if stages[epoch] != stages[epoch - 1]:
             axis.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")
     if any(values.values()):
         axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
-
-
-def _draw_curve(axis, points: np.ndarray, epochs: int, label: str | None, place: int, annotate: bool) -> None:
-    """Draw a curve, with markers if only some epochs have a value. ``annotate`` adds its last value."""
-    x, y = points.T
-    style = look(place) if len(points) < epochs or len(points) == 1 else look(place, marker="")
-    axis.plot(x, y, label=label, linewidth=1.7, markersize=4, **style)
-    if annotate:
-        text = {"textcoords": "offset points", "fontsize": 8, "va": "center", "annotation_clip": False}
-        axis.annotate(f"{y[-1]:.3g}", (x[-1], y[-1]), (4, 0), color=style["color"], **text)
-
-
-def _style_panel(axis, title: str) -> None:
     axis.set_title(title, fontsize=9.5, loc="left")
     axis.tick_params(labelsize=8)
     axis.margins(x=0.02, y=0.1)
@@ -192,48 +168,31 @@ def confusion_figure(predictions, classes: Sequence[str]) -> Figure:
         classes: Names of the classes.
     """
     names = [shortened(" ".join(name.split()), 30) for name in classes]
-    count, correct = len(predictions.truth), int((predictions.truth == predictions.predicted).sum())
-    if len(classes) > NAMED_CLASSES:
-        figure = Figure(figsize=(6.6, 6.2), layout="constrained")
-        axis, order = figure.subplots(), f", 1 to {len(classes)} as in per_class.csv"
-        axis.set(xticks=[], yticks=[], xlabel=f"predicted class{order}", ylabel=f"true class{order}")
-    else:
-        rows = [f"{name} ({images:,})" for name, images in zip(names, predictions.per_class()[0], strict=True)]
-        side = 0.9 + max(6, len(classes)) * CELL + max(map(len, rows)) * LETTER
-        figure = Figure(figsize=(side, side + 0.2), layout="constrained")
-        axis = figure.subplots()
-        axis.set(xlabel="predicted class", ylabel="true class (test images)")
-        _name_cells(axis, names, rows)
+    truth, predicted, are_named = predictions.truth, predictions.predicted, len(classes) <= NAMED_CLASSES
+    rows = [f"{name} ({images:,})" for name, images in zip(names, predictions.per_class()[0], strict=True)]
+    side = 0.9 + max(6, len(classes)) * CELL + max(map(len, rows)) * LETTER if are_named else 6.4
+    figure = Figure(figsize=(side, side + 0.2), layout="constrained")
+    axis, order = figure.subplots(), "" if are_named else f", 1 to {len(classes)} as in per_class.csv"
+    axis.set(xlabel=f"predicted class{order}", ylabel=f"true class{order}", xticks=[], yticks=[])
+    axis.spines[:].set_color("0.7")
+    count, correct = len(truth), int((truth == predicted).sum())
     figure.suptitle(f"{correct:,} of {count:,} test images correct ({100 * correct / count:.1f} %)", fontsize=11)
     figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
-    _draw_matrix(axis, predictions.truth, predictions.predicted, len(classes))
-    return figure
-
-
-def _draw_matrix(axis, truth: np.ndarray, predicted: np.ndarray, classes: int) -> None:
-    """Draw the cells, those of many classes in blocks."""
-    blocks = min(classes, BLOCKS)
-    counts = np.zeros((blocks, blocks), dtype=np.int64)
-    np.add.at(counts, (truth * blocks // classes, predicted * blocks // classes), 1)
+    counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    np.add.at(counts, (truth, predicted), 1)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    diagonal = np.eye(blocks, dtype=bool)
-    shades = shares if classes <= NAMED_CLASSES else np.sqrt(shares)  # small cells would be too pale
-    axis.imshow(np.where(diagonal[..., None], CORRECT(shades), WRONG(shades)), interpolation="nearest")
-    if classes <= NAMED_CLASSES:
+    shades = shares if are_named else np.sqrt(shares)  # small cells would be too pale
+    diagonal = np.eye(len(classes), dtype=bool)[..., None]
+    axis.imshow(np.where(diagonal, CORRECT(shades), WRONG(shades)), interpolation="nearest")
+    if are_named:
+        text = {"fontsize": 8, "parse_math": False}
+        axis.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) * LETTER > CELL else 0, **text)
+        axis.set_yticks(range(len(names)), rows, **text)
+        axis.tick_params(length=0)
+        for edge in np.arange(len(names) + 1) - 0.5:
+            axis.axhline(edge, color="0.9", linewidth=0.6)
+            axis.axvline(edge, color="0.9", linewidth=0.6)
         for row, column in np.argwhere(counts):
             colour = "white" if shares[row, column] > 0.6 else "0.15"
             axis.text(column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour)
-    axis.spines[:].set_color("0.7")
-    axis.tick_params(length=0)
-
-
-def _name_cells(axis, names: list[str], rows: list[str]) -> None:
-    """Name columns and rows, and draw thin lines between the cells."""
-    text = {"fontsize": 8, "parse_math": False}
-    axis.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) * LETTER > CELL else 0, **text)
-    axis.set_yticks(range(len(names)), rows, **text)
-    edges = np.arange(len(names) + 1) - 0.5
-    axis.set_xticks(edges, minor=True)
-    axis.set_yticks(edges, minor=True)
-    axis.grid(which="minor", color="0.9", linewidth=0.6)
-    axis.tick_params(which="minor", length=0)
+    return figure
