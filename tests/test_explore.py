@@ -73,13 +73,13 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert call(["explore", run]) == 0
     said, out = capsys.readouterr().out, run / "explore"
     found = table(out / "duplicates.csv")
-    assert (found[0]["kind"], found[0]["score"]) == ("same file", "")
+    assert found[0]["kind"] == "same file"
     assert pairs(out / "duplicates.csv") >= COPIES | {SAME}
     kinds = {row["duplicate"]: row["kind"] for row in found}
     assert kinds["train/china/c03.png"] == "near" and kinds["train/flower/c02.jpg"] == "near"
     labels = table(out / "labels.csv")
     assert {row["path"].removeprefix("train/") for row in labels[:5]} >= MOVED
-    assert labels[0]["likely"] == "yes" and labels[-1]["likely"] == "no"
+    assert float(labels[0]["score"]) > similarity.LIKELY > float(labels[-1]["score"])
     assert len(labels) == 52
     assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "exclude.txt", "map.png"])
     assert "likely pair" in said and "another label" in said and "train/china/c05.png" in said and "exclude.txt" in said
@@ -95,11 +95,18 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert line.startswith(f"out: '{planted / 'train/sheets'}' is among the images of '")
 
 
+def test_a_folder_of_idmm_train_stands_for_its_first_stage(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "stage1")
+    (tmp_path / "train.json").touch()
+    assert call(["explore", tmp_path]) == 0 and (tmp_path / "stage1/explore/map.png").exists()
+    assert f"run: '{tmp_path}/stage1', which learned from all images" in capsys.readouterr().err
+
+
 def test_without_rows_and_labels(simclr, tmp_path, capsys):
     """Another method goes by features; without labels there is no labels.csv."""
     assert call(["explore", simclr, "--out", tmp_path / "e"]) == 0
     said = capsys.readouterr().out
-    assert "note: no labels" in said
+    assert "skipped, the images have no labels" in said
     assert not (tmp_path / "e/labels.csv").exists()
     assert ("china-05.png", "china-c05.png") in pairs(tmp_path / "e/duplicates.csv")
 
