@@ -17,7 +17,6 @@ from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentCon
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
-from idmm.files import emptied_if_refused
 from idmm.progress import BufferedLog, first_process, log_once, logging_by, screen
 from idmm.training import clock
 from idmm.transfer.config import GridConfig, StatusConfig
@@ -159,10 +158,9 @@ def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> in
     if isinstance(config, keys.FeatureConfig | keys.TrainCommand):  # before torch is imported, as the stages do
         check_folder = importlib.import_module("idmm.data.registry").check_folder
         check_folder(config.data, config.out)
-    with emptied_if_refused(getattr(config, "out", None)):
-        module, function = command.run.split(":")
-        run = getattr(importlib.import_module(f"idmm.{module}"), function)
-        result = run(config, started_at) if command.timed else run(config)
+    module, function = command.run.split(":")
+    run = getattr(importlib.import_module(f"idmm.{module}"), function)
+    result = run(config, started_at) if command.timed else run(config)
     if isinstance(result, str):
         print(result)
     return result if isinstance(result, int) else 0

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -35,23 +35,24 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         RunError: The disk is full or the folder cannot be written. The old file stays.
     """
-    aside = None
+    aside = _aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_MARK}")
-        os.close(handle)
         with open(aside, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o666 & ~_umask())  # mkstemp's files are private
         os.replace(aside, path)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror or error}). The old file stays") from None
     finally:
-        if aside is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+
+
+def _aside(path: Path) -> Path:
+    """Return a path next to another, which :func:`sweep` removes after a kill."""
+    return path.with_name(f".{path.name}.{_MARK}{uuid.uuid4().hex[:8]}")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -108,12 +109,6 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 # ---------------------------------------------------------------------- output paths, checked before the work
 def out_file(out: str, endings: Sequence[str]) -> Path:
     """Return the path of a result file without creating it.
@@ -130,10 +125,8 @@ def out_file(out: str, endings: Sequence[str]) -> Path:
     return path
 
 
-def made_folder(out: str | None) -> Path | None:
+def made_folder(out: str) -> Path:
     """Create the folder for results and return it. UserError if it cannot be created or written."""
-    if out is None:
-        return None
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -168,42 +161,15 @@ def filling(path: Path) -> Iterator[Path]:
     Raises:
         RunError: The disk is full or the place cannot be written. Nothing is left.
     """
-    created, aside = missing_folders(path.parent), None
+    aside = _aside(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{_MARK}"))
+        aside.mkdir(parents=True)
         yield aside
-        os.chmod(aside, 0o777 & ~_umask())  # mkdtemp's folders are private
         os.replace(aside, path)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror or error}). Nothing is left of it") from None
     finally:
-        if aside is not None and aside.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-            remove_empty(created)
-
-
-def missing_folders(path: Path) -> list[Path]:
-    """Return the path and its parents that do not exist, the path first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
-
-
-def remove_empty(folders: list[Path]) -> None:
-    """Remove folders in order, until one is not empty."""
-    with contextlib.suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
-
-
-@contextlib.contextmanager
-def emptied_if_refused(out: str | None) -> Iterator[None]:
-    """Remove the folder ``out`` if the block created it, raised UserError and left it empty."""
-    missing = missing_folders(Path(out)) if out else []
-    try:
-        yield
-    except UserError:
-        remove_empty(missing)
-        raise
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 class Lock:
@@ -307,13 +273,6 @@ def _run_fault(folder: Path, stem: str) -> str | None:
 def is_public(init: str | os.PathLike | None) -> bool:
     """Return whether ``init`` names public weights: ``timm:NAME`` or ``hf-hub:ORG/NAME``, maybe with ``@REVISION``."""
     return str(init).startswith(("timm:", "hf-hub:"))
-
-
-def is_pinned_to(init: str | None, pinned: str | None) -> bool:
-    """Return whether ``init`` may name the public weights of ``pinned``, which has a commit. timm's may lack a tag."""
-    name = str(pinned).rpartition("@")[0]
-    tagged = str(init).startswith("timm:") and name.partition(".")[0] == init
-    return is_public(init) and (name == init or tagged)
 
 
 def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:

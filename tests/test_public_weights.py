@@ -117,8 +117,8 @@ def test_finetune_from_timm(tuned, files, tmp_path):
     assert 0 < change < 0.05, "two steps from them"
 
 
-def test_pretrain_goes_on_with_the_commit_that_it_began_with(cache, files, others, tmp_path):
-    """From a repository of one's own; when that changes, a run that stopped does not, and a new run starts from it."""
+def test_pretrain_starts_from_the_commit_of_today(cache, files, others, tmp_path):
+    """From a repository of one's own. If that changes, a stopped run needs the name with its commit."""
 
     def pretrained(name, init="hf-hub:me/net"):
         public_weights.cache_clear()
@@ -133,7 +133,9 @@ def test_pretrain_goes_on_with_the_commit_that_it_began_with(cache, files, other
     assert pretrained("a") == first
     second = push(cache, "me/net", others)
     (tmp_path / "a" / "result.json").unlink()
-    assert pretrained("a") == first
+    public_weights.cache_clear()
+    assert call(["pretrain", *tiny("pretrain", tmp_path / "a", "hf-hub:me/net")]) == 2
+    assert pretrained("a", f"hf-hub:me/net@{first}") == first
     assert pretrained("b") == second
     assert pretrained("c", f"hf-hub:me/net@{first}") == first
 

@@ -66,7 +66,9 @@ def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float
     return extract_features(model, batches, "cpu", contextlib.nullcontext, alone=alone).numpy()
 
 
-def measured(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, began: float) -> Baseline:
+def measured(
+    train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, began: float | None = None
+) -> Baseline:
     """Fit the regression to training images and test it on others.
 
     C is chosen by cross-validation on at most 500 of the training images, of at most 50 classes.
@@ -74,7 +76,7 @@ def measured(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.
     Args:
         train, test: Features [N, d] and [M, d].
         labels, truth: Their classes. ``labels`` has at least two different ones.
-        began: Start of the baseline (``time.monotonic()``), for the log.
+        began: Start of the baseline (``time.monotonic()``), for a line in the log. None: no line.
     """
     subset = np.arange(len(labels))
     if len(classes := np.unique(labels)) > CLASSES:
@@ -83,6 +85,7 @@ def measured(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.
     strength = choose_strength(train[subset], labels[subset]).strength
     correct = probe_predict(train, labels, test, strength) == truth
     result = Baseline(100 * float(correct.mean()), len(labels), len(truth))
-    line = "%s: %.2f %% of %d test images, fitted to %d training images with C = %g in %s"
-    log.info(line, NAME, result.top1, result.test, result.train, strength, duration(time.monotonic() - began))
+    if began is not None:
+        line = "%s: %.2f %% of %d test images, fitted to %d training images with C = %g in %s"
+        log.info(line, NAME, result.top1, result.test, result.train, strength, duration(time.monotonic() - began))
     return result

@@ -1,6 +1,5 @@
 """``idmm data``: downloading a dataset, and finding its faults."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,13 +50,13 @@ def checkup(given: DataCheckConfig) -> int:
     data, notes = resolve_name(config.Data(**{name: getattr(given, name) for name in names}))
     for note in notes:
         log.info("%s", note)
-    out = made_folder(given.out)
     from idmm.evaluation import baseline
 
     report, listing, crops = check(data, lambda labels: baseline.drawn(labels, baseline.MOST), progress=True)
     report.floor = _baseline(report, listing, crops, data)
     print("\n".join(report_lines(report)))
-    if out is not None:
+    if given.out is not None:
+        out = made_folder(given.out)
         write_json(out / "check.json", report.to_dict())
         (out / "check.png").unlink(missing_ok=True)  # of an earlier check
         if report.pairs:
@@ -180,8 +179,8 @@ def _baseline(report: DatasetReport, listing: Listing, crops: Crops, data: confi
     held_pixels, truth = _labelled_crops(report, crops, held, of)
     if len(np.unique(labels)) < 2 or not len(truth):
         return None
-    began, chosen = time.monotonic(), baseline.drawn_to_fit(labels, baseline.MOST)
-    reached = baseline.measured(_features(pixels[chosen]), labels[chosen], _features(held_pixels), truth, began)
+    chosen = baseline.drawn_to_fit(labels, baseline.MOST)
+    reached = baseline.measured(_features(pixels[chosen]), labels[chosen], _features(held_pixels), truth)
     largest = 100 * float(np.unique(truth, return_counts=True)[1].max() / len(truth))
     sizes = {"train_images": reached.train, "images": reached.test, "of": of}
     return {"baseline_top1": reached.top1, "largest_class": largest, **sizes}

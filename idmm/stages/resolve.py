@@ -1,16 +1,14 @@
 """The second of a run's calls: from a config to one without gaps. Names are checked before torch is imported."""
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from idmm.config import DetectConfig, FinetuneConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import check_folder
 from idmm.errors import UserError
-from idmm.files import holds_run, is_pinned_to, is_public, weights_file
+from idmm.files import weights_file
 from idmm.stages import Phase, Stage, stage_of
 from idmm.training import clock
 
@@ -158,21 +156,7 @@ def check_names(config: Any) -> tuple[Any, list[str]]:
         faults += _init_faults(config)
     if faults:
         raise UserError(*faults)
-    return replace(config, init=_commit_of_run(config)), notes
-
-
-def _commit_of_run(config: Any) -> str | None:
-    """Return ``init``. Public weights get the commit that the run in ``out`` began with.
-
-    No other value of config.yaml ever changes a command's config.
-    """
-    for folder in (config.out, os.path.join(config.out, "fold-1")):
-        if is_public(config.init) and holds_run(folder):
-            with suppress(UserError):  # a config.yaml that cannot be read is a fault when the folder is opened
-                init = stage_of(config).build(Path(folder) / "config.yaml").init
-                if is_pinned_to(config.init, init):
-                    return init
-    return config.init
+    return config, notes
 
 
 def images_around(config: Any) -> str | None:

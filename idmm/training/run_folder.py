@@ -21,8 +21,6 @@ from idmm.files import (
     holds_run,
     is_public,
     json_lines,
-    missing_folders,
-    remove_empty,
     replacing,
     sweep,
     write_text,
@@ -67,7 +65,7 @@ class RunFolder:
         try:
             if self.leader:
                 try:
-                    self._made = missing_folders(self.path)
+                    self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
                     self._acquire()
                     used = self._open(config, resume)
                 except UserError as error:
@@ -231,14 +229,12 @@ class RunFolder:
         self.close()
 
     def _remove(self) -> None:
-        """Remove what this start wrote into a folder that it made, if nothing was trained. Files of others stay."""
-        if self.path not in self._made or not self._lock.held or holds_run(self.path) or self.metrics():
-            return
-        shutil.rmtree(self.path / "last", ignore_errors=True)
-        with contextlib.suppress(OSError):
-            for name in ("config.yaml", "metrics.jsonl", "log.txt", environment.FILE):
-                (self.path / name).unlink(missing_ok=True)
-        remove_empty(self._made)
+        """Remove a folder that this start made, if nothing was trained."""
+        if self.path in self._made and self._lock.held and not holds_run(self.path) and not self.metrics():
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # a parent has other files
+                for place in self._made[1:]:
+                    place.rmdir()
 
     def close(self) -> None:
         """Release the lock. Leaving a ``with`` block does so, too, and removes the folder after a user's mistake."""

@@ -249,8 +249,10 @@ def _job(stage: str, values: dict, title: str, needs: str | None = None) -> Job:
 
 
 def _one_spelling(path: str | None) -> str | None:
-    """Return a path relative to the current folder if it lies inside, else absolute."""
-    if path is None or is_public(path) or not expand_home(path).exists():
+    """Return a path relative to the current folder if it lies inside, else absolute. Public weights lose the commit."""
+    if is_public(path):
+        return path.partition("@")[0]
+    if path is None or not expand_home(path).exists():
         return path
     current, absolute = Path.cwd(), expand_home(path).resolve()
     return str(absolute.relative_to(current) if absolute.is_relative_to(current) else absolute)
