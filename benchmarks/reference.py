@@ -203,7 +203,7 @@ def _agreed(done: bool) -> bool:
     """Return whether any process is done: all must make the same number of steps."""
     from idmm import distributed
 
-    return distributed.any_process(bool(done))[0]
+    return distributed.largest(bool(done))[0]
 
 
 def run(label: str, processes: int, args, folder: Path) -> float:

@@ -66,14 +66,6 @@ def worker_lost(error: Exception) -> RunError | None:
     return RunError(f"{why}. Try fewer --data.workers (0: none), or a smaller batch")
 
 
-def step_too_large(batch_size: int, accumulate: int) -> RunError:
-    """Return the error if memory runs out in a step on ``batch_size`` images in ``accumulate`` passes."""
-    return RunError(
-        f"out of memory with a batch of {batch_size} images: try --train.accumulate {2 * accumulate} "
-        "(the same step in smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
-    )
-
-
 def rank() -> int:
     """Return the number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
@@ -90,11 +82,6 @@ def several_gpus() -> bool:
 
 
 # ---------------------------------------------------------------------- collective calls: all processes must call
-def any_process(*flags: bool) -> tuple[bool, ...]:
-    """Return whether each flag is set in any process."""
-    return tuple(bool(flag) for flag in largest(*flags))
-
-
 def largest(*values: float) -> tuple[float, ...]:
     """Return the largest of each value over the processes."""
     if world() == 1:

@@ -56,7 +56,7 @@ def checked(*checks: Callable[[], Any]) -> list:
         except UserError as error:
             faults += error.faults
     if faults:
-        raise UserError(*faults)
+        raise UserError(*dict.fromkeys(faults))
     return results
 
 

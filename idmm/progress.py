@@ -263,12 +263,7 @@ def log_expected_end(label: str, steps: str, step_seconds: float, seconds: float
     """
     end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
     line = "%s: %s of about %s s each. Training ends at about %s, in %s"
-    log.info(line, label, steps, brief(step_seconds), end, duration(seconds))
-
-
-def brief(value: float) -> str:
-    """Return a number with two significant digits: '0.013', '1.5', '100'."""
-    return f"{float(f'{value:.2g}'):g}"
+    log.info(line, label, steps, f"{float(f'{step_seconds:.2g}'):g}", end, duration(seconds))
 
 
 def duration(seconds: float) -> str:

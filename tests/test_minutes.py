@@ -124,8 +124,7 @@ def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
     assert by_steps.schedule_progress(90) == pytest.approx(1.0)
     by_time = Timer(start=0.0, until=100.0, warmup_steps=100)
     by_time.advance(0.12, 3)
-    again = Timer(start=0.0, until=100.0, warmup_steps=100)
-    again.resume(by_time.state())
+    again = Timer(**vars(by_time))
     assert again.warmup_end == 0.12 and again.progress == 0.12
     assert Timer(start=0.0, until=1.0, warmup_steps=0).schedule_progress(0) == 0, "no warm-up"
 

@@ -234,9 +234,10 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "backbones 'resnet18': kwargs: got [1], expected a mapping",
         "weights 'IN': path: got '/none', expected an existing run folder or file of weights",
         "weights 'IN': backbone: got None, expected one of tiny, resnet18, resnet18",
-        f"pretrain: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory), expected a YAML file",
-        "finetune: train.lr: got -1, expected greater than 0",
-        "finetune: train.epoch: unknown key. Did you mean 'train.epochs'?",
+        f"pretrain of idmm on digits: config: cannot read '{tmp_path / 'none.yaml'}' (No such file or directory), "
+        "expected a YAML file",
+        "finetune on digits: train.lr: got -1, expected greater than 0",
+        "finetune on digits: train.epoch: unknown key. Did you mean 'train.epochs'?",
     ]
 
 
@@ -249,7 +250,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         ({"targets": [{"root": ""}]}, "targets[0].root: got '', expected a folder"),
         ({"pretrain_seeds": [1, 2, 1]}, "pretrain_seeds: 1 appears twice"),
         ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid's 'out' decides it. Set it there"),
-        ({"pretrain": {"config": 3}}, "pretrain: config: got 3, expected the path of one YAML file"),
+        ({"pretrain": {"config": 3}}, "pretrain of idmm on digits: config: got 3, expected the path of one YAML file"),
         ({"pretrain": {"seed": 9}}, "pretrain: seed: 9, but the grid's 'seeds' decides it. Set it there"),
         ({"finetune": {"init": "runs/a"}}, "finetune: init: 'runs/a', but the grid's 'weights' decides it"),
         ({"targets": [{"root": "a", "protocol": "x"}]}, "targets 'a': protocol: got 'x', expected one of "),

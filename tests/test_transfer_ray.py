@@ -19,6 +19,7 @@ from idmm.config import parsing
 from idmm.errors import Interrupted, install
 from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig
+from idmm.transfer.preflight import check
 from idmm.transfer.run import Grid
 
 STARTING = 90  # seconds until Ray counts as unable to start here
@@ -126,7 +127,7 @@ def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
     assert inside(out, "--ray.address", joined, **CHANGES) == 0 and stamps(out) == before, "what is done is not sent"
 
 
-def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, whole_grid, tmp_path):
+def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, whole_grid, tmp_path, monkeypatch):
     """One whose images are broken, and one at which each worker dies."""
     broken = tree(tmp_path / "broken", train={"a": 3})
     (broken / "train" / "a" / "1.png").write_bytes(b"no image")  # seen when it is decoded, not before
@@ -134,12 +135,13 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, whole_grid, tmp_
     long = {"name": "digits", "label": "long", "pretrain": {"train": {"epochs": 5000}}}
     grid = make(tmp_path / "out", sources=[faulty, long])
 
-    def kill():
+    def kill(grid):
         for folder in grid.out.glob("runs/pretrain/long-*"):
             if (folder / "last" / "state.pt").exists():
                 kill_worker(folder)
 
-    cluster.run(grid, kill)
+    monkeypatch.setattr(Grid, "log_progress", kill)
+    cluster.run(grid)
     found = {cell["source"]: cell for cell in grid.results()["cells"]}
     scratch, failed = found["scratch"], found["broken"]
     assert (scratch["status"], scratch["top1"], scratch["top5"]) == cells(whole_grid)["scratch", "digits", 3]
@@ -150,7 +152,7 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, whole_grid, tmp_
     assert len(grid.failures()) == 2 and not grid.remaining() and not list(grid.out.glob("jobs/*.started"))
 
 
-def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
+def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, monkeypatch):
     """Checkpoints are rare here: the one that is there was written because of the interrupt."""
     train = {**GRID["pretrain"]["train"], "epochs": 5000, "save_minutes": 60}
     pretrain = {**GRID["pretrain"], "train": train}
@@ -158,17 +160,18 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path):
     (made,) = (job for job in grid.remaining() if job.stage == "pretrain")
     folder = grid.out / made.folder
 
-    def stop():
+    def stop(grid):
         if (folder / "metrics.jsonl").exists():
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(Grid, "log_progress", stop)
     with pytest.raises(Interrupted, match="Repeat the command to resume"):
-        cluster.run(grid, stop)
+        cluster.run(grid)
     assert not list(grid.out.glob("jobs/*.started")) and not grid.failures() and len(grid.remaining()) == 2
     assert (folder / "last" / "state.pt").exists()
 
 
-def test_without_ray(monkeypatch):
+def test_without_ray(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert faults(cluster.require) == [f"engine: ray needs ray. Install it with: {install('ray')}"]
-    assert faults(cluster.run, None, None) == faults(cluster.require)
+    grid = make(tmp_path / "out")
+    assert faults(check, grid.config, grid.plan) == [f"engine: ray: needs ray. Install it with: {install('ray')}"]

@@ -22,9 +22,9 @@ from idmm.methods.base import Method
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.stages.images import check_val, log_values
-from idmm.stages.outputs import ending, export_dense, length_result, load_best
+from idmm.stages.outputs import ending, export, length_result, load_best
 from idmm.stages.resolve import RunSetup
-from idmm.stages.setup import build_backbone, log_length, open_run, plan_phase, with_statistics
+from idmm.stages.setup import build_backbone, open_run, plan_phase, with_statistics
 from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext
 
@@ -147,7 +147,6 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
         stores, listing = images.stores, images.listing
         setup = with_statistics(setup, stores.mean, stores.std)
         part = "test" if stores.val is None else "val"
-        log_length(setup, len(stores.train))
 
         # ------------------------------------------------------------------ training
         backbone = build_backbone(setup, phase)
@@ -170,7 +169,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
         scores = _final_scores(run, loop.averaged, on_test)
         info = {"task": config.STAGE, "classes": listing.classes, "categories": listing.categories}
         info |= {"pyramid_width": config.model.pyramid_width, "masks": listing.outlined}
-        export_dense(run, loop, setup, stores, info)
+        export(run, loop, setup, stores, loop.averaged.backbone.state_dict(), info)
         result = {
             **scores,
             **best,

@@ -4,7 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,14 +98,6 @@ def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Pred
 
 
 # ---------------------------------------------------------------------- frozen features
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Ignore scikit-learn's warnings inside the block, which suspect a regression of few images per class."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> np.ndarray:
     """Return the class of each row of ``test`` [M, d] by ``train`` [N, d] and its classes [N], int64 [M].
 
@@ -117,7 +109,7 @@ def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> np.ndarray:
         return np.exp((1 - distance) / KNN_TEMPERATURE)
 
     model = KNeighborsClassifier(min(k, len(train)), metric="cosine", weights=votes)
-    with _without_warnings():
+    with warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
         return model.fit(train, train_labels).predict(test)
 
 
@@ -128,7 +120,7 @@ def knn_accuracy(train, train_labels, test, test_labels, k: int = NEIGHBOURS) ->
 
 def probe_predict(train, train_labels, test, strength: float = USUAL_STRENGTH) -> np.ndarray:
     """Return the same by logistic regression on standardised features. ``strength`` is scikit-learn's C."""
-    with _without_warnings():
+    with warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
         return _fitted(train, train_labels, strength).predict(test)
 
 
@@ -165,7 +157,7 @@ def _fitted(train, labels, strength: float, class_weight: str | None = None):
     from sklearn.preprocessing import StandardScaler
 
     model = LogisticRegression(C=strength, max_iter=PROBE_STEPS, class_weight=class_weight)
-    with _without_warnings():
+    with warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
         return make_pipeline(StandardScaler(), model).fit(train, labels)
 
 
@@ -323,39 +315,18 @@ def _held_out_hits(train, labels, held_out, truth, class_weight: str | None = No
         train, held_out = train @ axes, held_out @ axes
     model = LogisticRegression(max_iter=500, warm_start=True, class_weight=class_weight)
     hits = []
-    with _without_warnings():  # also of fits that did not converge: they are near enough to compare
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # also of fits that did not converge: they are near enough to compare
         for strength in STRENGTHS:
             hits.append((model.set_params(C=strength).fit(train, labels).predict(held_out) == truth).sum())
     return np.array(hits)
 
 
 # ---------------------------------------------------------------------- readouts
-@dataclass(frozen=True)
-class Readout:
-    """The accuracy of kNN or of a linear probe on frozen features, in percent."""
-
-    top1: float
-    top1_interval: list[float]
-    mean_per_class: float | None = None  # if the dataset's literature reports it
-    per_class: dict[str, list[int]] | None = None  # of a fold, see class_counts
-    k: int | None = None  # neighbours of kNN
-    strength: float | None = None  # of the probe, see Choice
-    chosen_by: str | None = None
-    accuracies: dict[str, float] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the values for JSON, without those that it does not have."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-class Readouts(NamedTuple):
-    knn: Readout
-    probe: Readout
-
-
 def readouts(
     train, labels, test, truth, *, seed: int = 0, val: tuple | None = None, metric: str = "top1", fold: bool = False
-) -> Readouts:
+) -> dict[str, dict[str, Any]]:
     """Measure frozen features by kNN and by a linear probe whose strength :func:`choose_strength` chooses.
 
     Args:
@@ -364,18 +335,27 @@ def readouts(
         seed, val: As for :func:`choose_strength`.
         metric: The one that the dataset's literature reports, ``top1`` or ``mean_per_class``.
         fold: Whether these are one of several folds, which need the counts per class.
+
+    Returns:
+        ``knn`` and ``probe`` as ``result.json`` has them: ``top1``, ``top1_interval`` and, if the literature reports
+        it, ``mean_per_class`` in percent. Of a fold ``per_class``, see :func:`class_counts`. Of kNN ``k``, of the probe
+        ``strength``, ``chosen_by`` and ``accuracies``, see :class:`Choice`.
     """
     choice = choose_strength(train, labels, seed, val)
     accuracies = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}
-
-    def measured(predicted, **options) -> Readout:
-        counts = class_counts(predicted, truth, int(np.max(labels)) + 1) if fold else None
+    predictions = {
+        "knn": knn_predict(train, labels, test),
+        "probe": probe_predict(train, labels, test, choice.strength),
+    }
+    measured = {
+        "knn": {"k": min(NEIGHBOURS, len(labels))},
+        "probe": {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies},
+    }
+    for name, predicted in predictions.items():
         scores = score(predicted, truth)
         if metric != "mean_per_class":
             del scores["mean_per_class"]
-        return Readout(**scores, per_class=counts, **options)
-
-    knn = measured(knn_predict(train, labels, test), k=min(NEIGHBOURS, len(labels)))
-    predicted = probe_predict(train, labels, test, choice.strength)
-    chosen = {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies}
-    return Readouts(knn, measured(predicted, **chosen))
+        if fold:
+            scores["per_class"] = class_counts(predicted, truth, int(np.max(labels)) + 1)
+        measured[name] = scores | measured[name]
+    return measured

@@ -153,11 +153,6 @@ class Embedder(_Predictor):
     ):
         super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
 
-    @property
-    def network(self) -> Network:
-        """The network and how its images are prepared."""
-        return self._network
-
     def picture(self, image: AnyImage, side: int) -> np.ndarray:
         """Return an image as the run reads it, before the crop, its short side at most ``side`` pixels, uint8
         [H, W, 3]."""
@@ -237,24 +232,19 @@ def listed_images(images: Images, bands: Bands | None) -> tuple[list[AnyImage], 
             sources += files
             names += files
             continue
+        expected = PICTURES_EXPECTED if bands is None else BANDS_EXPECTED
         if not isinstance(image, Image.Image | np.ndarray):
-            raise UserError(f"images: {name} is {type(image).__name__}, {_expected(bands)}")
-        if isinstance(image, np.ndarray) and not _is_image(image, bands):
-            raise UserError(f"images: {name} is an array of {image.dtype}, {list(image.shape)}, {_expected(bands)}")
+            raise UserError(f"images: {name} is {type(image).__name__}, {expected}")
+        if isinstance(image, np.ndarray):
+            channels = image.shape[2] if image.ndim == 3 else 1
+            if bands is None:
+                is_image = (image.dtype == np.uint8 and channels <= 4) or (
+                    image.dtype == np.uint16 and channels in (1, 3)
+                )
+            else:
+                is_image = image.dtype.kind in "buif"
+            if not is_image or not image.size or image.ndim not in (2, 3):
+                raise UserError(f"images: {name} is an array of {image.dtype}, {list(image.shape)}, {expected}")
         sources.append(image)
         names.append(name)
     return sources, names
-
-
-def _expected(bands: Bands | None) -> str:
-    return PICTURES_EXPECTED if bands is None else BANDS_EXPECTED
-
-
-def _is_image(array: np.ndarray, bands: Bands | None) -> bool:
-    """Return whether an array is an image, [H, W] or [H, W, C]."""
-    if array.ndim not in (2, 3) or not array.size or array.dtype.kind not in "buif":
-        return False
-    channels = array.shape[2] if array.ndim == 3 else 1
-    if bands is not None:
-        return True
-    return (array.dtype == np.uint8 and channels <= 4) or (array.dtype == np.uint16 and channels in (1, 3))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config.usage import ExportConfig
-from idmm.errors import UserError, checked, needed
+from idmm.errors import checked, needed
 from idmm.files import expand_home, filling, free_folder, out_file, weights_file, write_bytes
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
@@ -27,7 +27,7 @@ def export(config: ExportConfig) -> str:
     run, is_onnx = expand_home(config.init), config.format == "onnx"
     out, *_ = checked(
         lambda: out_file(config.out, (".onnx",)) if is_onnx else free_folder(config.out),
-        lambda: _check_run(run),
+        lambda: weights_file(run, "init"),
         lambda: is_onnx and needed("format: onnx", NEEDED, "export"),
     )
     from idmm.inference.export_model import Source  # torch takes seconds, a mistake is reported at once
@@ -38,12 +38,6 @@ def export(config: ExportConfig) -> str:
     check = write_folder(source, out, hub=config.format == "hf")
     line = f"{out}: config.json, model.safetensors, README.md. Load it with "
     return f"{line}timm.create_model('local-dir:{out}', pretrained=True)\nchecked against torch: {check}"
-
-
-def _check_run(run: Path) -> None:
-    weights_file(run, "init")
-    if not (run / "result.json").is_file():
-        raise UserError(f"init: '{run}' has no result.json. Let the run finish, or name a finished one")
 
 
 def _write_onnx(out: Path, source) -> str:

@@ -150,8 +150,8 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.ERROR)
     try:
         sink = io.StringIO()
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
-            warnings.simplefilter("ignore")
+        ignored = warnings.catch_warnings(action="ignore")
+        with ignored, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
             yield
     finally:
         logging.disable(before)

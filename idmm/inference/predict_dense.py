@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -48,7 +47,9 @@ def predict_dense(config: PredictConfig) -> str:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(prediction + np.uint8(saved.extra["categories"][0])).save(file)
             else:
-                _annotate(dataset["annotations"], prediction.results(number, saved.extra["categories"]))
+                for result in prediction.results(number, saved.extra["categories"]):
+                    area, annotations = result["bbox"][2] * result["bbox"][3], dataset["annotations"]
+                    annotations.append({"id": len(annotations) + 1, **result, "area": area, "iscrowd": 0})
         report_unreadable(unreadable, len(paths))
         if task == "detect":
             write_json(folder / "predictions.json", dataset)
@@ -81,10 +82,3 @@ def _names(paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     stems = {path: os.path.splitext(name)[0] for path, name in names.items()}
     counts = Counter(stem.casefold() for stem in stems.values())
     return names, {path: stem if counts[stem.casefold()] == 1 else names[path] for path, stem in stems.items()}
-
-
-def _annotate(annotations: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
-    """Add COCO's results of an image as annotations."""
-    for result in results:
-        area = result["bbox"][2] * result["bbox"][3]
-        annotations.append({"id": len(annotations) + 1, **result, "area": area, "iscrowd": 0})

@@ -10,7 +10,6 @@ from idmm.config import DenseConfig, FinetuneConfig, PretrainConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
-from idmm.errors import UserError
 from idmm.files import expand_home, is_public, made_folder
 from idmm.inference.runs import finished_runs
 from idmm.progress import log
@@ -37,7 +36,12 @@ def report(config: ReportConfig) -> str:
     out = made_folder(config.out or str(expand_home(config.runs[0]) / "report"))
     for run in runs:
         run.pictures = _pictures(run.path)
-    return str(write(out, runs, _comparisons(runs), notes))
+    # the first classifier with each other one on the same test images
+    classifiers, comparisons = [run for run in runs if (run.path / read_outputs.PREDICTIONS).is_file()], []
+    for run in classifiers[1:]:
+        if test := read_outputs.compared(classifiers[0].path, run.path):
+            comparisons.append(Comparison(classifiers[0].label, run.label, test["points"], test["p"]))
+    return str(write(out, runs, comparisons, notes))
 
 
 # ---------------------------------------------------------------------- the small files of a run
@@ -53,7 +57,7 @@ def _read_run(folder: Path) -> RunFacts:
         model=config.model.name or "",
         data=Path(config.data.root).name if config.data.root else config.data.name or "digits",
         config=parsing.flatten(read_file(folder / "config.yaml")),
-        result=_read_json(folder / "result.json"),
+        result=json.loads((folder / "result.json").read_text()),
         environment=environment.read(folds[0]),
     )
 
@@ -62,13 +66,6 @@ def _folds(folder: Path) -> list[Path]:
     """Return the finished runs of a folder's folds, or the folder itself."""
     folds = sorted(folder.glob("fold-*"), key=lambda path: int(path.name[5:]) if path.name[5:].isdigit() else 0)
     return [fold for fold in folds if (fold / "result.json").is_file()] or [folder]
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"runs: '{path}' cannot be read ({error})") from None
 
 
 def _task(config: Any) -> str:
@@ -91,7 +88,6 @@ def _set_labels(runs: list[RunFacts]) -> None:
             run.start = labels.get(os.path.realpath(expand_home(run.start)), Path(run.start).name)
 
 
-# ---------------------------------------------------------------------- pictures, comparisons
 def _pictures(run: Path) -> dict[str, Path]:
     """Return the pictures of a run by their titles."""
     files, folds = {}, _folds(run)
@@ -100,13 +96,3 @@ def _pictures(run: Path) -> dict[str, Path]:
         files[f"Curves{of_fold}"], files[f"Confusion matrix{of_fold}"] = fold / "curves.png", fold / "confusion.png"
     files |= {f"idmm explore: {path.stem}": path for path in sorted(run.glob("explore/*.png"))}
     return {title: path for title, path in files.items() if path.is_file()}
-
-
-def _comparisons(runs: list[RunFacts]) -> list[Comparison]:
-    """Compare the first classifier with each other one on the same test images."""
-    classifiers = [run for run in runs if (run.path / read_outputs.PREDICTIONS).is_file()]
-    comparisons = []
-    for run in classifiers[1:]:
-        if test := read_outputs.compared(classifiers[0].path, run.path):
-            comparisons.append(Comparison(classifiers[0].label, run.label, test["points"], test["p"]))
-    return comparisons

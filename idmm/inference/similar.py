@@ -30,6 +30,8 @@ def similar(config: SimilarConfig) -> None:
         raise UserError(f"paths: there is no image but the query '{config.query}'. Name images to compare it with")
     if len(others) < len(images):
         log.info("query: '%s' is among the images and is skipped there", config.query)
+    from sklearn.preprocessing import normalize
+
     from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is reported at once
 
     embedder = Embedder(config.init, **network_options(config))
@@ -38,7 +40,7 @@ def similar(config: SimilarConfig) -> None:
         raise UserError(f"query: '{config.query}' cannot be read ({query.unreadable[config.query]})")
     embedding = embedder.embed(others, on_error="skip", progress=True)
     report_unreadable(embedding.unreadable, len(others))
-    cosines = _unit(embedding.features) @ _unit(query.features)[0]  # [N]
+    cosines = normalize(embedding.features) @ normalize(query.features)[0]  # [N]
     order = np.argsort(-cosines, kind="stable")[: config.top_k]
     nearest = [(embedding.paths[i], float(cosines[i])) for i in order]
     lines = (f"{cosine:.4f}  {one_line(path)}\n" for path, cosine in nearest)
@@ -54,11 +56,6 @@ def _check_query(query: str) -> None:
         raise UserError(f"query: '{query}' does not exist, expected an image")
     if os.path.isdir(query):
         raise UserError(f"query: '{query}' is a folder, expected an image")
-
-
-def _unit(features: np.ndarray) -> np.ndarray:
-    """Return rows of length 1, or zero for rows of zeros."""
-    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
 def _draw(config: SimilarConfig, nearest: list[tuple[str, float]], embedder, note: str) -> None:

@@ -12,7 +12,7 @@ from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
 
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
-NO_SETTINGS = ("out", "resume", "environment.started", "environment.finished")
+NO_SETTINGS = ("out", "resume", "environment.started")
 KINDS = {
     "pretrain": "Pretraining",
     "finetune": "Fine-tuning",
@@ -73,7 +73,8 @@ def write(out: Path, runs: list[RunFacts], comparisons: list[Comparison], notes:
         RunError: A file cannot be written.
     """
     sections = [Section("Results", list(_results(runs, comparisons)))]
-    sections += [_details(run) for run in runs]
+    for run in runs:
+        sections.append(Section(run.label, [Picture(path, title, title) for title, path in run.pictures.items()]))
     sections.append(Section("Settings", list(_settings(runs))))
     lines = [*notes, *(f"{run.label}: {run.summary} ({run.path})" for run in runs)]
     tasks, data = listed(dict.fromkeys(run.task for run in runs)), listed(dict.fromkeys(run.data for run in runs))
@@ -166,11 +167,6 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
     cells = {name: [column(run) for run in runs] for name, column in columns.items()}
     cells = {name: column for name, column in cells.items() if any(column)}
     yield TableOf(list(cells), [list(row) for row in zip(*cells.values(), strict=True)], caption)
-
-
-# ---------------------------------------------------------------------- curves, details
-def _details(run: RunFacts) -> Section:
-    return Section(run.label, [Picture(path, title, title) for title, path in run.pictures.items()])
 
 
 # ---------------------------------------------------------------------- settings

@@ -111,11 +111,10 @@ def sections(grid: dict) -> Sections:
         replace(block, title=f"{block.title}: {table.label}") if several else block for table, block in blocks if block
     ]
     named.append(Block("Without a network", [], items=baselines(main[0])))
-    failures = [_failure(run) for run in grid["cells"] if run["status"] == "failed"]
+    failures = []
+    for run in grid["cells"]:
+        if run["status"] == "failed":
+            log = f" (log: {run['log']})" if run.get("log") else ""
+            failures.append(f"{run_label(run)}: {run.get('error') or 'unknown reason'}{log}")
     named.append(Block("Failed", [], items=failures))
     return Sections(grid, main, with_values, [block for block in named if block.lines or block.items])
-
-
-def _failure(run: dict) -> str:
-    log = f" (log: {run['log']})" if run.get("log") else ""
-    return f"{run_label(run)}: {run.get('error') or 'unknown reason'}{log}"

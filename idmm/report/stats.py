@@ -19,11 +19,6 @@ def format_number(value: float, sign: bool = False) -> str:
     return f"{0:.{DIGITS}f}" if float(text) == 0 else text.replace("-", "−") if sign else text
 
 
-def format_interval(interval: tuple[float, float], sign: bool = False) -> str:
-    """Return an interval as in all tables."""
-    return " to ".join(format_number(limit, sign) for limit in interval)
-
-
 class Estimate(NamedTuple):
     """A number with its 95 % interval, or None if no interval is known."""
 
@@ -36,7 +31,7 @@ class Estimate(NamedTuple):
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
     def __str__(self) -> str:
-        interval = format_interval(self.interval, sign=True) if self.interval else "no interval"
+        interval = " to ".join(format_number(limit, sign=True) for limit in self.interval or ()) or "no interval"
         return f"{format_number(self.value, sign=True)} ({interval})"
 
 

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,31 +63,22 @@ class Needs:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage with its config. Subclasses answer what depends on the stage."""
+    """One stage with its config. Subclasses answer what depends on the stage.
+
+    Attributes:
+        phases: In their order.
+        crop_pct: Share of the resized short side that the centre crop of evaluation covers.
+        stored_size: How much of the training images is stored for views of so many pixels, an
+            :class:`idmm.data.images.StoredSize`.
+    """
 
     config: Any
 
     NAME: ClassVar[str]  # of the command
     CONFIG: ClassVar[type]
-
-    @property
-    def phases(self) -> list[Phase]:
-        """The phases in their order."""
-        raise NotImplementedError
-
-    @property
-    def crop_pct(self) -> float:
-        """The share of the resized short side that the centre crop of evaluation covers."""
-        raise NotImplementedError
-
-    @property
-    def device(self) -> str:
-        """The device as the config names it."""
-        return self.config.train.device
-
-    def stored_size(self, size: int) -> "StoredSize":
-        """Return how much of the training images is stored for views of ``size`` pixels."""
-        raise NotImplementedError
+    phases: ClassVar[Any]
+    crop_pct: ClassVar[Any]
+    stored_size: ClassVar[Callable[[Any, int], "StoredSize"]]
 
     @property
     def needs(self) -> Needs:
@@ -162,6 +154,8 @@ class PretrainStage(Stage):
         return self.config.train.knn_every or (sys.maxsize if self.config.init is not None else 0)
 
     def count_faults(self, images: int) -> list[str]:
+        if images < 2:
+            return ["data.root: 1 image to train on. Telling images apart needs at least 2"]
         return self.config.batch_faults(min(self.config.train.batch_size, images))
 
     def fill_names(self) -> tuple[PretrainConfig, list[str]]:
@@ -204,26 +198,15 @@ class FinetuneStage(Stage):
 
 
 class DenseStage(Stage):
-    """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off."""
+    """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off.
+
+    ``read`` lists the images with their boxes or masks, all checked. ``build_network`` puts the layers that predict
+    them for K classes on a backbone, with fresh weights of torch's generators. ``masks``: predict one per box.
+    """
 
     crop_pct = 1.0
     LABELS: ClassVar[str]  # what is known about each training image
     FOLDER: ClassVar[str]  # what data.root has to hold
-
-    def read(self, progress: bool) -> "DenseSplits":
-        """List the images with their boxes or masks, all checked."""
-        raise NotImplementedError
-
-    def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
-        """Put the layers that predict boxes or masks on a backbone, with fresh weights of torch's generators.
-
-        Args:
-            backbone: As ``spec`` describes it.
-            spec: Of the backbone.
-            classes: K.
-            masks: Whether a detector predicts a mask per box.
-        """
-        raise NotImplementedError
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
         self.build_network(backbone, spec, 1, False)
@@ -310,10 +293,6 @@ class ProbeStage(Stage):
     @property
     def crop_pct(self) -> float:
         return self.config.crop_pct
-
-    @property
-    def device(self) -> str:
-        return self.config.device
 
     @property
     def needs(self) -> Needs:

@@ -1,7 +1,7 @@
 """``idmm data``: downloading a dataset, and finding its faults."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,20 +69,6 @@ def checkup(given: DataCheckConfig) -> int:
 
 
 # ---------------------------------------------------------------------- the text
-@dataclass(frozen=True)
-class _Finding:
-    """A kind of fault: one line of the text."""
-
-    kind: str
-    count: str  # e.g. 2 files
-    examples: Sequence[str]
-    advice: str
-    certain: bool  # something to fix, not only to look at
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.count} ({listed(self.examples, _NAMED)}). {self.advice}"
-
-
 def report_lines(report: DatasetReport) -> list[str]:
     """Return the findings as text: facts, then one line per finding, then what to do."""
     counts = ", ".join(f"{n:,} {name}" for name, n in report.images.items())
@@ -98,29 +84,30 @@ def report_lines(report: DatasetReport) -> list[str]:
     if report.layout:
         how = "fine-tuning needs more" if report.enough_to_pretrain else "fine-tuning would refuse them"
         lines += [f"layout: pretraining can use these images, {how}:", *(f"  {line}" for line in report.layout)]
-    findings = [finding for finding in _findings(report) if finding.examples]
-    lines += map(str, findings)
-    certain = [finding.kind for finding in findings if finding.certain]
-    if not report.enough_to_pretrain:
-        certain.insert(0, "layout")
-    suspected = [finding.kind for finding in findings if not finding.certain]
-    if any(len(finding.examples) > _NAMED for finding in findings):
+    certain, suspected, are_listed = [] if report.enough_to_pretrain else ["layout"], [], True
+    for kind, count, examples, advice, is_certain in _findings(report):
+        if examples:
+            lines.append(f"{kind}: {count} ({listed(examples, _NAMED)}). {advice}")
+            (certain if is_certain else suspected).append(kind)
+            are_listed = are_listed and len(examples) <= _NAMED
+    if not are_listed:
         lines.append("check.json in your --out folder lists all of these images.")
     verdict = f"Fix: {', '.join(certain)}." if certain else "Nothing to fix."
     return [*lines, f"{verdict} Look at: {', '.join(suspected)}." if suspected else verdict]
 
 
-def _findings(report: DatasetReport) -> Iterator[_Finding]:
+def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str, bool]]:
+    """Yield each kind of fault, its count, examples, advice, and whether it is certain, something to fix."""
     bad = report.unreadable
     reasons = by_reason(*([image[key] for image in bad] for key in ("name", "reason")))
     skip = "Training stops on them. Replace them, or pass --data.on_error skip."
-    yield _Finding("unreadable", counted(len(bad), "file"), reasons, skip, True)
+    yield "unreadable", counted(len(bad), "file"), reasons, skip, True
     for kind, images, advice in (
         ("transparent", report.transparent, "Their opacity is 0 everywhere, so training uses the hidden colours."),
         ("one colour", report.one_colour, "All their pixels are equal. Look if they are broken."),
     ):
         names = [quoted(image["name"]) for image in images]
-        yield _Finding(kind, counted(len(names), "image"), names, advice, False)
+        yield kind, counted(len(names), "image"), names, advice, False
     groups: dict[tuple[bool, bool], list[Pair]] = {}
     for pair in report.pairs:
         groups.setdefault((pair.leaks, pair.certain if pair.leaks else pair.exact), []).append(pair)
@@ -132,7 +119,7 @@ def _findings(report: DatasetReport) -> Iterator[_Finding]:
     ):
         pairs = groups.get(key, [])
         names = [f"{_name(pair.first)} and {_name(pair.second)}: {_kind(pair)}" for pair in pairs]
-        yield _Finding(kind, counted(len(pairs), "pair"), names, advice, key[1])
+        yield kind, counted(len(pairs), "pair"), names, advice, key[1]
 
 
 def _classes_and_sizes(report: DatasetReport) -> Iterator[str]:

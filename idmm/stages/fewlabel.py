@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from idmm.evaluation.evaluate import largest_class, readouts
 from idmm.files import made_folder, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.stages import ProbeStage
-from idmm.stages.folds import several
 from idmm.stages.images import store_run_images
 from idmm.stages.probe import READOUTS, about, build_frozen, network_of
 from idmm.stages.resolve import RunSetup, resolve
@@ -33,20 +32,6 @@ PER_CLASS = (1, 2, 5, 10, 20)  # numbers of labels by default
 FILES = ("fewlabel.json", "fewlabel.md", "fewlabel.png")
 
 
-@dataclass(frozen=True)
-class Record:
-    """The accuracy of a backbone with one readout, number of labels and draw, in percent."""
-
-    run: str
-    readout: str
-    per_class: int
-    seed: int
-    images: int
-    top1: float
-    mean_per_class: float | None  # if the dataset's literature reports it
-    strength: float | None  # of the linear probe
-
-
 def fewlabel(config: FewLabelConfig) -> dict:
     """Measure every backbone with every number of labels and every draw, and write the table, the curves and the JSON.
 
@@ -55,13 +40,17 @@ def fewlabel(config: FewLabelConfig) -> dict:
     many more labels.
 
     Returns:
-        The content of ``fewlabel.json``: ``records`` (see :class:`Record`), ``summary`` (``mean`` and ``std`` of the
-        ``metric`` over draws), ``runs`` (the backbone under each name) and the numbers of the dataset.
+        The content of ``fewlabel.json``: ``records`` (percent, for each run, readout, number and draw), ``summary``
+        (``mean`` and ``std`` of the ``metric`` over draws), ``runs`` (the backbone under each name) and the numbers of
+        the dataset.
 
     Raises:
         UserError: A mistake in the flags, no labels, or a class with too few images.
     """
-    _check(config)
+    if config.data.subset is not None:
+        raise UserError("data.subset: leave it out, per_class and seeds draw the labelled images")
+    if config.data.folds is not None and config.data.fold is None:
+        raise UserError("data.folds: this command measures on one test split. Add --data.fold to name a fold")
     backbones = _backbones(config)
     data = next(iter(backbones.values())).config.data
     splits = list_images(data, labelled=True)
@@ -75,7 +64,9 @@ def fewlabel(config: FewLabelConfig) -> dict:
         "runs": {label: about(setup) for label, setup in backbones.items()},
     }
     out = made_folder(config.out)
-    _check_out(out, json.loads(json.dumps(header)))
+    before = json.loads((out / FILES[0]).read_text()) if (out / FILES[0]).exists() else header
+    if any(before.get(name) != value for name, value in json.loads(json.dumps(header)).items()):
+        raise UserError(f"out: '{out}' has the results of other measurements. Name a new folder")
     for note in dict.fromkeys(note for setup in backbones.values() for note in setup.notes):
         log.info("%s", note)
     draws = [Subset(per_class=number, seed=seed) for number in numbers for seed in range(config.seeds)]
@@ -86,7 +77,7 @@ def fewlabel(config: FewLabelConfig) -> dict:
         "largest_class": largest_class(splits.test.labels)[1],
         **splits.remarks,
         "summary": summary(records, metric),
-        "records": [{name: value for name, value in asdict(r).items() if value is not None} for r in records],
+        "records": records,
     }
     text = table(result)
     write_json(out / "fewlabel.json", result)
@@ -98,14 +89,6 @@ def fewlabel(config: FewLabelConfig) -> dict:
 
 
 # ---------------------------------------------------------------------- before the measurements
-def _check(config: FewLabelConfig) -> None:
-    """Raise UserError if the flags would draw other images."""
-    if config.data.subset is not None:
-        raise UserError("data.subset: leave it out, per_class and seeds draw the labelled images")
-    if several(config.data):
-        raise UserError("data.folds: this command measures on one test split. Add --data.fold to name a fold")
-
-
 def _backbones(config: FewLabelConfig) -> dict[str, RunSetup]:
     """Return a probe for each backbone by its name, with ``untrained`` also for each architecture's fresh weights."""
     backbones = {init: resolve(replace(config, model=Backbone()).probe(init)) for init in config.init}
@@ -136,16 +119,10 @@ def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
     return numbers
 
 
-def _check_out(out: Path, header: dict[str, Any]) -> None:
-    """Raise UserError if the folder has the results of other measurements, which this call would replace."""
-    path = out / "fewlabel.json"
-    before = json.loads(path.read_text()) if path.exists() else header
-    if any(before.get(name) != value for name, value in header.items()):
-        raise UserError(f"out: '{out}' has the results of other measurements. Name a new folder")
-
-
 # ---------------------------------------------------------------------- measurements
-def _probed(splits: Listing, metric: str, backbones: dict[str, RunSetup], draws: list[Subset]) -> Iterator[Record]:
+def _probed(
+    splits: Listing, metric: str, backbones: dict[str, RunSetup], draws: list[Subset]
+) -> Iterator[dict[str, Any]]:
     """Measure features, which are taken once per backbone, by both readouts."""
     for label, setup in backbones.items():
         model = build_frozen(setup)
@@ -159,17 +136,18 @@ def _probed(splits: Listing, metric: str, backbones: dict[str, RunSetup], draws:
             chosen = [rows[name] for name in draw_subset(splits.train, draw).names if name in rows]
             labelled = features[chosen], train.labels[chosen]
             measured = readouts(*labelled, test_features, test.labels, seed=draw.seed, metric=metric)
-            for name, readout in measured._asdict().items():
-                scores = (readout.top1, readout.mean_per_class, readout.strength)
-                yield Record(label, name, draw.per_class, draw.seed, len(chosen), *scores)
+            for name, readout in measured.items():
+                scores = {key: readout[key] for key in ("top1", "mean_per_class", "strength") if key in readout}
+                record = {"run": label, "readout": name, "per_class": draw.per_class, "seed": draw.seed}
+                yield {**record, "images": len(chosen), **scores}
 
 
 # ---------------------------------------------------------------------- results
-def summary(records: list[Record], metric: str) -> list[dict[str, Any]]:
+def summary(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Return mean and standard deviation over draws (None for a single one) of each run, readout and number."""
     groups: dict[tuple, list[float]] = {}
     for record in records:
-        groups.setdefault((record.run, record.readout, record.per_class), []).append(getattr(record, metric))
+        groups.setdefault((record["run"], record["readout"], record["per_class"]), []).append(record[metric])
     rows = []
     for (run, readout, number), values in groups.items():
         row = {"run": run, "readout": readout, "per_class": number, "mean": statistics.mean(values)}

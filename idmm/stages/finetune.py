@@ -9,6 +9,7 @@ from idmm.data.augment import TrainTransform
 from idmm.data.store import Stores
 from idmm.evaluation.evaluators import Accuracy
 from idmm.methods.finetune import Finetune, balanced_weights
+from idmm.models.build import backbone_state
 from idmm.models.weights import Checkpoint
 from idmm.seeding import derive
 from idmm.stages import Phase
@@ -20,7 +21,6 @@ from idmm.stages.resolve import RunSetup, resolve
 from idmm.stages.setup import (
     build_backbone,
     build_localization,
-    log_length,
     open_run,
     plan_phase,
     with_statistics,
@@ -65,15 +65,13 @@ def _run(setup: RunSetup) -> dict:
         images = store_run_images(setup, listing, run.folder)
         setup = with_statistics(setup, images.mean, images.std)
         measure_baseline(run, setup, images)
-        model = build_first_model(run, setup, images)
-        log_length(setup, len(images.train))
         loop = None
         for phase in setup.phases[run.first_phase - 1 :]:
-            if loop is not None:
-                model = build_next_model(setup, phase, images, loop)
-                loop = None  # frees the memory of the last phase's model and optimizer
-                run.accelerator.free_memory()
             images = images.at(phase.size)
+            model = build_model(run, setup, phase, images, loop)
+            loop = None  # frees the memory of the last phase's model and optimizer
+            if run.accelerator is not None:
+                run.accelerator.free_memory()
             accuracy = build_accuracy(run, setup, phase, images.val or images.test)
             loop = build_loop(run, setup, phase, images, model, accuracy)
             loop.fit()
@@ -83,26 +81,23 @@ def _run(setup: RunSetup) -> dict:
 
 
 # ---------------------------------------------------------------------- building
-def build_first_model(run: RunContext, setup: RunSetup, images: Stores) -> nn.Module:
-    """Build the model of the first phase to train. A new run loads the weights of ``init`` and fits the classifier."""
-    phase = setup.phases[run.first_phase - 1]
-    model = build_backbone(setup, phase, len(images.train.classes))
-    if not run.is_new:
-        return model  # the loop loads its state
-    if report := setup.spec.load(model):
-        log.info("%s", report)
-    init_from_images(run, setup, phase, model, images.train)
-    if setup.config.train.classifier_init == "features":
-        init_classifier(run, setup, phase, model, images.at(phase.size))
-    return model
+def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, last: Loop | None) -> nn.Module:
+    """Build the model of a phase. It goes on with the weights of the phase before, trained by the loop ``last``.
 
-
-def build_next_model(setup: RunSetup, phase: Phase, images: Stores, loop: Loop) -> nn.Module:
-    """Build the model of a phase with the weights that the loop of the phase before has learned."""
-    last = setup.phases[phase.number - 2]
+    The first phase of a new run loads the weights of ``init`` and fits the classifier.
+    """
     model = build_backbone(setup, phase, len(images.train.classes))
-    weights = Checkpoint(loop.averaged.state_dict(), f"weights of stage {last.number}", kwargs={"img_size": last.size})
-    log.info("%s", weights.load_into(model, drop_classifier=False))
+    if last is not None:
+        before = setup.phases[phase.number - 2]
+        kwargs = {"img_size": before.size}
+        weights = Checkpoint(last.averaged.state_dict(), f"weights of stage {before.number}", kwargs=kwargs)
+        log.info("%s", weights.load_into(model, drop_classifier=False))
+    elif run.is_new:  # else the loop loads its state
+        if report := setup.spec.load(model):
+            log.info("%s", report)
+        init_from_images(run, setup, phase, model, images.train)
+        if setup.config.train.classifier_init == "features":
+            init_classifier(run, setup, phase, model, images)
     return model
 
 
@@ -135,7 +130,7 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, 
     best, predictions = load_best(loop, "top-1"), accuracy.latest
     if images.val is not None or predictions is None:  # not evaluated on test, or before the last resume
         predictions = build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.averaged)
-    export(run, loop, setup, images, images.train.classes)
+    export(run, loop, setup, images, backbone_state(loop.averaged), {"classes": images.train.classes})
     scores = classifier_result(run, setup, images, predictions)
     if "start_top1" in run.folder.start_scores:
         scores["start_top1"] = run.folder.start_scores["start_top1"]

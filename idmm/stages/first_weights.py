@@ -72,7 +72,9 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
         RunError: The features are not finite, or memory ran out.
     """
     train, config = images.train, setup.config
-    _check_classes(train.labels, train.classes)
+    if len(numbers := np.unique(train.labels)) < 2:
+        line = f"features, but the training images are all of one class, '{train.classes[numbers[0]]}'"
+        raise UserError(f"{CLASSIFIER_INIT}: {line}, expected two classes or more, or random")
     label = "features for the classifier, of train"
     batches = eval_batches(run, setup, train, phase.size, phase.batch_size, label=label)
     advice = "a smaller --train.batch_size, in a new --out"
@@ -96,14 +98,6 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
         top1 = accuracy.predict(model, "accuracy before the first step, on test").scores()["top1"]
     run.folder.add_start_scores({"start_top1": top1})
     log.info("before the first step: top-1 %.2f on %d test images", top1, len(images.test))
-
-
-def _check_classes(labels: np.ndarray, classes: list[str]) -> None:
-    """Raise UserError if all training images are of one class, by their labels [N]."""
-    numbers = np.unique(labels)
-    if len(numbers) < 2:
-        line = f"features, but the training images are all of one class, '{classes[numbers[0]]}'"
-        raise UserError(f"{CLASSIFIER_INIT}: {line}, expected two classes or more, or random")
 
 
 def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast) -> None:
@@ -151,7 +145,10 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
         temperature = fit_temperature(features, labels, choice.strength, **loss)
         weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
         weight, bias = weight / temperature, bias / temperature
-        fit = np.pad(weight, ((0, 0), (0, width - weight.shape[1]))), _finite_bias(features, weight, bias)
+        if (unseen := np.isneginf(bias)).any():  # on each image, classes without one get at most 1/N of the softmax
+            largest = (features @ weight[~unseen].T + bias[~unseen]).max(axis=1)  # [N]
+            bias = np.where(unseen, largest.min() - np.log(len(features) * unseen.sum()), bias)
+        fit = np.pad(weight, ((0, 0), (0, width - weight.shape[1]))), bias
         line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s, "
         log.info(line + "temperature %.2g", len(labels), choice.strength, choice.by, temperature)
     weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fit))  # [K, d], [K]
@@ -159,15 +156,3 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
         for layer in layers:
             layer.weight.copy_(weight.view_as(layer.weight))
             layer.bias.copy_(bias)
-
-
-def _finite_bias(features: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Return the bias [K] with finite values for classes without a training image.
-
-    On each of the N images [N, d], these classes together get at most 1/N of the softmax.
-    """
-    unseen = np.isneginf(bias)
-    if not unseen.any():
-        return bias
-    largest = (features @ weight[~unseen].T + bias[~unseen]).max(axis=1)  # [N]
-    return np.where(unseen, largest.min() - np.log(len(features) * unseen.sum()), bias)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from idmm.config import Data
 from idmm.data.listing import list_images
 from idmm.errors import UserError
 from idmm.files import holds_run
@@ -41,7 +40,12 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
     """
     config, results = setup.config, []
     configs = list(each_fold(config))
-    _check_folder(config, [one.out for one in configs])
+    used = [one.out for one in configs if holds_run(one.out)]
+    if not used:  # whether the images can be split, before there is a folder
+        list_images(config.data, labelled=True)
+    if holds_run(config.out) and not used:
+        raise UserError(f"out: '{config.out}' holds a run without folds. Name a new folder")
+    check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
     for number, one in enumerate(configs):
         started_at = setup.started_at if number == 0 else clock.now()
         results.append(run_one(replace(setup, stage=stage_of(one), started_at=started_at)))
@@ -55,11 +59,6 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
         return result
 
 
-def several(data: Data) -> bool:
-    """Return whether the config means all folds."""
-    return data.folds is not None and data.fold is None
-
-
 def each_fold(config: Any) -> Iterator[Any]:
     """Yield the config of each fold's run: its folder under ``config.out``, if any, and its share of the minutes."""
     minutes = getattr(getattr(config, "train", None), "minutes", None)  # a probe has none
@@ -71,16 +70,6 @@ def each_fold(config: Any) -> Iterator[Any]:
         yield replace(config, out=out, data=replace(config.data, fold=fold), **resume)
 
 
-def _check_folder(config: Any, folders: list[str]) -> None:
-    """Raise UserError if the images cannot be split, before there is a folder, or if the folder is another run's."""
-    used = [folder for folder in folders if holds_run(folder)]
-    if not used:
-        list_images(config.data, labelled=True)
-    if holds_run(config.out) and not used:
-        raise UserError(f"out: '{config.out}' holds a run without folds. Name a new folder")
-    check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
-
-
 def pooled(results: list[dict]) -> dict:
     """Return the content of ``result.json`` of all folds from those of each.
 
@@ -89,32 +78,28 @@ def pooled(results: list[dict]) -> dict:
     ``top1_interval`` is Wilson's, 95 %. ``mean`` and ``std`` are over folds, ``train_size`` is a fold's.
     """
     sizes = [result["test_size"] for result in results]
+    total, scores = sum(sizes), {"mean": {}, "std": {}}
+    for name in ACCURACIES:
+        values = [result.get(name) for result in results]
+        if None not in values:
+            scores[name] = sum(value * size for value, size in zip(values, sizes, strict=True)) / total
+            scores["mean"][name], scores["std"][name] = statistics.mean(values), statistics.stdev(values)
+    images, correct = (np.sum([r["per_class"][name] for r in results], axis=0) for name in ("images", "correct"))
+    scores["largest_class"] = float(100 * images.max() / total)
+    if "mean_per_class" in scores:
+        tested = images > 0
+        scores["mean_per_class"] = float(100 * (correct[tested] / images[tested]).mean())
+    interval = wilson(round(scores["top1"] * total / 100), total)
     return {
         **{name: results[0][name] for name in SAME if name in results[0]},
-        **over_folds(results, sizes),
+        **scores,
+        "top1_interval": [100 * float(limit) for limit in interval],
         "train_size": round(statistics.mean(result["train_size"] for result in results)),
-        "test_size": sum(sizes),
+        "test_size": total,
         **({"test_groups": sum(r["test_groups"] for r in results)} if "test_groups" in results[0] else {}),
         "seconds": round(sum(result["seconds"] for result in results), 1),
         "folds": [{"fold": fold, **result} for fold, result in enumerate(results, start=1)],
     }
-
-
-def over_folds(scores: list[dict], sizes: list[int]) -> dict:
-    """Return the accuracies of :func:`pooled` from those of each fold (percent) and the folds' test images."""
-    total, pool = sum(sizes), {"mean": {}, "std": {}}
-    for name in ACCURACIES:
-        values = [score.get(name) for score in scores]
-        if None not in values:
-            pool[name] = sum(value * size for value, size in zip(values, sizes, strict=True)) / total
-            pool["mean"][name], pool["std"][name] = statistics.mean(values), statistics.stdev(values)
-    images, correct = (np.sum([score["per_class"][name] for score in scores], axis=0) for name in ("images", "correct"))
-    pool["largest_class"] = float(100 * images.max() / total)
-    if "mean_per_class" in pool:
-        tested = images > 0
-        pool["mean_per_class"] = float(100 * (correct[tested] / images[tested]).mean())
-    low, high = wilson(round(pool["top1"] * total / 100), total)
-    return {**pool, "top1_interval": [100 * float(low), 100 * float(high)]}
 
 
 def _log_result(config: Any, result: dict) -> None:

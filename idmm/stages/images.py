@@ -38,7 +38,7 @@ def store_run_images(
         The stores, with val and test at the size of the last phase.
 
     Raises:
-        UserError: Broken images, or a resumed run whose image i is no longer image i.
+        UserError: Broken or too few images, or a resumed run whose image i is no longer image i.
     """
     stage, spec = setup.stage, setup.spec
     check_val(stage, listing)
@@ -56,6 +56,8 @@ def store_run_images(
         std=spec.std or saved["std"],
         progress=folder is None or folder.leader,
     ).at(setup.phases[-1].size)
+    if faults := stage.count_faults(len(stores.train)):
+        raise UserError(*faults)
     log_values(setup, stores)
     if folder is not None:
         folder.check_images(stores.fingerprint(), image_differences)

@@ -10,7 +10,7 @@ from idmm.data.store import Stores
 from idmm.evaluation import baseline, evaluate
 from idmm.files import write_csv
 from idmm.intervals import too_narrow
-from idmm.models.build import backbone_state, export_kwargs
+from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
 from idmm.stages.images import eval_batches
@@ -39,70 +39,42 @@ def load_best(loop: Loop, score: str) -> dict[str, int]:
     return {"kept_epoch": epoch}
 
 
-def export(run: RunContext, loop: Loop, setup: RunSetup, images: Stores, classes: list[str] | None = None) -> None:
-    """Write the backbone, the model with its classifier if there are ``classes``, and the run's curves."""
-    if not run.folder.leader:
-        return
-    state = loop.averaged.state_dict()
-    _save_weights(run, loop, setup, images, "backbone", state if classes is None else backbone_state(loop.averaged))
-    if classes is not None:
-        _save_weights(run, loop, setup, images, "model", state, {"classes": classes}, len(classes))
-    _draw_curves(run, setup)
+def export(
+    run: RunContext, loop: Loop, setup: RunSetup, images: Stores, backbone: dict, entries: dict | None = None
+) -> None:
+    """Write the backbone, the model with its further layers if there are any, and the run's curves.
 
-
-def export_dense(run: RunContext, loop: Loop, setup: RunSetup, images: Stores, entries: dict) -> None:
-    """Write the plain backbone of a network for boxes or masks, the whole network, and the run's curves.
-
-    ``entries`` are those of the network's JSON beyond its backbone's.
+    Args:
+        run: The open run.
+        loop: After training.
+        setup: Of the run.
+        images: Of the run.
+        backbone: State of the backbone.
+        entries: Of the model's JSON beyond its backbone's. None: the model is the backbone.
     """
     if not run.folder.leader:
         return
-    network = loop.averaged
-    _save_weights(run, loop, setup, images, "backbone", network.backbone.state_dict())
-    _save_weights(run, loop, setup, images, "model", network.state_dict(), entries)
-    _draw_curves(run, setup)
-
-
-def _save_weights(
-    run: RunContext,
-    loop: Loop,
-    setup: RunSetup,
-    images: Stores,
-    stem: str,
-    state: dict,
-    entries: dict | None = None,
-    classes: int = 0,
-) -> None:
-    """Write STEM.safetensors and STEM.json, with further entries of the JSON."""
     spec, size = setup.spec, setup.phases[-1].size
-    extra = {"ema": loop.ema is not None, **(entries or {})}
+    extra = {"ema": loop.ema is not None}
     if images.value_range is not None:
         extra["range"] = images.value_range
     if spec.bands is not None:
         extra["bands"] = spec.bands
         if spec.bands:
             extra["file_channels"] = images.train.bands.count
-    save_model(
-        run.folder.path,
-        stem,
-        state,
-        name=spec.name,
-        kwargs=export_kwargs(spec.name, spec.kwargs, size, classes, spec.in_chans),
-        mean=spec.mean,
-        std=spec.std,
-        size=size,
-        crop_pct=setup.stage.crop_pct,
-        extra=extra,
-    )
-
-
-def _draw_curves(run: RunContext, setup: RunSetup) -> None:
+    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=setup.stage.crop_pct)
+    kwargs = export_kwargs(spec.name, spec.kwargs, size, 0, spec.in_chans)
+    save_model(run.folder.path, "backbone", backbone, kwargs=kwargs, extra=extra, **about)
+    if entries is not None:
+        if "task" not in entries:  # the layers for boxes and masks are not timm's
+            kwargs = export_kwargs(spec.name, spec.kwargs, size, len(entries["classes"]), spec.in_chans)
+        save_model(run.folder.path, "model", loop.averaged.state_dict(), kwargs=kwargs, extra=extra | entries, **about)
     method = getattr(setup.config, "method", None)
     kind = setup.stage.NAME if method is None else f"{setup.stage.NAME} by {method.name}"
     with drawing("curves.png"):
         from idmm.figures import curves_figure, save  # matplotlib takes a second
 
-        figure = curves_figure(run.folder.metrics(), f"{run.folder.path.name}: {kind}, {setup.spec.name}")
+        figure = curves_figure(run.folder.metrics(), f"{run.folder.path.name}: {kind}, {spec.name}")
         save(figure, run.folder.path / "curves.png")
 
 

@@ -13,12 +13,13 @@ from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
 from idmm.data.store import Stores
 from idmm.data.views import MultiCropTransform
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError
 from idmm.evaluation import evaluate
 from idmm.evaluation.evaluators import KNNAccuracy
 from idmm.evaluation.monitor import CollapseMonitor
 from idmm.evaluation.network import extract_features
 from idmm.methods import Method, RunInfo, create_method
+from idmm.models.build import backbone_state
 from idmm.seeding import derive, permutation, seeded
 from idmm.stages.first_weights import init_from_images
 from idmm.stages.folds import run_folds
@@ -34,7 +35,6 @@ from idmm.stages.resolve import RunSetup, resolve
 from idmm.stages.setup import (
     build_backbone,
     build_localization,
-    log_length,
     open_run,
     plan_phase,
     with_statistics,
@@ -76,11 +76,9 @@ def _run(setup: RunSetup) -> dict:
         listing = setup.stage.list_images()
         images = store_run_images(setup, listing, run.folder)
         setup = with_statistics(setup, images.mean, images.std)
-        _check_count(setup, len(images.train))
-        backbone = build_model(run, setup, images)
         if setup.config.learns_labels:
             measure_baseline(run, setup, images)
-        log_length(setup, len(images.train))
+        backbone = build_model(run, setup, images)
         method = build_method(run, setup, images, backbone)
         loop = build_loop(run, setup, images, method)
         loop.fit()
@@ -133,8 +131,10 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
     evaluators, knn = [], _build_knn(run, setup, images)
     if knn is not None:
         evaluators.append(knn)
-    if config.train.monitor_every:
-        evaluators.append(_build_monitor(run, setup, images, method))
+    if config.train.monitor_every:  # it measures the same few training images every time
+        numbers = np.sort(permutation(config.seed, "monitor", len(images.train))[:MONITORED])
+        extract, history = functools.partial(_features, run, setup), run.folder.metrics
+        evaluators.append(CollapseMonitor(method, extract, images.train, numbers, history, config.train.monitor_every))
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
     plan = plan_phase(setup, phase, len(images.train), transform, evaluators, ending(setup, images))
     loop = Loop(run, method, plan)
@@ -146,14 +146,6 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
 def _count_labels(train: ImageStore) -> int | None:
     """Return how many training images have a label; None if there are no labels."""
     return None if train.labels is None else int((train.labels >= 0).sum())
-
-
-def _check_count(setup: RunSetup, images: int) -> None:
-    """Raise UserError if there are too few training images."""
-    if images < 2:
-        raise UserError("data.root: 1 image to train on. Telling images apart needs at least 2")
-    if setup.phases[0].batch_size > images and (faults := setup.stage.count_faults(images)):
-        raise UserError(*faults)
 
 
 # ---------------------------------------------------------------------- evaluators
@@ -194,19 +186,22 @@ def _build_knn(run: RunContext, setup: RunSetup, images: Stores) -> KNNAccuracy 
     return None
 
 
-def _build_monitor(run: RunContext, setup: RunSetup, images: Stores, method: Method) -> CollapseMonitor:
-    """Return the monitor of collapse, which measures the same few training images every time."""
-    config, extract = setup.config, functools.partial(_features, run, setup)
-    numbers = np.sort(permutation(config.seed, "monitor", len(images.train))[:MONITORED])
-    return CollapseMonitor(method, extract, images.train, numbers, run.folder.metrics, config.train.monitor_every)
-
-
 # ---------------------------------------------------------------------- the end
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) -> dict:
     """Write the backbone, the classifier if there is one, and the pictures; return the result."""
     config, epochs = setup.config, loop.position.epoch
-    accuracy = _test(run, setup, images, loop) if config.learns_labels else {}
-    export(run, loop, setup, images, images.train.classes if accuracy else None)
+    accuracy = {}
+    if config.learns_labels:
+        batches = eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
+        predictions = evaluate.predict(loop.averaged, batches, run.device, run.autocast)
+        accuracy = {
+            **classifier_result(run, setup, images, predictions),
+            "num_classes": len(images.train.classes),
+            "labelled_size": _count_labels(images.train),
+            "test_size": len(images.test),
+        }
+    entries = {"classes": images.train.classes} if config.learns_labels else None
+    export(run, loop, setup, images, backbone_state(loop.averaged), entries)
     last = run.folder.last_metrics()
     log.info("%s: loss %.4f after %s, backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
     scores = {**run.folder.start_scores, **last}
@@ -223,16 +218,4 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
         "seconds": round(run.seconds, 1),
         "precision": run.precision,
         **images.remarks,
-    }
-
-
-def _test(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) -> dict:
-    """Evaluate the classifier on the test split; return its part of the result."""
-    batches = eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
-    predictions = evaluate.predict(loop.averaged, batches, run.device, run.autocast)
-    return {
-        **classifier_result(run, setup, images, predictions),
-        "num_classes": len(images.train.classes),
-        "labelled_size": _count_labels(images.train),
-        "test_size": len(images.test),
     }

@@ -13,7 +13,7 @@ from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
 from idmm.data.store import Stores
-from idmm.errors import SizeError, UserError
+from idmm.errors import UserError
 from idmm.evaluation.evaluate import largest_class, readouts, remarks
 from idmm.evaluation.network import Network
 from idmm.intervals import too_narrow
@@ -21,7 +21,7 @@ from idmm.progress import logging_to
 from idmm.stages.folds import run_folds
 from idmm.stages.images import store_run_images
 from idmm.stages.resolve import RunSetup, resolve
-from idmm.stages.setup import with_statistics
+from idmm.stages.setup import check_sizes, with_statistics
 from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
@@ -57,6 +57,7 @@ def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
 
 def _run(setup: RunSetup) -> dict:
     config, spec = setup.config, setup.spec
+    check_sizes(setup)
     with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
             log.info("%s: finished already, nothing to do", config.out)
@@ -80,13 +81,9 @@ def build_frozen(setup: RunSetup) -> nn.Module:
     """Build the backbone of a probe with its weights.
 
     Raises:
-        UserError: It cannot be built at this size, the weights do not fit, or the device is missing.
+        UserError: The weights do not fit.
     """
-    distributed.pick_device(setup.config.device)
-    try:
-        model = setup.spec.build(setup.config.size, setup.config.seed)
-    except SizeError as error:
-        raise UserError(f"size: {error}") from None
+    model = setup.spec.build(setup.config.size, setup.config.seed)
     if report := setup.spec.load(model):
         log.info("%s", report)
     return model.eval()
@@ -120,11 +117,11 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         metric=spec_of(config.data.name).metric,
         fold=config.data.fold is not None,
     )
-    for line in remarks(measured.probe.to_dict(), truth, classes):
+    for line in remarks(measured["probe"], truth, classes):
         log.warning("linear probe: %s", line)
     if images.test.groups is not None:
         log.warning("%s", too_narrow(len(truth), len(set(images.test.groups))))
-    knn, linear = (readout.to_dict() for readout in measured)
+    knn, linear = measured["knn"], measured["probe"]
     return {
         "top1": linear["top1"],
         "top5": None,

@@ -21,9 +21,20 @@ def images(run: str | Path):
     Raises:
         UserError: No finished run, or its images are gone or have changed since.
     """
+    from idmm.data.image_store import store_split
+    from idmm.data.store import compare, fingerprint
+
     run, config = Path(run), config_of(run)
+    stage, file = stage_of(config), run / "last" / "images.json"
+    value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
     try:
-        return _images(run, config)
+        size = stage.stored_size(max(phase.size for phase in stage.phases))
+        options = dict(data=config.data, part="train", progress=True, value_range=value_range)
+        store = store_split(stage.list_images().train, stored_size=size, **options)
+        saved = json.loads(file.read_text()).get("train") if file.exists() else None
+        if lines := compare(saved, fingerprint(store)) if saved else []:
+            raise UserError(*(f"data.root: the images changed since the run: {line}" for line in lines))
+        return store
     except UserError as error:
         raise UserError(*(f"{run}: the train images: {fault}" for fault in error.faults)) from None
 
@@ -39,8 +50,6 @@ def config_of(run: str | Path, dense: bool = False) -> Any:
         UserError: No finished run, k-fold runs instead of one of them, or config.yaml cannot be read.
     """
     run = Path(run)
-    if not run.is_dir():
-        raise UserError(f"{run}: does not exist, expected a run folder" if not run.exists() else f"{run}: is no folder")
     if (run / "fold-1").is_dir():
         raise UserError(f"{run}: holds k-fold runs. Give one of them ('{run / 'fold-1'}')")
     if not (run / "result.json").is_file():
@@ -72,24 +81,6 @@ def exported_weights(run: Path, field: str = ""):
     from idmm.models.weights import read_checkpoint
 
     return read_checkpoint(run, field, "model" if (run / "model.safetensors").is_file() else "backbone")
-
-
-def _images(run: Path, config: Any):
-    """Store the training split, or raise UserError if image i is no longer image i."""
-    from idmm.data.image_store import store_split
-    from idmm.data.store import compare, fingerprint
-
-    stage = stage_of(config)
-    split = stage.list_images().train
-    size = stage.stored_size(max(phase.size for phase in stage.phases))
-    value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
-    options = dict(data=config.data, part="train", progress=True, value_range=value_range)
-    store = store_split(split, stored_size=size, **options)
-    file = run / "last" / "images.json"
-    saved = json.loads(file.read_text()).get("train") if file.exists() else None
-    if lines := compare(saved, fingerprint(store)) if saved else []:
-        raise UserError(*(f"data.root: the images changed since the run: {line}" for line in lines))
-    return store
 
 
 # ---------------------------------------------------------------------- two runs

@@ -153,7 +153,13 @@ def check_names(config: Any) -> tuple[Any, list[str]]:
         line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
         faults.append(f"out: {line}")
     if config.init is not None:
-        faults += _init_faults(config)
+        written = [os.path.join(config.out or ".", name) for name in ("", "backbone.safetensors", "model.safetensors")]
+        try:
+            weights_file(config.init, "init")
+        except UserError as error:
+            faults += error.faults
+        if config.out and os.path.realpath(config.init) in map(os.path.realpath, written):
+            faults.append(f"out: '{config.out}' is where init is. Name a new folder for all that this run writes")
     if faults:
         raise UserError(*faults)
     return config, notes
@@ -173,15 +179,3 @@ def images_around(config: Any) -> str | None:
     names = ("images", "masks", "annotations") if masked else ("train", "unlabelled", "val", "test")
     folders = [os.path.join(root, name) for name in names] if os.path.isdir(os.path.join(root, names[0])) else [root]
     return next((folder for folder in folders if os.path.commonpath([folder, out]) == folder), None)
-
-
-def _init_faults(config: Any) -> list[str]:
-    """Return the faults of ``init`` that show before it is read: it is missing, or the run would write over it."""
-    written = [os.path.join(config.out or ".", name) for name in ("", "backbone.safetensors", "model.safetensors")]
-    if config.out and os.path.realpath(config.init) in map(os.path.realpath, written):
-        return [f"out: '{config.out}' is where init is. Name a new folder for all that this run writes"]
-    try:
-        weights_file(config.init, "init")
-    except UserError as error:
-        return error.faults
-    return []

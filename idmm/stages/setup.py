@@ -1,6 +1,7 @@
 """The steps that all stages share: open the run, try the model, build it, plan the loop."""
 
 import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Iterator
@@ -9,10 +10,9 @@ from dataclasses import replace
 import torch
 
 from idmm import distributed
-from idmm.data.folder import root_folder
 from idmm.data.loaders import BatchFn, BatchPlan
 from idmm.data.split import counted
-from idmm.errors import Interrupted, SizeError, UserError
+from idmm.errors import Interrupted, SizeError, UserError, checked
 from idmm.evaluation.evaluators import Evaluator
 from idmm.files import holds_run
 from idmm.methods.drloc import Localization
@@ -43,8 +43,6 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
         try:
             if run.folder.finished:
                 notes = (f"{config.out}: finished already, nothing to do",)
-            elif config.data.name == "folder":
-                root_folder(config.data)  # a missing folder needs no notes
             if run.folder.restarts:
                 why = "a run was begun here but had saved no checkpoint yet (train.save_minutes)"
                 notes = (f"{config.out}: {why}, so it starts from the beginning", *notes)
@@ -62,18 +60,8 @@ def check_sizes(setup: RunSetup) -> None:
     Raises:
         UserError: A line per fault, with the field.
     """
-    if holds_run(setup.config.out):
-        return
-    faults = []
-    for phase in setup.phases:
-        try:
-            try_model(setup, phase)
-        except SizeError as error:
-            faults += [f"{phase.field}: {fault}" for fault in error.faults]
-        except UserError as error:
-            faults += error.faults
-    if faults:
-        raise UserError(*dict.fromkeys(faults))
+    if not holds_run(setup.config.out):
+        checked(*(functools.partial(try_model, setup, phase) for phase in setup.phases))
 
 
 def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None:
@@ -82,15 +70,15 @@ def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None
     Raises:
         UserError: The backbone, drloc's head or, if requested, the weights to start from do not fit.
     """
-    spec, backbone, faults = setup.spec, build_backbone(setup, phase), []
-    setup.stage.check_network(phase, backbone, spec)
-    for field, size in phase.other_sizes:
-        try:
+    spec, field = setup.spec, phase.field
+    try:
+        backbone = build_backbone(setup, phase)
+        setup.stage.check_network(phase, backbone, spec)
+        for name, size in phase.other_sizes:
+            field = name
             try_size(backbone, spec.name, size, spec.in_chans)
-        except SizeError as error:
-            faults += [f"{field}: {fault}" for fault in error.faults]
-    if faults:
-        raise UserError(*faults)
+    except SizeError as error:
+        raise UserError(*(f"{field}: {fault}" for fault in error.faults)) from None
     structured = getattr(setup.config.model, "start", "timm") == "structured" and spec.init is None
     if structured and not can_init_vit(backbone):
         line = f"{spec.name} is not one of timm's vision transformers with learned positions, expected timm or auto"
@@ -125,12 +113,20 @@ def plan_phase(
     ending: tuple[int, float] = (0, 0.0),
     keep: str | None = None,
 ) -> PhasePlan:
-    """Return what the loop needs to know about a phase on ``images`` training images, see :class:`PhasePlan`."""
+    """Return what the loop needs to know about a phase on ``images`` training images, see :class:`PhasePlan`, and log
+    how many steps it has."""
     train, later_phases = setup.config.train, setup.phases[phase.number - 1 :]
     max_epochs, epochs = None, phase.epochs
     if train.minutes is not None:
-        max_epochs = _share_max_epochs(setup.phases, train.max_epochs)[phase.number - 1]
+        if train.max_epochs is not None:
+            max_epochs = max(1, train.max_epochs * phase.epochs // sum(other.epochs for other in setup.phases))
         epochs = max_epochs or sys.maxsize
+    steps = phase.steps(images)
+    length = f"{steps} in {counted(phase.epochs, 'epoch')}"
+    if train.minutes is not None:
+        length = f"for train.minutes {train.minutes:g}"
+    per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, images)
+    log.info("%s: %s of %d images per epoch, %s", phase.label, per_epoch, batch, length)
     order = derive(setup.config.seed, "stage", phase.number)
     processes = (distributed.rank(), distributed.world())
     return PhasePlan(
@@ -151,30 +147,6 @@ def plan_phase(
 def _cost(phase: Phase) -> int:
     """Return the share of ``train.minutes`` that a phase gets, relative to the other phases."""
     return phase.epochs * phase.size**2
-
-
-def _share_max_epochs(phases: tuple[Phase, ...], max_epochs: int | None) -> list[int | None]:
-    """Return at most ``max_epochs`` in all, in the ratio of the phases' epochs, at least one each; None: no limit."""
-    if max_epochs is None:
-        return [None] * len(phases)
-    sum_of_epochs = sum(phase.epochs for phase in phases)
-    for total in range(max_epochs, 0, -1):
-        epochs = [max(1, round(total * phase.epochs / sum_of_epochs)) for phase in phases]
-        if sum(epochs) <= max_epochs:
-            return epochs
-    return [1] * len(phases)
-
-
-def log_length(setup: RunSetup, images: int) -> None:
-    """Log how many steps a run on that many training images has."""
-    minutes = setup.config.train.minutes
-    for phase in setup.phases:
-        steps, batch = phase.steps(images), min(phase.batch_size, images)
-        per_epoch = counted(steps // phase.epochs, "step")
-        length = f"{steps} in {counted(phase.epochs, 'epoch')}"
-        if minutes is not None:
-            length = f"for train.minutes {minutes:g}"
-        log.info("%s: %s of %d images an epoch, %s", phase.label, per_epoch, batch, length)
 
 
 # ---------------------------------------------------------------------- images

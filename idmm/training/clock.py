@@ -1,7 +1,7 @@
 """``train.minutes``: the progress of training by the clock, from 0 at the first step to 1 at its end."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 WARMUP = 0.1  # progress at which a warm-up ends at the latest
 FORWARD = 1 / 3  # time of an evaluated image as a share of a training image's, before the first evaluation
@@ -32,15 +32,6 @@ class Timer:
         if not self.warmup_steps:
             self.warmup_end = 0.0
 
-    def state(self) -> dict:
-        """Return what :meth:`resume` needs."""
-        return {name: value for name, value in asdict(self).items() if name in _SAVED}
-
-    def resume(self, state: dict) -> None:
-        """Continue from a saved state."""
-        for name in _SAVED:
-            setattr(self, name, state[name])
-
     def eval_seconds(self, images: int) -> float:
         """Return the time to evaluate that many images."""
         per_image = FORWARD * self.image_seconds if self.eval_image_seconds is None else self.eval_image_seconds
@@ -69,6 +60,3 @@ class Timer:
             return WARMUP * max(steps / self.warmup_steps, self.progress / WARMUP)
         first = WARMUP if self.warmup_steps else 0.0
         return first + (1 - first) * (self.progress - self.warmup_end) / max(1e-9, 1 - self.warmup_end)
-
-
-_SAVED = ("start", "progress", "warmup_end", "image_seconds", "eval_image_seconds")

@@ -9,7 +9,7 @@ import shlex
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def describe(device: str) -> dict[str, Any]:
         "memory": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if on_gpu else [],
         "processes": distributed.world(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES},
     }
 
 
@@ -58,14 +58,7 @@ def started(folder: Path, device: str, when: str) -> None:
     """Write the environment of a start at ``when``. A resumed run keeps the time of its first start."""
     first = read(folder).get("started", when)
     with drawing(FILE, "written"):
-        write_json(folder / FILE, {"started": first, "finished": None, **describe(device)})
-
-
-def finished(folder: Path) -> None:
-    """Add when the run ended."""
-    if content := read(folder):
-        with drawing(FILE, "written"):
-            write_json(folder / FILE, {**content, "finished": now()})
+        write_json(folder / FILE, {"started": first, **describe(device)})
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -74,13 +67,6 @@ def read(folder: Path) -> dict[str, Any]:
         content = json.loads((Path(folder) / FILE).read_text())
         return content if isinstance(content, dict) else {}
     return {}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def processor() -> str:

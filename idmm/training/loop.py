@@ -16,7 +16,7 @@ from idmm.progress import Bar, duration, epoch_line, log_expected_end
 from idmm.seeding import derive, seeded
 from idmm.training import clock
 from idmm.training.clock import Timer
-from idmm.training.optim import clip_gradients, method_optimizer
+from idmm.training.optim import clip_gradients, create_optimizer
 from idmm.training.plan import Pace, PhasePlan, Position, TrainingState
 from idmm.training.precision import choose_workers
 from idmm.training.run_context import RunContext
@@ -50,13 +50,19 @@ class Loop:
         self.workers = choose_workers(run.workers, plan.transform, images)
 
     def _memory(self) -> contextlib.AbstractContextManager:
-        error = distributed.step_too_large(self.batches.batch_size, self.train.accumulate)
-        return distributed.enough_memory(error)
+        line = f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
+        line += f"{2 * self.train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
+        return distributed.enough_memory(RunError(f"{line}--train.precision bf16, in a new --out"))
 
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)
         method.train()
-        optimizer = method_optimizer(method, self.train, plan.lr)
+        others = {
+            name: (child, method.lr_scales.get(name, 1.0))
+            for name, child in method.named_children()
+            if name != "backbone" and any(p.requires_grad for p in child.parameters())
+        }
+        optimizer = create_optimizer(method.backbone, others, self.train, plan.lr)
         self.schedule = learning_rate_of(self.train, optimizer, self.batches.steps_per_epoch, self.steps)
         self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
@@ -112,19 +118,19 @@ class Loop:
         """Start the phase's share of ``train.minutes``, or continue with the saved timer."""
         if self.train.minutes is None:
             return
-        steps_per_epoch, saved = self.batches.steps_per_epoch, self.saved_timer
-        start = self.run.seconds if saved is None else saved["start"]
-        final_images, final_seconds = self.plan.ending
-        self.timer = Timer(
-            start,
-            until=start + self.plan.share * (60 * self.train.minutes - start),
-            warmup_steps=round(self.train.warmup_epochs * steps_per_epoch),
-            max_steps=self.plan.max_epochs and self.plan.max_epochs * steps_per_epoch,
-            final_images=final_images + sum(evaluator.images for evaluator in self.plan.evaluators),
-            final_seconds=final_seconds,
-        )
-        if saved is not None:
-            self.timer.resume(saved)
+        if self.saved_timer is not None:
+            self.timer = Timer(**self.saved_timer)
+        else:
+            start, steps_per_epoch = self.run.seconds, self.batches.steps_per_epoch
+            final_images, final_seconds = self.plan.ending
+            self.timer = Timer(
+                start,
+                until=start + self.plan.share * (60 * self.train.minutes - start),
+                warmup_steps=round(self.train.warmup_epochs * steps_per_epoch),
+                max_steps=self.plan.max_epochs and self.plan.max_epochs * steps_per_epoch,
+                final_images=final_images + sum(evaluator.images for evaluator in self.plan.evaluators),
+                final_seconds=final_seconds,
+            )
         self._advance(self.timer.progress)
 
     def _advance(self, progress: float) -> None:
@@ -346,7 +352,7 @@ class Loop:
         """Write the checkpoint, a :class:`TrainingState`."""
         self._check_finite()
         ruined = not all(bool(torch.isfinite(p).all()) for p in self.method.parameters())
-        if distributed.any_process(ruined)[0]:  # by the step after a finite loss
+        if distributed.largest(ruined)[0]:  # by the step after a finite loss
             raise self._divergence("the weights are not finite", self.position.total_steps - 1)
         self.saved_at = clock.now()
         sums = self._total_sums()
@@ -354,13 +360,13 @@ class Loop:
             return
         self.run.folder.save_state(
             TrainingState(
-                phase=self.plan.number,
+                stage=self.plan.number,
                 epoch=epoch,
                 step=step,
                 steps=[self.run.earlier_steps, self.position.total_steps],
                 epoch_seconds=self.position.seconds,
                 seconds=self.run.seconds,
-                timer=None if self.timer is None else self.timer.state(),
+                timer=None if self.timer is None else vars(self.timer).copy(),
                 sums=sums,
                 precision=self.run.precision,
                 channels_last=self.run.channels_last,

@@ -7,22 +7,6 @@ from torch import nn
 from idmm.config import Train
 
 
-def method_optimizer(method: nn.Module, train: Train, lr: float) -> torch.optim.Optimizer:
-    """Build the optimizer of a method's backbone and of its other modules that are trained.
-
-    Args:
-        method: Its ``lr_scales`` has the learning rates of other modules, as multiples of ``lr``.
-        train: See :func:`create_optimizer`.
-        lr: Likewise.
-    """
-    others = {
-        name: (child, method.lr_scales.get(name, 1.0))
-        for name, child in method.named_children()
-        if name != "backbone" and any(p.requires_grad for p in child.parameters())
-    }
-    return create_optimizer(method.backbone, others, train, lr)
-
-
 def create_optimizer(
     backbone: nn.Module,
     others: dict[str, tuple[nn.Module, float]],

@@ -1,6 +1,6 @@
 """The plan of a phase, its position, and the state that a checkpoint holds."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,13 +42,13 @@ class Position:
 class TrainingState:
     """All that the rest of a run depends on and that its seed does not give: the content of ``last/state.pt``."""
 
-    phase: int  # its number, from 1
+    stage: int  # number of the phase, from 1
     epoch: int  # of the phase, from 0
     step: int  # of the epoch, from 0
     steps: list[int]  # of earlier phases, of this one
     epoch_seconds: float
     seconds: float  # of the run
-    timer: dict | None  # see :meth:`idmm.training.clock.Timer.state`
+    timer: dict | None  # see :class:`idmm.training.clock.Timer`
     sums: dict[str, float]  # see :class:`Position`, over all processes
     precision: str
     channels_last: bool
@@ -57,18 +57,6 @@ class TrainingState:
     ema: dict[str, torch.Tensor] | None
     scaler: dict[str, Any] | None
     best: dict | None  # epoch (from 1), value and weights of the best epoch so far
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of the file, which calls a phase a stage."""
-        return {"stage" if name == "phase" else name: value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> "TrainingState":
-        """Return the state in a file. KeyError with the names that it lacks."""
-        keys = {item.name: "stage" if item.name == "phase" else item.name for item in fields(cls)}
-        if missing := [key for key in keys.values() if key not in content]:
-            raise KeyError(*missing)
-        return cls(**{name: content[key] for name, key in keys.items()})
 
 
 @dataclass

@@ -57,7 +57,7 @@ class RunContext:
         self.accelerator: Accelerator | None = None
         self.interrupts = Interrupts()
         state = self.folder.state
-        self.first_phase = 1 if state is None else state.phase
+        self.first_phase = 1 if state is None else state.stage
         self.precision = None if state is None else state.precision
         self.precision_was_timed = False
         self.channels_last = None if state is None else state.channels_last

@@ -14,7 +14,7 @@ import yaml
 
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError, UserError, in_short
 from idmm.files import (
     Lock,
     expand_home,
@@ -118,12 +118,10 @@ class RunFolder:
 
     def _load(self) -> TrainingState:
         try:
-            return TrainingState.from_dict(torch.load(self._state_file, map_location="cpu", weights_only=True))
-        except KeyError as error:
-            why = ", ".join(f"lacks {name}" for name in error.args)
-        except Exception as error:  # torch raises many kinds
-            why = type(error).__name__
-        raise UserError(f"{self._state_file}: cannot be read ({why}). Remove it to start over")
+            return TrainingState(**torch.load(self._state_file, map_location="cpu", weights_only=True))
+        except Exception as error:  # torch raises many kinds, and a file may lack values
+            why = f"{self._state_file}: cannot be read ({in_short(error)})"
+            raise UserError(f"{why}. Remove it to start over") from None
 
     def save_state(self, state: TrainingState) -> None:
         """Replace the checkpoint. The previous one stays until the new one is whole, also on a full disk.
@@ -135,7 +133,7 @@ class RunFolder:
             return
         try:
             with replacing(self._state_file) as file:
-                torch.save(state.to_dict(), file)
+                torch.save(vars(state), file)
         except RuntimeError as error:  # torch's writer hides the system's error
             hidden = error.__context__
             what = hidden.strerror if isinstance(hidden, OSError) else str(error).splitlines()[0]
@@ -207,7 +205,6 @@ class RunFolder:
     def finish(self, result: dict) -> None:
         """Write result.json, which marks the run as finished."""
         if self.leader:
-            environment.finished(self.path)
             write_text(self._result_file, json.dumps(result, indent=2) + "\n")
         self.finished = True
 

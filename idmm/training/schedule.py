@@ -54,13 +54,7 @@ def learning_rate(
     shape = dict(t_initial=steps - warmup_steps, warmup_prefix=True, **warmup)
     if kind == "linear":
         return PolyLRScheduler(optimizer, power=1.0, **shape)
-    logger = logging.getLogger("timm.scheduler.cosine_lr")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of a run of one step
-    try:
-        return CosineLRScheduler(optimizer, **shape)
-    finally:
-        logger.setLevel(level)
+    return CosineLRScheduler(optimizer, **shape)
 
 
 def weight_decay_schedule(optimizer: torch.optim.Optimizer, steps: int, end: float | None) -> Callable[[int], None]:

@@ -1,7 +1,6 @@
 """A grid on a Ray cluster: each job is a task in the grid's folder, which all nodes see at the same path."""
 
 import contextlib
-import importlib.util
 import logging
 import os
 import signal
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from idmm.data.parallel import cores
-from idmm.errors import Interrupted, UserError, install
+from idmm.errors import Interrupted, UserError
 from idmm.progress import log
 from idmm.transfer.config import Ray
 from idmm.transfer.plan import Job
@@ -24,20 +23,13 @@ GRACE = 60.0  # seconds for interrupted jobs to save their state
 STORE = 2**27  # bytes of a local cluster's object store, which holds nothing large
 
 
-def require() -> None:
-    """Raise UserError if Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UserError(f"engine: ray needs ray. Install it with: {install('ray')}")
-
-
 def run(grid: Grid) -> None:
     """Run all jobs of a grid on the cluster of ``config.ray``.
 
     Raises:
-        UserError: Ray is not installed, there is no such cluster, or it cannot run these jobs.
+        UserError: There is no such cluster, or it cannot run these jobs.
         Interrupted: Ctrl-C or SIGTERM. Running jobs had time to save.
     """
-    require()
     with connected(grid.config.ray):
         tasks = _Tasks(grid)
         try:

@@ -76,7 +76,8 @@ class GridPlan:
         self._recipes: dict[tuple[str, str], dict] = {}
         self._seed_pairs = _seed_pairs(grid)
         self.entries = read_entries(grid, self.faults)
-        self._check_options()
+        for stage in TRAINING:
+            self._add_faults(stage, stage, self._overruled(stage, getattr(grid, stage)))
         for backbone in self.entries["backbones"]:
             for row, target in product(self._rows(backbone), self.entries["targets"]):
                 if grid.pairs == "all" or row.needs is None or target.label == row.source:
@@ -187,15 +188,6 @@ class GridPlan:
         new = [fault for fault in faults if (stage, fault) not in self._reported]
         self.faults += [f"{place}: {fault}" for fault in new]
         self._reported |= {(stage, fault) for fault in new}
-
-    def _check_options(self) -> None:
-        """Find faults of the grid's own options, also of those that no cell uses."""
-        for stage in TRAINING:
-            layer = getattr(self.grid, stage)
-            faults = self._overruled(stage, layer)
-            for decided in self._methods() if stage == "pretrain" else [{}]:  # the options depend on the method
-                faults += self._resolved(stage, [layer], decided, resolve=False)[1]
-            self._add_faults(stage, stage, list(dict.fromkeys(faults)))
 
     def _methods(self) -> list[dict]:
         """Return the key that names the method, for each of the grid's methods."""

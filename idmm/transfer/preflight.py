@@ -8,7 +8,7 @@ from typing import Any
 from idmm.config import parsing
 from idmm.data.split import Listing
 from idmm.distributed import pick_device
-from idmm.errors import UserError
+from idmm.errors import UserError, needed
 from idmm.files import free_folder
 from idmm.models.spec import model_spec
 from idmm.stages import STAGES, Stage, stage_of
@@ -30,9 +30,7 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
     if not any((Path(grid.out) / name).exists() for name in ("grid.yaml", ".lock")):  # of a grid, or one that starts
         checks.once("out", "", free_folder, grid.out)
     if grid.engine == "ray":
-        from idmm.transfer.cluster import require
-
-        checks.once("ray", "", require)
+        checks.once("ray", "", needed, "engine: ray", ["ray"], "ray")
     for cell, key in plan.cells.items():
         job = plan.jobs[key]
         if job.needs is not None:
@@ -64,7 +62,7 @@ class _Checks:
             self.once(["val", job.config["data"], stage.needs.val], side, check_val, stage, listing)
         if self.grid.engine == "local":
             train = getattr(config, "train", None)  # a probe has none
-            device = (pick_device, stage.device, "train.device") if train is None else (choose_device, train)
+            device = (pick_device, config.device, "train.device") if train is None else (choose_device, train)
             self.once([job.stage, device[1:]], job.stage, *device)
         self._check_model(job, stage, backbone)
 
