@@ -109,7 +109,7 @@ def labelled(run, data, out):
 def test_what_is_written(run, images, tmp_path, caplog):
     caplog.set_level("INFO", "idmm")
     found, lines = labelled(run, section_of(images), tmp_path)
-    assert (found.given, found.found) == (4, 18) and found.agreement == pytest.approx(100)
+    assert (found.given, found.added) == (4, 18) and found.agreement == pytest.approx(100)
     of = {split: [row for row in lines if row["split"] == split] for split in ("train", "test")}
     assert len(of["train"]) == 22 and len(of["test"]) == 8, "also those in unlabelled"
     given = [row for row in lines if row["given"] == "yes"]
@@ -158,7 +158,7 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     assert call(argv) == 0
     kept, said = read(out / "train.json"), capsys.readouterr().out
     assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
-    assert kept["pseudolabels"]["found"] == 18 and kept["pseudolabels"]["given"] == 4
+    assert kept["pseudolabels"]["added"] == 18 and kept["pseudolabels"]["given"] == 4
     assert [read(out / place / "result.json")["train_size"] for place in ("stage1", "")] == [22, 22]
     assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
     floor = kept["pseudolabels"]["baseline_top1"]

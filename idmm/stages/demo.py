@@ -20,7 +20,7 @@ EACH = 5  # labelled images of a class
 LEAST_GAIN = 2.0  # points
 
 
-def demo(given: DemoConfig) -> dict:
+def demo(command: DemoConfig) -> dict:
     """Train on scikit-learn's digits, few of them labelled, by ``idmm train`` and from scratch for the same time.
 
     The digits are in OUT/images, laid out as a user's folder, and the runs of a seed in OUT/seed-SEED. The seed drives
@@ -35,16 +35,16 @@ def demo(given: DemoConfig) -> dict:
         UserError: A mistake in the flags.
         RunError: The gain is below 2 points, or a run failed.
     """
-    out = Path(given.out)
+    out = Path(command.out)
     _write_images(out / "images")
-    seeds = [_trained(given, out, seed) for seed in range(given.seeds)]
+    seeds = [_trained(command, out, seed) for seed in range(command.seeds)]
     scores = {
         "baseline_top1": [kept["scratch"]["baseline_top1"] for kept in seeds],
         "scratch_top1": [kept["scratch"]["top1"] for kept in seeds],
         "idmm_top1": [kept["result"]["top1"] for kept in seeds],
     }
     *others, ours = map(statistics.mean, scores.values())
-    result = scores | {"gain": ours - max(others), "minutes": given.minutes}
+    result = scores | {"gain": ours - max(others), "minutes": command.minutes}
     write_json(out / "demo.json", result)
     counts, tested = seeds[0]["counts"], seeds[0]["result"]
     title = f"{counts['images']:,} images, {counts['labelled']:,} of them labelled"
@@ -52,7 +52,7 @@ def demo(given: DemoConfig) -> dict:
     one_class = tested["largest_class"]
     with drawing("comparison.png"):
         pictures.comparison(rows, out / "comparison.png", title, largest_class=one_class, grey=["baseline"])
-    print(f"{title}, {given.minutes:g} min of training each. Top-1 on {tested['test_size']} test images:")
+    print(f"{title}, {command.minutes:g} min of training each. Top-1 on {tested['test_size']} test images:")
     for label, values in rows.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         print(f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({', '.join(f'{v:.1f}' for v in values)})")
@@ -77,9 +77,9 @@ def _write_images(folder: Path) -> None:
                 Image.fromarray(pixels.squeeze()).save(place / f"{number:04d}.png")
 
 
-def _trained(given: DemoConfig, out: Path, seed: int) -> dict:
+def _trained(command: DemoConfig, out: Path, seed: int) -> dict:
     """Return the results of ``idmm train`` with a seed."""
     data = TrainData(root=str(out / "images"), labelled={"per_class": EACH, "seed": seed})
-    more = {"flip": 0.0, "seed": seed, "minutes": given.minutes, "compare": True}  # mirrored digits are no digits
+    more = {"flip": 0.0, "seed": seed, "minutes": command.minutes, "compare": True}  # mirrored digits are no digits
     with one_thread():  # steps this small gain nothing from more, and lose much where others use the cores
         return train(TrainCommand(out=str(out / f"seed-{seed}"), data=data, **more))

@@ -70,14 +70,14 @@ def _printed() -> Iterator[None]:
 
 
 @_printed()
-def train(given: TrainCommand | dict | str, started_at: float | None = None) -> dict:
-    """Train a classifier on a folder of images in ``given.minutes``; ``given.out`` is the run that fine-tunes it.
+def train(command: TrainCommand | dict | str, started_at: float | None = None) -> dict:
+    """Train a classifier on a folder of images in ``command.minutes``; ``command.out`` is the run that fine-tunes it.
 
     Stage 1, if there is one, lies in OUT/stage1, its features joined with hand-made ones in OUT/features, the trial on
     held-out training images in OUT/trial, the comparison in OUT/scratch. Repeating the command resumes it.
 
     Args:
-        given: A TrainCommand, a mapping of its keys (those of ``idmm train --help``), or the path of a YAML file.
+        command: A TrainCommand, a mapping of its keys (those of ``idmm train --help``), or the path of a YAML file.
         started_at: When the minutes began (``clock.now()``); None: now.
 
     Returns:
@@ -90,37 +90,37 @@ def train(given: TrainCommand | dict | str, started_at: float | None = None) -> 
         UserError: No labels, a mistake in the flags, or ``out`` holds something else.
         RunError: Training could not go on.
     """
-    began, given = clock.now() if started_at is None else started_at, parsing.build(TrainCommand, given)
-    way_of(given)  # before anything is read
-    given = replace(given, data=resolve_name(given.data)[0])
-    out = Path(given.out)
-    state = _load(given, out)
+    began, command = clock.now() if started_at is None else started_at, parsing.build(TrainCommand, command)
+    way_of(command)  # before anything is read
+    command = replace(command, data=resolve_name(command.data)[0])
+    out = Path(command.out)
+    state = _load(command, out)
     new = not out.exists() or not any(out.iterdir())
     if state is None:
         if not new and {path.name for path in out.iterdir()} - {LABELS, COPIES}:
             raise UserError(f"out: '{out}' has other files. Name a new folder")
     else:
-        check_comparison(given, state.plan.way)  # --compare may be new
+        check_comparison(command, state.plan.way)  # --compare may be new
     try:
-        state = _agreed(state or _planned(given, out), given.device)
+        state = _agreed(state or _planned(command, out), command.device)
         if state.result:
             print(f"{out}: finished already, nothing to do")
         else:
             for line in state.plan.why:
                 log.info("%s", line)
-            seconds = 60 * (given.minutes - state.minutes["before"]) - clock.now() + began
+            seconds = 60 * (command.minutes - state.minutes["before"]) - clock.now() + began
             ends = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-            more = f", then {given.minutes:g} minutes from scratch (--compare)" if given.compare else ""
-            log.info("%g minutes, until about %s%s", given.minutes, ends, more)
-            _run(given, state, (clock.now() - began) / 60)
+            more = f", then {command.minutes:g} minutes from scratch (--compare)" if command.compare else ""
+            log.info("%g minutes, until about %s%s", command.minutes, ends, more)
+            _run(command, state, (clock.now() - began) / 60)
             state.save(out)
     except UserError:  # of a stage, too: another command may take the folder
         busy = any(holds_run(out / part) for part in ("", *state_parts(out))) or any(out.rglob("*.lock"))
         if not busy:
             shutil.rmtree(out, ignore_errors=True) if new else (out / FILE).unlink(missing_ok=True)
         raise
-    if given.compare and not state.scratch:
-        state.scratch = _stage(given, state, "scratch", given.minutes)
+    if command.compare and not state.scratch:
+        state.scratch = _stage(command, state, "scratch", command.minutes)
         state.gain = compared(out, out / "scratch")
     content = state.save(out)
     _report(state)
@@ -136,12 +136,12 @@ def _agreed(state: TrainState, device: str) -> TrainState:
 
 
 # ---------------------------------------------------------------------- what there is, what to do
-def _keys(given: TrainCommand) -> dict:
+def _keys(command: TrainCommand) -> dict:
     """Return the keys that another call of the same command has. ``compare`` may be added later."""
-    return {key: value for key, value in parsing.to_dict(given).items() if key not in ("out", "compare")}
+    return {key: value for key, value in parsing.to_dict(command).items() if key not in ("out", "compare")}
 
 
-def _load(given: TrainCommand, out: Path) -> TrainState | None:
+def _load(command: TrainCommand, out: Path) -> TrainState | None:
     """Return the state that an earlier call of the same command saved."""
     if out.is_file():
         raise UserError(f"out: '{out}' is a file, expected a new folder")
@@ -153,18 +153,18 @@ def _load(given: TrainCommand, out: Path) -> TrainState | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({error}). Name a new folder") from None
-    check_config(out, parsing.flatten(state.command), parsing.flatten(_keys(given)))
+    check_config(out, parsing.flatten(state.command), parsing.flatten(_keys(command)))
     return state
 
 
-def _planned(given: TrainCommand, out: Path) -> TrainState:
+def _planned(command: TrainCommand, out: Path) -> TrainState:
     """List the images and choose what to do. Broken test images are found now, not when the last stage reads them."""
-    resolved = of_weights(given)
+    resolved = of_weights(command)
     data, listing = _listing(resolved.data, out)
     if data.root is not None and distributed.rank() == 0:
         store_split(listing.test, stored_size=SIDE, data=replace(data, cache="off"), part="test", progress=True)
     counts = count(listing, data)
-    return TrainState(_keys(given), parsing.to_dict(data), counts, choose(replace(resolved, data=data), counts))
+    return TrainState(_keys(command), parsing.to_dict(data), counts, choose(replace(resolved, data=data), counts))
 
 
 def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
@@ -226,28 +226,28 @@ def state_parts(out: Path) -> list[str]:
     return [part for part in ("stage1", "trial") if (out / part).is_dir()]
 
 
-def _run(given: TrainCommand, state: TrainState, before: float) -> None:
+def _run(command: TrainCommand, state: TrainState, before: float) -> None:
     """Run the plan's stages in the time that is left after ``before`` (minutes).
 
     The time of each stage is saved when it begins, so that it can be resumed.
     """
-    out, minutes_of, results = Path(given.out), state.minutes, {}
+    out, minutes_of, results = Path(command.out), state.minutes, {}
     minutes_of["before"] += distributed.broadcast(before)  # of each start
-    remaining = given.minutes - minutes_of["before"]
+    remaining = command.minutes - minutes_of["before"]
     if remaining < SHORTEST and not minutes_of.keys() & state.plan.shares.keys():
         gone = f"{duration(60 * before)} were gone before the first stage"
         least = max(2 * before, before + STARTUP / 60)
-        raise UserError(f"minutes: got {given.minutes:g}, but {gone}, expected at least {least:.2g}")
+        raise UserError(f"minutes: got {command.minutes:g}, but {gone}, expected at least {least:.2g}")
     shares = list(state.plan.shares.items())
     for number, (part, share) in enumerate(shares):
         if part == "last" and "choice" not in minutes_of:
-            minutes_of["choice"] = _choose(given, state, results)
+            minutes_of["choice"] = _choose(command, state, results)
         if part == "last":
             remaining -= minutes_of["choice"]
         minutes = remaining * share / sum(share for _, share in shares[number:])
-        minutes_of.setdefault(part, distributed.broadcast(round(max(minutes, LEAST * given.minutes), 3)))
+        minutes_of.setdefault(part, distributed.broadcast(round(max(minutes, LEAST * command.minutes), 3)))
         state.save(out)
-        results[part] = _stage(given, state, part, minutes_of[part])
+        results[part] = _stage(command, state, part, minutes_of[part])
         remaining -= results[part]["seconds"] / 60
     state.result = results["last"]
     if state.trusted:  # the baseline that learned from the given labels, not from pseudo-labels
@@ -255,28 +255,28 @@ def _run(given: TrainCommand, state: TrainState, before: float) -> None:
         write_json(out / "result.json", state.result)
 
 
-def _choose(given: TrainCommand, state: TrainState, results: dict[str, dict]) -> float:
+def _choose(command: TrainCommand, state: TrainState, results: dict[str, dict]) -> float:
     """Choose what is kept. Return the minutes that this took."""
     began = clock.now()
     if state.plan.pseudolabel:
-        _choose_by_neighbours(given, state)
+        _choose_by_neighbours(command, state)
     elif state.plan.trial:
         _choose_by_trial(state, results["trial"])
     return distributed.broadcast((clock.now() - began) / 60)
 
 
-def _choose_by_neighbours(given: TrainCommand, state: TrainState) -> None:
+def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
     """Choose with few labels: pseudo-labels are used if neighbouring images agree on the class."""
-    out, outcome = Path(given.out), None
+    out, outcome = Path(command.out), None
     if distributed.rank() == 0:
         source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
-        outcome = pseudolabel(source, state.plan, images_of(given, state), given.device, given.seed, out)
+        outcome = pseudolabel(source, state.plan, images_of(command, state), command.device, command.seed, out)
     state.pseudolabels, candidates = distributed.broadcast(outcome)
     trusted = state.pseudolabels.agreement >= AGREEMENT
-    if state.plan.init or given.model.name:
-        state.best = PSEUDO if trusted else PRETRAINED
-    else:
+    if state.plan.joined:
         state.best, state.candidates = JOINED_PSEUDO if trusted else JOINED, candidates
+    else:
+        state.best = PSEUDO if trusted else PRETRAINED
 
 
 def _choose_by_trial(state: TrainState, trial: dict) -> None:
@@ -295,16 +295,16 @@ def _choose_by_trial(state: TrainState, trial: dict) -> None:
     state.best = leader if lead > 100 * ERRORS * math.sqrt(share * (1 - share) / count) else TUNED
 
 
-def _config(given: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
+def _config(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
     """Return the recipe and the config of a stage."""
-    return (pretraining if part == "stage1" else fine_tuning)(given, state, part, minutes)
+    return (pretraining if part == "stage1" else fine_tuning)(command, state, part, minutes)
 
 
-def _stage(given: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
+def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
     """Run a stage for so many minutes and return its result. The terminal gets a line and the progress."""
-    _, config = _config(given, state, part, minutes)
+    _, config = _config(command, state, part, minutes)
     folder, parts = Path(config["out"]), [*state.plan.shares, "scratch"]
-    step = f"step {parts.index(part) + 1} of {len(parts) - (not given.compare)}"
+    step = f"step {parts.index(part) + 1} of {len(parts) - (not command.compare)}"
     time_of_stage = "a few seconds" if state.is_fitted(part) else duration(60 * minutes)
     resumed = ", resumed" if holds_run(folder) else ""
     line = "%s%s: %s at %d px, %s. Details: %s"

@@ -57,13 +57,13 @@ HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for t
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 
 
-def images_of(given: TrainCommand, state: TrainState) -> Data:
+def images_of(command: TrainCommand, state: TrainState) -> Data:
     """Return the images, with paths and all that does not change results as this command has them."""
     names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
-    data = replace(Data(**state.data), **{name: getattr(given.data, name) for name in names})
+    data = replace(Data(**state.data), **{name: getattr(command.data, name) for name in names})
     for name, file in (("labels", LABELS), ("exclude", COPIES)):
         if state.data[name] != state.command["data"][name]:  # the file that this command wrote
-            data = replace(data, **{name: str(Path(given.out) / file)})
+            data = replace(data, **{name: str(Path(command.out) / file)})
     return data
 
 
@@ -75,14 +75,14 @@ def _trial_data(data: Data, out: Path) -> Data:
     return replace(data, labels=str(out / "trial.csv"), subset=None, labelled=None, groups=None, val_fraction=0.0)
 
 
-def _common(given: TrainCommand, state: TrainState, part: str, minutes: float, init: str | None, model: dict) -> dict:
+def _common(command: TrainCommand, state: TrainState, part: str, minutes: float, init: str | None, model: dict) -> dict:
     """Return the keys of all stages."""
-    out = Path(given.out)
-    keys: dict[str, Any] = {"seed": given.seed, "out": str(out if part == "last" else out / part)}
+    out = Path(command.out)
+    keys: dict[str, Any] = {"seed": command.seed, "out": str(out if part == "last" else out / part)}
     keys |= {"train.minutes": minutes, "train.save_minutes": min(Train().save_minutes, SAVED * minutes)}
-    keys |= {"train.device": given.device} | ({"init": init} if init else {"model": model})
+    keys |= {"train.device": command.device} | ({"init": init} if init else {"model": model})
     if init and init == state.plan.init:
-        keys |= {f"model.{key}": getattr(given.model, key) for key in parsing.changed(given.model)}
+        keys |= {f"model.{key}": getattr(command.model, key) for key in parsing.changed(command.model)}
     return keys
 
 
@@ -91,16 +91,16 @@ def _batch_size(images: int, recipe_size: int) -> int:
     return min(recipe_size, max(8, 2 ** int(math.log2(max(1, images / 8)))))
 
 
-def pretraining(given: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
+def pretraining(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
     """Return the recipe and the config of stage 1."""
-    plan, data, init = state.plan, images_of(given, state), state.plan.init
+    plan, data, init = state.plan, images_of(command, state), state.plan.init
     name = ADAPT if plan.way == "pretrain" and init else RECIPES[plan.way]
     shipped, images = recipe(PretrainConfig, name), state.counts.images
-    keys = _common(given, state, part, minutes, init, plan.model)
+    keys = _common(command, state, part, minutes, init, plan.model)
     light = recipe(PretrainConfig, RECIPES["pretrain"])["views"]  # for the other recipes, too
     keys |= {f"views.{key}": value for key, value in light.items()}
-    keys |= {"views.size": plan.size, "views.flip": given.flip, "views.jitter_prob": JITTER_PROB}
-    keys |= {"views.jitter": [given.jitter, given.jitter, 0.0, 0.0]}
+    keys |= {"views.size": plan.size, "views.flip": command.flip, "views.jitter_prob": JITTER_PROB}
+    keys |= {"views.jitter": [command.jitter, command.jitter, 0.0, 0.0]}
     quick = not init and plan.model["name"] == CONVNET["name"]  # the small ConvNet, from fresh weights
     if quick:
         shipped = merged(shipped, QUICK)
@@ -111,9 +111,9 @@ def pretraining(given: TrainCommand, state: TrainState, part: str, minutes: floa
     return name, merged(shipped, {**keys, "data": parsing.to_dict(data)})
 
 
-def fine_tuning(given: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
+def fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
     """Return the recipe and the config of a stage that learns from labels."""
-    plan, data, out, size = state.plan, images_of(given, state), Path(given.out), state.size(part)
+    plan, data, out, size = state.plan, images_of(command, state), Path(command.out), state.size(part)
     images, last, hand_made = state.counts.labelled, part == "last", state.hand_made(part)
     name, init = _start(state, part, out)
     learned = {} if state.is_fitted(part) else CONVNET | {"size": plan.size}
@@ -121,12 +121,12 @@ def fine_tuning(given: TrainCommand, state: TrainState, part: str, minutes: floa
     if last and state.best == BASELINE:
         model = {"name": "hog"}
     if last and state.trusted:
-        images = state.pseudolabels.given + state.pseudolabels.found
+        images = state.pseudolabels.given + state.pseudolabels.added
         # the file has who is held out, and the group of each image
         data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None, val_fraction=0.0)
     elif part.startswith("trial"):
         data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
-    keys = _common(given, state, part, minutes, init, model) | {"train.size": size, "augment.flip": given.flip}
+    keys = _common(command, state, part, minutes, init, model) | {"train.size": size, "augment.flip": command.flip}
     if hand_made:
         keys |= FROM_FEATURES | (FIXED if state.is_fitted(part) else {})
     elif name == RECIPES["scratch"]:

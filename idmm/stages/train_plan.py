@@ -82,6 +82,7 @@ class Plan:
     scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
     pixels: float = PIXELS["cpu"]  # that are trained on in a second
     trial: bool = False  # whether a trial on held-out training images chooses what is kept
+    joined: bool = False  # whether the network is joined with hand-made features
 
     def many_passes(self, images: int, size: int, minutes: float) -> bool:
         """Return whether there is time for :data:`MANY_PASSES` over so many images."""
@@ -100,7 +101,7 @@ class PseudoLabels:
     """What is known of the labels in ``pseudolabels.csv``."""
 
     given: int  # images that had a label
-    found: int  # images that got one. A label may not reach all
+    added: int  # images that got one. A label may not reach all
     agreement: float  # of neighbouring images on the class, in percent, with chance at 0
     baseline_top1: float | None  # of the baseline on the given labels, if the pseudo-labels are used (percent)
 
@@ -153,24 +154,24 @@ class TrainState:
         return content
 
 
-def way_of(given: TrainCommand, pseudolabel: bool = False) -> str:
-    """Return ``given.way``, or the strategy that 'auto' stands for, with pseudo-labels or without.
+def way_of(command: TrainCommand, pseudolabel: bool = False) -> str:
+    """Return ``command.way``, or the strategy that 'auto' stands for, with pseudo-labels or without.
 
     Raises UserError if it contradicts other flags."""
-    usual = "finetune" if given.init else "pretrain" if pseudolabel else "scratch"
-    way = given.way if given.way != "auto" else usual
-    if way == "finetune" and not given.init:
+    usual = "finetune" if command.init else "pretrain" if pseudolabel else "scratch"
+    way = command.way if command.way != "auto" else usual
+    if way == "finetune" and not command.init:
         raise UserError("way: finetune starts from weights. Add --init WEIGHTS")
-    if way == "scratch" and given.init:
+    if way == "scratch" and command.init:
         raise UserError("way: scratch starts from no weights. Leave --init out, or take finetune, pretrain or joint")
-    if way == "scratch" and given.pseudolabel:
+    if way == "scratch" and command.pseudolabel:
         raise UserError("pseudolabel: got true, but --way scratch uses the labelled images only. Leave --way out")
     return way
 
 
-def check_comparison(given: TrainCommand, way: str) -> None:
+def check_comparison(command: TrainCommand, way: str) -> None:
     """Raise UserError if training from scratch would be compared with itself."""
-    if given.compare and way == "scratch":
+    if command.compare and way == "scratch":
         remedy = "Add --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
         raise UserError(f"compare: there is no pretraining to compare. {remedy}")
 
@@ -178,29 +179,29 @@ def check_comparison(given: TrainCommand, way: str) -> None:
 def count(splits: Listing, data: Data) -> Counts:
     """Count the images and labels to learn from."""
     train = splits.train
-    given = list_images(tuned_on(data), labelled=True).train
-    without = len(train.classes) - len(np.unique(given.labels[given.labels >= 0]))
+    labelled = list_images(tuned_on(data), labelled=True).train
+    without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
     some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
     sides, channels = [0], bands_of(data.in_chans, data.bands)
     for i in some:
         with contextlib.suppress(BadImage):  # which the first stage names
             sides.append(min(image_size(train.items[i], data.max_pixels, channels)))
     side = int(statistics.median(sides[1:] or sides))
-    return Counts(len(train), len(given), len(train.classes), side, without)
+    return Counts(len(train), len(labelled), len(train.classes), side, without)
 
 
-def of_weights(given: TrainCommand) -> TrainCommand:
+def of_weights(command: TrainCommand) -> TrainCommand:
     """Return the command with model and channels of its weights, and the commit of public ones."""
-    if not given.init:
-        return given
+    if not command.init:
+        return command
     from idmm.models.hub import pin_commit
     from idmm.models.spec import model_spec
 
-    given = replace(given, init=pin_commit(given.init))
-    spec = model_spec(given)
+    command = replace(command, init=pin_commit(command.init))
+    spec = model_spec(command)
     channels = {name: getattr(spec, name) for name in ("in_chans", "bands")}
-    model = replace(given.model, name=spec.name, kwargs=spec.kwargs)
-    return replace(given, data=replace(given.data, **channels), model=model)
+    model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
+    return replace(command, data=replace(command.data, **channels), model=model)
 
 
 def tuned_on(data: Data) -> Data:
@@ -208,68 +209,69 @@ def tuned_on(data: Data) -> Data:
     return replace(data, subset=data.labelled or data.subset, labelled=None)
 
 
-def choose(given: TrainCommand, counts: Counts) -> Plan:
+def choose(command: TrainCommand, counts: Counts) -> Plan:
     """Return the plan for so many images and minutes (benchmarks/results has the figures)."""
-    hindrance = _hindrance(given, counts)
-    if given.pseudolabel and hindrance:
+    hindrance = _hindrance(command, counts)
+    if command.pseudolabel and hindrance:
         raise UserError(f"pseudolabel: got true, but {hindrance}")
-    pseudolabel = given.pseudolabel
+    pseudolabel = command.pseudolabel
     if pseudolabel is None:
-        pseudolabel = not hindrance and given.way != "scratch" and counts.images >= MANY_IMAGES * counts.labelled
-    way = way_of(given, pseudolabel)
-    check_comparison(given, way)
-    if given.way != "auto":
+        pseudolabel = not hindrance and command.way != "scratch" and counts.images >= MANY_IMAGES * counts.labelled
+    way = way_of(command, pseudolabel)
+    check_comparison(command, way)
+    if command.way != "auto":
         reason = "as asked"
-    elif given.init:
+    elif command.init:
         reason = "as --init has weights. --way pretrain adapts them to the images first"
     elif pseudolabel:
         reason = "as its features help with few labels"
     else:
         few = f"there are under {MANY_IMAGES} images per label"
-        if given.pseudolabel is False:
+        if command.pseudolabel is False:
             few = "--pseudolabel is false"
         reason = f"as {hindrance or few}"
     each = counts.labelled / counts.classes
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} per class)"
-    model = parsing.to_dict(given.model)
-    if not given.init and not given.model.name:
+    model = parsing.to_dict(command.model)
+    if not command.init and not command.model.name:
         model |= CONVNET
-    why = [f"{what}. --way {way}, {reason}", f"model: {model['name']} {json.dumps(model['kwargs'])}"]
-    if pseudolabel:
-        why.append("features: those of the pretrained network, joined with hand-made ones")
-    pixels = PIXELS[pick_device(given.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
-    own_model = given.init or given.model.name
-    trial = not own_model and way == "scratch" and given.data.name in (None, "folder")
+    own_model = command.init or command.model.name
+    trial = not own_model and way == "scratch" and command.data.name in (None, "folder")
     trial = trial and counts.labelled >= TRIED * counts.classes
-    plan = _sized(given, Plan(way, model, why, given.init, pseudolabel, pixels=pixels, trial=trial), counts)
-    return plan
+    joined = trial or (pseudolabel and not own_model)
+    network = f"model: {model['name']} {json.dumps(model['kwargs'])}"
+    why = [f"{what}. --way {way}, {reason}", f"{network}, joined with hand-made features" if joined else network]
+    pixels = PIXELS[pick_device(command.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
+    plan = Plan(way, model, why, command.init, pseudolabel, pixels=pixels, trial=trial, joined=joined)
+    return _sized(command, plan, counts)
 
 
-def _hindrance(given: TrainCommand, counts: Counts) -> str | None:
+def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
     """Return why the images without a label cannot get pseudo-labels, whatever their number."""
-    if given.data.name not in (None, "folder"):
-        return f"pseudo-labels are for a folder of images, not for {given.data.name}"
+    if command.data.name not in (None, "folder"):
+        return f"pseudo-labels are for a folder of images, not for {command.data.name}"
     if counts.images == counts.labelled:
         return "every training image has a label"
     return f"{counts.without} of the classes have no label" if counts.without else None
 
 
-def _sized(given: TrainCommand, plan: Plan, counts: Counts) -> Plan:
+def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     """Return the plan with the sizes of the images: the largest at which there is time for :data:`PASSES`."""
-    seconds, sides = max(1.0, 60 * given.minutes - STARTUP), _sides(counts)
+    seconds, sides = max(1.0, 60 * command.minutes - STARTUP), _sides(counts)
 
     def size_for(each: float) -> int:
         """Return the size at which each view of a pass fits its share of the time, the smallest if there is none."""
         fits = [side for side in sides if PASSES * side**2 <= seconds * plan.pixels * each]
-        return given.size or max(fits, default=sides[0])
+        return command.size or max(fits, default=sides[0])
 
     shares = plan.shares
     each = [shares["stage1"] / (CROPS * counts.images)] if plan.way in FIRST else []
     if plan.pseudolabel or not each:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
     size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
-    why = [*plan.why, f"size: {size} px. The images' short side is {counts.side} px (median)"]
-    hand_size = given.size or max(SIDE, size)
+    hand_size = command.size or max(SIDE, size)
+    sizes = f"{hand_size} px, {size} px for {plan.model['name']}" if plan.joined and hand_size != size else f"{size} px"
+    why = [*plan.why, f"size: {sizes}. The images' short side is {counts.side} px (median)"]
     return replace(plan, size=size, hand_size=hand_size, scratch_size=scratch_size, why=why)
 
 

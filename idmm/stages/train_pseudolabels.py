@@ -108,36 +108,36 @@ def pseudolabel(
     splits = list_images(data, labelled=True, unlabelled=True)
     features = JoinedFeatures(source, plan, data, splits.train.items, device, seed)
     train, rows = features.of(splits.train, _hand_made_and_joined)
-    given, count = train.labels >= 0, features.network.model.hand_made
-    known, hand_made, joined = train.labels[given], rows[given, :count], rows[:, count:]
+    is_given, count = train.labels >= 0, features.network.model.hand_made
+    given_labels, hand_made, joined = train.labels[is_given], rows[is_given, :count], rows[:, count:]
     choices = {
-        BASELINE: choose_strength(hand_made, known, seed),
-        JOINED: choose_strength(joined[given], known, seed),
+        BASELINE: choose_strength(hand_made, given_labels, seed),
+        JOINED: choose_strength(joined[is_given], given_labels, seed),
     }
     candidates = {label: max(choice.accuracies.values()) for label, choice in choices.items() if choice.accuracies}
     near = nearest(unit_rows(joined), NEIGHBOURS)
     shares = spread_labels(near, train.labels, len(train.classes))
-    weight, bias = fit_linear(joined[given], known, len(train.classes), choices[JOINED].strength)
+    weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[JOINED].strength)
     agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), len(train.classes))
     labels = np.where(shares.any(axis=1), shares.argmax(axis=1), -1)
-    labels[given] = known
+    labels[is_given] = given_labels
 
     def columns(part: str, i: int) -> tuple:
-        return ("yes", 1) if part != "train" or given[i] else ("no", f"{shares[i].max():.4g}")
+        return ("yes", 1) if part != "train" or is_given[i] else ("no", f"{shares[i].max():.4g}")
 
     table = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
     write_csv(out / PSEUDOLABELS, table)
     features.save(out / FEATURES, learned=agreement >= AGREEMENT)
-    floor = _baseline(features, splits.test, hand_made, known) if agreement >= AGREEMENT else None
-    found = PseudoLabels(int(given.sum()), int((labels[~given] >= 0).sum()), agreement, floor)
-    images = counted(found.found, "image")
-    log.info("%s: %s without a label got one, from %d that had one", out / PSEUDOLABELS, images, found.given)
+    floor = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
+    pseudolabels = PseudoLabels(int(is_given.sum()), int((labels[~is_given] >= 0).sum()), agreement, floor)
+    images = counted(pseudolabels.added, "image")
+    log.info("%s: %s without a label got one, from %d that had one", out / PSEUDOLABELS, images, pseudolabels.given)
     line = f"neighbouring images agree on the class in {agreement:.0f} % of cases, corrected for chance"
     if agreement < AGREEMENT:
         log.info("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
     else:
         log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
-    return found, candidates
+    return pseudolabels, candidates
 
 
 def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
