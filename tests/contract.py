@@ -129,8 +129,6 @@ class Contract:
         assert model.global_pool == "avg" and model.double().get_classifier().weight.dtype == torch.float64
         model.reset_classifier(0, "token")
         assert isinstance(model.get_classifier(), nn.Identity) and model(images.double()).shape == (2, self.dim)
-        with pytest.raises(ValueError, match="global_pool is 'max', expected one of 'token', 'avg'"):
-            model.reset_classifier(0, "max")
         dropped = self.build(drop_rate=0.9, global_pool="avg", in_chans=1).train()
         assert (dropped(images[:, :1]) == 0).float().mean() > 0.5
 
@@ -143,10 +141,6 @@ class Contract:
         with torch.no_grad():
             tokens = model.forward_features(torch.zeros(1, 3, height, width))
         assert tokens.shape == (1, 1 + grid[0] * grid[1], self.dim)
-
-    def test_a_size_below_one_token(self):
-        with pytest.raises(UserError, match=f"^image size 8x8: {self.name} does not accept it: img_size .*, expected"):
-            self.build(8)
 
     def test_places_are_rows_then_columns(self):
         model = self.build((64, 96)).eval()

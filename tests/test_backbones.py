@@ -154,7 +154,9 @@ def test_models_that_cannot_serve_are_told_before_there_is_a_folder(tmp_path, ca
         assert code == 2 and not out.exists(), line
         return line
 
-    why = f"model.kwargs: {name} with {kwargs!r} returns [1, 5, 48] for an image, expected pooled features, [1, d]"
+    why = (
+        f"model.name: {name!r} with its model.kwargs returns [1, 5, 48] for an image, expected pooled features, [1, d]"
+    )
     assert told(pretrain(out, name, model__kwargs=kwargs)) == why
     init = {"init": str(tmp_path / "init"), "model__name": None, "model__kwargs": None}
     assert told(inside("finetune", out, **init, stages=[{"size": 32}])) == why

@@ -89,9 +89,8 @@ class DenseRelativeLocalization(nn.Module):
             ValueError: Number or widths of the grids differ from those of the heads.
         """
         grids = self._grids(grid)
+        positions = [positions] if isinstance(positions, Tensor) else positions
         pairs = self.draw(grid, generator) if positions is None else positions
-        if isinstance(pairs, Tensor):
-            pairs = [pairs]
         losses = [self._loss(*inputs) for inputs in zip(self.heads, grids, pairs, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 

@@ -65,8 +65,7 @@ def instance_discrimination_loss(
         if mixed_target is None:
             rest = (1 - s) * target_logit - c * total
         else:
-            other = _logit(z, w, mixed_target)  # [B]
-            rest = (1 - lam * s) * target_logit - (1 - lam) * s * other - c * total
+            rest = (1 - lam * s) * target_logit - (1 - lam) * s * _logit(z, w, mixed_target) - c * total
         return F.cross_entropy(F.linear(z, w), target) + rest.mean()  # mean of logsumexp(o) - o_i, and the rest
 
 

@@ -4,21 +4,20 @@ import re
 from collections.abc import Sequence
 
 import torch
-from timm.layers import global_pool_nlc, to_2tuple, trunc_normal_
+from timm.layers import global_pool_nlc, trunc_normal_
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 
 Grid = tuple[int, int]
 WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each step from pixels to tokens
-MIN_SIZE = 16  # pixels of a token's side
 
 
 class TokenModel(nn.Module):
     """Pooling and classifier over the normalised tokens of ``forward_features``, [B, 1 + h w, D], class token first."""
 
     num_prefix_tokens = 1
-    pools = ("token", "avg")  # values of global_pool
+    global_pool = "token"  # or "avg"
     release_names: Sequence[tuple[str, str]] = ()  # patterns of names in the public release, and our names
 
     def add_head(self, dim: int, num_classes: int, global_pool: str, drop_rate: float, norm: nn.Module) -> None:
@@ -35,10 +34,7 @@ class TokenModel(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier (0 classes: none) and, unless None, the pooling."""
-        if global_pool is not None:
-            if global_pool not in self.pools:
-                raise ValueError(f"global_pool is {global_pool!r}, expected one of {', '.join(map(repr, self.pools))}")
-            self.global_pool = global_pool
+        self.global_pool = global_pool or self.global_pool
         self.num_classes = num_classes
         self.head = nn.Identity()
         if num_classes > 0:
@@ -86,14 +82,6 @@ def window_grids(size: Grid) -> list[Grid]:
 def drop_path_rates(rate: float, depth: int) -> list[float]:
     """Return the stochastic depth of each block, from 0 to ``rate``."""
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
-
-
-def checked_size(img_size: int | Sequence[int]) -> Grid:
-    """Return a size as (height, width). ValueError if it is smaller than one token (pixels)."""
-    height, width = to_2tuple(img_size)
-    if min(height, width) < MIN_SIZE:
-        raise ValueError(f"img_size is {img_size!r}, expected at least {MIN_SIZE} pixels")
-    return height, width
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:

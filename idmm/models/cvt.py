@@ -8,20 +8,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp, get_act_layer, trunc_normal_
+from timm.layers import DropPath, Mlp, get_act_layer, to_2tuple, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import (
-    WINDOWS,
-    Grid,
-    TokenModel,
-    as_map,
-    checked_size,
-    drop_path_rates,
-    timm_cfg,
-    window_grids,
-)
+from idmm.models.base import WINDOWS, Grid, TokenModel, as_map, drop_path_rates, timm_cfg, window_grids
 
 
 class ConvEmbed(nn.Module):
@@ -173,10 +164,7 @@ class CvT(TokenModel):
         drop_path_rate: float = 0.0,
     ):
         super().__init__()
-        for name, values in dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads).items():
-            if len(values) != len(WINDOWS):
-                raise ValueError(f"{name} is {values!r}, expected {len(WINDOWS)} values, one per stage")
-        self.img_size = checked_size(img_size)
+        self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
         stages, last = [], len(WINDOWS) - 1
         for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, WINDOWS, strict=True)):

@@ -93,7 +93,15 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
     label = weights_label(text, field)
     name, _, revision = text.partition("@")
     kind, _, name = name.partition(":")
-    name, repository, files = _registered(name, label) if kind == "timm" else (name, name, WEIGHTS)
+    repository, files = name, WEIGHTS
+    if kind == "timm":
+        names = timm.list_models(pretrained=True)
+        cfg = get_pretrained_cfg(name) if name in names or ("." not in name and timm.is_model(name)) else None
+        if cfg is None or not cfg.hf_hub_id:
+            hint = nearest(name, names + timm.list_models())
+            raise UserError(f"{label} is not among timm's weights on the hub{hint}")
+        repository, files = cfg.hf_hub_id, (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS
+        name = f"{name.partition('.')[0]}.{cfg.tag}" if cfg.tag else name
     if os.environ.get("RANK", "0") != "0":
         disable_progress_bars()
     file = _downloaded(repository, files, revision or constants.DEFAULT_REVISION, label)
@@ -107,16 +115,6 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
         if timm.is_model(info["architecture"]):
             return PublicWeights(text, file, f"local-dir:{file.parent}", info)
     raise UserError(f"{label} is not in timm's format: config.json of '{repository}' names no model of timm")
-
-
-def _registered(name: str, label: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return timm's name of weights with its tag, their repository, and possible files by preference."""
-    names = timm.list_models(pretrained=True)
-    cfg = get_pretrained_cfg(name) if name in names or ("." not in name and timm.is_model(name)) else None
-    if cfg is None or not cfg.hf_hub_id:
-        raise UserError(f"{label} is not among timm's weights on the hub{nearest(name, names + timm.list_models())}")
-    files = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS
-    return f"{name.partition('.')[0]}.{cfg.tag}" if cfg.tag else name, cfg.hf_hub_id, files
 
 
 def _downloaded(repository: str, files: tuple[str, ...], revision: str, label: str) -> Path:

@@ -68,7 +68,15 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     else:
         reserved = ("num_classes", "img_size", "in_chans")
         name, kwargs = init.name, {key: value for key, value in init.kwargs.items() if key not in reserved}
-        if faults := _contradictions(model, init, kwargs):
+        end = "Leave it out or make it agree"
+        faults = [
+            f"model.kwargs: {key} is {value!r}, but '{init.source}' has {kwargs.get(key)!r}. {end}"
+            for key, value in model.kwargs.items()
+            if kwargs.get(key) != value
+        ]
+        if model.name not in (None, init.name):
+            faults.insert(0, f"model.name: '{model.name}', but '{init.source}' is {init.name}. {end}")
+        if faults:
             raise UserError(*faults)
     check_name(name)
     check_kwargs(model.kwargs)
@@ -84,17 +92,6 @@ def model_spec(config, field: str = "init") -> ModelSpec:
         expected = "expected one for pictures, [low, high]" if pictures else f"expected one per channel, {chans}"
         raise UserError(f"data.range: {len(ranges)} ranges, {expected}")
     return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, value_range, bands)
-
-
-def _contradictions(model, init: Checkpoint, kwargs: dict) -> list[str]:
-    faults = []
-    if model.name not in (None, init.name):
-        faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}. Leave it out or make it agree")
-    for key, value in model.kwargs.items():
-        if kwargs.get(key) != value:
-            conflict = f"{key} is {value!r}, but '{init.source}' has {kwargs.get(key)!r}"
-            faults.append(f"model.kwargs: {conflict}. Leave it out or make it agree")
-    return faults
 
 
 def _statistics(

@@ -10,21 +10,12 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, resample_abs_pos_embed, trunc_normal_
+from timm.layers import Mlp, resample_abs_pos_embed, to_2tuple, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from idmm.models.base import (
-    WINDOWS,
-    TokenModel,
-    as_map,
-    checked_size,
-    drop_path_rates,
-    sinusoids,
-    timm_cfg,
-    window_grids,
-)
+from idmm.models.base import WINDOWS, TokenModel, as_map, drop_path_rates, sinusoids, timm_cfg, window_grids
 
 
 class TokenPerformer(nn.Module):
@@ -87,7 +78,7 @@ class TokensToToken(nn.Module):
     ):
         super().__init__()
         self.dynamic_img_size = dynamic_img_size
-        self.img_size = checked_size(img_size)
+        self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
         self.num_patches = math.prod(self.grid_size)
         first, second, third = (kernel**2 for kernel, _, _ in WINDOWS)  # pixels of the windows
@@ -100,12 +91,10 @@ class TokensToToken(nn.Module):
         if size != self.img_size and not self.dynamic_img_size:
             actual, built = ("x".join(map(str, sides)) for sides in (size, self.img_size))
             raise ValueError(f"the images are {actual} pixels, but the model was built with img_size {built}")
-        for performer, split, grid in zip(
-            (self.performer1, self.performer2), WINDOWS, window_grids(size), strict=False
-        ):
+        performers = (self.performer1, self.performer2)
+        for performer, split, grid in zip(performers, WINDOWS, window_grids(size), strict=False):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
-            x = performer(x)  # [B, h w, token_dim]
-            x = as_map(x, grid)  # [B, token_dim, h, w]
+            x = as_map(performer(x), grid)  # [B, token_dim, h, w]
         return self.proj(_soft_split(x, WINDOWS[2]))
 
 

@@ -46,7 +46,15 @@ def init_vit(model: VisionTransformer, batches: Iterable[dict], seed: int) -> No
     model.pos_embed[:, -count:] = positions.to(model.pos_embed)  # after that of the class token
     for block in model.blocks:
         _init_attention(block.attn, generator)
-    _init_whitening(model.patch_embed.proj, _patches(batches, model.patch_embed.patch_size, generator))
+    size, samples = model.patch_embed.patch_size, []
+    stride = tuple(max(1, side // 2) for side in size)
+    for images in (chunk for batch in batches for chunk in batch["images"].split(CHUNK)):
+        patches = F.unfold(images.float(), size, stride=stride).transpose(1, 2)  # [B, positions, C * h * w]
+        chosen = torch.randperm(patches.shape[1], generator=generator)[:PER_IMAGE]
+        samples.append(patches[:, chosen].flatten(0, 1))
+    patches = torch.cat(samples)
+    patches = patches[torch.randperm(len(patches), generator=generator)[:PATCHES]]
+    _init_whitening(model.patch_embed.proj, patches)
 
 
 def _init_attention(attention: nn.Module, generator: torch.Generator) -> None:
@@ -75,17 +83,6 @@ def _factors(noise: float, identity: float, width: int, rank: int, generator: to
     left, scale, right = torch.linalg.svd(noisy)
     root = scale[:rank].sqrt()
     return left[:, :rank] * root, right[:rank] * root[:, None]
-
-
-def _patches(batches: Iterable[dict], size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Return a sample of patches, [P, C * h * w], from positions half a patch apart."""
-    stride, samples = tuple(max(1, side // 2) for side in size), []
-    for images in (chunk for batch in batches for chunk in batch["images"].split(CHUNK)):
-        patches = F.unfold(images.float(), size, stride=stride).transpose(1, 2)  # [B, positions, C * h * w]
-        chosen = torch.randperm(patches.shape[1], generator=generator)[:PER_IMAGE]
-        samples.append(patches[:, chosen].flatten(0, 1))
-    patches = torch.cat(samples)
-    return patches[torch.randperm(len(patches), generator=generator)[:PATCHES]]
 
 
 def _init_whitening(layer: nn.Conv2d, patches: Tensor) -> None:
