@@ -1,6 +1,5 @@
 """Whole runs of detection and segmentation by the command line: what they write, killed and taken up again, refused."""
 
-import csv
 import json
 import shutil
 
@@ -22,6 +21,7 @@ from idmm.dense.network import Detector, Segmenter, build_network
 from idmm.dense.read import read_detection, read_segmentation
 from idmm.dense.transforms import DenseTransform
 from idmm.errors import Interrupted
+from idmm.files import read_csv as rows
 from idmm.models.weights import read_checkpoint
 from idmm.training.loop import Loop
 
@@ -78,11 +78,6 @@ def own(folder):
     return dict(
         model__name=None, model__kwargs=None, init=str(folder / "detect"), eval_scales=[0.5, 1.0], train__keep="best"
     )
-
-
-def rows(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_detection_writes_its_results(whole, trees):

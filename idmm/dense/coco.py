@@ -110,7 +110,13 @@ def _part(
     if any(outlines) and not outlined:
         count = f"{outlines.count(False)} of {counted(len(outlines), 'object')}"
         log.warning("data.root: '%s': %s have no outline, so only boxes are used", path, count)
-    return split.take(usable), [_target(images[i], objects[images[i]["id"]], outlined) for i in usable]
+    targets = []
+    for image in (images[i] for i in usable):
+        boxes, numbers, segments, crowd = zip(*objects[image["id"]], strict=True) if objects[image["id"]] else ([],) * 4
+        boxes, crowd = np.array(boxes, dtype=np.float32).reshape(-1, 4), np.array(crowd, dtype=bool)
+        segments = list(segments) if outlined else None
+        targets.append(BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, _size(image), image["id"]))
+    return split.take(usable), targets
 
 
 def _object(row: dict, image: dict | None, labels: dict[int, int]) -> tuple[np.ndarray, int, list | dict | None, bool]:
@@ -156,18 +162,6 @@ def _drawable(segment: list | dict | None, size: tuple[int, int]) -> bool:
         return tuple(segment["size"]) == size and complete and rasterised(segment, size, size).shape == size
     except Exception:  # pycocotools raises several types on damaged RLE
         return False
-
-
-def _target(image: dict, objects: list[tuple], outlined: bool) -> BoxTarget:
-    boxes, labels, segments, crowd = zip(*objects, strict=True) if objects else ([],) * 4
-    return BoxTarget(
-        boxes=np.array(boxes, dtype=np.float32).reshape(-1, 4),
-        labels=np.array(labels, dtype=np.int64),
-        segments=list(segments) if outlined else None,
-        crowd=np.array(crowd, dtype=bool),
-        size=_size(image),
-        image_id=image["id"],
-    )
 
 
 def _size(image: dict) -> tuple[int, int]:

@@ -39,25 +39,6 @@ def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]
     return [*maps, as_grid(backbone, final, images.shape[-2:])]
 
 
-def _layers_by_stride(backbone: nn.Module, image: Tensor) -> dict[float, tuple[int | None, int]]:
-    """Return per stride (pixels) the deepest layer with such a map, as in :func:`_backbone_maps`, and its channels."""
-    maps: list[tuple[int | None, Tensor]] = []
-    with torch.no_grad():
-        if hasattr(backbone, "forward_intermediates"):
-            maps += enumerate(backbone.forward_intermediates(image, intermediates_only=True))
-        maps.append((None, _backbone_maps(backbone, image, [None])[0]))
-    return {image.shape[-1] / features.shape[-1]: (layer, features.shape[1]) for layer, features in maps}
-
-
-def _upsampling(width: int, steps: int) -> nn.Sequential:
-    """Double a map's side and halve its channels ``steps`` times: [B, D, n, n] -> [B, D / 2^steps, n 2^steps, ...]."""
-    layers = []
-    for step in range(steps):
-        layers += [LayerNorm2d(width >> step), nn.GELU()] if step else []
-        layers.append(nn.ConvTranspose2d(width >> step, width >> step + 1, kernel_size=2, stride=2))
-    return nn.Sequential(*layers)
-
-
 class DenseNetwork(nn.Module):
     """A backbone with maps of strides 4, 8, 16 and 32.
 
@@ -87,15 +68,24 @@ class DenseNetwork(nn.Module):
         self.backbone = backbone
         image, training = black_image(backbone, in_chans, size), backbone.training
         backbone.eval()
-        layers = _layers_by_stride(backbone, image)
+        maps: list[tuple[int | None, Tensor]] = []
+        with torch.no_grad():
+            if hasattr(backbone, "forward_intermediates"):
+                maps += enumerate(backbone.forward_intermediates(image, intermediates_only=True))
+            maps.append((None, _backbone_maps(backbone, image, [None])[0]))
+        # the deepest layer per stride, and its channels
+        layers = {size / features.shape[-1]: (layer, features.shape[1]) for layer, features in maps}
         sources = [min(layers, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
         self.layers = [*sorted({layers[source][0] for source in sources} - {None}), None]
         self.sources = [self.layers.index(layers[source][0]) for source in sources]
         self.several = len(layers) > 1
         self.levels, self.channels = nn.ModuleList(), []
         for source, stride in zip(sources, STRIDES, strict=True):
-            steps, width = max(0, round(math.log2(source / stride))), layers[source][1]
-            self.levels.append(_upsampling(width, steps))
+            steps, width, upsampling = max(0, round(math.log2(source / stride))), layers[source][1], []
+            for step in range(steps):  # each doubles the side and halves the channels
+                upsampling += [LayerNorm2d(width >> step), nn.GELU()] if step else []
+                upsampling.append(nn.ConvTranspose2d(width >> step, width >> step + 1, kernel_size=2, stride=2))
+            self.levels.append(nn.Sequential(*upsampling))
             self.channels.append(width >> steps)
         trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         with torch.inference_mode(False), torch.enable_grad():  # the caller may have switched it off
