@@ -200,9 +200,5 @@ AnyMethod = IDMM | SimCLR | SupCon | MoCoV2 | MoCoV3 | DINO | Supervised
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in get_args(AnyMethod)}
 
 
-def _named(options: Any) -> Any:
-    """Add the default method's name to options without one."""
-    return {"name": "idmm", **options} if isinstance(options, dict) else options
-
-
-MethodOptions = Annotated[AnyMethod, Field(discriminator="name"), BeforeValidator(_named)]
+_named = BeforeValidator(lambda options: {"name": "idmm", **options} if isinstance(options, dict) else options)
+MethodOptions = Annotated[AnyMethod, Field(discriminator="name"), _named]

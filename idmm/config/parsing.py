@@ -149,7 +149,7 @@ def _split(parser: argparse.ArgumentParser, argv: list[str], flags: dict[str, Ke
 
 
 def _values(texts: dict[str, Any], flags: dict[str, Key]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of flags and words by key, and the faults of those that cannot be read."""
+    """Return the values of flags and words by key, as YAML unless a key takes only text, and the faults of others."""
     values, faults = {}, []
     for name, text in texts.items():
         if isinstance(text, list):  # words
@@ -160,18 +160,13 @@ def _values(texts: dict[str, Any], flags: dict[str, Key]) -> tuple[dict[str, Any
             faults.append(f"{name}: empty value (unset shell variable?), expected null for none")
         else:
             try:
-                values[name] = _value(text, flags[name].kind)
+                kinds = [kind for kind in options(flags[name].kind) if kind is not type(None)]
+                texts_only = all(kind is str or is_choice(kind) and isinstance(kind.__args__[0], str) for kind in kinds)
+                nullable = len(kinds) < len(options(flags[name].kind))
+                values[name] = text if texts_only and not (nullable and text == "null") else read_value(text)
             except yaml.YAMLError as error:
                 faults.append(f"{name}: got {text!r}, which is not YAML ({yaml_problem(error)})")
     return values, faults
-
-
-def _value(text: str, kind: Any) -> Any:
-    """Return a flag's text as YAML, or as it is if the key takes only text."""
-    kinds = [option for option in options(kind) if option is not type(None)]
-    if all(option is str or is_choice(option) and all(isinstance(v, str) for v in option.__args__) for option in kinds):
-        return None if text == "null" and type(None) in options(kind) else text
-    return read_value(text)
 
 
 def _unknown(rest: list[str], flags: dict[str, Key], commands: Mapping[str, type]) -> tuple[list[str], list[str]]:

@@ -43,6 +43,8 @@ class UseConfig(Inference):
 
     init: str = REQUIRED
     """Run folder, or weights file with its JSON. embed and similar also take timm:NAME and hf-hub:ORG/NAME."""
+    paths: list[str] = Field(REQUIRED, min_length=1)
+    """Images, and folders of images at any depth."""
     max_pixels: int = Field(100_000_000, ge=1)
     """Largest image that is read (pixels). It protects against decompression bombs."""
 
@@ -51,8 +53,6 @@ class UseConfig(Inference):
 class PredictConfig(UseConfig):
     """Predict the classes of images with their probabilities (or boxes or masks)."""
 
-    paths: list[str] = Field(REQUIRED, min_length=1)
-    """Images, and folders of images at any depth."""
     out: str | None = None
     """CSV file for classes, or new folder for boxes and masks. Default: standard output, for classes only."""
     top_k: int = Field(1, ge=1)
@@ -67,8 +67,6 @@ class PredictConfig(UseConfig):
 class EmbedConfig(UseConfig):
     """Write the features of images, one vector per image."""
 
-    paths: list[str] = Field(REQUIRED, min_length=1)
-    """Images, and folders of images at any depth."""
     out: str = REQUIRED
     """File to write (.npz), with the arrays paths [N] and features [N, d]."""
 
@@ -79,8 +77,6 @@ class SimilarConfig(UseConfig):
 
     query: str = REQUIRED
     """The image to compare with."""
-    paths: list[str] = Field(REQUIRED, min_length=1)
-    """Images, and folders of images at any depth, to search."""
     top_k: int = Field(8, ge=1)
     """Images to show."""
     out: str = "similar.png"
