@@ -285,7 +285,11 @@ def imagenet(root, name="imagenet"):
 def imagenet100(root):
     """An image of each class of the list that comes with idmm, and a class beside them."""
     source = paint(root / "one.JPEG")
-    for path in [*IMAGES["imagenet100"][0], *IMAGES["imagenet100"][1], "train/n00000001/1.JPEG"]:
+    for path in [
+        *IMAGES["imagenet100"][0],
+        *IMAGES["imagenet100"][1],
+        *(f"{part}/n00000001/1.JPEG" for part in ("train", "val")),
+    ]:
         (root / path).parent.mkdir(parents=True)
         shutil.copy(source, root / path)
     return root

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tifffile
 from folders import TINY, opened, tuned
-from helpers import inside
+from helpers import inside, logged
 from PIL import Image
 
 import idmm
@@ -57,15 +57,11 @@ def info(run, stem="backbone"):
     return json.loads((run / f"{stem}.json").read_text())
 
 
-def said(run):
-    return (run / "log.txt").read_text()
-
-
 def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
     found = levels(runs / "cache-auto")
     assert len(found) > 2000 and found.min() == 0 and found.max() == 65535, "they are not cut to 8 bits"
     text = "8 of 8 train images have more than 8 bits. Their values [3, 4012] become 0 to 1"
-    assert text in said(runs / "auto")
+    assert text in logged(runs / "auto")
     assert info(runs / "auto")["range"] == [3, 4012]
     assert idmm.load_backbone(runs / "auto").pretrained_cfg["range"] == [3, 4012]
 
@@ -77,7 +73,7 @@ def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
     assert info(tmp_path / "b")["range"] == info(tmp_path / "b", "model")["range"] == [3, 4012]
     for part in ("train", "test"):
         line = f"8 of 8 {part} images have more than 8 bits. Their values [3, 4012] become 0 to 1"
-        assert line in said(tmp_path / "b")
+        assert line in logged(tmp_path / "b")
     assert tuned(tmp_path / "c", other, **given, data__range=[50, 3000]) == 0
     assert info(tmp_path / "c", "model")["range"] == [50, 3000]
 

@@ -114,7 +114,7 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     assert floor["images"] == 8 and floor["of"] == "test" and floor["largest_class"] == 50
     assert found == {
         "layout": [], "unreadable": [], "pairs": [], "bands": None, "range": None, "clean": True,
-        "transparent": [], "one_colour": [],
+        "transparent": [], "one_colour": [], "enough_to_pretrain": True,
         "dataset": "folder", "root": str(healthy), "images": {"train": 32, "test": 8},
         "classes": {"train": {"china": 16, "flower": 16}, "test": {"china": 4, "flower": 4}},
         "sides": {"train": [128, 128, 128], "test": [128, 128, 128]},

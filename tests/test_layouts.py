@@ -102,9 +102,9 @@ SPOILT = [  # dataset, what is done to the base, the line
     ("cub200", lambda b: write(b / "train_test_split.txt", *(f"{i} 1" for i in range(1, 6))),
      "the lists in 'BASE' name no image of a split"),
     ("imagenet", lambda b: paint(b / "train/n00000001/1.JPEG"),
-     "'BASE/val' lacks class folders: n00000001"),
+     "'BASE/val' lacks classes of 'BASE/train': n00000001"),
     ("imagenet", lambda b: shutil.rmtree(b / "train") or (b / "train").touch(),
-     "'BASE/train' cannot be read (not a directory)"),
+     "'BASE' has no 'train' folder, expected "),
 ]  # fmt: skip
 
 

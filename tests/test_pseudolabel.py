@@ -1,6 +1,5 @@
 """Labels for images without one: the maths against a dense solution, the step of ``idmm train``."""
 
-import csv
 import time
 
 import numpy as np
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 import idmm
 from idmm.data.listing import list_images
 from idmm.evaluation import similarity
+from idmm.files import read_csv as rows
 from idmm.stages import train, train_plan, train_pseudolabels
 from idmm.stages.train_plan import Plan
 
@@ -48,11 +48,6 @@ def images(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return a_run(tmp_path_factory.mktemp("run"), size=24)
-
-
-def rows(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_spread_labels_as_the_papers_have_it():

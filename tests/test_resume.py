@@ -286,7 +286,7 @@ def test_resume_never_and_must(whole, cut, tmp_path, capsys):
 def test_another_config_lists_every_field(whole, cut, capsys):
     changes = {
         "seed": (0, 3),
-        "data.val_fraction": (0.0, 0.5),
+        "data.val_fraction": ("null", 0.5),
         "model.kwargs": ("{'patch_size': 8, 'embed_dim': 32, 'depth': 2, 'num_heads': 2}", {"patch_size": 16}),
         "model.drop_path": (0.3, 0.0),
         "train.lr": (0.003, 0.01),

@@ -1,6 +1,5 @@
 """Runs on deep pictures and on chosen channels, used: exports, files and arrays."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from PIL import Image
 
 import idmm
 from idmm.errors import UserError
+from idmm.files import read_csv as rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 LONG = {"train__epochs": 12, "train__lr": 0.01, "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0}
@@ -86,11 +86,6 @@ def runs(xrays, tiles, tmp_path_factory):
     assert tuned(folder / "rgb", xrays, **LONG) == 0
     assert tuned(folder / "some", tiles, **LONG, data__bands=[2, 0, 1]) == 0
     return folder
-
-
-def rows(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def ran(*argv):

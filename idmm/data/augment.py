@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
-from torch import Tensor
 
 from idmm.config import COLOURS, Augment, CropGroup, Views
 from idmm.data.images import CentreCrop
@@ -57,7 +56,7 @@ class TrainTransform:
 class EvalTransform:
     """Makes the centre crops of a batch. One ``mean`` and ``std`` make RGB images grey.
 
-    Images to evaluate on are stored as such crops. Training images are stored larger. :func:`centre_crop` cuts them.
+    Images to evaluate on are stored as such crops. Training images are stored larger.
     """
 
     def __init__(self, store, size: int, crop_pct: float, mean, std):
@@ -68,18 +67,14 @@ class EvalTransform:
         """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
         images = [self.store.image(i) for i in indices]
         if not self.finished:
-            images = [centre_crop(image, self.size, self.crop_pct) for image in images]
+            places = [CentreCrop(self.size, self.crop_pct).place(*image.shape[1:]) for image in images]
+            crops = zip(images, places, strict=True)
+            images = [resize(image, list(sides))[:, rows, columns] for image, (sides, (rows, columns)) in crops]
         if all(image.dtype == torch.uint8 for image in images):  # the usual case, copied as bytes
             images = unit(torch.stack(images))
         else:
             images = torch.stack([image if image.is_floating_point() else unit(image) for image in images])
         return numbered({"images": normalise(images, self.mean, self.std)}, self.store, indices)
-
-
-def centre_crop(image: Tensor, size: int, crop_pct: float) -> Tensor:
-    """Return the centre crop of a stored image, [C, H, W] -> [C, size, size], resized by :func:`resize`."""
-    sides, (rows, columns) = CentreCrop(size, crop_pct).place(*image.shape[1:])
-    return resize(image, list(sides))[:, rows, columns]
 
 
 def _randaugment(text: str, size: int, mean):

@@ -13,7 +13,7 @@ from PIL import Image
 from idmm import config
 from idmm.data.decode import measure_range
 from idmm.data.formats import BadImage, NoPicture
-from idmm.data.images import Bands, CentreCrop, Decoded, composite, digest, read_image
+from idmm.data.images import Bands, CentreCrop, composite, digest, read_image
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
@@ -102,10 +102,8 @@ class DatasetReport:
 
     def to_dict(self) -> dict:
         """Return it for JSON."""
-        content = asdict(self)
-        del content["enough_to_pretrain"]
         pairs = [{**asdict(p), "leaks": p.leaks, "labels_differ": p.disagrees} for p in self.pairs]
-        return {**content, "pairs": pairs, "clean": self.clean}
+        return {**asdict(self), "pairs": pairs, "clean": self.clean}
 
 
 @dataclass(frozen=True)
@@ -198,13 +196,25 @@ def _summaries(
 ) -> list[_Summary | BadImage]:
     """Read a split's images. The first one of more than 8 bits has the value range measured, then all start again."""
 
-    def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:
-        def work(i: int) -> _Summary:
-            decoded = read_image(split.items[i], max_pixels, value_range, report.bands)
-            label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
-            return _summary(ImageRef(part, i, split.names[i], label), decoded, i in chosen)
+    def summary(i: int, value_range: ValueRange) -> _Summary:
+        decoded = read_image(split.items[i], max_pixels, value_range, report.bands)
+        image, picture = decoded.pixels, Image.fromarray(composite(decoded.pixels))  # [H, W, C]
+        label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
+        return _Summary(
+            ref=ImageRef(part, i, split.names[i], label),
+            file=decoded.digest,
+            pixels=digest(repr(image.shape).encode() + image.tobytes()),
+            size=image.shape[:2],
+            transparent=decoded.transparent,
+            one_colour=bool((image == image[0, 0]).all()),
+            hash=perceptual_hash(picture),
+            thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
+            crop=CROP(image) if i in chosen else None,
+        )
 
-        return list(parallel_map(work, len(split), split.place, f"checking {part}", progress))
+    def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:
+        results = parallel_map(lambda i: summary(i, value_range), len(split), split.place, f"checking {part}", progress)
+        return list(results)
 
     try:
         return summaries(report.range or AUTO)
@@ -214,22 +224,6 @@ def _summaries(
         return summaries(measured)
 
 
-def _summary(ref: ImageRef, decoded: Decoded, with_crop: bool) -> _Summary:
-    image = decoded.pixels  # [H, W, C]
-    picture = Image.fromarray(composite(image))
-    return _Summary(
-        ref=ref,
-        file=decoded.digest,
-        pixels=digest(repr(image.shape).encode() + image.tobytes()),
-        size=image.shape[:2],
-        transparent=decoded.transparent,
-        one_colour=bool((image == image[0, 0]).all()),
-        hash=perceptual_hash(picture),
-        thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
-        crop=CROP(image) if with_crop else None,
-    )
-
-
 # ---------------------------------------------------------------------- images that are alike
 def perceptual_hash(picture: Image.Image) -> np.ndarray:
     """Return an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its cosine transform."""
@@ -237,7 +231,10 @@ def perceptual_hash(picture: Image.Image) -> np.ndarray:
 
 
 def _pairs(summaries: list[_Summary]) -> list[Pair]:
-    """Return all pairs, exact ones first."""
+    """Return all pairs, exact ones first.
+
+    Each image is paired with at most :data:`NEAR_MOST` later ones of a split, so memory does not grow with the square.
+    """
     same: dict[bytes, list[_Summary]] = defaultdict(list)
     for summary in summaries:
         same[summary.pixels].append(summary)
@@ -246,22 +243,16 @@ def _pairs(summaries: list[_Summary]) -> list[Pair]:
         for first, *others in same.values()
         for other in others
     ]
-    return exact + sorted(_near_pairs([group[0] for group in same.values()]), key=lambda pair: -pair.similarity)
-
-
-def _near_pairs(summaries: list[_Summary]) -> list[Pair]:
-    """Return pairs of which both hashes and thumbnails agree, as a hash is coarse, above all for plain images.
-
-    Each image is paired with at most :data:`NEAR_MOST` later ones of a split, so memory does not grow with the square.
-    """
-    hashes = np.array([summary.hash for summary in summaries], dtype=np.float32)  # [N, 64]
+    # near ones agree in hashes and thumbnails, as a hash is coarse, above all for plain images
+    unique = [group[0] for group in same.values()]
+    hashes = np.array([summary.hash for summary in unique], dtype=np.float32)  # [N, 64]
     signs = hashes.reshape(-1, HASH_BITS) * 2 - 1
     pairs: list[Pair] = []
     counts: Counter = Counter()  # pairs so far, by first image and split of the second
-    for start in range(0, len(summaries), _BLOCK):
+    for start in range(0, len(unique), _BLOCK):
         agreeing = signs[start : start + _BLOCK] @ signs[start:].T  # [R, M]: bits that agree less those that differ
         for i, j in np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start:
-            first, second = summaries[i], summaries[j]
+            first, second = unique[i], unique[j]
             place = (i, second.ref.split)
             if i >= j or counts[place] >= NEAR_MOST:  # a pair is found from its earlier image
                 continue
@@ -269,7 +260,7 @@ def _near_pairs(summaries: list[_Summary]) -> list[Pair]:
             if correlation >= NEAR_CORRELATION:
                 counts[place] += 1
                 pairs.append(Pair("near", first.ref, second.ref, round(correlation, 4)))
-    return pairs
+    return exact + sorted(pairs, key=lambda pair: -pair.similarity)
 
 
 def similarity(one: np.ndarray, two: np.ndarray) -> float:

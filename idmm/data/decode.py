@@ -10,7 +10,7 @@ from idmm.data.formats import BadImage
 from idmm.data.images import Bands, Decoded, StoredSize, fitted, min_max_of, read_image
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
-from idmm.data.values import RangeUnknown, ValueRange, common_range
+from idmm.data.values import RangeUnknown, ValueRange, as_range
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,12 @@ def decode_split(split: Split, reading: Reading, file: IO[bytes] | None, progres
 
     The first image of more than 8 bits under AUTO starts the measuring of all values, then everything again.
     """
-    if reading.bands and reading.bands.count is None:
-        reading = replace(reading, bands=reading.bands._replace(count=_first_channels(split, reading.max_pixels)))
+    if reading.bands and reading.bands.count is None:  # that of the first readable file
+        for item in split.items:
+            with suppress(BadImage):
+                count = read_image(item, reading.max_pixels, (0, 1), Bands()).pixels.shape[2]
+                reading = replace(reading, bands=reading.bands._replace(count=count))
+                break
     try:
         return _decode(split, reading, file, progress)
     except RangeUnknown:
@@ -105,12 +109,8 @@ def measure_range(split: Split, max_pixels: int, bands: Bands | None, progress: 
         lambda i: min_max_of(split.items[i], max_pixels, bands), len(split), split.place, "measuring values", progress
     )
     with closing(results):
-        return common_range([pairs for pairs in results if not isinstance(pairs, BadImage)], bands is not None)
-
-
-def _first_channels(split: Split, max_pixels: int) -> int | None:
-    """Return the number of channels of the first readable file. None: none is readable."""
-    for item in split.items:
-        with suppress(BadImage):
-            return read_image(item, max_pixels, (0, 1), Bands()).pixels.shape[2]
-    return None
+        pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
+    if not len(pairs):
+        return None
+    ranges = as_range(np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist())
+    return ranges if bands else ranges[0]

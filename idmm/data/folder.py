@@ -60,14 +60,23 @@ class _Tree:
 
 
 # ---------------------------------------------------------------------- datasets
-def read_labelled(root: str) -> Listing:
-    """Read ROOT/train/CLASS/**, and val and test likewise if they exist. Without these folders, ROOT/CLASS/**.
+def read_labelled(root: str, parts: Sequence[str] = PARTS) -> Listing:
+    """Read ROOT/train/CLASS/**, and the other ``parts`` likewise if they exist. Without ``train``, ROOT/CLASS/**.
 
     Raises:
         LabelsMissing: No train folder, or one with a single class or none, and nothing else is wrong.
         UserError: Images outside of class folders, empty or differing classes, or one class only.
     """
-    trees = _trees(root) or _class_folders(root)
+    trees = _trees(root, parts)
+    if not trees:  # ROOT itself if its folders can be classes
+        tree = _walk(root)
+        nested = all(len(names) > 1 for names in tree.images) and len({names[0] for names in tree.images}) > 1
+        if not nested or {name.lower() for name in tree.folders} & set(PARTS):
+            expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
+            raise LabelsMissing(f"data.root: '{root}' has no 'train' folder, expected {expected}")
+        what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
+        log.info("data.root: '%s' has no 'train' folder: %s", root, what)
+        trees = {"train": tree}
     train = trees["train"]
     faults = [fault for tree in trees.values() for fault in _class_faults(tree)]
     for tree in trees.values():
@@ -86,7 +95,7 @@ def read_any(root: str) -> Listing:
 
     val and test come along only if their classes are those of a labelled train folder. UserError: no image at all.
     """
-    trees = _trees(root) or {"train": _walk(root)}
+    trees = _trees(root, PARTS) or {"train": _walk(root)}
     train = _not_empty(trees["train"])
     filled = {parts[0] for parts in train.images}
     if len(filled) < 2 or filled != set(train.folders) or any(len(parts) != 2 for parts in train.images):
@@ -108,22 +117,10 @@ def images_under(root: str) -> list[str]:
     return ["/".join(parts) for parts in _not_empty(_walk(root)).images]
 
 
-def _trees(root: str) -> dict[str, _Tree]:
+def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     """Return the folders of splits that there are. Nothing without ``train``."""
-    paths = {name: os.path.join(root, name) for name in PARTS if os.path.isdir(os.path.join(root, name))}
+    paths = {name: os.path.join(root, name) for name in parts if os.path.isdir(os.path.join(root, name))}
     return {name: _walk(path) for name, path in paths.items()} if "train" in paths else {}
-
-
-def _class_folders(root: str) -> dict[str, _Tree]:
-    """Return ROOT itself as the training images if its folders can be classes. LabelsMissing or UserError if not."""
-    tree = _walk(root)
-    nested = all(len(parts) > 1 for parts in tree.images) and len({parts[0] for parts in tree.images}) > 1
-    if nested and not {name.lower() for name in tree.folders} & set(PARTS):
-        what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
-        log.info("data.root: '%s' has no 'train' folder: %s", root, what)
-        return {"train": tree}
-    expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
-    raise LabelsMissing(f"data.root: '{root}' has no 'train' folder, expected {expected}")
 
 
 def _not_empty(tree: _Tree) -> _Tree:

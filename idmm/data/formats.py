@@ -86,8 +86,6 @@ def decode(
         elif isinstance(item, Image.Image):
             values = _from_pillow(item, picture)
             check_pixels(*item.size, max_pixels)
-        elif not item:
-            raise BadImage("empty file")
         elif item.startswith(_NUMPY):
             values = _from_npy(item, max_pixels, picture, channels)
         elif item.startswith(_TIFF):

@@ -246,7 +246,13 @@ def _cached(
             raise RunError(f"cannot write to '{folder.parent}' ({reason(error)})") from None
         if index := _read_index(pixels, signature):
             return index, pixels
-        free, need = shutil.disk_usage(folder).free, _estimate(split, reading)
+        sampled = np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(int))
+        need, free = 0, shutil.disk_usage(folder).free
+        for item in split.take(sampled).items:
+            with suppress(BadImage):  # bad images take no room
+                size = fitted_size(*image_size(item, reading.max_pixels, reading.bands), reading.stored_size)
+                need += math.prod(size) * reading.channels * (2 if reading.bands else 1)
+        need = round(need * len(split) / len(sampled))
         if need > free // 2:
             line = "cache: '%s' has %s free, the decoded images need about %s: they are decoded at each use"
             log.info(line, folder.parent, size_of(free), size_of(need))
@@ -290,14 +296,3 @@ def _signature(split: Split, reading: Reading) -> str:
             state = error.errno
         hashed.update(repr(state).encode())
     return hashed.hexdigest()
-
-
-def _estimate(split: Split, reading: Reading) -> int:
-    """Return the bytes of all decoded images, estimated from the headers of a few. Only bands count as 16 bits."""
-    chosen = np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(int))
-    total = 0  # bad images take no room
-    for i in chosen:
-        with suppress(BadImage):
-            size = fitted_size(*image_size(split.items[i], reading.max_pixels, reading.bands), reading.stored_size)
-            total += math.prod(size) * reading.channels * (2 if reading.bands else 1)
-    return round(total * len(split) / len(chosen))

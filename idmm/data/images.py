@@ -11,9 +11,10 @@ from PIL import Image
 
 from idmm.data.formats import PICTURE_CHANNELS, BadImage, decode, opaque, size_in_header
 from idmm.data.split import counted
-from idmm.data.values import AUTO, WHITE, MinMax, RangeUnknown, ValueRange, min_max, rescale
+from idmm.data.values import AUTO, WHITE, MinMax, RangeUnknown, ValueRange, rescale
 from idmm.errors import reason
 
+_TRIMMED = 1e-4  # share of an image's pixels at either end that its smallest and largest value leave out
 _SHOWN = (1, 99)  # percentiles of a channel that are black and full colour in pictures for people
 
 
@@ -99,8 +100,11 @@ def read_image(item: Item, max_pixels: int, value_range: ValueRange = None, band
         if value_range is None:
             raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
         values = rescale(values, value_range)
-    if alpha is not None:
-        values = _on_white(values, alpha)
+    if alpha is not None and alpha.dtype == np.uint8:  # blended with white, rounded. 65152: 255 * 255 + 127
+        values = ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)
+    elif alpha is not None:
+        opacity = np.clip(alpha / opaque(alpha.dtype), 0, 1)
+        values = np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
     if bands is None and values.shape[2] == 1:
         values = np.repeat(values, 3, axis=2)
     pixels = np.ascontiguousarray(values)
@@ -108,9 +112,17 @@ def read_image(item: Item, max_pixels: int, value_range: ValueRange = None, band
 
 
 def min_max_of(path: Item, max_pixels: int, bands: Bands | None) -> tuple[MinMax, ...]:
-    """Return smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else ()."""
+    """Return smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else ().
+
+    The most extreme pixels do not count.
+    """
     values, _ = _values(read(path), max_pixels, bands)
-    return () if values.dtype == np.uint8 else min_max(values, bands is not None)
+    if values.dtype == np.uint8:
+        return ()
+    channels = values.reshape(1, -1) if bands is None else np.moveaxis(values, 2, 0).reshape(values.shape[2], -1)
+    cut = int(channels.shape[1] * _TRIMMED)
+    ends = [cut, channels.shape[1] - 1 - cut]
+    return tuple(map(tuple, np.partition(channels, ends, axis=1)[:, ends].astype(np.float64).tolist()))
 
 
 def _values(
@@ -119,7 +131,12 @@ def _values(
     """Return the used channels [H, W, C] in the numbers of the file, and the opacity of a picture [H, W, 1]."""
     values, alpha = decode(content, max_pixels, bands is None, _expected_channels(bands)), None
     if bands is not None:
-        values = values[:, :, _chosen(values.shape[2], bands)]
+        channels, chosen = values.shape[2], list(bands.chosen or range(values.shape[2]))
+        if bands.count not in (None, channels):
+            raise BadImage(f"has {counted(channels, 'channel')}, expected {bands.count}")
+        if max(chosen) >= channels:
+            raise BadImage(f"has {counted(channels, 'channel')}, and data.bands has {max(chosen)}, counted from 0")
+        values = values[:, :, chosen]
     elif values.shape[2] in (2, 4):
         values, alpha = values[:, :, :-1], values[:, :, -1:]
     if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -135,24 +152,6 @@ def image_size(path: str | os.PathLike, max_pixels: int, bands: Bands | None = N
 def _expected_channels(bands: Bands | None) -> Sequence[int]:
     """Return the numbers of channels that arrays may have."""
     return PICTURE_CHANNELS if bands is None else [] if bands.count is None else [bands.count]
-
-
-def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Blend colours, uint8 or uint16 [H, W, C], with white by an opacity of any type, [H, W, 1], rounded."""
-    if alpha.dtype == np.uint8:
-        return ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)  # 65152: 255 * 255 + 127
-    opacity = np.clip(alpha / opaque(alpha.dtype), 0, 1)
-    return np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
-
-
-def _chosen(channels: int, bands: Bands) -> list[int]:
-    """Return the numbers of the channels that are used. BadImage if the file has others than expected."""
-    if bands.count not in (None, channels):
-        raise BadImage(f"has {counted(channels, 'channel')}, expected {bands.count}")
-    chosen = list(bands.chosen or range(channels))
-    if max(chosen) >= channels:
-        raise BadImage(f"has {counted(channels, 'channel')}, and data.bands has {max(chosen)}, counted from 0")
-    return chosen
 
 
 # ---------------------------------------------------------------------- sizes

@@ -51,8 +51,7 @@ def list_images(
     """
     data = resolve_name(data)[0]
     spec = spec_of(data.name)
-    splits = _read(spec, data, labelled)
-    splits = _read_unlabelled(splits, data, not labelled if unlabelled is None else unlabelled)
+    splits = _read(spec, data, labelled, not labelled if unlabelled is None else unlabelled)
     splits = narrowed(splits, data, labelled)
     if data.exclude and labelled and splits.train.labels is not None and (empty := _empty_classes(splits.train)):
         what = f"'{data.exclude}' leaves no training image of {listed(empty)}"
@@ -77,7 +76,7 @@ def list_images(
 
 
 # ---------------------------------------------------------------------- the dataset
-def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
+def _read(spec: Spec, data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
     """Read a dataset. UserError if its files are missing, or its sizes are not those of its protocol."""
     if data.labels is not None and spec.name != "folder":
         raise UserError(f"data.labels: '{data.labels}' is for data.name folder, and {spec.name} has classes of its own")
@@ -101,12 +100,7 @@ def _read(spec: Spec, data: config.Data, labelled: bool) -> Listing:
     ]
     if faults:
         raise UserError(*faults)
-    return splits
-
-
-def _read_unlabelled(splits: Listing, data: config.Data, needed: bool) -> Listing:
-    """Add the images without labels that are for pretraining only, if they are needed."""
-    if not needed or data.name != "folder":
+    if not unlabelled or data.name != "folder":
         return replace(splits, unlabelled=None)
     if data.labels is None:  # else its reader has listed them with the others
         splits = replace(splits, unlabelled=read_unlabelled(str(root_folder(data))))
@@ -184,8 +178,15 @@ def hold_out(splits: Listing, fraction: float) -> Listing:
         why = "there are no labels to evaluate with" if splits.val is None else "the dataset has a 'val' split"
         log.warning("data.val_fraction: %g is not used, as %s", fraction, why)
         return splits
-    draw = _of_each_class if train.groups is None else _whole_groups
-    remaining, held = _divided(train, draw(train, fraction), repr(fraction))
+    if train.groups is not None:
+        numbers = _whole_groups(train, fraction)
+    else:  # a class keeps one image for training. One with a single image gives none
+        classes = _by_class(train)
+        counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in classes]
+        numbers = _draw(classes, counts, numpy_rng(0, "val_fraction"))
+        if not len(numbers):
+            raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as every class has one only")
+    remaining, held = _divided(train, numbers, repr(fraction))
     if train.groups is not None:
         share = f"{groups_of(held)} of {groups_of(train)}, {len(held)} of {len(train)} images"
         log.info("data.val_fraction: held out are %s", share)
@@ -197,17 +198,6 @@ def _divided(train: Split, held: np.ndarray, how: str) -> tuple[Split, Split]:
     remaining = np.setdiff1d(np.arange(len(train)), held)
     remaining = replace(train.take(remaining), drawn=f"{train.drawn} but {how}".strip())
     return remaining, replace(train.take(held), drawn=f"{train.drawn} {how} of train".strip())
-
-
-def _of_each_class(train: Split, fraction: float) -> np.ndarray:
-    """Draw a share of each class, which keeps at least one image."""
-    classes = _by_class(train)
-    # a class keeps one image for training. One with a single image gives none
-    counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in classes]
-    held = _draw(classes, counts, numpy_rng(0, "val_fraction"))
-    if not len(held):
-        raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as every class has one only")
-    return held
 
 
 def _whole_groups(train: Split, fraction: float) -> np.ndarray:

@@ -8,13 +8,13 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
-from idmm.data.folder import FilesMissing
-from idmm.data.formats import SUFFIXES
+from idmm.data.folder import FilesMissing, read_labelled
 from idmm.data.split import Listing, Split
 from idmm.errors import in_short, listed, reason
 
@@ -50,17 +50,16 @@ def names_by_number(pairs: Iterable[tuple[int, str]]) -> list[str]:
 
 def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Listing:
     """Return the splits of listed images. FilesMissing if none is listed or some are not there."""
-    return Listing(_listed_split(base, classes, train), None, _listed_split(base, classes, test))
-
-
-def _listed_split(base: Path, classes: list[str], images: Listed) -> Split:
-    names = [name for name, _ in images]
-    if not names:
-        raise FilesMissing(f"data.root: the lists in '{base}' name no image of a split")
-    if missing := absent(base, names):
-        raise FilesMissing(f"data.root: '{base}' lacks {len(missing)} listed images: {listed(missing, 3)}")
-    items = [os.path.join(base, *name.split("/")) for name in names]
-    return Split(items, names, np.array([label for _, label in images], dtype=np.int64), classes)
+    splits = []
+    for images in (train, test):
+        names = [name for name, _ in images]
+        if not names:
+            raise FilesMissing(f"data.root: the lists in '{base}' name no image of a split")
+        if missing := absent(base, names):
+            raise FilesMissing(f"data.root: '{base}' lacks {len(missing)} listed images: {listed(missing, 3)}")
+        items = [os.path.join(base, *name.split("/")) for name in names]
+        splits.append(Split(items, names, np.array([label for _, label in images], dtype=np.int64), classes))
+    return Listing(splits[0], None, splits[1])
 
 
 def absent(base: Path, paths: Sequence[str]) -> list[str]:
@@ -227,35 +226,19 @@ def read_domainnet(root: Path, domain: str) -> Listing:
 
 def read_imagenet(root: Path) -> Listing:
     """Read train/WNID/*.JPEG and val/WNID/*.JPEG."""
-    base = folder_of("imagenet", root, "", "train", "val")
-    return _imagenet(base, [name for name in _children(base / "train") if (base / "train" / name).is_dir()])
+    folder_of("imagenet", root, "", "train", "val")
+    return read_labelled(str(root), ("train", "val"))
 
 
 def read_imagenet100(root: Path) -> Listing:
-    """Read the 100 classes of Tian et al. (CMC)."""
-    wnids = sorted(lines(files("idmm.data") / "imagenet100.txt"))
-    return _imagenet(folder_of("imagenet100", root, "", "train", "val"), wnids)
+    """Read the 100 classes of Tian et al. (CMC) of ImageNet's folders."""
+    listing, wnids = read_imagenet(root), sorted(lines(files("idmm.data") / "imagenet100.txt"))
+    if missing := [wnid for wnid in wnids if wnid not in listing.train.classes]:
+        raise FilesMissing(f"data.root: '{root / 'train'}' lacks class folders: {listed(missing)}")
+    numbers = np.searchsorted(listing.train.classes, wnids)
 
+    def of_these(split: Split) -> Split:
+        part = split.take(np.flatnonzero(np.isin(split.labels, numbers)))
+        return replace(part, labels=np.searchsorted(numbers, part.labels), classes=wnids)
 
-def _imagenet(base: Path, wnids: list[str]) -> Listing:
-    parts = []
-    for part in ("train", "val"):
-        if missing := [wnid for wnid in wnids if not (base / part / wnid).is_dir()]:
-            raise FilesMissing(f"data.root: '{base / part}' lacks class folders: {listed(missing)}")
-        parts.append(
-            [
-                (f"{part}/{wnid}/{name}", label)
-                for label, wnid in enumerate(wnids)
-                for name in _children(base / part / wnid)
-                if os.path.splitext(name)[1].lower() in SUFFIXES
-            ]
-        )
-    return listed_splits(base, wnids, *parts)
-
-
-def _children(path: Path) -> list[str]:
-    """Return the sorted names in a folder that are not hidden."""
-    try:
-        return sorted(name for name in os.listdir(path) if not name.startswith("."))
-    except OSError as error:
-        raise FilesMissing(f"data.root: '{path}' cannot be read ({reason(error)})") from None
+    return Listing(of_these(listing.train), None, of_these(listing.test))

@@ -103,20 +103,16 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
         return getattr(official, f"read_{kind}")(root, *filter(None, [domain]))
     except (LookupError, ValueError) as error:
         raise FilesMissing(f"data.root: a list in '{root}' is damaged ({in_short(error)})") from None
+    except UserError as error:
+        raise FilesMissing(*error.faults) from None
 
 
-def _specs() -> dict[str, Spec]:
-    text = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
-    specs = {}
-    for name, row in yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
-        row["layout"] = tuple(row.get("layout", ()))
-        into = row.pop("into", "")
-        row["archives"] = tuple(Archive(url, md5, into) for url, md5 in row.get("archives", {}).items())
-        specs[name] = Spec(name, **row)
-    return specs
-
-
-DATASETS: dict[str, Spec] = _specs()
+DATASETS: dict[str, Spec] = {}
+_rows = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
+for _name, _row in yaml.load(_rows, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
+    _into, _layout = _row.pop("into", ""), tuple(_row.pop("layout", ()))
+    _archives = tuple(Archive(url, md5, _into) for url, md5 in _row.pop("archives", {}).items())
+    DATASETS[_name] = Spec(_name, layout=_layout, archives=_archives, **_row)
 
 
 # ---------------------------------------------------------------------- idmm data list, idmm data info

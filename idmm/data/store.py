@@ -8,7 +8,7 @@ from idmm import config, distributed
 from idmm.data.image_store import ImageStore, store_split
 from idmm.data.images import StoredSize
 from idmm.data.parallel import parallel_map
-from idmm.data.split import Listing, counted
+from idmm.data.split import Listing, Split, counted
 from idmm.data.values import AUTO, ValueRange, as_range, mean_and_std, moments
 from idmm.errors import UserError, listed
 
@@ -72,53 +72,41 @@ def store_images(
         UserError: Bad images of all splits in one.
         RunError: An image does not fit into memory.
     """
-    value_range = as_range(value_range)
     evaluated = {part: split for part, split in listing.parts.items() if part in parts and part in ("val", "test")}
-    common = {"data": data, "progress": progress}
-    try:
-        train = store_split(listing.train, stored_size=train_size, value_range=value_range, **common)
-    except UserError as error:
-        sizes = list(eval_sizes.values())[-1:]
-        raise UserError(*error.faults, *_faults(evaluated, sizes, value_range=value_range, **common)) from None
-    if train.value_range is not None:
-        value_range = train.value_range
-    common |= {"value_range": value_range, "bands": train.bands}
+    value_range, faults = as_range(value_range), []
+
+    def store(split: Split, part: str, stored_size: StoredSize, **known) -> ImageStore | None:
+        try:
+            return store_split(split, stored_size=stored_size, data=data, part=part, progress=progress, **known)
+        except UserError as error:
+            faults.extend(fault for fault in error.faults if fault not in faults)
+
+    train = store(listing.train, "train", train_size, value_range=value_range)
+    known = {"value_range": (train and train.value_range) or value_range, "bands": train and train.bands}
     crops = {
-        size: {part: store_split(split, stored_size=stored, part=part, **common) for part, split in evaluated.items()}
+        size: {part: store(split, part, stored, **known) for part, split in evaluated.items()}
         for size, stored in eval_sizes.items()
     }
+    if faults:
+        raise UserError(*faults)
     if mean is None or std is None:
         grey = data.channels == 1 and train.bands is None
         measured = _statistics(train, grey, progress) if distributed.rank() == 0 else None
         measured = distributed.broadcast(measured)
         mean, std = mean or measured[0], std or measured[1]
-    known_range = None if value_range == AUTO else value_range
+    known_range = None if known["value_range"] == AUTO else known["value_range"]
     held = crops[list(crops)[-1]] if crops else {}
     return Stores(train, held.get("val"), held.get("test"), crops, known_range, mean, std, listing.remarks)
-
-
-def _faults(splits: Mapping, sizes: list[StoredSize], **common) -> list[str]:
-    """Return what is wrong with the images of other splits than the training images."""
-    faults = []
-    for part, split in splits.items():
-        for size in sizes:
-            try:
-                store_split(split, stored_size=size, part=part, **common)
-            except UserError as error:
-                faults += error.faults
-    return faults
 
 
 # ---------------------------------------------------------------------- mean and standard deviation
 def _statistics(store: ImageStore, grey: bool, progress: bool) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel of a split as it is stored. ``grey``: of the brightness."""
-
-    def measured(i: int):
-        return moments(store.image(i).numpy(), grey)
-
-    label = "measuring mean and std"
-    with closing(parallel_map(measured, len(store), store.names.__getitem__, label, progress)) as results:
-        return mean_and_std(sum(results))  # [C, 3], integers of any size
+    results = parallel_map(
+        lambda i: moments(store.image(i).numpy(), grey), len(store), store.names.__getitem__, "measuring mean", progress
+    )
+    with closing(results):
+        return mean_and_std(sum(results))  # [C, 3]
 
 
 # ---------------------------------------------------------------------- the fingerprint

@@ -252,35 +252,26 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
     splits, unlabelled = replace(splits, unlabelled=None), splits.unlabelled  # these are never held out
     names = _names(splits)
     if not os.path.exists(groups) and set(groups) & set("()[]\\+*?^$|"):
-        group = _groups_by_pattern(groups, names)
+        try:
+            pattern = re.compile(groups)
+            if pattern.groups != 1:
+                raise re.error(f"{pattern.groups} brackets")
+        except re.error as error:
+            expected = "a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
+            raise BadList(f"data.groups: '{groups}' is no file and no pattern ({error}), expected {expected}") from None
+        group = {name: match[1] for name in names if (match := pattern.search(name))}
     else:
-        group = _groups_by_table(UserList("data.groups", groups, names, root))
+        table, group = UserList("data.groups", groups, names, root), {}
+        for line, cells in table.table(("path", "group")):
+            name = table.find(line, cells["path"], elsewhere=True)
+            if name is not None and group.setdefault(name, cells["group"]) != cells["group"]:
+                table.fault(line, f"'{name}' is of '{group[name]}' already, expected one group per image")
+        table.refuse()
     if missing := [name for name in names if not group.get(name)]:
         what = f"'{groups}' gives no group to {counted(len(missing), 'image')}: {listed(missing, 3)}"
         raise BadList(f"data.groups: {what}, expected one for each image")
     parts = {key: replace(part, groups=np.array([group[n] for n in part.names])) for key, part in splits.parts.items()}
     return replace(splits, **parts, unlabelled=unlabelled)
-
-
-def _groups_by_pattern(pattern: str, names: list[str]) -> dict[str, str]:
-    try:
-        compiled = re.compile(pattern)
-        if compiled.groups != 1:
-            raise re.error(f"{compiled.groups} brackets")
-    except re.error as error:
-        expected = "a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
-        raise BadList(f"data.groups: '{pattern}' is no file and no pattern ({error}), expected {expected}") from None
-    return {name: match[1] for name in names if (match := compiled.search(name))}
-
-
-def _groups_by_table(table: UserList) -> dict[str, str]:
-    group = {}
-    for line, cells in table.table(("path", "group")):
-        name = table.find(line, cells["path"], elsewhere=True)
-        if name is not None and group.setdefault(name, cells["group"]) != cells["group"]:
-            table.fault(line, f"'{name}' is of '{group[name]}' already, expected one group per image")
-    table.refuse()
-    return group
 
 
 def shared_groups(splits: Listing) -> list[str]:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from idmm.config import Colours, CropGroup, Views, colours_of
+from idmm.config import CropGroup, Views, colours_of
 from idmm.data.values import LUMA, unit
 from idmm.seeding import derive, uniforms
 
@@ -100,7 +100,10 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
     strength = np.array(colours.jitter)  # [4]
     factors = np.stack(strengths, 1) * 2 - 1  # [V, 4] in [-1, 1)
     factors = factors * strength + np.array([1.0, 1.0, 1.0, 0.0])
-    low, high = BLUR_SIGMA
+    low, high, turns = *BLUR_SIGMA, {}
+    if colours.vflip or colours.rotate90:  # independent of all other numbers, which stay the same
+        u = uniforms(derive(key, "channels"), indices, count * 2).reshape(-1, 2)  # [V, 2]
+        turns = {"vflip": u[:, 0] < colours.vflip, "turns": (u[:, 1] * 4).astype(np.int64) * colours.rotate90}
     return ViewPlan(
         box=box,
         flip=flip < colours.flip,
@@ -110,16 +113,8 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
         grey=grey < colours.grey_prob,
         sigma=np.where(blur < colours.blur_prob, low + (high - low) * sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
-        **_turns(colours, key, indices, count),
+        **turns,
     )
-
-
-def _turns(colours: Colours, key: int, indices: np.ndarray, count: int) -> dict[str, np.ndarray]:
-    """Draw turns if they are on. Their numbers are independent of all others, which stay the same."""
-    if not (colours.vflip or colours.rotate90):
-        return {}
-    u = uniforms(derive(key, "channels"), indices, count * 2).reshape(-1, 2)  # [V, 2]
-    return {"vflip": u[:, 0] < colours.vflip, "turns": (u[:, 1] * 4).astype(np.int64) * colours.rotate90}
 
 
 def resize(image: Tensor, shape: list[int]) -> Tensor:
@@ -146,14 +141,13 @@ def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
     Returns:
         The same shape and range.
     """
-    shape, rgb = view.shape, view.shape[2] == 3
+    shape = view.shape
     if plan.flip[v]:
         view = cv2.flip(view, 1).reshape(shape)  # OpenCV drops the axis of a single channel
     if plan.jitter[v]:
         for number in ORDERS[plan.order[v]]:
-            factor = float(plan.factors[v, number])
-            view = _adjust(view, number, factor) if rgb else _adjust_bands(view, number, factor)
-    if plan.grey[v] and rgb:
+            view = _adjust(view, number, float(plan.factors[v, number]))
+    if plan.grey[v] and shape[2] == 3:
         view = _grey(view)
     if plan.sigma[v]:
         view = gaussian_blur(view, float(plan.sigma[v])).reshape(shape)
@@ -254,25 +248,25 @@ def numbered(batch: dict, store, indices: np.ndarray) -> dict:
 
 
 def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
-    """Change brightness (0), contrast (1), saturation (2) or hue (3, by a share of the circle)."""
-    if number == 3:
+    """Change brightness (0), contrast (1), saturation (2) or hue (3, by a share of the circle).
+
+    Channels that are no colours have contrast about their own means, and no saturation and hue.
+    """
+    if view.shape[2] != 3:
+        if number > 1:
+            return view
+        mean = view.mean((0, 1)) if number else np.float32(0)  # [C]
+        view = view * np.float32(factor) + np.float32(1 - factor) * mean
+    elif number == 3:
         hsv = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
         hsv[..., 0] += 360 * (factor % 1)  # degrees. Any number of turns is the same hue
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
-    if number == 2:
+    elif number == 2:
         view = cv2.addWeighted(view, factor, _grey(view), 1 - factor, 0)
     else:
         mean = cv2.mean(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY))[0] if number else 0.0
         view = cv2.addWeighted(view, factor, view, 0, mean * (1 - factor))
     return np.clip(view, 0, 1, out=view)
-
-
-def _adjust_bands(view: np.ndarray, number: int, factor: float) -> np.ndarray:
-    """Change brightness (0) or contrast about each channel's mean (1) of channels that are no colours."""
-    if number > 1:
-        return view
-    mean = view.mean((0, 1)) if number else np.float32(0)  # [C]
-    return np.clip(view * np.float32(factor) + np.float32(1 - factor) * mean, 0, 1)
 
 
 def _grey(view: np.ndarray) -> np.ndarray:
