@@ -10,16 +10,7 @@ from idmm.config.dense import DenseConfig, DetectConfig, SegmentConfig
 from idmm.config.methods import METHODS, Method
 from idmm.config.stages import Common, DrLoc, FinetuneConfig, FinetuneModel, Model, PretrainConfig, Stage
 from idmm.config.train import FinetuneTrain, PretrainTrain, Train
-from idmm.config.views import (
-    COLOURS,
-    DEFAULT_COLOURS,
-    Augment,
-    Colours,
-    CropGroup,
-    Views,
-    colours_of,
-    global_groups,
-)
+from idmm.config.views import COLOURS, DEFAULT_COLOURS, Augment, Colours, CropGroup, Views, colours_of, global_groups
 
 __all__ = [
     "COLOURS", "DEFAULT_COLOURS", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "PATHS", "RESUME_IGNORED",

@@ -33,15 +33,11 @@ class Subset:
 def _range(value: Any) -> Any:
     """Refuse what is not 'auto', [low, high] or one such pair per channel."""
     pairs = value if isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple)) else [value]
-    if value != "auto" and not all(map(_is_range, pairs)):
+    pairs = [pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else (None, None) for pair in pairs]
+    real = all(type(number) in (int, float) and math.isfinite(number) for pair in pairs for number in pair)
+    if value != "auto" and not (real and all(low < high for low, high in pairs)):
         raise ValueError(f"got {value!r}, expected auto or [low, high] with low < high")
     return value
-
-
-def _is_range(pair: Any) -> bool:
-    numbers = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else [None]
-    real = all(isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
-    return real and numbers[0] < numbers[1]
 
 
 @section
@@ -61,7 +57,7 @@ class Images:
     groups: str | None = None
     """Images to keep in one split: a CSV file of path,group or a pattern, e.g. '(patient[0-9]+)_'. Default: none."""
     val_fraction: float | None = Field(None, ge=0, lt=1)
-    """Share of the training images to hold out for evaluation. Default: none, of idmm train 0.2 without test images."""
+    """Share of the training images to hold out for evaluation. Default: none, in idmm train 0.2 without test images."""
     range: Annotated[Literal["auto"] | list[float] | list[list[float]], BeforeValidator(_range)] = "auto"
     """Values of 16-bit images that become black and white: [low, high], or a pair per channel. 'auto': measured."""
     on_error: Literal["fail", "skip"] = "fail"

@@ -70,12 +70,9 @@ class DenseTrain(Train):
     def _check_steps(self):
         steps, faults = self.lr_steps, {}
         in_order = bool(steps) and steps == sorted(steps) and steps[-1] < self.epochs
-        if self.schedule != "steps" and steps:
-            faults["lr_steps"] = f"got {steps}, expected none without schedule steps"
-        elif self.schedule == "steps" and self.minutes is not None:
-            faults["lr_steps"] = f"got {steps}, but minutes decide on the epochs, expected schedule cosine or linear"
-        elif self.schedule == "steps" and not in_order:
-            faults["lr_steps"] = f"got {steps}, expected rising epochs before the last ({self.epochs}), e.g. [8, 11]"
+        if self.schedule == "steps" and (self.minutes is not None or not in_order):
+            expected = f"expected rising epochs before the last ({self.epochs}), e.g. [8, 11], and no minutes"
+            faults["lr_steps"] = f"got {steps}, {expected}"
         if self.compile:
             faults["compile"] = "got true, but boxes and masks are not compiled, expected false"
         raise_faults(faults)

@@ -116,31 +116,27 @@ class PretrainConfig(Common):
         Raises:
             UserError: Crops or labels that the method cannot use, or a missing library.
         """
-        views, notes = self._resolved_views()
-        config, warmup = replace(self, views=views), self.method.WARMUP_EPOCHS
-        if self.train.warmup_epochs is None and warmup is not None:
-            config = replace(config, train=replace(self.train, warmup_epochs=warmup))
-            notes.append(f"train.warmup_epochs: {warmup:g}, {self.method.name}'s")
-        faults = [*self.method.missing_libraries(), *self.method.crop_faults(views.crops)]
-        faults += config.batch_faults(self.train.batch_size)
-        if self.data.labelled is not None and not self.learns_labels:
-            unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
-            needs = f"{self.method.name} cannot use images without labels. Draw the images with data.subset instead."
-            faults.append(f"data.labelled: {needs if self.needs_labels else unused}")
-        if faults:
-            raise UserError(*faults)
-        return config, notes
-
-    def _resolved_views(self) -> tuple[Views, list[str]]:
-        """Return ``views`` with the method's crops and colours for null. A given colour counts for all crops."""
         method, notes = self.method, []
-        given = {name for name in COLOURS if getattr(self.views, name) is not None}
+        given = {name for name in COLOURS if getattr(self.views, name) is not None}  # these count for all crops
         crops = self.views.crops
         if crops is None:
             crops = [replace(group, **dict.fromkeys(given)) for group in method.CROPS]
             notes.append(f"views.crops: {', '.join(map(str, crops))} of the area, {method.name}'s")
         notes += [f"views.{key}: {value}, {method.name}'s" for key, value in method.COLOURS.items() if key not in given]
-        return replace(self.views, crops=crops, **vars(colours_of(self.views, Colours(**method.COLOURS)))), notes
+        colours = vars(colours_of(self.views, Colours(**method.COLOURS)))
+        config, warmup = replace(self, views=replace(self.views, crops=crops, **colours)), method.WARMUP_EPOCHS
+        if self.train.warmup_epochs is None and warmup is not None:
+            config = replace(config, train=replace(self.train, warmup_epochs=warmup))
+            notes.append(f"train.warmup_epochs: {warmup:g}, {method.name}'s")
+        faults = [*method.missing_libraries(), *method.crop_faults(crops)]
+        faults += config.batch_faults(self.train.batch_size)
+        if self.data.labelled is not None and not self.learns_labels:
+            unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
+            needs = f"{method.name} cannot use images without labels. Draw the images with data.subset instead."
+            faults.append(f"data.labelled: {needs if self.needs_labels else unused}")
+        if faults:
+            raise UserError(*faults)
+        return config, notes
 
     def batch_faults(self, batch_size: int) -> list[str]:
         """Return a fault if the method compares the images of a pass and a pass has one.

@@ -132,7 +132,7 @@ class CvT(TokenModel):
     at 0, unlike in the release.
 
     Args:
-        img_size: Image side, or (height, width), in pixels, at least 16.
+        img_size: Image side, or (height, width), in pixels.
         global_pool: 'token' (the class token) or 'avg' (the mean of the others).
         embed_dims: Width of each stage's tokens. The last is D.
         drop_path_rate: Stochastic depth of the last block. It rises linearly from 0 over the last stage, as released.

@@ -108,7 +108,7 @@ class T2TViT(TokenModel):
     another size it is interpolated on its grid, as in the release. Sinusoids of the new size would move the positions.
 
     Args:
-        img_size: Image side, or (height, width), in pixels, at least 16.
+        img_size: Image side, or (height, width), in pixels.
         dynamic_img_size: Accept images of other sizes, too, with interpolated positions.
         global_pool: 'token' (the class token) or 'avg' (the mean of the others).
         embed_dim: Width D of the tokens.
