@@ -8,11 +8,10 @@ import socket
 import tarfile
 import zipfile
 import zlib
-from pathlib import Path
 
 from idmm import config
 from idmm.data.folder import FilesMissing
-from idmm.data.registry import Archive, Spec, read_dataset
+from idmm.data.registry import Spec, read_dataset
 from idmm.errors import RunError, UserError, in_short, reason
 from idmm.files import expand_home
 
@@ -44,33 +43,27 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
         aside.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}), expected a folder") from None
-    for archive in spec.archives:
-        try:
-            _unpack(archive, aside)
-        except _FAILED as error:
-            rest = "The same command tries again, and keeps the files that are whole"
-            raise RunError(f"{archive.url}: cannot be fetched ({in_short(error)}). {rest}") from None
+    from torchvision.datasets.utils import download_url, extract_archive
+
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        for archive in spec.archives:
+            download_url(archive.url, aside, archive.name, archive.md5)  # unless it is there and whole
+            target = aside / "unpacked" / archive.into
+            target.mkdir(parents=True, exist_ok=True)
+            if archive.name.endswith(_ARCHIVES):
+                log.info("unpacking %s", archive.name)
+                extract_archive(aside / archive.name, target)
+            else:
+                shutil.copy(aside / archive.name, target)
+    except _FAILED as error:
+        rest = "The same command tries again, and keeps the files that are whole"
+        raise RunError(f"{archive.url}: cannot be fetched ({in_short(error)}). {rest}") from None
+    finally:
+        socket.setdefaulttimeout(timeout)
     try:  # file over file of the same name, which completes a half-unpacked tree
         shutil.copytree(aside / "unpacked", root, copy_function=os.replace, dirs_exist_ok=True)
     except OSError as error:
         raise RunError(f"data.root: cannot be written ({in_short(error)})") from None
     shutil.rmtree(aside)
-
-
-def _unpack(archive: Archive, aside: Path) -> None:
-    """Download a file, unless it is there and whole, and unpack or copy it into the folder ``unpacked``."""
-    from torchvision.datasets.utils import download_url, extract_archive
-
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(TIMEOUT)
-    try:
-        download_url(archive.url, aside, archive.name, archive.md5)
-    finally:
-        socket.setdefaulttimeout(before)
-    path, target = aside / archive.name, aside / "unpacked" / archive.into
-    target.mkdir(parents=True, exist_ok=True)
-    if archive.name.endswith(_ARCHIVES):
-        log.info("unpacking %s", archive.name)
-        extract_archive(path, target)
-    else:
-        shutil.copy(path, target)
