@@ -13,11 +13,3 @@ def wilson(hits, count, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
     half = np.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
     # exact bounds despite rounding if all or none are hits
     return np.where(hits == 0, 0.0, middle - half), np.where(hits == count, 1.0, middle + half)
-
-
-def too_narrow(images: int, groups: int) -> str:
-    """Return the warning about an interval over test images that come in groups."""
-    return (
-        f"the {images} test images are of {groups} group{'' if groups == 1 else 's'}: images of one group are alike, "
-        "so top-1's interval, which counts each image for itself, is too narrow"
-    )

@@ -22,7 +22,7 @@ from idmm.methods.base import Method
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.stages.images import check_val, log_values
-from idmm.stages.outputs import ending, export, length_result, load_best
+from idmm.stages.outputs import common_result, ending, export, load_best
 from idmm.stages.resolve import RunSetup
 from idmm.stages.setup import build_backbone, open_run, plan_phase, with_statistics
 from idmm.training.loop import Loop
@@ -174,14 +174,9 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
             **scores,
             **best,
             "epochs": loop.position.epoch,
-            **length_result(run, setup, stores),
             "num_classes": len(listing.classes),
-            "train_size": len(stores.train),
             "test_size": len(stores.test),
-            "seed": config.seed,
-            "seconds": round(run.seconds, 1),
-            "precision": run.precision,
-            **stores.remarks,
+            **common_result(run, setup, stores),
         }
         run.folder.finish(result)
         return result

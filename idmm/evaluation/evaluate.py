@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from idmm import distributed
+from idmm.data.split import counted
 from idmm.intervals import wilson
 from idmm.seeding import numpy_rng
 
@@ -185,33 +186,32 @@ def class_counts(predicted, truth, classes: int) -> dict[str, list[int]]:
     return {"images": images.tolist(), "correct": correct.tolist()}
 
 
-def largest_class(truth) -> tuple[int, float]:
-    """Return the largest class in ``truth`` [M] and its share in percent: the accuracy of always predicting it."""
+def largest_class(truth) -> float:
+    """Return the accuracy of always predicting the largest class in ``truth`` [M], in percent."""
     count = np.bincount(truth)
-    return int(count.argmax()), float(100 * count.max() / count.sum())
+    return float(100 * count.max() / count.sum())
 
 
-def remarks(scores: dict, truth, classes: Sequence[str], baseline_top1: float | None = None) -> list[str]:
-    """Return a warning if a top-1 accuracy is no better than always predicting the largest class (its 95 % interval
-    reaches down to that), and one if it is no better than ``baseline_top1``.
+def remarks(result: dict[str, Any]) -> list[str]:
+    """Return warnings about the top-1 accuracy of a ``result.json``.
 
-    Args:
-        scores: With ``top1`` and ``top1_interval`` (percent).
-        truth: True classes [M].
-        classes: Their names.
-        baseline_top1: Accuracy of logistic regression on hand-made features (percent), if it is known.
+    Its 95 % interval reaches down to the largest class, it is not above the baseline, or images come in groups.
     """
-    top1, (low, high) = scores["top1"], scores["top1_interval"]
-    (largest, share), lines = largest_class(truth), []
-    if low <= share:
+    top1, (low, high), lines = result["top1"], result["top1_interval"], []
+    if low <= result["largest_class"]:
         lines.append(
             f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than always "
-            f"predicting one class: '{classes[largest]}' is {share:.1f} % of the {len(truth)} test images"
+            f"predicting the largest class ({result['largest_class']:.1f} %)"
         )
-    if baseline_top1 is not None and top1 <= baseline_top1:
+    if top1 <= result.get("baseline_top1", -1):
         lines.append(
             f"top-1 {top1:.1f} % is no better than logistic regression on hand-made features, which takes seconds "
-            f"({baseline_top1:.1f} %)"
+            f"({result['baseline_top1']:.1f} %)"
+        )
+    if "test_groups" in result:
+        lines.append(
+            f"the {result['test_size']} test images are of {counted(result['test_groups'], 'group')}: images of one "
+            "group are alike, so top-1's interval, which counts each image for itself, is too narrow"
         )
     return lines
 

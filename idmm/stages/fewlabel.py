@@ -74,7 +74,7 @@ def fewlabel(config: FewLabelConfig) -> dict:
     result = header | {
         "num_classes": len(splits.train.classes),
         "test_size": len(splits.test),
-        "largest_class": largest_class(splits.test.labels)[1],
+        "largest_class": largest_class(splits.test.labels),
         **splits.remarks,
         "summary": summary(records, metric),
         "records": records,
@@ -88,7 +88,6 @@ def fewlabel(config: FewLabelConfig) -> dict:
     return result
 
 
-# ---------------------------------------------------------------------- before the measurements
 def _backbones(config: FewLabelConfig) -> dict[str, RunSetup]:
     """Return a probe for each backbone by its name, with ``untrained`` also for each architecture's fresh weights."""
     backbones = {init: resolve(replace(config, model=Backbone()).probe(init)) for init in config.init}
@@ -119,7 +118,6 @@ def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
     return numbers
 
 
-# ---------------------------------------------------------------------- measurements
 def _probed(
     splits: Listing, metric: str, backbones: dict[str, RunSetup], draws: list[Subset]
 ) -> Iterator[dict[str, Any]]:
@@ -142,7 +140,6 @@ def _probed(
                 yield {**record, "images": len(chosen), **scores}
 
 
-# ---------------------------------------------------------------------- results
 def summary(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Return mean and standard deviation over draws (None for a single one) of each run, readout and number."""
     groups: dict[tuple, list[float]] = {}

@@ -16,15 +16,9 @@ from idmm.stages import Phase
 from idmm.stages.first_weights import init_classifier, init_from_images
 from idmm.stages.folds import run_folds
 from idmm.stages.images import build_accuracy, store_run_images
-from idmm.stages.outputs import classifier_result, ending, export, length_result, load_best, measure_baseline
+from idmm.stages.outputs import classifier_result, common_result, ending, export, load_best, measure_baseline
 from idmm.stages.resolve import RunSetup, resolve
-from idmm.stages.setup import (
-    build_backbone,
-    build_localization,
-    open_run,
-    plan_phase,
-    with_statistics,
-)
+from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase, with_statistics
 from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext
 
@@ -80,7 +74,6 @@ def _run(setup: RunSetup) -> dict:
         return result
 
 
-# ---------------------------------------------------------------------- building
 def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, last: Loop | None) -> nn.Module:
     """Build the model of a phase. It goes on with the weights of the phase before, trained by the loop ``last``.
 
@@ -124,25 +117,16 @@ def build_loop(
     return Loop(run, method, plan)
 
 
-# ---------------------------------------------------------------------- the end
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, accuracy: Accuracy) -> dict:
     """Evaluate and write the classifier; return the result."""
     best, predictions = load_best(loop, "top-1"), accuracy.latest
     if images.val is not None or predictions is None:  # not evaluated on test, or before the last resume
         predictions = build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.averaged)
     export(run, loop, setup, images, backbone_state(loop.averaged), {"classes": images.train.classes})
-    scores = classifier_result(run, setup, images, predictions)
-    if "start_top1" in run.folder.start_scores:
-        scores["start_top1"] = run.folder.start_scores["start_top1"]
+    start = {name: value for name, value in run.folder.start_scores.items() if name == "start_top1"}
     return {
-        **scores,
+        **classifier_result(run, setup, images, predictions),
+        **start,
         **best,
-        **length_result(run, setup, images),
-        "num_classes": len(images.train.classes),
-        "train_size": len(images.train),
-        "test_size": len(images.test),
-        "seed": setup.config.seed,
-        "seconds": round(run.seconds, 1),
-        "precision": run.precision,
-        **images.remarks,
+        **common_result(run, setup, images),
     }

@@ -10,8 +10,9 @@ import numpy as np
 
 from idmm.data.listing import list_images
 from idmm.errors import UserError
+from idmm.evaluation.evaluate import remarks
 from idmm.files import holds_run
-from idmm.intervals import too_narrow, wilson
+from idmm.intervals import wilson
 from idmm.progress import log, logging_to
 from idmm.stages import stage_of
 from idmm.stages.resolve import RunSetup
@@ -55,7 +56,12 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
         with logging_to(folder.path):
             result = pooled(results)
             folder.finish(result)
-            _log_result(config, result)
+            low, high = result["top1_interval"]
+            spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
+            line = "%s: top-1 %.2f on %d images, each tested once (95 %% interval %.1f to %.1f, over %d folds %s)"
+            log.info(line, config.out, result["top1"], result["test_size"], low, high, len(results), spread)
+            for line in remarks(result):
+                log.warning("%s", line)
         return result
 
 
@@ -100,17 +106,3 @@ def pooled(results: list[dict]) -> dict:
         "seconds": round(sum(result["seconds"] for result in results), 1),
         "folds": [{"fold": fold, **result} for fold, result in enumerate(results, start=1)],
     }
-
-
-def _log_result(config: Any, result: dict) -> None:
-    """Log the pooled accuracy, and warn if it is no better than the largest class."""
-    low, high = result["top1_interval"]
-    images = f"{result['test_size']} images, each tested once in {len(result['folds'])} folds"
-    spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
-    what = f"on {images} (95 % interval {low:.1f} to {high:.1f}, over folds {spread})"
-    log.info("%s: top-1 %.2f %s", config.out, result["top1"], what)
-    if low <= result.get("largest_class", -1):
-        line = "top-1 %.1f %% is no better, within its 95 %% interval, than the %.1f of naming the largest class"
-        log.warning(line, result["top1"], result["largest_class"])
-    if "test_groups" in result:
-        log.warning("%s", too_narrow(result["test_size"], result["test_groups"]))

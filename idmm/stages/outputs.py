@@ -9,7 +9,6 @@ from idmm.data.image_store import ImageStore
 from idmm.data.store import Stores
 from idmm.evaluation import baseline, evaluate
 from idmm.files import write_csv
-from idmm.intervals import too_narrow
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
@@ -86,7 +85,7 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
 
     Returns:
         The part of ``result.json`` about accuracy, in percent: ``top1``, ``top5``, ``mean_per_class``,
-        ``top1_interval``, ``largest_class``, ``baseline_top1``, and the count ``test_groups``.
+        ``top1_interval``, ``largest_class``, ``baseline_top1``, and the counts of classes, images and groups.
     """
     folder, classes, test = run.folder, images.train.classes, images.test
     baseline_score = measure_baseline(run, setup, images)
@@ -99,9 +98,13 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
     truth, predicted = predictions.truth, predictions.predicted
     scores = predictions.scores() | {
-        "largest_class": evaluate.largest_class(truth)[1],
+        "largest_class": evaluate.largest_class(truth),
         **baseline_score,
+        "num_classes": len(classes),
+        "test_size": len(test),
     }
+    if test.groups is not None:
+        scores["test_groups"] = len(set(test.groups))
     if setup.config.data.fold is not None:
         scores["per_class"] = evaluate.class_counts(predicted, truth, len(classes))
     out, top1, top5 = setup.config.out, scores["top1"], scores["top5"]
@@ -111,11 +114,8 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
     if baseline_score:
         line += ", the baseline {baseline_top1:.2f}"
     log.info("%s", line.format(*scores["top1_interval"], **scores))
-    for line in evaluate.remarks(scores, truth, classes, **baseline_score):
+    for line in evaluate.remarks(scores):
         log.warning("%s", line)
-    if test.groups is not None:
-        scores["test_groups"] = len(set(test.groups))
-        log.warning("%s", too_narrow(len(test), scores["test_groups"]))
     return scores
 
 
@@ -182,19 +182,28 @@ def ending(setup: RunSetup, images: Stores) -> tuple[int, float]:
     return 0 if is_evaluated else count, FIGURE_SECONDS
 
 
-def length_result(run: RunContext, setup: RunSetup, images: Stores) -> dict:
-    """Return ``minutes``, the ``epochs`` begun and the ``whole_epochs`` of a run with ``train.minutes``, else nothing.
+def common_result(run: RunContext, setup: RunSetup, images: Stores) -> dict:
+    """Return the entries that the results of all stages share: training images, seed, time, precision, remarks.
 
-    Logs a warning if there is no whole epoch.
+    With ``train.minutes`` they are also ``minutes``, the ``epochs`` begun and the ``whole_epochs``. Logs a warning if
+    there is no whole epoch.
     """
     minutes, records, whole_epochs, earlier_steps = setup.config.train.minutes, run.folder.metrics(), 0, 0
-    if minutes is None:
-        return {}
-    for phase in setup.phases:
-        last_step = max(record["step"] for record in records if record["stage"] == phase.number)
-        whole_epochs += (last_step - earlier_steps) // (phase.steps(len(images.train)) // phase.epochs)
-        earlier_steps = last_step
-    if not whole_epochs:
-        line = "train.minutes %g: training ended before it had seen every image once. Try more minutes"
-        log.warning(line, minutes)
-    return {"minutes": minutes, "epochs": len(records), "whole_epochs": whole_epochs}
+    length = {}
+    if minutes is not None:
+        for phase in setup.phases:
+            last_step = max(record["step"] for record in records if record["stage"] == phase.number)
+            whole_epochs += (last_step - earlier_steps) // (phase.steps(len(images.train)) // phase.epochs)
+            earlier_steps = last_step
+        length = {"minutes": minutes, "epochs": len(records), "whole_epochs": whole_epochs}
+        if not whole_epochs:
+            line = "train.minutes %g: training ended before it had seen every image once. Try more minutes"
+            log.warning(line, minutes)
+    return {
+        **length,
+        "train_size": len(images.train),
+        "seed": setup.config.seed,
+        "seconds": round(run.seconds, 1),
+        "precision": run.precision,
+        **images.remarks,
+    }

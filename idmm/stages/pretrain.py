@@ -26,9 +26,9 @@ from idmm.stages.folds import run_folds
 from idmm.stages.images import eval_batches, store_run_images
 from idmm.stages.outputs import (
     classifier_result,
+    common_result,
     ending,
     export,
-    length_result,
     measure_baseline,
 )
 from idmm.stages.resolve import RunSetup, resolve
@@ -196,13 +196,11 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
         predictions = evaluate.predict(loop.averaged, batches, run.device, run.autocast)
         accuracy = {
             **classifier_result(run, setup, images, predictions),
-            "num_classes": len(images.train.classes),
             "labelled_size": _count_labels(images.train),
-            "test_size": len(images.test),
         }
     entries = {"classes": images.train.classes} if config.learns_labels else None
     export(run, loop, setup, images, backbone_state(loop.averaged), entries)
-    last = run.folder.last_metrics()
+    last = distributed.broadcast(run.folder.metrics()[-1] if run.folder.leader else None)
     log.info("%s: loss %.4f after %s, backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
     scores = {**run.folder.start_scores, **last}
     if "start_knn" in scores:
@@ -211,11 +209,6 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
         **accuracy,
         "loss": last["loss"],
         **{name: scores[name] for name in ("start_knn", "knn") if name in scores},
-        "train_size": len(images.train),
         "epochs": epochs,
-        **length_result(run, setup, images),
-        "seed": config.seed,
-        "seconds": round(run.seconds, 1),
-        "precision": run.precision,
-        **images.remarks,
+        **common_result(run, setup, images),
     }

@@ -16,7 +16,6 @@ from idmm.data.store import Stores
 from idmm.errors import UserError
 from idmm.evaluation.evaluate import largest_class, readouts, remarks
 from idmm.evaluation.network import Network
-from idmm.intervals import too_narrow
 from idmm.progress import logging_to
 from idmm.stages.folds import run_folds
 from idmm.stages.images import store_run_images
@@ -117,17 +116,13 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         metric=spec_of(config.data.name).metric,
         fold=config.data.fold is not None,
     )
-    for line in remarks(measured["probe"], truth, classes):
-        log.warning("linear probe: %s", line)
-    if images.test.groups is not None:
-        log.warning("%s", too_narrow(len(truth), len(set(images.test.groups))))
     knn, linear = measured["knn"], measured["probe"]
-    return {
+    result = {
         "top1": linear["top1"],
         "top5": None,
         "knn": knn["top1"],
         **{name: linear[name] for name in ("mean_per_class", "per_class") if name in linear},
-        "largest_class": largest_class(truth)[1],
+        "largest_class": largest_class(truth),
         **about(setup),
         "precision": "fp32",
         "crop_pct": config.crop_pct,
@@ -139,6 +134,10 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         "interval": INTERVAL,
         "readouts": {"probe": linear, "knn": knn},
     }
+    groups = {} if images.test.groups is None else {"test_groups": len(set(images.test.groups))}
+    for line in remarks(result | linear | groups):
+        log.warning("linear probe: %s", line)
+    return result
 
 
 def table(result: dict) -> list[str]:
