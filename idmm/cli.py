@@ -85,7 +85,10 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         prog: The script that the user started, for its help.
     """
     is_process = argv is None or prog is not None  # else the caller did other things before
-    started_at = clock.now() - (_process_age() if is_process else 0.0)
+    started_at = clock.now()
+    if is_process:  # it began before its imports
+        age = time.time() - psutil.Process().create_time()
+        started_at -= age if 0 <= age < IMPORT_SECONDS else time.process_time()  # a sandbox may hide the start
     argv = sys.argv[1:] if argv is None else argv
     if is_process:
         os.environ.pop("MPLBACKEND", None)  # a notebook's may not be installed here, and all pictures are files
@@ -121,12 +124,6 @@ def _fault_of(error: OSError) -> RunError | UserError:
     if error.errno not in (errno.EACCES, errno.ENAMETOOLONG, errno.EROFS) or error.filename is None:
         raise error
     return UserError(f"'{error.filename}': {reason(error)}, expected a path that can be used")
-
-
-def _process_age() -> float:
-    """Return the seconds since this process began, with the time that its imports took."""
-    age = time.time() - psutil.Process().create_time()
-    return age if 0 <= age < IMPORT_SECONDS else time.process_time()  # a sandbox may hide the start
 
 
 def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:

@@ -81,7 +81,6 @@ def several_gpus() -> bool:
     return world() > 1 and "nccl" in dist.get_backend()
 
 
-# ---------------------------------------------------------------------- collective calls: all processes must call
 def largest(*values: float) -> tuple[float, ...]:
     """Return the largest of each value over the processes."""
     if world() == 1:
@@ -89,22 +88,6 @@ def largest(*values: float) -> tuple[float, ...]:
     maxima = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=_control_group())
     return tuple(maxima.tolist())
-
-
-def sum_all(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor over the processes, in place."""
-    if world() > 1:
-        dist.all_reduce(values)
-    return values
-
-
-def share_statistics(module: torch.nn.Module) -> None:
-    """Copy the first process's running statistics of batch norms to all others."""
-    if world() > 1:
-        for norm in module.modules():
-            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
-                dist.broadcast(norm.running_mean, 0)
-                dist.broadcast(norm.running_var, 0)
 
 
 class _Gather(torch.autograd.Function):

@@ -104,7 +104,11 @@ def curves_figure(records: Records, title: str = "") -> Figure:
         records: With stages one after the other.
         title: Above the panels.
     """
-    panels = _panels(records)
+    keys = list(dict.fromkeys(key for record in records for key in record if key not in NOT_DRAWN))
+    panels = {name: {key: label for key, label in values.items() if key in keys} for name, values in PANELS.items()}
+    placed = {key for values in panels.values() for key in values}
+    panels |= {key: {key: None} for key in keys if key not in placed}
+    panels = {name: values for name, values in panels.items() if values}
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     width, height = 3.7 * columns, 2.65 * rows + 0.45  # inches
@@ -117,17 +121,6 @@ def curves_figure(records: Records, title: str = "") -> Figure:
     for number, (name, values) in enumerate(panels.items(), start=1):
         _draw_panel(figure.add_subplot(rows, columns, number), records, name, values)
     return figure
-
-
-def _panels(records: Records) -> dict[str, dict[str, str | None]]:
-    """Return the panels of PANELS with values in the records, and one for each other value."""
-    keys = list(dict.fromkeys(key for record in records for key in record if key not in NOT_DRAWN))
-    panels = {}
-    for title, values in PANELS.items():
-        if present := {key: label for key, label in values.items() if key in keys}:
-            panels[title] = present
-    placed = {key for values in panels.values() for key in values}
-    return panels | {key: {key: None} for key in keys if key not in placed}
 
 
 def _draw_panel(axis, records: Records, title: str, values: dict[str, str | None]) -> None:

@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -76,24 +75,25 @@ def logging_by(*handlers: logging.Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def details_in_file(warnings: bool) -> Iterator[None]:
-    """Print only lines of progress, and warnings if ``warnings``, inside the block. Files get every line as usual."""
-
-    def is_printed(record: logging.LogRecord) -> bool:
-        return record.levelno == PROGRESS or (warnings and record.levelno >= logging.WARNING)
-
-    screens = [handler for handler in log.handlers if isinstance(handler, Screen)]
-    for screen in screens:
-        screen.addFilter(is_printed)
+def filtering(targets: Sequence[logging.Filterer], is_logged: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    """Filter the records of loggers or handlers inside the block."""
+    for target in targets:
+        target.addFilter(is_logged)
     try:
         yield
     finally:
-        for screen in screens:
-            screen.removeFilter(is_printed)
+        for target in targets:
+            target.removeFilter(is_logged)
 
 
-@contextlib.contextmanager
-def log_once() -> Iterator[None]:
+def details_in_file(warnings: bool) -> contextlib.AbstractContextManager[None]:
+    """Print only lines of progress, and warnings if ``warnings``, inside the block. Files get every line as usual."""
+    screens = [handler for handler in log.handlers if isinstance(handler, Screen)]
+    least = logging.WARNING if warnings else sys.maxsize
+    return filtering(screens, lambda record: record.levelno == PROGRESS or record.levelno >= least)
+
+
+def log_once() -> contextlib.AbstractContextManager[None]:
     """Log each message about a folder or list of images only once inside the block, even if it is read again."""
     logged: dict[tuple, logging.LogRecord] = {}
 
@@ -101,14 +101,7 @@ def log_once() -> Iterator[None]:
         key = (record.msg, *(record.args or ())[:1])  # the text, and the folder or file
         return logged.setdefault(key, record) is record
 
-    readers = [logging.getLogger(f"idmm.data.{name}") for name in READERS]
-    for reader in readers:
-        reader.addFilter(is_first)
-    try:
-        yield
-    finally:
-        for reader in readers:
-            reader.removeFilter(is_first)
+    return filtering([logging.getLogger(f"idmm.data.{name}") for name in READERS], is_first)
 
 
 @contextlib.contextmanager
@@ -252,20 +245,6 @@ def epoch_line(record: dict, epochs: int | None, start: float, end: float) -> st
     return "  ".join([f"epoch {record['epoch']}{of}", f"loss {record['loss']:.4f}", *scores, *others])
 
 
-def log_expected_end(label: str, steps: str, step_seconds: float, seconds: float) -> None:
-    """Log how many steps there are and when training will end.
-
-    Args:
-        label: Of the phase.
-        steps: Their number, with its unit.
-        step_seconds: Time of a step.
-        seconds: Time to the end.
-    """
-    end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-    line = "%s: %s of about %s s each. Training ends at about %s, in %s"
-    log.info(line, label, steps, f"{float(f'{step_seconds:.2g}'):g}", end, duration(seconds))
-
-
 def duration(seconds: float) -> str:
     """Return a time as text: '45 s', '12 min', '3 h 20 min', '2 days'."""
     if seconds < 90:
@@ -284,12 +263,3 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
     justify = [str.rjust if number in right else str.ljust for number in range(len(widths))]
     lines = ([f(cell, width) for f, cell, width in zip(justify, row, widths, strict=True)] for row in rows)
     return ["  ".join(cells).rstrip() for cells in lines]
-
-
-def size(count: float) -> str:
-    """Return a number of bytes as text: '66 MB'."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while count >= 1000 and len(units) > 1:
-        count /= 1000
-        units.pop(0)
-    return f"{count:.0f} {units[0]}"

@@ -1,6 +1,6 @@
 """Sheets of thumbnails with captions."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,17 +25,14 @@ class Tile(NamedTuple):
     frame: str | None = None  # colour of its frame and caption
 
 
-def one_of_each(pairs: Sequence[tuple[Hashable, Hashable]]) -> dict[int, int]:
-    """Group the images that pairs connect, directly or through others. Return, for each group in the order of the
-    pairs, the number of its first pair and how many images it has."""
-    groups: dict[Hashable, set] = {}
+def one_of_each(pairs: Iterable) -> list:
+    """Return the pairs (with ``first`` and ``second``) none of whose images is in an earlier one."""
+    drawn, chosen = set(), []
     for pair in pairs:
-        joined = set(pair).union(*(groups[image] for image in pair if image in groups))
-        groups.update(dict.fromkeys(joined, joined))
-    first: dict[int, int] = {}
-    for number, (image, _) in enumerate(pairs):
-        first.setdefault(id(groups[image]), number)
-    return {number: len(groups[pairs[number][0]]) for number in first.values()}
+        if drawn.isdisjoint((pair.first, pair.second)):
+            chosen.append(pair)
+        drawn |= {pair.first, pair.second}
+    return chosen
 
 
 def in_rows(tiles: list) -> list[tuple[str, list]]:

@@ -95,10 +95,7 @@ FAULTS = {
     "not a number": ("--train.lr fast", "train.lr: got 'fast', expected a number"),
     "not finite": ("--train.lr nan", "train.lr: got 'nan', expected a finite number"),
     "a negative number": ("--train.lr -1e-3", "train.lr: got -0.001, expected greater than 0"),
-    "not whole": ("--train.batch_size 1.5", "train.batch_size: got 1.5, expected an integer"),
-    "negative": ("--seed -1", "seed: got -1, expected greater than or equal to 0"),
     "no such choice": ("--resume maybe", "resume: got 'maybe', expected 'auto', 'never' or 'must'"),
-    "no such date": (["--seed", "2024-99-99"], "seed: got '2024-99-99', which is not YAML (month must be in 1..12)"),
     "no such method": (
         "--method.name simclr2",
         "method.name: got 'simclr2', expected one of 'idmm', 'simclr', 'supcon', 'mocov2', 'mocov3', 'dino', "
@@ -109,7 +106,6 @@ FAULTS = {
         "method.queue: got 3, but simclr has no such option. Leave it out.",
     ),
     "not a section": ("--data.subset 10", "data.subset: got 10, expected a mapping"),
-    "not a list": ("--views.crops 3", "views.crops: got 3, expected a list"),
     "a range of one value": (
         ["--data.range", "[5, 5]"],
         "data.range: got [5, 5], expected auto or [low, high] with low < high",
@@ -130,7 +126,6 @@ FAULTS = {
 }
 FILES = {
     "unknown key": ("train: {epoch: 3}", "train.epoch: unknown key. Did you mean 'train.epochs'?"),
-    "wrong type": ("data:\n  workers: two", "data.workers: got 'two', expected an integer"),
     "wrong range": (
         "views: {crops: [{scale: [0.5, 0.1]}]}",
         "views.crops[0].scale: got [0.5, 0.1], expected [min, max] with 0 < min <= max <= 1",
@@ -140,7 +135,6 @@ FILES = {
         "--config: '{path}' is not YAML: expected ',' or ']', but got ':', line 3",
     ),
     "given twice": ("train:\n  lr: 1\n  lr: 2\n", "--config: '{path}' is not YAML: 'lr' is given twice, line 3"),
-    "a number for a section": ("drloc: 0.5", "drloc: got 0.5, expected a mapping"),
     "option of another method": (
         "method: {name: simclr, queue: 3}",
         "method.queue: got 3, but simclr has no such option. Leave it out.",

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from folders import entry_of, opened, paint, same, sums
 from helpers import temporary
+from tqdm import tqdm
 
 from idmm.data import decode as decode_module
 from idmm.data import image_store
-from idmm.progress import size as size_of
 
 COUNT, SIZE = 12, (80, 60)
 BYTES = COUNT * 80 * 60 * 3
@@ -171,7 +171,8 @@ def test_too_little_room_is_seen_before(root, decoded, monkeypatch, caplog):
     pretend_free(monkeypatch, 2 * BYTES - 2)
     store = opened(root, **given)
     assert store.decodes and len(decoded) == COUNT + 1 and same(store, opened(root, keep="off", **given))
-    line = f"'{root.parent}/cache' has {size_of(2 * BYTES - 2)} free, the decoded images need about {size_of(BYTES)}"
+    free, size = (tqdm.format_sizeof(count, "B") for count in (2 * BYTES - 2, BYTES))
+    line = f"'{root.parent}/cache' has {free} free, the decoded images need about {size}"
     assert f"cache: {line}: they are decoded at each use" in caplog.text
     pretend_free(monkeypatch, 2 * need)
     assert not opened(root, **given).decodes

@@ -16,7 +16,6 @@ import idmm
 from idmm.data.augment import EvalTransform
 from idmm.data.images import CentreCrop
 from idmm.errors import RunError, UserError
-from idmm.evaluation import network
 from idmm.evaluation import predictor as inference
 
 CLASSES = ("blue", "green", "red")
@@ -168,23 +167,8 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     }.items():
         (line,) = refused(capsys, ["predict", "--init", run, images])
         assert line.startswith(f"init: '{run}' {why}")
-    (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--min_score", 0.3])
-    assert line == "min_score: got 0.3, which is for boxes. Leave it out for a classifier"
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
     assert line.startswith("device: 'mps' is not available, expected one of ")
-
-
-def test_interrupted(runs, images, tmp_path, monkeypatch):
-    def stop(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(network, "normalise", stop)
-    one, files = next(images.rglob("test/*/*.png")), ["p.csv", "f.npz", "s.png"]
-    for name, given in zip(files, (["predict"], ["embed"], ["similar", one]), strict=True):
-        (tmp_path / name).write_text("what was there before")
-        assert call([*given, images / "test", "--init", runs / "rgb", "--out", tmp_path / name]) == 130
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
-    assert {(tmp_path / name).read_text() for name in files} == {"what was there before"}
 
 
 def test_three_lines_of_python(runs, images):

@@ -14,8 +14,6 @@ from torch._dynamo.testing import CompileCounter
 
 from idmm import progress
 from idmm.errors import Interrupted
-from idmm.models.build import create_backbone, prefers_channels_last
-from idmm.progress import duration
 from idmm.training import precision
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
@@ -169,14 +167,6 @@ def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch
     assert said and said[-1].startswith(f"out of memory with {batch}") and not any("Traceback" in line for line in said)
 
 
-@pytest.mark.parametrize(
-    "seconds, text",
-    [(45, "45 s"), (720, "12 min"), (12_000, "3 h 20 min"), (4 * 3600 - 5, "4 h 0 min"), (2 * 86_400, "2.0 days")],
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -189,32 +179,12 @@ def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypat
     assert [said.count("before the log"), said.count("in the run")] == ([1, 1] if rank == 0 else [0, 0])
 
 
-def test_what_is_said_between_two_runs_is_shown(tmp_path, capsys):
-    with progress.logging_by(progress.BufferedLog()):
-        for name in ("a", "b"):
-            progress.log.info("run %s", name)
-            (tmp_path / name).mkdir()
-            with progress.logging_to(tmp_path / name):
-                progress.log.info("in it")
-    assert capsys.readouterr().err.splitlines() == ["run a", "in it", "run b", "in it"]
-    assert [len((tmp_path / name / "log.txt").read_text().splitlines()) for name in "ab"] == [2, 2]
-
-
 NET = {"model__name": "resnet10t", "model__kwargs": {"channels": [8, 8, 16, 16]}, "data__subset": {"total": 40}}
 
 
 def last(tensor):
     """Whether a convolution's weights [out, in, h, w] have a pixel's channels side by side, and could be otherwise."""
     return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
-
-
-@pytest.mark.parametrize(
-    ("name", "chosen"),
-    [("resnet10t", True), ("mobilenetv3_small_050", True)]
-    + [("vit_tiny_patch16_224", False), ("convnext_atto", False), ("t2t_vit_7", False)],
-)
-def test_models_that_pool_or_batch_normalise_maps_train_so(name, chosen):
-    assert prefers_channels_last(create_backbone(name, 64, num_classes=0)) is chosen
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import yaml
 from helpers import ROOT, VIT, Forked, call
 
 from idmm.config import parsing
-from idmm.report import render
+from idmm.report import grid_pictures
 
 GRID = {
     "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
@@ -85,7 +85,7 @@ class Made:
         self.asked, self.instead = [], {}
         self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **told}
         monkeypatch.setattr("idmm.transfer.run.run_stage", lambda config: self(parsing.to_dict(config)))
-        monkeypatch.setattr(render, "draw", lambda *_: None)
+        monkeypatch.setattr(grid_pictures, "heat_maps", lambda *_: None)
 
     def __call__(self, config):
         folder = Path(config["out"])

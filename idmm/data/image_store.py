@@ -19,6 +19,7 @@ import numpy as np
 import PIL
 import tifffile
 import torch
+from tqdm import tqdm
 
 from idmm import config
 from idmm.data.decode import Index, Reading, decode_split
@@ -28,7 +29,6 @@ from idmm.data.split import Split, counted
 from idmm.data.values import AUTO, ValueRange, as_range
 from idmm.errors import RunError, UserError, by_reason, capped, listed, reason
 from idmm.files import Lock, replacing, sweep
-from idmm.progress import size as size_of
 
 log = logging.getLogger(__name__)
 
@@ -255,9 +255,14 @@ def _cached(
         need = round(need * len(split) / len(sampled))
         if need > free // 2:
             line = "cache: '%s' has %s free, the decoded images need about %s: they are decoded at each use"
-            log.info(line, folder.parent, size_of(free), size_of(need))
+            log.info(line, folder.parent, tqdm.format_sizeof(free, "B"), tqdm.format_sizeof(need, "B"))
             return None, None
-        log.info("cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size_of(need))
+        log.info(
+            "cache: '%s' is filled, decoding %s, about %s",
+            folder,
+            counted(len(split), "image"),
+            tqdm.format_sizeof(need, "B"),
+        )
         with replacing(pixels) as file:
             index = decode_split(split, reading, file, progress)
         with replacing(folder / "index.npz") as file:

@@ -116,7 +116,6 @@ class Network:
         line = f"out of memory with {self.batch_size} images at a time. Try a smaller batch_size"
         return distributed.enough_memory(RunError(f"{self.label}: {line}"))
 
-    # ------------------------------------------------------------------ images
     def split_features(self, store: ImageStore, workers: int | None, part: str) -> np.ndarray:
         """Return the pooled features of all images of a split, called ``part``, float32 [N, d]. Errors as of
         :meth:`outputs`."""

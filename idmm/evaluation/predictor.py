@@ -47,39 +47,35 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class PredictionList(Sequence):
-    """A classifier's predictions for several images, a :class:`Prediction` each, in their order."""
-
-    paths: list[str | None]  # their files. None for images given as pixels
-    probabilities: np.ndarray  # of every class, float32 [N, K], in the order of ``classes``
-    classes: list[str]
-    top_k: int
-    unreadable: dict[str, str]  # skipped images, with the reason. They have no place in the list
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, i: int | slice) -> "Prediction | list[Prediction]":
-        if isinstance(i, slice):
-            return [self[n] for n in range(len(self))[i]]
-        probabilities = self.probabilities[i]  # [K]
-        best = np.argsort(-probabilities, kind="stable")[: self.top_k]
-        top = [(self.classes[c], float(probabilities[c])) for c in best]
-        return Prediction(self.paths[i], *top[0], top)
-
-    @property
-    def labels(self) -> list[str]:
-        """Name of the likeliest class of each image."""
-        return [self.classes[c] for c in self.probabilities.argmax(axis=1)]
-
-
-@dataclass(frozen=True)
 class Embedding:
     """Features of images."""
 
     paths: list[str | None]  # their files. None for images given as pixels
     features: np.ndarray  # float32 [N, d]
     unreadable: dict[str, str]  # skipped images, with the reason
+
+
+class PredictionList(list[Prediction]):
+    """A classifier's predictions for several images, a :class:`Prediction` each, in their order.
+
+    Attributes:
+        paths: Their files. None for images given as pixels.
+        probabilities: Of every class, float32 [N, K], in the order of ``classes``.
+        classes: Names of the K classes.
+        unreadable: Skipped images, with the reason. They have no place in the list.
+    """
+
+    def __init__(self, outputs: Embedding, classes: list[str], top_k: int):
+        self.paths, self.probabilities, self.unreadable = outputs.paths, outputs.features, outputs.unreadable
+        self.classes = classes
+        for path, row in zip(self.paths, self.probabilities, strict=True):
+            top = [(classes[c], float(row[c])) for c in np.argsort(-row, kind="stable")[:top_k]]
+            self.append(Prediction(path, *top[0], top))
+
+    @property
+    def labels(self) -> list[str]:
+        """Name of the likeliest class of each image."""
+        return [prediction.label for prediction in self]
 
 
 # ---------------------------------------------------------------------- predictors
@@ -141,7 +137,7 @@ class Classifier(_Predictor):
             raise UserError(f"top_k: got {top_k}, expected 1 or more")
         label = "predicting" if progress else None
         outputs = self._outputs(images, _probabilities, len(self.classes), on_error, label)
-        predictions = PredictionList(outputs.paths, outputs.features, self.classes, top_k, outputs.unreadable)
+        predictions = PredictionList(outputs, self.classes, top_k)
         return predictions[0] if is_single(images) else predictions
 
 

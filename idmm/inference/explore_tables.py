@@ -57,16 +57,13 @@ def _duplicates(found: Similarities, out: Path) -> list[str]:
         classes = [pair.first.label, pair.second.label] if with_classes else []
         rows.append([rank, pair.first.name, pair.second.name, f"{pair.similarity:.4g}", pair.kind, *classes])
     write_csv(out / "duplicates.csv", rows)
-    tiles, groups = [], one_of_each([(pair.first, pair.second) for pair in pairs])
-    for number, size in list(groups.items())[:PAIRS]:
-        pair = pairs[number]
-        reason = f"{pair.kind}, {pair.similarity:.2f}" + (f", group of {size}" if size > 2 else "")
-        for image, text in ((pair.first, reason), (pair.second, "")):
+    tiles = []
+    for pair in one_of_each(pairs)[:PAIRS]:
+        for image, text in ((pair.first, f"{pair.kind}, {pair.similarity:.2f}"), (pair.second, "")):
             tiles.append(found.tile(image.index, f"{text}\n{image.name}\n{image.label or ''}"))
     if pairs:
-        title = f"A pair from each of {len(tiles) // 2} of {counted(len(groups), 'group')} of likely duplicates"
-        note = f"{counted(len(pairs), 'likely pair')} in all, with their cosine"
-        caption_sheet(in_rows(tiles), out / "duplicates.png", title, note, LARGE)
+        title = f"{len(tiles) // 2} of {counted(len(pairs), 'likely pair')} of duplicates, with their cosine"
+        caption_sheet(in_rows(tiles), out / "duplicates.png", title, cell=LARGE)
     same = sum(pair.kind == "same file" for pair in pairs)
     return [
         f"Likely duplicates: {counted(len(pairs), 'likely pair')}, {same} of them the same file",

@@ -58,7 +58,6 @@ def _write_onnx(out: Path, source) -> str:
     return f"{out}: {line}\nchecked with onnxruntime against torch: {check}"
 
 
-# ---------------------------------------------------------------------- a folder
 def write_folder(source, out: Path, hub: bool) -> str:
     """Write ``config.json``, ``model.safetensors`` and ``README.md`` for ``timm.create_model('local-dir:PATH',
     pretrained=True)``. With ``hub`` the README has the Hub's front matter. Return the check.

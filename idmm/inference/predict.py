@@ -6,7 +6,6 @@ import numpy as np
 
 from idmm.config.usage import PredictConfig
 from idmm.data.split import composed, counted
-from idmm.errors import UserError
 from idmm.evaluation.inputs import inputs, network_options, print_bytes, report_unreadable
 from idmm.files import csv_bytes, saved_info, write_bytes
 from idmm.progress import log
@@ -21,14 +20,14 @@ def predict(config: PredictConfig) -> str | None:
     :func:`idmm.inference.predict_dense.predict_dense`.
 
     Raises:
-        UserError: A key of boxes was set, no run with a classifier, no readable images, or ``out`` cannot be written.
+        UserError: No run with a classifier, no readable images, or ``out`` cannot be written.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
     if saved_info(config.init, "model").get("task"):
         from idmm.inference.predict_dense import predict_dense
 
         return predict_dense(config)
-    out, images = inputs(config, "model", (".csv",), lambda: _check(config))
+    out, images = inputs(config, "model", (".csv",))
     from idmm.evaluation.predictor import load_classifier  # torch takes seconds, a mistake is reported at once
 
     classifier = load_classifier(config.init, **network_options(config))
@@ -44,11 +43,6 @@ def predict(config: PredictConfig) -> str | None:
         return None
     write_bytes(out, csv_bytes(rows))
     return f"{out}: {counted(len(predictions), 'image')}"
-
-
-def _check(config: PredictConfig) -> None:
-    if config.min_score is not None:
-        raise UserError(f"min_score: got {config.min_score:g}, which is for boxes. Leave it out for a classifier")
 
 
 def _log_accuracy(predictions) -> None:

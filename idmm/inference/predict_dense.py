@@ -21,12 +21,13 @@ def predict_dense(config: PredictConfig) -> str:
     There is ``predictions.json`` in COCO's format (boxes) or ``masks/`` (a PNG of class numbers for each image).
 
     Raises:
-        UserError: A key of classifiers was set, no readable images, or ``out`` cannot be written.
+        UserError: No readable images, or ``out`` cannot be written.
         RunError: Memory ran out, or the disk is full.
     """
     task = saved_info(config.init, "model")["task"]
-    checks = [lambda: _check(config, task), lambda: needed(config.init, DENSE_LIBRARIES[task], "dense")]
-    out, paths = inputs(config, "model", None, *checks)
+    if config.out is None:
+        raise UserError(f"out: missing. For a run of idmm {task} name a folder, new or empty")
+    out, paths = inputs(config, "model", None, lambda: needed(config.init, DENSE_LIBRARIES[task], "dense"))
     from idmm.dense.predictor import MIN_SCORE, load_network, predict_files  # torch takes seconds
     from idmm.models.weights import read_checkpoint
 
@@ -60,18 +61,6 @@ def predict_dense(config: PredictConfig) -> str:
     if not boxes:
         log.warning("min_score: no box has a score of %g or more", min_score)
     return f"{summary}, {boxes} {'box' if boxes == 1 else 'boxes'}"
-
-
-def _check(config: PredictConfig, task: str) -> None:
-    faults = []
-    if config.out is None:
-        faults.append(f"out: missing. For a run of idmm {task} name a folder, new or empty")
-    if config.top_k != 1:
-        faults.append(f"top_k: has no meaning for a run of idmm {task}. Leave it out")
-    if config.min_score is not None and task == "segment":
-        faults.append(f"min_score: has no meaning for a run of idmm {task}. Leave it out")
-    if faults:
-        raise UserError(*faults)
 
 
 def _names(paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -14,10 +14,11 @@ from idmm.files import expand_home, is_public, made_folder
 from idmm.inference.runs import finished_runs
 from idmm.progress import log
 from idmm.report.page import readable
-from idmm.report.run_page import Comparison, RunFacts, write
+from idmm.report.run_page import RunFacts, write
 from idmm.stages import read_outputs, stage_of
 from idmm.training import environment
 
+CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
 PROBED = "kNN and linear probe"
 DENSE = {"detect": "detection", "segment": "segmentation"}
 
@@ -40,11 +41,14 @@ def report(config: ReportConfig) -> str:
     classifiers, comparisons = [run for run in runs if (run.path / read_outputs.PREDICTIONS).is_file()], []
     for run in classifiers[1:]:
         if test := read_outputs.compared(classifiers[0].path, run.path):
-            comparisons.append(Comparison(classifiers[0].label, run.label, test["points"], test["p"]))
+            names, points, p = (classifiers[0].label, run.label), test["points"], test["p"]
+            verdict = "the difference may be chance"
+            if p < CHANCE:
+                verdict = f"{names[0] if points > 0 else names[1]} is better"
+            comparisons.append([*names, f"{points:+.1f}".replace("-", "−"), f"{p:.2g}", verdict])
     return str(write(out, runs, comparisons, notes))
 
 
-# ---------------------------------------------------------------------- the small files of a run
 def _read_run(folder: Path) -> RunFacts:
     folds = _folds(folder)
     config = read_outputs.config_of(folds[0], dense=True)

@@ -21,9 +21,11 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
     runs: dict[str, Path] = {}  # real path -> path as given
     notes, faults = [], []
     for folder in map(expand_home, folders):
-        candidates = _candidates(folder)
-        finished = [path for path in candidates if _is_finished(path)]
-        unfinished = [path for path in candidates if (path / "config.yaml").is_file() and path not in finished]
+        begun = _begun(folder)
+        if not begun and folder.is_dir():
+            begun = [run for inner in sorted(folder.iterdir()) for run in _begun(inner)]
+        finished = [run for run in begun if (run / "result.json").is_file()]
+        unfinished = [run for run in begun if run not in finished]
         for run in finished:
             runs.setdefault(os.path.realpath(run), run)
         if finished:
@@ -38,19 +40,7 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
     return list(runs.values()), notes
 
 
-def _is_finished(path: Path) -> bool:
-    return (path / "result.json").is_file() and (path / "config.yaml").is_file()
-
-
-def _candidates(path: Path) -> list[Path]:
-    if stages := _stages(path):
-        return stages
-    if _is_finished(path) or (path / "config.yaml").is_file() or not path.is_dir():
-        return [path]
-    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-    return [run for folder in folders for run in _stages(folder) or [folder]]
-
-
-def _stages(path: Path) -> list[Path]:
-    """Return the runs in a folder of ``idmm train``, in their order, and none for any other folder."""
-    return [path / name for name in TRAIN if (path / "train.json").is_file() and (path / name).is_dir()]
+def _begun(folder: Path) -> list[Path]:
+    """Return the runs of a folder of ``idmm train``, in their order, or the folder if it is a run."""
+    runs = [folder / name for name in TRAIN] if (folder / "train.json").is_file() else [folder]
+    return [run for run in runs if (run / "config.yaml").is_file()]

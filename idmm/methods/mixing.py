@@ -31,19 +31,20 @@ def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.rando
     The box covers 1 - lam of the image around a uniform centre, is clipped at the border, and lam becomes the share
     that is left outside it.
     """
-    lam = _share(alpha, rng)
-    side = (1 - lam) ** 0.5
+    lam = rng.beta(alpha, alpha)
+    side = (1 - max(lam, 1 - lam)) ** 0.5
     box_h, box_w = int(height * side), int(width * side)
     y, x = int(rng.integers(height)), int(rng.integers(width))
     top, bottom = max(0, y - box_h // 2), min(height, y - box_h // 2 + box_h)
     left, right = max(0, x - box_w // 2), min(width, x - box_w // 2 + box_w)
     lam = 1 - (bottom - top) * (right - left) / (height * width)
-    return Mix(lam, _partner(count, rng), (top, bottom, left, right))
+    return Mix(lam, torch.from_numpy(rng.permutation(count)), (top, bottom, left, right))
 
 
 def draw_mixup(count: int, alpha: float, rng: np.random.Generator) -> Mix:
     """Draw one blend for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam."""
-    return Mix(_share(alpha, rng), _partner(count, rng), None)
+    lam = float(rng.beta(alpha, alpha))
+    return Mix(max(lam, 1 - lam), torch.from_numpy(rng.permutation(count)), None)
 
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:
@@ -55,12 +56,3 @@ def mix_images(images: Tensor, mix: Mix) -> Tensor:
     mixed = images.clone()
     mixed[:, :, top:bottom, left:right] = images[partner, :, top:bottom, left:right]
     return mixed
-
-
-def _share(alpha: float, rng: np.random.Generator) -> float:
-    lam = rng.beta(alpha, alpha)
-    return float(max(lam, 1 - lam))
-
-
-def _partner(count: int, rng: np.random.Generator) -> Tensor:
-    return torch.from_numpy(rng.permutation(count))

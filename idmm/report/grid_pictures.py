@@ -26,7 +26,11 @@ def heat_maps(tables: list[Table], path: Path) -> None:
     figure = Figure(figsize=(max(width, 6.4), height), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
     axes = figure.subplots(len(rows), squeeze=False, height_ratios=rows)[:, 0]
-    norms = {table.protocol: _norm(table) for table in tables}
+    norms = {}  # one scale for all backbones
+    for table in tables:
+        means = [cell.stats.mean for cell in table.cells.values() if cell.stats.n] or [0.0]
+        wider = max(0.0, LEAST - (max(means) - min(means))) / 2  # so that small differences do not look large
+        norms[table.protocol] = Normalize(min(means) - wider, max(means) + wider)
     for (table, backbone), axis in zip(lines, axes, strict=True):
         image = _heat_map(axis, table, backbone, norms[table.protocol])
         axis.set_title(f"{_label(backbone)}: accuracy", fontsize=10)
@@ -37,14 +41,6 @@ def heat_maps(tables: list[Table], path: Path) -> None:
     title = " ".join(table.caption() for table in tables)
     figure.suptitle(textwrap.fill(title, max(40, int(figure.get_figwidth() * 13))), fontsize=9)
     save(figure, path)
-
-
-def _norm(table: Table) -> Normalize:
-    """Return one scale for all backbones, at least ``LEAST`` points wide, so that small differences do not look
-    large."""
-    values = [cell.stats.mean for cell in table.cells.values() if cell.stats.n] or [0.0]
-    wider = max(0.0, LEAST - (max(values) - min(values))) / 2
-    return Normalize(min(values) - wider, max(values) + wider)
 
 
 def _heat_map(axis, table: Table, backbone: str, norm: Normalize):

@@ -25,16 +25,11 @@ def write(out: Path, grid: dict) -> str:
     write_text(out / "grid.tex", render("grid.tex", content))
     if any(content.main):
         with drawing("grid.png"):
-            draw(content.main, out / "grid.png")
+            from idmm.report.grid_pictures import heat_maps  # matplotlib takes a second
+
+            heat_maps(content.main, out / "grid.png")
     write_text(out / "grid.html", page(out, content))
     return markdown
-
-
-def draw(tables: list[Table], path: Path) -> None:
-    """Draw ``grid.png``."""
-    from idmm.report.grid_pictures import heat_maps  # matplotlib takes a second
-
-    heat_maps(tables, path)
 
 
 def csv_rows(tables: list[Table]) -> list[Iterable]:
@@ -47,7 +42,6 @@ def render(name: str, content: Sections) -> str:
     return ENVIRONMENTS[name.rpartition(".")[2]].get_template(f"{name}.j2").render(content._asdict())
 
 
-# ------------------------------------------------------------------ the page
 def page(out: Path, content: Sections) -> str:
     """Return the text of ``grid.html``, with the figures in ``out``."""
     intro = (
@@ -95,7 +89,6 @@ def _tone(value: Estimate | None) -> str:
     return ("up" if value.value > 0 else "down") if value.excludes_zero else "level"
 
 
-# ------------------------------------------------------------------ Markdown and LaTeX
 _TEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",

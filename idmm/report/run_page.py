@@ -11,7 +11,6 @@ from idmm.files import write_bytes
 from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
 
-CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
 NO_SETTINGS = ("out", "resume", "environment.started")
 KINDS = {
     "pretrain": "Pretraining",
@@ -50,23 +49,13 @@ class RunFacts:
         return ", ".join(filter(None, [self.task, start, self.model, f"on {self.data}"]))
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two classifiers, by their labels, on the same test images."""
-
-    first: str
-    second: str
-    points: float  # of the first above the second
-    p: float  # of McNemar's test
-
-
-def write(out: Path, runs: list[RunFacts], comparisons: list[Comparison], notes: list[str]) -> Path:
+def write(out: Path, runs: list[RunFacts], comparisons: list[list[str]], notes: list[str]) -> Path:
     """Write the page atomically and return its path.
 
     Args:
         out: The folder.
         runs: In the page's order.
-        comparisons: Of classifiers.
+        comparisons: Rows of the table of :data:`COMPARISON`.
         notes: On skipped runs. They are at the top of the page.
 
     Raises:
@@ -84,7 +73,6 @@ def write(out: Path, runs: list[RunFacts], comparisons: list[Comparison], notes:
     return page
 
 
-# ---------------------------------------------------------------------- results
 def _number(name: str, form: str = ".1f") -> Callable[[RunFacts], str]:
     """Return a column with a value of the results."""
     return lambda run: "" if run.result.get(name) is None else format(run.result[name], form)
@@ -131,7 +119,7 @@ COMPARISON = (
 )
 
 
-def _results(runs: list[RunFacts], comparisons: list[Comparison]) -> Iterator[str | TableOf]:
+def _results(runs: list[RunFacts], comparisons: list[list[str]]) -> Iterator[str | TableOf]:
     classifiers = [run for run in runs if run.classifies]
     yield from _table("Top-1 accuracy on the test images (percent)", CLASSIFIERS, classifiers)
     for kind, (caption, columns) in OTHERS.items():
@@ -140,18 +128,9 @@ def _results(runs: list[RunFacts], comparisons: list[Comparison]) -> Iterator[st
     if len({(run.data, run.result["test_size"]) for run in classifiers}) > 1:
         yield "These classifiers were tested on different images: do not compare their accuracies."
     if comparisons:
-        heads = ["first", "second", "points", "p", "verdict"]
-        yield TableOf(heads, [_comparison_row(comparison) for comparison in comparisons], COMPARISON)
+        yield TableOf(["first", "second", "points", "p", "verdict"], comparisons, COMPARISON)
     if any("test_groups" in run.result for run in classifiers):
         yield "The test images have groups of similar images, so the intervals are too narrow."
-
-
-def _comparison_row(comparison: Comparison) -> list[str]:
-    first, second, points = comparison.first, comparison.second, comparison.points
-    verdict = "the difference may be chance"
-    if comparison.p < CHANCE:
-        verdict = f"{first if points > 0 else second} is better"
-    return [first, second, f"{points:+.1f}".replace("-", "−"), f"{comparison.p:.2g}", verdict]
 
 
 def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[TableOf]:
@@ -169,7 +148,6 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
     yield TableOf(list(cells), [list(row) for row in zip(*cells.values(), strict=True)], caption)
 
 
-# ---------------------------------------------------------------------- settings
 def _settings(runs: list[RunFacts]) -> Iterator[TableOf]:
     """Yield, for each kind, the settings in which its runs differ, or all settings of a single run."""
     for kind, title in KINDS.items():

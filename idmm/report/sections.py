@@ -19,16 +19,16 @@ class Block:
     items: list[str] = field(default_factory=list)  # a list below it
 
 
-# ------------------------------------------------------------------ sources
 def best_sources(table: Table) -> Block | None:
     """Return, for each target and backbone, the best source, or those without a difference to it."""
     rows, has_ties = [], False
     for backbone, target in product(table.backbones, table.targets):
         best = _best_source(table, backbone, target)
         if best is not None:
-            cell = table.cells[backbone, best.row, target]
-            rows.append((backbone, target, best.verdict, " ".join([cell.mean, *cell.notes]), cell.gain or ""))
-            has_ties = has_ties or best.is_tie
+            row, verdict, is_tie = best
+            cell = table.cells[backbone, row, target]
+            rows.append((backbone, target, verdict, " ".join([cell.mean, *cell.notes]), cell.gain or ""))
+            has_ties = has_ties or is_tie
     if not rows:
         return None
     lines, heads = [table.intervals()], ("backbone", "target", "best source", "accuracy", "gain over scratch")
@@ -39,15 +39,8 @@ def best_sources(table: Table) -> Block | None:
     return Block("Which source to pretrain on", lines, heads, rows)
 
 
-class _Best(NamedTuple):
-    """The best row of a column."""
-
-    row: Row
-    verdict: str
-    is_tie: bool
-
-
-def _best_source(table: Table, backbone: str, target: str) -> _Best | None:
+def _best_source(table: Table, backbone: str, target: str) -> tuple[Row, str, bool] | None:
+    """Return the best row of a column, a sentence on it, and whether it is a tie."""
     candidates = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
     if not candidates:
         return None
@@ -65,7 +58,7 @@ def _best_source(table: Table, backbone: str, target: str) -> _Best | None:
     cell = table.cells[backbone, best, target]
     has_gain = cell.gain is None or (cell.gain.excludes_zero and cell.gain.value > 0)
     if cell.no_better:
-        return _Best(best, f"none better than the largest class {NO_BETTER}", False)
+        return best, f"none better than the largest class {NO_BETTER}", False
     if len(tied) > 1:
         verdict = f"tie: {', '.join(tied)}"
     elif not has_gain:
@@ -74,10 +67,9 @@ def _best_source(table: Table, backbone: str, target: str) -> _Best | None:
         verdict = f"{best.label}: {leads[others[0].source]} over {others[0].source}"
     else:
         verdict = best.label
-    return _Best(best, verdict if has_gain else f"none shown above scratch, {verdict}", len(tied) > 1)
+    return best, verdict if has_gain else f"none shown above scratch, {verdict}", len(tied) > 1
 
 
-# ------------------------------------------------------------------ test images
 def baselines(table: Table) -> list[str]:
     """Return a line per target with the accuracies that need no network."""
     lines = []
@@ -89,7 +81,6 @@ def baselines(table: Table) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------ all of a grid
 class Sections(NamedTuple):
     """The content of a grid's reports."""
 

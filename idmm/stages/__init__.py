@@ -6,14 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from idmm.config import (
-    DenseConfig,
-    DetectConfig,
-    FinetuneConfig,
-    PretrainConfig,
-    SegmentConfig,
-    parsing,
-)
+from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
 from idmm.data.registry import resolve_name

@@ -199,13 +199,12 @@ def _draw(report: DatasetReport, listing: Listing, max_pixels: int, path: Path) 
     from idmm.sheets import LARGE, Tile, caption_sheet, in_rows, one_of_each
 
     order = sorted(report.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
-    groups = one_of_each([(pair.first, pair.second) for pair in order])
     tiles = []
-    for pair in (order[number] for number in list(groups)[:_DRAWN]):
+    for pair in one_of_each(order)[:_DRAWN]:
         first_kind = f"{pair.kind}, leaks" if pair.leaks else pair.kind
         for image, kind in ((pair.first, first_kind), (pair.second, _kind(pair))):
             item = getattr(listing, image.split).items[image.index]
             pixels = read_image(item, max_pixels, report.range, report.bands).pixels
             tiles.append(Tile(composite(pixels), f"{kind}\n{_name(image)}\n{image.label or ''}"))
-    title = f"{report.dataset}: {counted(len(order), 'pair')} of images that look the same, one of each group"
+    title = f"{report.dataset}: {counted(len(order), 'pair')} of images that look the same, each image in one"
     caption_sheet(in_rows(tiles), path, title, cell=LARGE)

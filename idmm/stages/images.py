@@ -92,7 +92,6 @@ def log_values(setup: RunSetup, stores: Stores) -> None:
         log.info("images: mean %s, std %s of the channels, measured from the training images", mean, std)
 
 
-# ---------------------------------------------------------------------- centre crops
 def eval_batches(
     run: RunContext,
     setup: RunSetup,

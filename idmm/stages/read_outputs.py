@@ -74,7 +74,6 @@ def read_config(run: Path) -> Any:
     raise UserError(*(f"{run}: config.yaml cannot be read: {fault}" for fault in faults[:1]))
 
 
-# ---------------------------------------------------------------------- weights and images
 def exported_weights(run: Path, field: str = ""):
     """Return the weights that a run wrote, with its classifier if it has one, an
     :class:`idmm.models.weights.Checkpoint`. See :func:`idmm.models.weights.read_checkpoint`."""
@@ -83,7 +82,6 @@ def exported_weights(run: Path, field: str = ""):
     return read_checkpoint(run, field, "model" if (run / "model.safetensors").is_file() else "backbone")
 
 
-# ---------------------------------------------------------------------- two runs
 def compared(run: Path, other: Path) -> dict[str, float] | None:
     """Return the :func:`mcnemar` of two finished runs, or None if their test images or classes differ."""
     rows, others = (read_csv(folder / PREDICTIONS) for folder in (run, other))

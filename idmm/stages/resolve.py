@@ -130,7 +130,6 @@ def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[Fin
     return replace(config, train=replace(config.train, classifier_init=value)), [f"{CLASSIFIER_INIT}: {value}, {why}"]
 
 
-# ---------------------------------------------------------------------- checks that need no torch
 def check_names(config: Any) -> tuple[Any, list[str]]:
     """Check dataset, method, folders and files by their names, and fill in what follows from the names.
 

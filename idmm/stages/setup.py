@@ -28,7 +28,6 @@ from idmm.training.run_context import RunContext
 log = logging.getLogger("idmm")
 
 
-# ---------------------------------------------------------------------- opening
 @contextlib.contextmanager
 def open_run(setup: RunSetup) -> Iterator[RunContext]:
     """Open the run's folder, log and interrupts, and close them however the block ends.
@@ -88,7 +87,6 @@ def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None
     build_localization(setup, phase, backbone)
 
 
-# ---------------------------------------------------------------------- building
 def build_backbone(setup: RunSetup, phase: Phase, classes: int = 0) -> torch.nn.Module:
     """Build the backbone of a phase with fresh weights, and a classifier if there are ``classes``."""
     return setup.spec.build(phase.size, setup.config.seed, classes, dynamic=bool(phase.other_sizes))
@@ -103,7 +101,6 @@ def build_localization(setup: RunSetup, phase: Phase, backbone: torch.nn.Module)
         return Localization(backbone, drloc, phase.size, setup.spec.in_chans)
 
 
-# ---------------------------------------------------------------------- the loop's plan
 def plan_phase(
     setup: RunSetup,
     phase: Phase,
@@ -149,7 +146,6 @@ def _cost(phase: Phase) -> int:
     return phase.epochs * phase.size**2
 
 
-# ---------------------------------------------------------------------- images
 def with_statistics(setup: RunSetup, mean: list[float], std: list[float]) -> RunSetup:
     """Return the setup with the mean and std of the channels, which may have been measured from the images."""
     return replace(setup, spec=replace(setup.spec, mean=mean, std=std))

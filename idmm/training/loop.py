@@ -2,17 +2,18 @@
 
 import contextlib
 import logging
+import time
 from types import MethodType
 
 import torch
-from timm.utils import ModelEmaV3
+from timm.utils import ModelEmaV3, distribute_bn
 
 from idmm import distributed
 from idmm.data.loaders import BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
-from idmm.progress import Bar, duration, epoch_line, log_expected_end
+from idmm.progress import Bar, duration, epoch_line
 from idmm.seeding import derive, seeded
 from idmm.training import clock
 from idmm.training.clock import Timer
@@ -57,11 +58,8 @@ class Loop:
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)
         method.train()
-        others = {
-            name: (child, method.lr_scales.get(name, 1.0))
-            for name, child in method.named_children()
-            if name != "backbone" and any(p.requires_grad for p in child.parameters())
-        }
+        scales = method.lr_scales
+        others = {n: (child, scales.get(n, 1.0)) for n, child in method.named_children() if n != "backbone"}
         optimizer = create_optimizer(method.backbone, others, self.train, plan.lr)
         self.schedule = learning_rate_of(self.train, optimizer, self.batches.steps_per_epoch, self.steps)
         self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
@@ -118,19 +116,8 @@ class Loop:
         """Start the phase's share of ``train.minutes``, or continue with the saved timer."""
         if self.train.minutes is None:
             return
-        if self.saved_timer is not None:
-            self.timer = Timer(**self.saved_timer)
-        else:
-            start, steps_per_epoch = self.run.seconds, self.batches.steps_per_epoch
-            final_images, final_seconds = self.plan.ending
-            self.timer = Timer(
-                start,
-                until=start + self.plan.share * (60 * self.train.minutes - start),
-                warmup_steps=round(self.train.warmup_epochs * steps_per_epoch),
-                max_steps=self.plan.max_epochs and self.plan.max_epochs * steps_per_epoch,
-                final_images=final_images + sum(evaluator.images for evaluator in self.plan.evaluators),
-                final_seconds=final_seconds,
-            )
+        start = self.run.seconds
+        self.timer = self.plan.timer(start, self.train) if self.saved_timer is None else Timer(**self.saved_timer)
         self._advance(self.timer.progress)
 
     def _advance(self, progress: float) -> None:
@@ -177,7 +164,9 @@ class Loop:
             seconds = max(0.0, self.timer.remaining(self.run.seconds))
             count = self.position.total_steps + seconds / step_seconds
             steps = f"about {count:.0f} steps by train.minutes {self.train.minutes:g}"
-        log_expected_end(self.plan.label, steps, step_seconds, seconds)
+        end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
+        line = "%s: %s of about %.2g s each. Training ends at about %s, in %s"
+        log.info(line, self.plan.label, steps, step_seconds, end, duration(seconds))
 
     # ------------------------------------------------------------------ steps
     def _epoch(self, epoch: int, batches) -> None:
@@ -308,7 +297,8 @@ class Loop:
     def _evaluate(self, epoch: int, evaluators: list[Evaluator]) -> dict[str, float]:
         """Return the values of the evaluators after an epoch."""
         values, started_at = {}, clock.now()
-        distributed.share_statistics(self.averaged)  # the first process's weights are exported
+        if distributed.world() > 1:  # the first process's statistics are exported
+            distribute_bn(self.averaged, distributed.world())
         try:
             for evaluator in evaluators:
                 values.update(evaluator(self.averaged))
@@ -323,8 +313,10 @@ class Loop:
     def _total_sums(self) -> dict[str, float]:
         """Return the epoch's sums so far over all processes."""
         names = sorted(self.position.sums)
-        sums = distributed.sum_all(torch.stack([self.position.sums[name] for name in names])) if names else names
-        return {name: float(value) for name, value in zip(names, sums, strict=True)}
+        sums = torch.stack([self.position.sums[name] for name in names]) if names else torch.zeros(0)
+        if distributed.world() > 1 and names:
+            torch.distributed.all_reduce(sums)
+        return dict(zip(names, sums.tolist(), strict=True))
 
     def _lr(self) -> float:
         group = self.optimizer.param_groups[0]
@@ -400,7 +392,4 @@ class Loop:
         epoch, step = state.epoch, state.step
         self.position = Position(epoch, step, total_steps, state.epoch_seconds, sums)
         self.run.folder.take_back(self.plan.number, epoch + 1)
-        if epoch or step:
-            log.info("%s resumes from epoch %d, step %d", self.plan.label, epoch + 1, step)
-        else:
-            log.info("%s starts from the beginning, as it had saved no step (train.save_minutes)", self.plan.label)
+        log.info("%s resumes from epoch %d, step %d", self.plan.label, epoch + 1, step)

@@ -28,8 +28,9 @@ def create_optimizer(
     else:
         groups = param_groups_layer_decay(backbone, train.weight_decay, layer_decay=train.layer_decay, **options)
     for module, scale in others.values():
-        extra = param_groups_weight_decay(module, train.weight_decay)
-        groups += [{**group, "lr_scale": scale} for group in extra]
+        if any(p.requires_grad for p in module.parameters()):
+            extra = param_groups_weight_decay(module, train.weight_decay)
+            groups += [{**group, "lr_scale": scale} for group in extra]
     options = {"adamw": dict(opt="adamw"), "sgd": dict(opt="momentum", momentum=0.9)}  # timm's "sgd" is Nesterov's
     return create_optimizer_v2(groups, lr=lr, weight_decay=0.0, fused=True, **options[train.optimizer])
 

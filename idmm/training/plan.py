@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 
+from idmm.config import Train
 from idmm.data.loaders import BatchFn, BatchPlan
 from idmm.evaluation.evaluators import Evaluator
+from idmm.training.clock import Timer
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,18 @@ class PhasePlan:
     share: float = 1.0  # of the minutes that remain when the phase begins
     max_epochs: int | None = None  # with ``train.minutes``
     ending: tuple[int, float] = (0, 0.0)  # after the loop: images to evaluate, and seconds of everything else
+
+    def timer(self, start: float, train: Train) -> Timer:
+        """Return the timer of a phase with ``train.minutes`` that starts at a time of the run (seconds)."""
+        steps_per_epoch, (images, seconds) = self.batches.steps_per_epoch, self.ending
+        return Timer(
+            start,
+            until=start + self.share * (60 * train.minutes - start),
+            warmup_steps=round(train.warmup_epochs * steps_per_epoch),
+            max_steps=self.max_epochs and self.max_epochs * steps_per_epoch,
+            final_images=images + sum(evaluator.images for evaluator in self.evaluators),
+            final_seconds=seconds,
+        )
 
 
 @dataclass

@@ -15,16 +15,7 @@ import yaml
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.errors import RunError, UserError, in_short
-from idmm.files import (
-    Lock,
-    expand_home,
-    holds_run,
-    is_public,
-    json_lines,
-    replacing,
-    sweep,
-    write_text,
-)
+from idmm.files import Lock, expand_home, holds_run, is_public, json_lines, replacing, sweep, write_text
 from idmm.training import environment
 from idmm.training.plan import TrainingState
 
@@ -86,7 +77,11 @@ class RunFolder:
         used = holds_run(self.path)
         check_resume(self.path, used, resume)
         if used:
-            self._compare(config)
+            try:
+                old = yaml.safe_load((self.path / "config.yaml").read_text()) or {}
+            except (OSError, yaml.YAMLError):
+                raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
+            check_config(self.path, parsing.flatten(old), parsing.flatten(parsing.to_dict(config)))
         else:  # a run that died before its first checkpoint leaves nothing to this one
             for path in (self.path / "metrics.jsonl", *(self.path / "last").glob("*.json")):
                 path.unlink(missing_ok=True)
@@ -107,14 +102,6 @@ class RunFolder:
             raise UserError(f"out: cannot write to '{self.path}'. Make the folder writable or name another")
         if not free:
             raise UserError(f"out: '{self.path}' is in use by another run. Wait for it or name another folder")
-
-    def _compare(self, config: Any) -> None:
-        try:
-            old = parsing.flatten(yaml.safe_load((self.path / "config.yaml").read_text()) or {})
-        except (OSError, yaml.YAMLError):
-            raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
-        new = parsing.flatten(parsing.to_dict(config))
-        check_config(self.path, old, new)
 
     def _load(self) -> TrainingState:
         try:
@@ -185,10 +172,6 @@ class RunFolder:
     def metrics(self) -> list[dict]:
         """Return the records so far, one per epoch."""
         return json_lines(self.path / "metrics.jsonl")
-
-    def last_metrics(self) -> dict:
-        """Return the last record in every process. All must call together."""
-        return distributed.broadcast(self.metrics()[-1] if self.leader else None)
 
     def add_metrics(self, record: dict) -> None:
         """Append the record of an epoch."""

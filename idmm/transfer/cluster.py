@@ -37,8 +37,13 @@ def run(grid: Grid) -> None:
                 tasks.receive()
                 grid.log_progress()
         except BaseException as error:
+            log.info("stopping: running jobs save their state")
+            futures = list(tasks.submitted)
             with contextlib.suppress(Exception):  # the cluster may be gone
-                tasks.cancel()
+                for future in futures:
+                    tasks.ray.cancel(future)
+                if futures:
+                    tasks.ray.wait(futures, num_returns=len(futures), timeout=GRACE)
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted. Repeat the command to resume") from None
             raise
@@ -96,14 +101,6 @@ class _Tasks:
         log.warning("ray: the worker of %s died, the job is retried once (%s)", job.title, reason)
         return None
 
-    def cancel(self) -> None:
-        """End all tasks. Running jobs save their state first."""
-        log.info("stopping: running jobs save their state")
-        for future in self.submitted:
-            self.ray.cancel(future)
-        if self.submitted:
-            self.ray.wait(list(self.submitted), num_returns=len(self.submitted), timeout=GRACE)
-
 
 def _run_job(grid: Grid, job: Job, folder: str) -> str | None:
     """Run a job on a node, and return why it failed. Relative paths start from ``folder``."""
@@ -116,7 +113,6 @@ def _run_job(grid: Grid, job: Job, folder: str) -> str | None:
     return attempt(grid, job)
 
 
-# ------------------------------------------------------------------ the cluster
 @contextlib.contextmanager
 def connected(config: Ray) -> Iterator[None]:
     """Join or start the cluster, and leave or stop it at the end, unless this process was in it before."""

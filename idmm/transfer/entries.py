@@ -69,12 +69,10 @@ def read_entries(grid: GridConfig, faults: list[str]) -> Entries:
     valid: Entries = {kind: [] for kind in entries}
     for kind, members in entries.items():
         for entry in members:
-            own_faults = _entry_faults(entry, grid, backbones)
-            if kind == "weights" and not own_faults and is_public(entry.values["path"]):
-                entry, own_faults = _pinned(entry)
-            faults += [f"{kind} '{entry.label}': {fault}" for fault in own_faults]
-            if not own_faults:
-                valid[kind].append(entry)
+            try:
+                valid[kind].append(_checked(entry, grid, backbones))
+            except UserError as error:
+                faults += [f"{kind} '{entry.label}': {fault}" for fault in error.faults]
     return valid
 
 
@@ -130,39 +128,31 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None
             faults.append(f"pairs: 'same', but no target has the label '{label}' of that source")
 
 
-def _entry_faults(entry: Entry, grid: GridConfig, backbones: list[str]) -> list[str]:
+def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
+    """Return an entry, public weights pinned to their commit and fetched, or raise UserError with its faults."""
     values, faults = entry.values, []
-    if entry.kind == "targets" and "protocol" in values:
-        protocol = values["protocol"]
-        if protocol not in PROTOCOLS:
-            expected = f"expected one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"
-            return [f"protocol: got {protocol!r}, {expected}"]
+    protocol = values.get("protocol", PROTOCOLS[0])
+    if protocol not in PROTOCOLS:
+        expected = f"expected one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"
+        raise UserError(f"protocol: got {protocol!r}, {expected}")
     if entry.kind in SIDES:
-        try:
-            resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
-        except UserError as error:
-            return faults + list(error.faults)
+        resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
     elif entry.kind == "methods" and entry.name not in METHODS:
-        faults.append(
-            f"'{entry.name}' is not known, expected one of {', '.join(METHODS)}{nearest(entry.name, METHODS)}"
-        )
+        expected = f"expected one of {', '.join(METHODS)}{nearest(entry.name, METHODS)}"
+        raise UserError(f"'{entry.name}' is not known, {expected}")
     elif entry.kind == "backbones" and not isinstance(values.get("kwargs", {}), dict):
-        faults.append(f"kwargs: got {values['kwargs']!r}, expected a mapping")
+        raise UserError(f"kwargs: got {values['kwargs']!r}, expected a mapping")
     elif entry.kind == "weights":
         path, backbone = values.get("path"), values.get("backbone")
         if not isinstance(path, str) or not (is_public(path) or expand_home(path).exists()):
             faults.append(f"path: got {path!r}, expected an existing run folder or file of weights")
         if backbone not in backbones and not (len(backbones) == 1 and "backbone" not in values):
             faults.append(f"backbone: got {backbone!r}, expected one of {', '.join(backbones)}")
-    return faults
+        if faults:
+            raise UserError(*faults)
+        if is_public(path):
+            from idmm.models.hub import pin_commit  # torch, which plans without public weights do not need
 
-
-def _pinned(entry: Entry) -> tuple[Entry, list[str]]:
-    """Return public weights, fetched and pinned to their commit, and their faults."""
-    from idmm.models.hub import pin_commit  # torch, which plans without public weights do not need
-
-    try:
-        weights_file(entry.values["path"], "path")
-        return replace(entry, values=entry.values | {"path": pin_commit(entry.values["path"], "path")}), []
-    except UserError as error:
-        return entry, list(error.faults)
+            weights_file(path, "path")
+            return replace(entry, values=values | {"path": pin_commit(path, "path")})
+    return entry

@@ -80,7 +80,8 @@ def _locked(grid: Grid) -> Iterator[None]:
         raise UserError(f"out: '{grid.out}' is in use by another run. Wait for it or name another folder")
     with contextlib.closing(lock):
         grid.write_config()
-        grid.forget_failures()
+        for path in grid.out.glob("jobs/*.failed.json"):  # a new start retries failed jobs
+            path.unlink()
         yield
 
 

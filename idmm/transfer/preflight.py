@@ -17,7 +17,7 @@ from idmm.stages.resolve import RunSetup, fill_classifier_init
 from idmm.stages.setup import try_model
 from idmm.training.precision import choose_device
 from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import Cell, GridPlan, Job
+from idmm.transfer.plan import GridPlan, Job
 
 
 def check(grid: GridConfig, plan: GridPlan) -> None:
@@ -33,16 +33,12 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
         checks.once("ray", "", needed, "engine: ray", ["ray"], "ray")
     for cell, key in plan.cells.items():
         job = plan.jobs[key]
+        backbone = f"weights '{cell.source}'" if job.config["init"] else f"backbones '{cell.backbone}'"
         if job.needs is not None:
-            checks.check_job(plan.jobs[job.needs], f"sources '{cell.source}'", _backbone(cell, job))
-        checks.check_job(job, f"targets '{cell.target}'", _backbone(cell, job))
+            checks.check_job(plan.jobs[job.needs], f"sources '{cell.source}'", backbone)
+        checks.check_job(job, f"targets '{cell.target}'", backbone)
     if checks.faults:
         raise UserError(*dict.fromkeys(checks.faults))
-
-
-def _backbone(cell: Cell, job: Job) -> str:
-    """Return the entry that a job's backbone comes from, for messages."""
-    return f"backbones '{cell.backbone}'" if job.config["init"] is None else f"weights '{cell.source}'"
 
 
 class _Checks:

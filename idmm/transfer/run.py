@@ -54,7 +54,6 @@ class Grid:
         except RunError as error:
             raise UserError(f"out: {error}") from None
 
-    # ------------------------------------------------------------------ jobs
     def finished(self) -> set[str]:
         """Return the keys of the jobs that have a result."""
         return {key for key, job in self.plan.jobs.items() if (self.out / job.folder / "result.json").exists()}
@@ -83,11 +82,6 @@ class Grid:
             (self.out / "jobs" / f"{job.key}.started").unlink(missing_ok=True)
             write_text(self.out / "jobs" / name, json.dumps(asdict(failure)) + "\n")
 
-    def forget_failures(self) -> None:
-        """Let a new start retry failed jobs."""
-        for path in self.out.glob("jobs/*.failed.json"):
-            path.unlink()
-
     @contextlib.contextmanager
     def running(self, job: Job) -> Iterator[None]:
         """Count a start of a job, and forget it when the block ends. A kill prevents that."""
@@ -107,7 +101,6 @@ class Grid:
             log.info("%s", line)
         self._logged = line
 
-    # ------------------------------------------------------------------ results
     def result(self, job: Job) -> dict:
         """Return the content of a job's result.json, empty before it is finished."""
         try:
