@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from idmm.config import METHODS, PATHS, RESUME_IGNORED, parsing, reading
+from idmm.config import PATHS, RESUME_IGNORED, parsing, reading
 from idmm.config.schema import merged
 from idmm.errors import UserError
 from idmm.files import expand_home, is_public
@@ -136,8 +136,6 @@ class GridPlan:
             values = parsing.to_dict(config)
             if protocol == "probe":
                 values = self._probe(values, row.needs, backbone)
-                if values is None:
-                    return
             start = "" if row.pretrain_seed is None else f"{row.method}-s{row.pretrain_seed}-"
             title = f"{row.source}-{start}{backbone.label}-to-{target.label}-s{seed}"
             job = _job(protocol, values, title, row.needs)
@@ -145,23 +143,16 @@ class GridPlan:
             cell = Cell(row.source, row.method, backbone.label, target.label, row.pretrain_seed, seed)
             self.cells[cell] = job.key
 
-    def _probe(self, values: dict, needs: str | None, backbone: Entry) -> dict | None:
+    def _probe(self, values: dict, needs: str | None, backbone: Entry) -> dict:
         """Return the part of a fine-tuning's config that a probe has, with the image size of pretraining (pixels)."""
-        if needs is not None:
-            size = self.jobs[needs].config["views"]["size"]
-        else:
-            layers = [self.grid.pretrain, backbone.options("pretrain")]
-            decided = {"model": _model(backbone), **self._methods()[0]}
-            config, _ = self._resolved("pretrain", layers, decided, resolve=False)
-            if config is None:
-                return None
-            size = config.views.size
+        jobs = [self.jobs[needs]] if needs else self.jobs.values()
+        configs = [job.config for job in jobs if job.stage == "pretrain"]
+        sizes = [config["views"]["size"] for config in configs if config["model"]["name"] == backbone.name]
         common = {name: values[name] for name in ("init", "seed", "data")}
         model = {name: values["model"][name] for name in ("name", "kwargs", "drop_path")}
-        return {**common, "model": model, "device": values["train"]["device"], "size": size}
+        return {**common, "model": model, "device": values["train"]["device"], "size": sizes[0] if sizes else None}
 
-    # -------------------------------------------------------------- options
-    def _resolved(self, stage: str, layers: list[dict], decided: dict, resolve: bool = True) -> tuple[Any, list[str]]:
+    def _resolved(self, stage: str, layers: list[dict], decided: dict) -> tuple[Any, list[str]]:
         """Merge the recipe of the last layer that names one, the layers' keys, and the keys that the grid decides.
 
         Returns:
@@ -176,10 +167,10 @@ class GridPlan:
             values = self._recipes.get((stage, recipe), {})
             if method := decided.get("method"):
                 values, notes = reading.of_method(values, method["name"], recipe)
-                self.notes |= dict.fromkeys(notes if resolve else ())
+                self.notes |= dict.fromkeys(notes)
             layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
             config = STAGES[stage].build(merged(values, *layers, {**decided, "out": None, "resume": "auto"}))
-            return STAGES[stage](config).fill_names()[0] if resolve else config, []
+            return STAGES[stage](config).fill_names()[0], []
         except UserError as error:
             return None, [_without_config(fault) for fault in error.faults]
 
@@ -188,11 +179,6 @@ class GridPlan:
         new = [fault for fault in faults if (stage, fault) not in self._reported]
         self.faults += [f"{place}: {fault}" for fault in new]
         self._reported |= {(stage, fault) for fault in new}
-
-    def _methods(self) -> list[dict]:
-        """Return the key that names the method, for each of the grid's methods."""
-        names = [entry.name for entry in self.entries["methods"] if entry.name in METHODS]
-        return [{"method": {"name": name}} for name in names] or [{}]
 
     def _overruled(self, stage: str, layer: dict) -> list[str]:
         """Return a fault for each key that the grid decides and the layer sets to something else."""
