@@ -10,8 +10,8 @@ from test_backbones import SMALL
 from idmm import config
 from idmm.errors import UserError
 from idmm.models import Checkpoint, create_backbone
-from idmm.models.channels import repeated
 from idmm.models.spec import model_spec
+from idmm.models.weights import repeated
 
 
 def built(name, in_chans, seed=0):

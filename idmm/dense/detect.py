@@ -4,13 +4,25 @@ import json
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from idmm.config import DetectConfig, parsing
 from idmm.dense.evaluate import detect_objects, detection_scores
-from idmm.dense.method import Detection
+from idmm.dense.network import Detector
 from idmm.dense.stage import DenseEvaluator, train
 from idmm.files import write_csv, write_text
+from idmm.methods.base import Method
+from idmm.methods.common import at_least_fp32
+from idmm.models.build import one_image_norms
 from idmm.stages.resolve import RunSetup, resolve
+
+_NAMES = {  # torchvision's: ours
+    "loss_objectness": "rpn_objectness",
+    "loss_rpn_box_reg": "rpn_box",
+    "loss_classifier": "classifier",
+    "loss_box_reg": "box",
+    "loss_mask": "mask",
+}
 
 
 def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
@@ -36,6 +48,23 @@ def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
     """
     setup = config if isinstance(config, RunSetup) else resolve(parsing.build(DetectConfig, config))
     return train(setup, Detection, BoxEvaluator, metric="ap")
+
+
+class Detection(Method):
+    """The sum of the losses of Faster R-CNN (Ren et al., NeurIPS 2015) or Mask R-CNN (He et al., ICCV 2017).
+
+    Attributes:
+        backbone: The whole :class:`Detector`, which is trained, averaged and exported.
+    """
+
+    backbone: Detector
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Return the loss of a batch, as for :meth:`Detector.losses`, and its terms."""
+        with one_image_norms(self.backbone, batch["images"]):
+            losses = self.backbone.losses(batch)
+        terms = {_NAMES[name]: at_least_fp32(value) for name, value in losses.items()}
+        return {"loss": sum(terms.values()), **terms}
 
 
 class BoxEvaluator(DenseEvaluator):

@@ -1,23 +1,55 @@
-"""Read the images of the ``data`` section with their boxes or masks: check, hold out, draw a subset."""
+"""Read the images of the ``data`` section with their boxes or masks: check, hold out, draw a subset.
 
+COCO's format: ROOT/annotations/PART.json with the images in ROOT/PART, or COCO's own file names
+(https://cocodataset.org/#format-data). Masks: ROOT/images/PART with ROOT/masks/PART, or ADE20K's layout
+(http://sceneparsing.csail.mit.edu).
+"""
+
+import contextlib
+import io
 import logging
-from collections.abc import Callable
+import os
+import reprlib
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from idmm import config
-from idmm.data.folder import root_folder
+from idmm.config.dense import DENSE_LIBRARIES
+from idmm.data.folder import PARTS, images_under, root_folder
+from idmm.data.formats import BadImage
+from idmm.data.images import image_size, read
 from idmm.data.listing import draw_subset, hold_out, narrowed
-from idmm.data.split import LabelsMissing, Split, arranged
-from idmm.dense.coco import read_coco
-from idmm.dense.masks import read_masks
-from idmm.dense.targets import DenseSplits, Target
-from idmm.errors import UserError, listed
+from idmm.data.official import absent, lines
+from idmm.data.parallel import parallel_map
+from idmm.data.split import LabelsMissing, Split, arranged, counted
+from idmm.dense.targets import IGNORED, BoxTarget, DenseSplits, MaskTarget, mask_values, rasterised, short_digest
+from idmm.errors import UserError, capped, listed, needed, reason
 
 log = logging.getLogger("idmm")
-Reader = Callable[[Path, config.Data, list[str], bool], tuple[dict[str, tuple[Split, list[Target]]], dict[int, str]]]
+Reader = Callable[[Path, config.Data, list[str], bool], tuple[dict[str, tuple[Split, list]], dict[int, str]]]
+
+SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
+FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
+
+
+class Layout(NamedTuple):
+    """Names of a layout's folders and files."""
+
+    masks: str  # folder next to ``images``
+    folders: dict[str, str]  # by part
+    names: str  # file with the class names
+    first: int  # mask value of class 0
+
+
+LAYOUTS = (
+    Layout("annotations", {"train": "training", "val": "validation"}, "objectInfo150.txt", 1),  # ADE20K
+    Layout("masks", {part: part for part in PARTS}, "classes.txt", 0),
+)
 
 
 def read_detection(data: config.Data, masks: bool = True, progress: bool = False) -> DenseSplits:
@@ -61,9 +93,10 @@ def _read(reader: Reader, data: config.Data, progress: bool) -> DenseSplits:
     if empty := [part for part, (split, _) in parts.items() if not len(split)]:
         raise UserError(f"data.root: '{root}' has no usable image of {listed(empty)}, expected at least one")
     # as for class labels, with all images in one class
-    splits = arranged({part: _with_labels(split, ["image"]) for part, (split, _) in parts.items()})
-    splits = hold_out(narrowed(splits, data, labelled=True), data.val_fraction)
-    splits = replace(splits, **{part: _with_labels(split, None) for part, split in splits.parts.items()})
+    labelled = {p: replace(s, labels=np.zeros(len(s), int), classes=["image"]) for p, (s, _) in parts.items()}
+    splits = hold_out(narrowed(arranged(labelled), data, labelled=True), data.val_fraction)
+    bare = {part: replace(split, classes=None, labels=None) for part, split in splits.parts.items()}
+    splits = replace(splits, **bare)
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
     if splits.test is None:
@@ -76,5 +109,259 @@ def _read(reader: Reader, data: config.Data, progress: bool) -> DenseSplits:
     return DenseSplits(splits, targets, list(classes.values()), list(classes))
 
 
-def _with_labels(split: Split, classes: list[str] | None) -> Split:
-    return replace(split, classes=classes, labels=None if classes is None else np.zeros(len(split), int))
+# ---------------------------------------------------------------------- both
+def report_unusable(data: config.Data, faults: list[str], source: Path, total: str, reasons: Collection[str]) -> None:
+    """Add images or objects that cannot be used to ``faults``, or log them if ``data.on_error`` is skip.
+
+    Args:
+        data: The ``data`` section of a config.
+        faults: Lines of a UserError.
+        source: Their file or folder.
+        total: How many there are, e.g. ``20 images``.
+        reasons: One per image or object.
+    """
+    if not reasons:
+        return
+    line = f"data.root: '{source}': {len(reasons)} of {total} cannot be used"
+    details = capped([f"  {reason}" for reason in reasons])
+    if data.on_error == "skip":
+        log.warning("skipped:\n%s", "\n".join([f"{line}:", *details]))
+    else:
+        faults += [f"{line} (--data.on_error skip skips them):", *details]
+
+
+def split_of(root: Path, folder: Path, names: list[str]) -> Split:
+    """Return the named files of a folder as a split without labels. Its names are relative to ``root``."""
+    items = [os.path.join(folder, *name.split("/")) for name in names]
+    return Split(items, [os.path.relpath(item, root).replace(os.sep, "/") for item in items], None, None)
+
+
+def read_each(split: Split, read_one: Callable, data: config.Data, progress: bool) -> list:
+    """Return ``read_one(path, max_pixels)`` of each file, or a BadImage if it cannot be used."""
+    work = parallel_map(
+        lambda i: read_one(split.items[i], data.max_pixels), len(split), split.place, "reading sizes", progress
+    )
+    with contextlib.closing(work) as results:
+        return list(results)
+
+
+def as_text(size: tuple[int, int]) -> str:
+    """Return a (height, width) as width x height."""
+    return f"{size[1]} x {size[0]}"
+
+
+# ---------------------------------------------------------------------- boxes
+def read_coco(
+    root: Path, data: config.Data, faults: list[str], progress: bool
+) -> tuple[dict[str, tuple[Split, list[BoxTarget]]], dict[int, str]]:
+    """Read all parts.
+
+    Returns:
+        Images and targets by part, and class names by category number, in the order of these.
+
+    Raises:
+        UserError: There is no such layout, or a file is not in COCO's format.
+    """
+    names = [(part, name) for part in PARTS for name in (part, f"instances_{part}2017")]  # the last one counts
+    files = {part: path for part, name in names if (path := root / "annotations" / f"{name}.json").exists()}
+    if "train" not in files:
+        expected = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
+        raise UserError(f"data.root: '{root}' has no annotations of objects to train on, expected {expected}")
+    needed(f"data.root: '{root}'", DENSE_LIBRARIES["detect"], "dense")
+    opened = {part: _opened(path, faults) for part, path in files.items()}
+    if faults:
+        raise UserError(*faults)
+    names = {part: {number: row["name"] for number, row in coco.cats.items()} for part, coco in opened.items()}
+    classes = dict(sorted(names["train"].items()))
+    for part, others in names.items():
+        if odd := [f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name]:
+            train = f"'{files['train']}'"
+            faults.append(f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}")
+    labels = {number: label for label, number in enumerate(classes)}
+    parts = {part: _part(root, files[part], coco, labels, data, faults, progress) for part, coco in opened.items()}
+    return parts, classes
+
+
+def _opened(path: Path, faults: list[str]):
+    """Return a file as pycocotools' COCO, or None with a fault if it is not in this format."""
+    from pycocotools.coco import COCO  # of the extra 'dense'
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints
+            coco = COCO(str(path))
+        images, _ = coco.dataset["images"], coco.dataset["annotations"]
+        if not coco.cats or not images or len(coco.imgs) < len(images):
+            raise ValueError("there are no images or no categories, or two images have one id")
+        [row["name"].strip() for row in coco.cats.values()]
+        for row in images:
+            if not (row["height"] > 0 and row["width"] > 0 and row["file_name"].strip()):
+                raise ValueError(f"image {row['id']}: expected height and width in pixels")
+        return coco
+    except OSError as error:
+        faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
+    except (ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError) as error:
+        faults.append(f"data.root: '{path}' is not in COCO's format ({type(error).__name__}: {error})")
+
+
+def _part(
+    root: Path, path: Path, coco, labels: dict[int, int], data: config.Data, faults: list[str], progress: bool
+) -> tuple[Split, list[BoxTarget]]:
+    """Return the images that exist in the size of the annotation file, and their objects."""
+    objects, reasons = defaultdict(list), []
+    for row in coco.dataset["annotations"]:
+        try:
+            objects[row["image_id"]].append(_object(row, coco.imgs.get(row["image_id"]), labels))
+        except ValueError as error:
+            reasons.append(f"annotation {row['id']}{error}")
+    report_unusable(data, faults, path, counted(len(coco.dataset["annotations"]), "annotation"), reasons)
+
+    folder, images = root / path.stem.removeprefix("instances_"), coco.dataset["images"]
+    missing = set(absent(folder, [image["file_name"] for image in images]))
+    reasons = [f"image '{name}' does not exist (in '{folder}')" for name in sorted(missing)]
+    images = [image for image in images if image["file_name"] not in missing]
+    split, usable = split_of(root, folder, [image["file_name"] for image in images]), []
+    for i, (image, size) in enumerate(zip(images, read_each(split, image_size, data, progress), strict=True)):
+        if isinstance(size, BadImage) or size == _size(image):  # bad images are reported when they are loaded
+            usable.append(i)
+        else:
+            reasons.append(f"image '{image['file_name']}' is {as_text(size)}, in this file {as_text(_size(image))}")
+    report_unusable(data, faults, path, counted(len(coco.imgs), "image"), reasons)
+
+    outlines = [segment is not None for rows in objects.values() for _, _, segment, crowd in rows if not crowd]
+    outlined = bool(outlines) and all(outlines)
+    if any(outlines) and not outlined:
+        count = f"{outlines.count(False)} of {counted(len(outlines), 'object')}"
+        log.warning("data.root: '%s': %s have no outline, so only boxes are used", path, count)
+    targets = []
+    for image in (images[i] for i in usable):
+        boxes, numbers, segments, crowd = zip(*objects[image["id"]], strict=True) if objects[image["id"]] else ([],) * 4
+        boxes, crowd = np.array(boxes, dtype=np.float32).reshape(-1, 4), np.array(crowd, dtype=bool)
+        segments = list(segments) if outlined else None
+        targets.append(BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, _size(image), image["id"]))
+    return split.take(usable), targets
+
+
+def _object(row: dict, image: dict | None, labels: dict[int, int]) -> tuple[np.ndarray, int, list | dict | None, bool]:
+    """Return box, label, outline (None: there is none) and crowd of a row of ``annotations``.
+
+    Raises:
+        ValueError: It cannot be used. The text follows its number.
+    """
+    if image is None or row["category_id"] not in labels:
+        raise ValueError(": its image or its category is not in the list")
+    size, segment, crowd = _size(image), row.get("segmentation") or None, row.get("iscrowd") == 1
+    inside, box = f"in the image ({as_text(size)} pixels)", _box(row.get("bbox"), size)
+    if box is None:
+        expected = f"expected [x, y, width, height] {inside}"
+        raise ValueError(f" of '{image['file_name']}': bbox {reprlib.repr(row.get('bbox'))}, {expected}")
+    if not _drawable(segment, size):
+        raise ValueError(f" of '{image['file_name']}': segmentation: expected polygons {inside}, or RLE of its size")
+    if crowd and segment is None:
+        segment = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
+    if isinstance(segment, list):
+        segment = [np.array(polygon, dtype=np.float32) for polygon in segment]
+    return box, labels[row["category_id"]], segment, crowd
+
+
+def _box(bbox: object, size: tuple[int, int]) -> np.ndarray | None:
+    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, or None if it has no area in an image of ``size``."""
+    try:
+        x, y, w, h = map(float, bbox)
+    except (OverflowError, TypeError, ValueError):
+        return None
+    corners = np.array([x, y, x + w, y + h])
+    box = corners.clip(0, [size[1], size[0], size[1], size[0]])
+    return box if (box[2:] > box[:2]).all() and (np.abs(box - corners) <= SLACK).all() else None
+
+
+def _drawable(segment: list | dict | None, size: tuple[int, int]) -> bool:
+    """Return whether an outline is missing or one of COCO's for an image of ``size``: polygons or RLE."""
+    try:
+        if segment is None or isinstance(segment, list):
+            polygons = [np.array(polygon, dtype=float).reshape(-1, 2) for polygon in segment or ()]
+            return all(len(points) >= 3 and np.abs(points).max() <= FAR * max(size) for points in polygons)
+        complete = isinstance(segment["counts"], str) or sum(segment["counts"]) == size[0] * size[1]
+        return tuple(segment["size"]) == size and complete and rasterised(segment, size, size).shape == size
+    except Exception:  # pycocotools raises several types on damaged RLE
+        return False
+
+
+def _size(image: dict) -> tuple[int, int]:
+    """Return height and width (pixels) of a row of ``images``."""
+    return image["height"], image["width"]
+
+
+# ---------------------------------------------------------------------- masks
+def read_masks(
+    root: Path, data: config.Data, faults: list[str], progress: bool
+) -> tuple[dict[str, tuple[Split, list[MaskTarget]]], dict[int, str]]:
+    """Read all parts.
+
+    Returns:
+        Images and targets by part, and class names by mask value.
+
+    Raises:
+        UserError: There is no such layout.
+    """
+    for layout in LAYOUTS:
+        if all((root / kind / layout.folders["train"]).is_dir() for kind in ("images", layout.masks)):
+            break
+    else:
+        expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
+        raise UserError(f"data.root: '{root}' has no images with masks to train on, expected {expected}")
+
+    def read_mask(path: str, max_pixels: int) -> MaskTarget:
+        content = read(path)
+        values = mask_values(content, max_pixels)
+        return MaskTarget(path, values.shape, layout.first, short_digest(content), np.unique(values).tolist())
+
+    splits = {}
+    for part, name in layout.folders.items():
+        image_folder, mask_folder = root / "images" / name, root / layout.masks / name
+        if image_folder.is_dir() and mask_folder.is_dir():
+            pairs = {name: f"{os.path.splitext(name)[0]}.png" for name in images_under(str(image_folder))}
+            missing = set(absent(mask_folder, list(pairs.values())))
+            bare = [name for name, mask in pairs.items() if mask in missing]
+            reasons = [f"'{name}' has no mask, expected '{mask_folder}/{pairs[name]}'" for name in bare]
+            report_unusable(data, faults, image_folder, counted(len(pairs), "image"), reasons)
+            names = [name for name in pairs if name not in bare]
+            masks = split_of(root, mask_folder, [pairs[name] for name in names])
+            splits[part] = split_of(root, image_folder, names), masks, read_each(masks, read_mask, data, progress)
+    classes = _classes(root, layout, splits["train"][2], faults)
+    parts = {}
+    for part, (images, masks, targets) in splits.items():
+        sizes = read_each(images, image_size, data, progress)
+        reasons = [_fault(target, size, len(classes)) for target, size in zip(targets, sizes, strict=True)]
+        wrong = [f"'{path}': {fault}" for path, fault in zip(masks.items, reasons, strict=True) if fault]
+        report_unusable(data, faults, root / layout.masks, counted(len(masks), "mask"), wrong)
+        usable = [i for i, fault in enumerate(reasons) if not fault]
+        parts[part] = images.take(usable), [targets[i] for i in usable]
+    return parts, dict(enumerate(classes, start=layout.first))
+
+
+def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], faults: list[str]) -> list[str]:
+    """Return the class names, or numbers if there is no file of names."""
+    path = root / layout.names
+    if path.exists():
+        classes = lines(path)
+        if layout.first:  # ADE20K's file is a table with a header
+            classes = [line.split("\t")[-1].strip() for line in classes if line[0].isdigit()]
+    else:
+        path = root / layout.masks
+        values = [v for target in train if isinstance(target, MaskTarget) for v in target.values if v != IGNORED]
+        classes = [str(number) for number in range(layout.first, max(values, default=0) + 1)]
+    if not 2 <= len(classes) <= IGNORED:
+        faults.append(f"data.root: '{path}' has {len(classes)} as number of classes, expected 2 to {IGNORED}")
+    return classes
+
+
+def _fault(target: MaskTarget | BadImage, size: tuple[int, int] | BadImage, classes: int) -> str | None:
+    """Return the fault of a mask, given the size of its image."""
+    if isinstance(target, BadImage):
+        return target.reason
+    if not isinstance(size, BadImage) and target.size != size:
+        return f"{as_text(target.size)} pixels, its image {as_text(size)}"
+    if odd := [value for value in target.values if value >= target.first + classes and value != IGNORED]:
+        expected = f"expected {target.first} to {target.first + classes - 1}, and {IGNORED} for ignored pixels"
+        return f"values without a class: {listed(map(str, odd))}, {expected}"
+    return None

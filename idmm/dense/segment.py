@@ -4,15 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from idmm import distributed
 from idmm.config import SegmentConfig, parsing
 from idmm.dense.evaluate import class_scores, classes_on_file, segmentation_scores, segmented
-from idmm.dense.method import Segmentation
+from idmm.dense.network import Segmenter
 from idmm.dense.stage import DenseEvaluator, train
+from idmm.dense.targets import IGNORED
 from idmm.evaluation.evaluate import evaluating
 from idmm.files import replacing, write_csv
+from idmm.methods.base import Method
+from idmm.methods.common import at_least_fp32
+from idmm.models.build import one_image_norms
 from idmm.stages.resolve import RunSetup, resolve
 
 
@@ -37,6 +43,36 @@ def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
     """
     setup = config if isinstance(config, RunSetup) else resolve(parsing.build(SegmentConfig, config))
     return train(setup, Segmentation, PixelEvaluator, metric="miou")
+
+
+class Segmentation(Method):
+    """Cross-entropy of each pixel's class.
+
+    The mean is over an image's pixels with a class, then over images. So the loss does not depend on how a batch is
+    split. An image without such pixels adds 0.
+
+    Attributes:
+        backbone: The whole :class:`Segmenter`, as for :class:`Detection`.
+    """
+
+    backbone: Segmenter
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Return the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["mask"]`` int64 [B, S, S]."""
+        with one_image_norms(self.backbone, batch["images"]):
+            logits = self.backbone(batch["images"])  # [B, K, S, S]
+        return {"loss": pixel_cross_entropy(logits, batch["mask"])}
+
+
+def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
+    """Return the loss of :class:`Segmentation`, a scalar.
+
+    Args:
+        logits: [B, K, S, S].
+        mask: Class of each pixel, int64 [B, S, S]. 255: none.
+    """
+    losses = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=IGNORED, reduction="none")  # [B, S, S]
+    return (losses.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
 
 
 class PixelEvaluator(DenseEvaluator):

@@ -20,7 +20,6 @@ from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name
-from idmm.models.channels import adapt_input
 from idmm.models.hub import public_weights
 from idmm.models.nested import best_network, count_others, read_weights
 
@@ -313,3 +312,41 @@ def _fit(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor:
             antialias = getattr(model, "antialias_positions", True)  # timm's default
             return resample_abs_pos_embed(value, list(grid), [side, side], prefix, antialias=antialias)
     raise ValueError(mismatch)
+
+
+# ---------------------------------------------------------------------- other channels
+def repeated(weight: Tensor, in_chans: int) -> Tensor:
+    """Return first-layer weights for ``in_chans`` channels, [O, base, ...] -> [O, in_chans, ...].
+
+    Like timm's ``adapt_input_conv``, which is limited to 3 channels in the checkpoint. For one channel the weights are
+    summed. Otherwise they are repeated in turn and scaled by base / in_chans. So if base divides in_chans, an image
+    whose channels are repeated gives the same outputs.
+    """
+    base = weight.shape[1]
+    if in_chans == 1:
+        return weight.sum(1, keepdim=True)
+    return weight[:, torch.arange(in_chans) % base] * (base / in_chans)
+
+
+def adapt_input(model: nn.Module, state: dict[str, Tensor], in_chans: int, label: str) -> tuple[dict[str, Tensor], str]:
+    """Return weights whose first layer fits a model of ``in_chans`` channels, and a description of the change.
+
+    Raises:
+        UserError: The first layer cannot be adapted. ``label`` begins the message.
+    """
+    names = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
+    adapted, base, targets = {}, 0, model.state_dict()
+    for key in (f"{name}.weight" for name in ([names] if isinstance(names, str) else names)):
+        value, target = state.get(key), targets.get(key)
+        if value is None or target is None or value.shape == target.shape:
+            continue
+        if value.shape[:1] + value.shape[2:] != target.shape[:1] + target.shape[2:]:
+            continue  # the caller reports weights of other shapes
+        if value.ndim != 4 or target.shape[1] != in_chans:
+            why = f"{key} of {model_name(model)} is no plain convolution and cannot be adapted to {in_chans} channels"
+            raise UserError(f"{label} {why}. Leave out data.in_chans or init")
+        base = value.shape[1]
+        adapted[key] = repeated(value, in_chans)
+    how = "repeated in turn" if in_chans > base else f"the first {in_chans}"
+    how = "summed" if in_chans == 1 else f"{how}, scaled by {base}/{in_chans}"
+    return state | adapted, f"{', '.join(adapted)}: from {base} channels to {in_chans}: {how}" if adapted else ""
