@@ -4,23 +4,19 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import Any
 
-from idmm.config import DenseConfig, FinetuneConfig, PretrainConfig, parsing
-from idmm.config.commands import ProbeConfig
+from idmm.config import PretrainConfig, parsing
 from idmm.config.reading import read_file
 from idmm.config.usage import ReportConfig
 from idmm.files import expand_home, is_public, made_folder
 from idmm.inference.runs import finished_runs
 from idmm.progress import log
 from idmm.report.page import readable
-from idmm.report.run_page import RunFacts, write
+from idmm.report.run_page import KINDS, RunFacts, write
 from idmm.stages import read_outputs, stage_of
 from idmm.training import environment
 
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
-PROBED = "kNN and linear probe"
-DENSE = {"detect": "detection", "segment": "segmentation"}
 
 
 def report(config: ReportConfig) -> str:
@@ -35,8 +31,6 @@ def report(config: ReportConfig) -> str:
     runs = [_read_run(folder) for folder in folders]
     _set_labels(runs)
     out = made_folder(config.out or str(expand_home(config.runs[0]) / "report"))
-    for run in runs:
-        run.pictures = _pictures(run.path)
     # the first classifier with each other one on the same test images
     classifiers, comparisons = [run for run in runs if (run.path / read_outputs.PREDICTIONS).is_file()], []
     for run in classifiers[1:]:
@@ -52,14 +46,16 @@ def report(config: ReportConfig) -> str:
 def _read_run(folder: Path) -> RunFacts:
     folds = _folds(folder)
     config = read_outputs.config_of(folds[0], dense=True)
+    kind = stage_of(config).NAME
     without_init = "" if isinstance(config, PretrainConfig) else "scratch"
     return RunFacts(
         path=folder,
-        kind=stage_of(config).NAME,
-        task=_task(config),
+        kind=kind,
+        task=KINDS[kind].lower() + (f" by {config.method.name}" if kind == "pretrain" else ""),
         start=config.init or without_init,
         model=config.model.name or "",
         data=Path(config.data.root).name if config.data.root else config.data.name or "digits",
+        pictures=_pictures(folder),
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=json.loads((folder / "result.json").read_text()),
         environment=environment.read(folds[0]),
@@ -70,14 +66,6 @@ def _folds(folder: Path) -> list[Path]:
     """Return the finished runs of a folder's folds, or the folder itself."""
     folds = sorted(folder.glob("fold-*"), key=lambda path: int(path.name[5:]) if path.name[5:].isdigit() else 0)
     return [fold for fold in folds if (fold / "result.json").is_file()] or [folder]
-
-
-def _task(config: Any) -> str:
-    if isinstance(config, ProbeConfig):
-        return PROBED
-    if isinstance(config, FinetuneConfig):
-        return "fine-tuning"
-    return DENSE[config.STAGE] if isinstance(config, DenseConfig) else f"pretraining by {config.method.name}"
 
 
 def _set_labels(runs: list[RunFacts]) -> None:

@@ -183,12 +183,6 @@ class FinetuneStage(Stage):
 
         return short_side_bound(size, self.config.augment.scale[0])
 
-    def fill_names(self) -> tuple[FinetuneConfig, list[str]]:
-        config, notes = super().fill_names()
-        if config.init is None and config.train.classifier_init is None:
-            config = replace(config, train=replace(config.train, classifier_init="random"))
-        return config, notes
-
 
 class DenseStage(Stage):
     """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off.
@@ -220,15 +214,9 @@ class DenseStage(Stage):
 
     def fill_names(self) -> tuple[DenseConfig, list[str]]:
         config, notes = super().fill_names()
-        faults = []
         if config.data.root is None:
-            faults.append(f"data.root: missing, {self.NAME} expects a folder of images with their {self.FOLDER}")
-        try:
-            needed(self.NAME, DENSE_LIBRARIES[self.NAME], "dense")
-        except UserError as error:
-            faults += error.faults
-        if faults:
-            raise UserError(*faults)
+            raise UserError(f"data.root: missing, {self.NAME} expects a folder of images with their {self.FOLDER}")
+        needed(self.NAME, DENSE_LIBRARIES[self.NAME], "dense")
         return config, notes
 
 

@@ -115,8 +115,8 @@ def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[Fin
     from idmm.models.build import has_linear_classifier
 
     requested = config.train.classifier_init
-    if requested == "random":
-        return config, []
+    if requested == "random" or (requested is None and config.init is None):
+        return replace(config, train=replace(config.train, classifier_init="random")), []
     linear = has_linear_classifier(spec.name, spec.kwargs)
     if requested == "features":
         if not linear:
