@@ -66,15 +66,6 @@ class Predictions:
         correct = self.truth[self.predicted == self.truth]
         return np.bincount(self.truth, minlength=self.num_classes), np.bincount(correct, minlength=self.num_classes)
 
-    def confusions(self) -> dict[int, tuple[int, int]]:
-        """Return, for each class with errors, the class most often predicted instead and how often. Of equals the
-        first class counts."""
-        wrong = self.predicted != self.truth
-        pairs, counts = np.unique(np.stack([self.truth, self.predicted], 1)[wrong], axis=0, return_counts=True)
-        order = np.lexsort((-pairs[:, 1], counts))  # the last entry of a class stays in the mapping
-        rows = zip(pairs[order].tolist(), counts[order].tolist(), strict=True)
-        return {true: (predicted, count) for (true, predicted), count in rows}
-
 
 @torch.no_grad()
 def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Predictions:

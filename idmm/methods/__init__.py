@@ -8,11 +8,6 @@ from idmm.config import Method as MethodConfig
 from idmm.methods.base import Method, RunInfo
 
 
-def method_class(name: str) -> type[Method]:
-    """Return the class of a method by its name."""
-    return {key.lower(): value for key, value in vars(importlib.import_module(f"idmm.methods.{name}")).items()}[name]
-
-
 def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> Method:
     """Make the pretraining method that ``config.name`` names (seed the global generators around it).
 
@@ -21,4 +16,6 @@ def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> M
         info: Of the run.
         config: Resolved by :meth:`idmm.config.PretrainConfig.resolve`.
     """
-    return method_class(config.name)(backbone, info, config)
+    module = importlib.import_module(f"idmm.methods.{config.name}")
+    classes = {name.lower(): value for name, value in vars(module).items()}
+    return classes[config.name](backbone, info, config)

@@ -122,7 +122,11 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
 def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:
     """Return a row per class: test images, correct ones, their share (percent), the most frequent confusion."""
     images, correct = predictions.per_class()
-    confusions = {true: (classes[other], times) for true, (other, times) in predictions.confusions().items()}
+    wrong = predictions.predicted != predictions.truth
+    pairs = np.stack([predictions.truth, predictions.predicted], axis=1)[wrong]
+    pairs, times = np.unique(pairs, axis=0, return_counts=True)
+    order = np.lexsort((-pairs[:, 1], times))  # the last entry of a class stays in the mapping
+    confusions = {pairs[i, 0]: (classes[pairs[i, 1]], times[i]) for i in order}
     rows = [COLUMNS]
     for c, (name, count, hits) in enumerate(zip(classes, images, correct, strict=True)):
         accuracy = round(100 * hits / count, 2) if count else ""
