@@ -142,13 +142,6 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned,
         assert f"{KEY}: features, the default with an init" in logged(out)
 
 
-def test_without_an_init_null_means_random(tmp_path):
-    out = tmp_path / "run"
-    assert inside("finetune", out, stages=[{"size": 16, "epochs": 1}]) == 0
-    assert yaml.safe_load((out / "config.yaml").read_text())["train"]["classifier_init"] == "random"
-    assert "start_top1" not in result(out) and "start_top1" not in (out / "last/start.json").read_text()
-
-
 def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, capsys):
     """A collapsed backbone: weights that tell its features apart would be so large that the loss explodes."""
     monkeypatch.setattr("idmm.stages.first_weights.spread", lambda features: 0.001)

@@ -105,12 +105,3 @@ def test_out_may_not_be_among_the_images(root, below, allowed, pictures, capsys)
     )
     lines = refused(capsys, argv)
     assert (line in lines) != allowed and any("does not exist" in one for one in lines)
-
-
-def test_a_run_that_began_among_class_folders_resumes(tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/config.yaml").touch()
-    lines = refused(
-        capsys, ["pretrain", "--data.root", tmp_path, "--out", tmp_path / "out", "--init", tmp_path / "none"]
-    )
-    assert not any("lies among" in line for line in lines)

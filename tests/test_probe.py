@@ -236,7 +236,7 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
     assert len(found["records"]) == 2 * 2 * 2 and found["per_class"] == [1, 4]
     capsys.readouterr()
     line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
-    assert fewlabel_mistake(capsys, "--init", run, "--per_class", "[4]", "--out", tmp_path / "o")[-1] == line
+    assert refused(capsys, ["fewlabel", "--init", run, "--per_class", "[4]", "--out", tmp_path / "o"])[-1] == line
 
 
 def test_files_agree_with_each_other(run, tmp_path, capsys):
@@ -279,29 +279,18 @@ def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
     assert found["records"][-1]["images"] == 5
 
 
-def fewlabel_mistake(capsys, *argv):
-    return refused(capsys, ["fewlabel", *argv])
-
-
-def test_a_class_with_too_few_images_is_refused(run, tmp_path, capsys):
-    root = tree(tmp_path / "d", train={"a": 3, "b": 9, "c": 2}, test={"a": 1, "b": 1, "c": 1})
-    argv = ["--init", run, "--out", tmp_path / "o", "--data.name", "folder", "--data.root", root]
-    wanted = "per_class: 5 is more than the training images of 'c' (2), 'a' (3), expected at most 2"
-    assert fewlabel_mistake(capsys, *argv, "--per_class", "[1, 5]") == [wanted]
-    assert not (tmp_path / "cache/features").exists() and not (tmp_path / "o").exists(), "before any work"
-
-
 def test_mistakes_of_fewlabel(run, tmp_path, capsys):
     def said(*argv):
-        return fewlabel_mistake(capsys, "--init", run, "--out", tmp_path / "o", *argv)
+        return refused(capsys, ["fewlabel", "--init", run, "--out", tmp_path / "o", *argv])
 
-    assert fewlabel_mistake(capsys, "--out", tmp_path / "o")[0].startswith("init: missing, ")
-    assert fewlabel_mistake(capsys, "--init", run)[0].startswith("out: missing, ")
+    assert refused(capsys, ["fewlabel", "--out", tmp_path / "o"])[0].startswith("init: missing, ")
+    assert refused(capsys, ["fewlabel", "--init", run])[0].startswith("out: missing, ")
     for argv, begin in (
         (["--init", f"[{run}, {run}]"], f"init: '{run}' is given twice"),
         (["--init", tmp_path / "none"], f"init: '{tmp_path}/none' does not exist, "),
         (["--per_class", "[0]"], "per_class[0]: got 0"),
         (["--data.subset", "{total: 9}"], "data.subset: "),
+        (["--per_class", "[1, 999]"], "per_class: 999 is more than the training images of "),
     ):
         assert said(*argv)[0].startswith(begin), argv
     assert not (tmp_path / "o").exists()

@@ -60,17 +60,6 @@ def test_runs_of_one_pretraining_are_no_independent_draws():
     assert one.units == 3 and one.half == pytest.approx(stats.t.ppf(0.975, 2) * stats.sem(values[0]))
 
 
-def test_one_seed_has_no_spread_and_broken_cells_no_value():
-    one = seed_stats(runs([80.0]), "top1")
-    assert (one.mean, one.std, one.half) == (80.0, None, None)
-    nan, none = cell(top1=float("nan")), cell(top1=None, status="ok")
-    assert (seed_stats([nan, none], "top1").n, seed_stats([nan, none], "top1").failed) == (0, 0)
-    assert seed_stats([failed(), cell(top1=None)], "top1").failed == 1
-    some = seed_stats([cell(top1=80.0), failed(seed=1)], "top1")
-    assert (some.mean, some.n, some.failed) == (80.0, 1, 1)
-    assert seed_stats([failed(knn=3.0)], "knn").n == 0
-
-
 def test_gain_over_scratch_is_of_the_same_backbone_and_target():
     with_it, without = (80.0, 82.0, 81.5), (60.0, 61.0)
     elsewhere = runs([10.0], **WITHOUT, target="cars") + runs([20.0], **WITHOUT, backbone="other")
