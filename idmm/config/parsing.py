@@ -224,7 +224,7 @@ def _faults(kind: type, error: dict) -> list[str]:
     if error["type"] == "value_error":
         return [f"{key or 'config'}: {reason}"]
     if error["type"] in ("unexpected_keyword_argument", "invalid_key"):
-        names = [known.key for known in keys_of(kind)]
+        names = [option.key for option in keys_of(kind)]
         if method and key in names:
             return [f"{key}: got {error['input']!r}, but {method} has no such option. Leave it out."]
         index = key[key.find("[") : key.find("]") + 1] if "[" in key else ""
@@ -245,7 +245,7 @@ def _expected(error: dict) -> str:
 
 def _described(kind: type, key: str) -> str:
     """Return the first sentence of a key's help."""
-    text = next((known.help for known in keys_of(kind) if known.key == _shape(key)), "")
+    text = next((option.help for option in keys_of(kind) if option.key == _shape(key)), "")
     text = re.split(r"(?<!e\.g)\.(?=\s|$)", text, maxsplit=1)[0] or "a value"
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 

@@ -47,8 +47,8 @@ def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
         required = info.is_required() or default is None and type(None) not in options(info.annotation)
         sections = _sections(info.annotation)
         help_text = " ".join((info.description or "").split())
-        shown = "" if required or default is None else as_flow(default)
-        keys.append(Key(prefix + name, info.annotation, help_text, shown, required, kind, sections))
+        default_text = "" if required or default is None else as_flow(default)
+        keys.append(Key(prefix + name, info.annotation, help_text, default_text, required, kind, sections))
         keys += _shared_keys(sections, f"{prefix}{name}.") if len(sections) > 1 else ()
         items = [_sections(get_args(option)[0]) for option in options(info.annotation) if get_origin(option) is list]
         for inner, mark in [(sections if len(sections) == 1 else (), "."), *((one, "[].") for one in items)]:

@@ -117,12 +117,12 @@ class PretrainConfig(Common):
             UserError: Crops or labels that the method cannot use, or a missing library.
         """
         method, notes = self.method, []
-        given = {name for name in COLOURS if getattr(self.views, name) is not None}  # these count for all crops
+        fixed = {name for name in COLOURS if getattr(self.views, name) is not None}  # these count for all crops
         crops = self.views.crops
         if crops is None:
-            crops = [replace(group, **dict.fromkeys(given)) for group in method.CROPS]
+            crops = [replace(group, **dict.fromkeys(fixed)) for group in method.CROPS]
             notes.append(f"views.crops: {', '.join(map(str, crops))} of the area, {method.name}'s")
-        notes += [f"views.{key}: {value}, {method.name}'s" for key, value in method.COLOURS.items() if key not in given]
+        notes += [f"views.{key}: {value}, {method.name}'s" for key, value in method.COLOURS.items() if key not in fixed]
         colours = vars(colours_of(self.views, Colours(**method.COLOURS)))
         config, warmup = replace(self, views=replace(self.views, crops=crops, **colours)), method.WARMUP_EPOCHS
         if self.train.warmup_epochs is None and warmup is not None:

@@ -60,9 +60,9 @@ class CropGroup(Colours):
         return {name: value for name, value in serialize(self).items() if value is not None}
 
     def __str__(self):
-        own = {name: getattr(self, name) for name in COLOURS if getattr(self, name) is not None}
-        colours = ", ".join(f"{name} {value}" for name, value in own.items())
-        return f"{self.count} of {self.scale[0]:g} to {self.scale[1]:g}" + (f" ({colours})" if own else "")
+        set_colours = {name: getattr(self, name) for name in COLOURS if getattr(self, name) is not None}
+        colours = ", ".join(f"{name} {value}" for name, value in set_colours.items())
+        return f"{self.count} of {self.scale[0]:g} to {self.scale[1]:g}" + (f" ({colours})" if set_colours else "")
 
 
 @section

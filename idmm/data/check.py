@@ -290,12 +290,12 @@ def exclusions(
             same.setdefault(pair.first, [pair.first]).append(pair.second)
     for images in same.values():
         last = max((image.split for image in images), key=_SPLITS.index)
-        kept = [image for image in images if image.split == last]
-        conflict = len({image.label for image in kept} - {None}) > 1
+        remaining = [image for image in images if image.split == last]
+        conflict = len({image.label for image in remaining} - {None}) > 1
         for image in images:
-            other, why = kept[0], ""
-            if conflict and image in kept:
-                other = next(other for other in kept if other.label != image.label)
+            other, why = remaining[0], ""
+            if conflict and image in remaining:
+                other = next(other for other in remaining if other.label != image.label)
                 why = f", but of class '{image.label}', not '{other.label}': one is wrong"
             if image != other:
                 reasons.setdefault(image.name, []).append(f"the same as {quoted(other.name)}{why}")

@@ -236,11 +236,11 @@ def composite(image: np.ndarray) -> np.ndarray:
     Returns:
         uint8 [H, W, 3]
     """
-    shown = image[..., :3]  # [H, W, n]
+    channels = image[..., :3]  # [H, W, n]
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
-        low, high = np.percentile(shown, _SHOWN, axis=(0, 1))  # [n]
+        low, high = np.percentile(channels, _SHOWN, axis=(0, 1))  # [n]
         factor = 255 / np.where(high > low, high - low, np.inf)  # a constant channel is black
-        shown = np.clip(np.rint((shown - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
-    if shown.shape[2] == 2:
-        return np.dstack([shown, np.zeros_like(shown[..., :1])])
-    return np.ascontiguousarray(shown) if shown.shape[2] == 3 else np.repeat(shown, 3, axis=2)
+        channels = np.clip(np.rint((channels - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
+    if channels.shape[2] == 2:
+        return np.dstack([channels, np.zeros_like(channels[..., :1])])
+    return np.ascontiguousarray(channels) if channels.shape[2] == 3 else np.repeat(channels, 3, axis=2)

@@ -11,7 +11,7 @@ import numpy as np
 
 from idmm import config
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
-from idmm.data.registry import Spec, read_dataset, resolve_name, spec_of
+from idmm.data.registry import read_dataset, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Listing, Split, counted, with_unlabelled
 from idmm.data.user_lists import groups_of, leave_out, shared_groups, with_groups
 from idmm.errors import UserError, listed
@@ -50,8 +50,7 @@ def list_images(
             BadList: one of the user's lists is bad.
     """
     data = resolve_name(data)[0]
-    spec = spec_of(data.name)
-    splits = _read(spec, data, labelled, not labelled if unlabelled is None else unlabelled)
+    splits = _read(data, labelled, not labelled if unlabelled is None else unlabelled)
     splits = narrowed(splits, data, labelled)
     if data.exclude and labelled and splits.train.labels is not None and (empty := _empty_classes(splits.train)):
         what = f"'{data.exclude}' leaves no training image of {listed(empty)}"
@@ -76,8 +75,9 @@ def list_images(
 
 
 # ---------------------------------------------------------------------- the dataset
-def _read(spec: Spec, data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
+def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
     """Read a dataset. UserError if its files are missing, or its sizes are not those of its protocol."""
+    spec = spec_of(data.name)
     if data.labels is not None and spec.name != "folder":
         raise UserError(f"data.labels: '{data.labels}' is for data.name folder, and {spec.name} has classes of its own")
     try:

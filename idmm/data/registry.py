@@ -126,9 +126,9 @@ def table(_: DataListConfig) -> str:
     return "\n".join(aligned(rows, right=(1, 2, 3)))
 
 
-def info(given: DataInfoConfig) -> str:
+def info(command: DataInfoConfig) -> str:
     """Return what is known about a dataset before it is opened, as YAML."""
-    spec = spec_of(given.name)
+    spec = spec_of(command.name)
     facts = asdict(spec) | {"layout": list(spec.layout), "archives": [archive.url for archive in spec.archives]}
     facts = {name: value for name, value in facts.items() if value}
     return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=110).rstrip()

@@ -75,16 +75,16 @@ def store_images(
     evaluated = {part: split for part, split in listing.parts.items() if part in parts and part in ("val", "test")}
     value_range, faults = as_range(value_range), []
 
-    def store(split: Split, part: str, stored_size: StoredSize, **known) -> ImageStore | None:
+    def store(split: Split, part: str, stored_size: StoredSize, **values) -> ImageStore | None:
         try:
-            return store_split(split, stored_size=stored_size, data=data, part=part, progress=progress, **known)
+            return store_split(split, stored_size=stored_size, data=data, part=part, progress=progress, **values)
         except UserError as error:
             faults.extend(fault for fault in error.faults if fault not in faults)
 
     train = store(listing.train, "train", train_size, value_range=value_range)
-    known = {"value_range": (train and train.value_range) or value_range, "bands": train and train.bands}
+    values = {"value_range": (train and train.value_range) or value_range, "bands": train and train.bands}
     crops = {
-        size: {part: store(split, part, stored, **known) for part, split in evaluated.items()}
+        size: {part: store(split, part, stored, **values) for part, split in evaluated.items()}
         for size, stored in eval_sizes.items()
     }
     if faults:
@@ -94,7 +94,7 @@ def store_images(
         measured = _statistics(train, grey, progress) if distributed.rank() == 0 else None
         measured = distributed.broadcast(measured)
         mean, std = mean or measured[0], std or measured[1]
-    known_range = None if known["value_range"] == AUTO else known["value_range"]
+    known_range = None if values["value_range"] == AUTO else values["value_range"]
     held = crops[list(crops)[-1]] if crops else {}
     return Stores(train, held.get("val"), held.get("test"), crops, known_range, mean, std, listing.remarks)
 

@@ -137,10 +137,8 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     without_label = {name for name in unnamed if name.startswith(inside)}
     trained = without_label.union(names["train"])
     train = [name for name in images if name in trained]
-    drawn = "data.labels" if len(train) < len(images) else ""
     if not labelled and train and (faults or without_label):
-        unlabelled = _files(root, more, "data.labels") if more else None
-        return Listing(_files(root, train, drawn), None, None, unlabelled=unlabelled)
+        return Listing(_files(root, train), None, None, unlabelled=_files(root, more) if more else None)
     if faults:
         raise BadList(*faults)
     if unnamed:
@@ -148,16 +146,16 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
         log.info("data.labels: '%s' has no row for %s, which are left out if labels are needed", file, what)
     splits = {}
     for part in filter(names.get, PARTS):
-        split = _files(root, names[part], "data.labels" if len(names[part]) < len(images) else "")
+        split = _files(root, names[part])
         labels = np.searchsorted(classes, [rows[name]["class"] for name in split.names])
         groups = [rows[name]["group"] for name in split.names if "group" in rows[name]]
         splits[part] = replace(split, labels=labels, classes=classes, groups=np.array(groups) if groups else None)
     more = sorted([*without_label, *more])
-    return replace(arranged(splits), unlabelled=_files(root, more, "data.labels") if more else None)
+    return replace(arranged(splits), unlabelled=_files(root, more) if more else None)
 
 
-def _files(root: str, names: list[str], drawn: str) -> Split:
-    return Split([os.path.join(root, *name.split("/")) for name in names], names, None, None, drawn)
+def _files(root: str, names: list[str]) -> Split:
+    return Split([os.path.join(root, *name.split("/")) for name in names], names, None, None, drawn="data.labels")
 
 
 def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[str, dict[str, str]]:
