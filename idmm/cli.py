@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 import psutil
 
-from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig, usage
+from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
@@ -56,12 +56,12 @@ COMMANDS = {
     "transfer status": Command(StatusConfig, "transfer.status:status", words=("out",)),
     "probe": Command(keys.ProbeConfig, "stages.probe:command", logged=False),
     "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel"),
-    "predict": Command(usage.PredictConfig, "inference.predict:predict", words=("paths",)),
-    "embed": Command(usage.EmbedConfig, "inference.embed:embed", words=("paths",)),
-    "similar": Command(usage.SimilarConfig, "inference.similar:similar", words=("query", "paths")),
-    "explore": Command(usage.ExploreConfig, "inference.explore:explore", words=("run",)),
-    "report": Command(usage.ReportConfig, "inference.report:report", words=("runs",)),
-    "export": Command(usage.ExportConfig, "inference.export:export"),
+    "predict": Command(keys.PredictConfig, "inference.predict:predict", words=("paths",)),
+    "embed": Command(keys.EmbedConfig, "inference.embed:embed", words=("paths",)),
+    "similar": Command(keys.SimilarConfig, "inference.similar:similar", words=("query", "paths")),
+    "explore": Command(keys.ExploreConfig, "inference.explore:explore", words=("run",)),
+    "report": Command(keys.ReportConfig, "inference.report:report", words=("runs",)),
+    "export": Command(keys.ExportConfig, "inference.export:export"),
     "data list": Command(keys.DataListConfig, "data.registry:table"),
     "data info": Command(keys.DataInfoConfig, "data.registry:info", words=("name",)),
     "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words=("name",)),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from idmm.config.usage import UseConfig
+from idmm.config.commands import UseConfig
 from idmm.data.folder import images_at
 from idmm.data.split import counted
 from idmm.errors import UserError, capped, checked

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from idmm.config.usage import UseConfig
+from idmm.config.commands import UseConfig
 from idmm.data.folder import images_at
 from idmm.data.images import Bands, composite, fitted
 from idmm.errors import UserError, capped

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from idmm.config.usage import EmbedConfig
+from idmm.config.commands import EmbedConfig
 from idmm.data.split import counted
 from idmm.evaluation.inputs import inputs, network_options, report_unreadable
 from idmm.files import replacing

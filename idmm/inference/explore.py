@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from idmm.config.commands import ProbeConfig
-from idmm.config.usage import ExploreConfig
+from idmm.config.commands import ExploreConfig, ProbeConfig
 from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
 from idmm.errors import UserError

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from idmm.config.usage import ExportConfig
+from idmm.config.commands import ExportConfig
 from idmm.errors import checked, needed
 from idmm.files import expand_home, filling, free_folder, out_file, weights_file, write_bytes
 

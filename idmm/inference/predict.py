@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from idmm.config.usage import PredictConfig
+from idmm.config.commands import PredictConfig
 from idmm.data.split import composed, counted
 from idmm.evaluation.inputs import inputs, network_options, print_bytes, report_unreadable
 from idmm.files import csv_bytes, saved_info, write_bytes

@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 from PIL import Image
 
+from idmm.config.commands import PredictConfig
 from idmm.config.dense import DENSE_LIBRARIES
-from idmm.config.usage import PredictConfig
 from idmm.data.split import counted
 from idmm.errors import UserError, needed
 from idmm.evaluation.inputs import inputs, report_unreadable

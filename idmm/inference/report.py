@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from idmm.config import PretrainConfig, parsing
+from idmm.config.commands import ReportConfig
 from idmm.config.reading import read_file
-from idmm.config.usage import ReportConfig
 from idmm.files import expand_home, is_public, made_folder
 from idmm.inference.runs import finished_runs
 from idmm.progress import log

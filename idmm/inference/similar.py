@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from idmm.config.usage import SimilarConfig
+from idmm.config.commands import SimilarConfig
 from idmm.data.folder import same_place
 from idmm.errors import UserError, one_line
 from idmm.evaluation.inputs import inputs, network_options, print_bytes, report_unreadable
