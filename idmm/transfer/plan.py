@@ -172,7 +172,8 @@ class GridPlan:
             config = STAGES[stage].build(merged(values, *layers, {**decided, "out": None, "resume": "auto"}))
             return STAGES[stage](config).fill_names()[0], []
         except UserError as error:
-            return None, [_without_config(fault) for fault in error.faults]
+            # the flag that a recipe's reader blames is a key here
+            return None, [f.removeprefix("config: ").replace("--config: ", "config: ", 1) for f in error.faults]
 
     def _add_faults(self, stage: str, place: str, faults: list[str]) -> None:
         """Add the faults of a stage's options that were not reported yet."""
@@ -205,11 +206,6 @@ def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
 
 def _model(backbone: Entry) -> dict:
     return {"name": backbone.name, "kwargs": backbone.values.get("kwargs", {})}
-
-
-def _without_config(fault: str) -> str:
-    """Return a fault of a recipe without the flag that its reader blames."""
-    return fault.replace("--config: ", "config: ", 1) if fault.startswith("--") else fault.removeprefix("config: ")
 
 
 def _job(stage: str, values: dict, title: str, needs: str | None = None) -> Job:
