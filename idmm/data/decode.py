@@ -44,7 +44,6 @@ class Index:
     reasons: np.ndarray  # why those cannot be used, text [B]
     range: np.ndarray  # value range if it was measured, float64 [1, 2], of bands [C, 2]. Else [0, 2]
     pixel_bytes: np.ndarray  # bytes per pixel of each good image, all channels, int64 [G]
-    channels: int = 3  # of the pixels
     file_channels: int = 0  # of the files. 0: pictures
 
     @property
@@ -97,7 +96,6 @@ def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bo
         reasons=np.array(list(bad.values()), dtype=np.str_),
         range=np.zeros((0, 2)),
         pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
-        channels=reading.channels,
         file_channels=(reading.bands and reading.bands.count) or 0,
     )
 

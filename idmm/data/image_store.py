@@ -61,11 +61,12 @@ class ImageStore:
 
     def __init__(self, split: Split, index: Index, pixels: Path | None, reading: Reading):
         self.names, self.labels, self.classes, self.groups = split.names, split.labels, split.classes, split.groups
-        self.sizes, self.pixel_bytes, self.channels = index.sizes, index.pixel_bytes, index.channels
+        self.sizes, self.pixel_bytes = index.sizes, index.pixel_bytes
         self._digests, self._ends = index.digests, index.ends
-        self.high_bit = int((index.pixel_bytes > index.channels).sum())
         if reading.bands:
             reading = replace(reading, bands=reading.bands._replace(count=index.file_channels))
+        self.channels = reading.channels
+        self.high_bit = int((index.pixel_bytes > self.channels).sum())
         if self.high_bit and reading.value_range == AUTO:
             measured = as_range((index.range if reading.bands else index.range[0]).tolist())
             reading = replace(reading, value_range=measured)

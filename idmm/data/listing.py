@@ -169,7 +169,7 @@ def _empty_classes(split: Split) -> list[str]:
     return [name for name, count in zip(split.classes, counts, strict=True) if not count]
 
 
-def hold_out(splits: Listing, fraction: float) -> Listing:
+def hold_out(splits: Listing, fraction: float | None) -> Listing:
     """Move a share of each class from train to the missing evaluation split."""
     if not fraction:
         return splits
