@@ -76,7 +76,7 @@ def test_other_channels_have_a_histogram_each_and_gradients_of_their_mean(channe
         np.testing.assert_allclose(row[GRADIENTS:], np.concatenate(counts) / SIDE**2, rtol=0, atol=TOLERANCE)
 
 
-def test_images_of_other_sizes_are_resized_without_aliases():
+def test_data_of_other_sizes_are_resized_without_aliases():
     images = pictures(200)[:, :150]
     planes = [[Image.fromarray(image[..., c]).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for c in range(3)]
               for image in images]  # fmt: skip
@@ -146,7 +146,7 @@ def test_fixed_features_are_turned_components_of_equal_variance(channels):
     features = model(images)[:, :FIXED]
     assert features.shape == (48, FIXED) and abs(float(features.std()) - 1) < 0.1
     assert torch.equal(features, started(images, filters=32)(images)[:, :FIXED]), "from the seed"
-    raw = model._raw(images)
+    raw = model._raw(*model._inputs(images))
     groups = raw.split((model.hand_made, 9 * 64), dim=1)
     scaled = [g / g.std(0, correction=0).clamp(min=1e-3 * g.std(0, correction=0).max() + 1e-6) for g in groups]
     weighed = torch.cat([g / g.shape[1] ** 0.5 for g in scaled], dim=1)
@@ -168,8 +168,7 @@ def test_the_network_learns_and_the_rest_does_not():
     model.train()
     model(images)[:, FIXED:].square().mean().backward()
     assert all(p.grad is not None for p in model.parameters())
-    dropped = (model(images)[:, :FIXED] == 0).all(1)
-    assert dropped.sum() == 24, "in training fixed features of half of the images are 0"
+    assert (model(images)[:, :FIXED] == 0).all(), "in training"
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in fixed.items())
 
 

@@ -95,7 +95,7 @@ def section_of(root, **changes):
 
 def labelled(run, data, out):
     """Runs the step; returns what it found and the rows of its file."""
-    plan = Plan("pretrain", {}, [], hand_size=64)
+    plan = Plan("pretrain", {}, [], size=32, hand_size=64, joined=True)
     found, candidates = train_pseudolabels.pseudolabel(run, plan, data, "cpu", 0, out)
     assert set(candidates) == {train_plan.BASELINE, train_plan.JOINED}
     return found, rows(out / "pseudolabels.csv")

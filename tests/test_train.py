@@ -84,7 +84,8 @@ def test_from_python(done, images):
 
 
 def test_processes_go_by_the_first_ones_plan(tmp_path):
-    code = "import os; from idmm.stages import train; print(train._agreed({'plan': os.environ['RANK']}, 'cpu'))"
+    code = "import os; from idmm.stages.train import _of_first_process as first"
+    code += "; print(first({'plan': os.environ['RANK']}, 'cpu'))"
     (tmp_path / "agree.py").write_text(code)
     with Together([tmp_path / "agree.py"], tmp_path / "said") as both:
         assert both.wait() == 0 and both.said().count("{'plan': '0'}") == 2, both.said()
@@ -246,8 +247,8 @@ SPEECH, SIGNS, FEW_DIGITS = Counts(2000, 50, 10, 64), Counts(500, 50, 10, 96), C
 @pytest.mark.parametrize(
     ("minutes", "counts", "flags", "way", "sizes"),
     [
-        (1, FEW_DIGITS, {}, "pretrain", (32, 64, 32)),
-        (3, PHOTOS, {}, "scratch", (32, 64, 32)),
+        (1, FEW_DIGITS, {}, "pretrain", (32, 32, 32)),
+        (3, PHOTOS, {}, "scratch", (32, 32, 32)),
         (3, STAMPS, {}, "scratch", (96, 96, 96)),
         (0.7, STAMPS, {}, "scratch", (32, 64, 32)),
         (3, STAMPS, {"way": "pretrain"}, "pretrain", (48, 64, 96)),  # the comparison has a size of its own

@@ -74,7 +74,7 @@ class TrainModel(Model):
     """The backbone."""
 
     name: str | None = None
-    """Any timm model. Default: that of --init, else hog_conv, a ConvNet joined with hand-made features."""
+    """Any timm model. Default: that of --init, else a small ConvNet, if possible joined with hand-made features."""
     start: Literal["timm", "structured", "auto"] = "auto"
 
 

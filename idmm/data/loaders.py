@@ -49,7 +49,7 @@ class BatchPlan:
         return order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def micro_batches(self, images: np.ndarray) -> list[tuple[np.ndarray, float]]:
-        """Listing a step's images into this process's micro-batches.
+        """Split a step's images into this process's micro-batches.
 
         Returns:
             For each the image numbers and the factor for its mean loss. With it the gradient, averaged over processes,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from idmm.models.base import timm_cfg
 from idmm.models.build import create_backbone, feature_width
-from idmm.models.hog import SIDE, Hog
+from idmm.models.hog import SIDE, SMALL, Hog
 from idmm.seeding import derive
 
 PATCH = 6  # side of a patch, of images of 32 px
@@ -23,10 +23,8 @@ FLOOR = 1.5e-4  # added to a patch's variance: the contrast of flat patches is n
 NOISE = 0.1  # added to the variance of each direction of patches before whitening
 THRESHOLD = 0.5  # of a patch's likeness to a filter
 PATCHES, ROUNDS = 50_000, 10  # patches that K-means sees, at most, and its rounds
-DROPPED = 0.5  # of the images in training, whose fixed features are 0, so that the ConvNet learns what they show
-IMAGES = 4096  # that :meth:`HogConv.learn_start` sees, at most
-CONVNET = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}, "size": SIDE}
-SMALL = 1e-6  # divisor at least
+IMAGES = 4096  # that :meth:`HogConv.learn_start` should see, at most
+CONVNET = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 
 
 class PixelNetwork(nn.Module):
@@ -47,11 +45,15 @@ class PixelNetwork(nn.Module):
 class HogConv(Hog):
     """Hand-made features that do not learn, joined with those of a ConvNet that does; timm's interface.
 
-    The first ``fixed`` features are principal components of the hand-made ones and of the pooled dictionary, turned
-    so that all have about the same variance. The others are those of the ConvNet. :meth:`learn_start` finds
-    dictionary and components by images without labels. Until then both are random.
+    The first ``fixed`` features are principal components of the hand-made ones, of the pooled dictionary and of the
+    features of ``frozen``. They are turned so that all have about the same variance. The others are those of the
+    ConvNet. :meth:`learn_start` finds dictionary and components by images without labels. Until then both are random.
 
-    A network on pixels is a mapping: timm's ``name`` and ``kwargs``, and the ``size`` of its images (pixels).
+    In training mode the fixed features are 0 if there is a ConvNet. So a linear classifier on all features, fitted to
+    the fixed ones and then trained, adds the logits of two classifiers that learned apart.
+
+    ``learned`` and ``frozen`` are the arguments of :class:`PixelNetwork`: timm's ``name`` and ``kwargs``, and the
+    ``size`` of its images (pixels).
 
     Args:
         in_chans: Channels of images.
@@ -68,7 +70,7 @@ class HogConv(Hog):
         num_classes: int = 1000,
         filters: int = 200,
         fixed: int = 512,
-        learned: dict = CONVNET,  # timm drops arguments that are None
+        learned: dict = CONVNET | {"size": SIDE},  # timm drops arguments that are None
         frozen: dict | None = None,
     ):
         super().__init__(in_chans, 0)
@@ -98,25 +100,22 @@ class HogConv(Hog):
         likeness = likeness / (variance.clamp(min=0) + FLOOR).sqrt() - self.offsets[:, None, None]
         return torch.cat([F.relu(likeness - THRESHOLD), F.relu(-likeness - THRESHOLD)], dim=1)
 
-    def _raw(self, x: Tensor) -> Tensor:
-        """Return all features that do not learn, [B, C, H, W] -> [B, sum(groups)]."""
-        pixels = self.pixels(x)  # [B, C, 64, 64]
-        pooled = F.avg_pool2d(self._dictionary(pixels), 6, 5).clamp(min=SMALL).sqrt().flatten(1)  # 3x3 parts overlap
-        return torch.cat([self.features_of(pixels), pooled, *([self.frozen(x.float())] if self.frozen else [])], dim=1)
+    def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return pixels [B, C, 64, 64] of images [B, C, H, W] and, if a network is frozen, its features [B, d]."""
+        return self.pixels(x), *([self.frozen(x.float())] if self.frozen else [])
 
-    def fixed_features(self, x: Tensor) -> Tensor:
-        """Return the components of the features that do not learn, [B, in_chans, H, W] -> [B, fixed]."""
-        return (self._raw(x) - self.centre) @ self.components
+    def _raw(self, pixels: Tensor, *features: Tensor) -> Tensor:
+        """Return all features that do not learn, [B, C, 64, 64] -> [B, sum(groups)]."""
+        pooled = F.avg_pool2d(self._dictionary(pixels), 6, 5).clamp(min=SMALL).sqrt().flatten(1)  # 3x3 parts overlap
+        return torch.cat([self.features_of(pixels), pooled, *features], dim=1)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            if self.training:
-                shown = torch.randperm(len(x), device=x.device)[int(DROPPED * len(x)) :]
-                fixed = torch.zeros(len(x), self.fixed, device=x.device)
-                fixed[shown] = self.fixed_features(x[shown])
-            else:
-                fixed = self.fixed_features(x)
+        if self.training and self.learned:  # the ConvNet learns on its own
+            fixed = torch.zeros(len(x), self.fixed, device=x.device)
+        else:
+            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+                fixed = (self._raw(*self._inputs(x)) - self.centre) @ self.components
         return torch.cat([fixed, self.learned(x).float()], dim=1) if self.learned else fixed
 
     @torch.no_grad()
@@ -128,9 +127,9 @@ class HogConv(Hog):
             seed: Of what is drawn.
         """
         draw = torch.Generator().manual_seed(derive(seed, "start"))
-        images = torch.cat([batch["images"] for batch in batches])[:IMAGES]  # [N, C, H, W]
-        self._learn_filters(torch.cat([self.pixels(part) for part in images.split(64)]), draw)
-        raw = torch.cat([self._raw(part) for part in images.split(64)])  # [N, sum(groups)]
+        inputs = [torch.cat(parts) for parts in zip(*(self._inputs(b["images"]) for b in batches), strict=True)]
+        self._learn_filters(inputs[0], draw)
+        raw = torch.cat([self._raw(*part) for part in zip(*(each.split(64) for each in inputs), strict=True)])
         self.centre.copy_(raw.mean(0))
         scale = torch.ones_like(self.centre)
         start = 0
@@ -139,20 +138,20 @@ class HogConv(Hog):
             spread = raw[:, part].std(0, correction=0)
             scale[part] = 1 / spread.clamp(min=1e-3 * spread.max() + SMALL) / math.sqrt(count)
             start += count
-        centred = (raw - self.centre) * scale  # [N, raw]
-        rows = min(self.components.shape[1], len(raw))
-        directions = torch.linalg.svd(centred, full_matrices=False).Vh[:rows]  # [rows, raw]
-        turn = torch.linalg.qr(torch.randn(self.components.shape[1], rows, generator=draw)).Q  # [fixed, rows]
-        projection = (turn @ directions).T  # [raw, fixed]
+        centred = (raw - self.centre) * scale  # [N, sum(groups)]
+        rank = min(self.fixed, len(raw))
+        directions = torch.linalg.svd(centred, full_matrices=False).Vh[:rank]  # [rank, sum(groups)]
+        turn = torch.linalg.qr(torch.randn(self.fixed, rank, generator=draw)).Q  # [fixed, rank]
+        projection = (turn @ directions).T  # [sum(groups), fixed]
         self.components.copy_(scale[:, None] * projection / (centred @ projection).std().clamp(min=SMALL))
 
     def _learn_filters(self, pixels: Tensor, draw: torch.Generator) -> None:
         """Set filters and offsets by spherical K-means on whitened patches of images [N, C, 64, 64]."""
         each, patches = max(1, PATCHES // len(pixels)), []
         for part in pixels.split(256):
-            some = F.unfold(F.avg_pool2d(part, 2), PATCH).transpose(1, 2)  # [B, 27 * 27, C * 36]
-            places = torch.randint(some.shape[1], (len(part), each), generator=draw)
-            patches.append(some[torch.arange(len(part))[:, None], places].flatten(0, 1))
+            unfolded = F.unfold(F.avg_pool2d(part, 2), PATCH).transpose(1, 2)  # [B, 27 * 27, C * 36]
+            places = torch.randint(unfolded.shape[1], (len(part), each), generator=draw)
+            patches.append(unfolded[torch.arange(len(part))[:, None], places].flatten(0, 1))
         patches = torch.cat(patches)
         patches = patches[patches.var(1, correction=0) > 2 * FLOOR]
         if len(patches) < 10 * len(self.filters):  # flat images: the random filters stay

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from accelerate import PartialState
 
 from idmm import distributed
@@ -28,7 +29,7 @@ from idmm.progress import details_in_file, duration, log, logging_by, screen
 from idmm.stages import STAGES
 from idmm.stages.read_outputs import compared
 from idmm.stages.run import run_stage
-from idmm.stages.train_configs import HELD_OUT, fine_tuning, images_of, pretraining
+from idmm.stages.train_configs import HELD_OUT, data_of, fine_tuning, pretraining
 from idmm.stages.train_plan import (
     BASELINE,
     COPIES,
@@ -49,16 +50,16 @@ from idmm.stages.train_plan import (
     check_comparison,
     choose,
     count,
-    of_weights,
     way_of,
+    with_model_of_init,
 )
 from idmm.stages.train_pseudolabels import AGREEMENT, pseudolabel
 from idmm.training import clock
 from idmm.training.run_folder import check_config
 
-CHANCE = 0.05
-ERRORS = 1  # standard errors that a simpler candidate must lead the network by
-LEAST = 0.1  # of the time, for any stage but the first, if those before took too long
+CHANCE = 0.05  # p-value below which a difference counts
+LEAD_ERRORS = 1  # standard errors that a simpler candidate must lead the network by
+LEAST = 0.1  # of the time, for each stage at least
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
 
@@ -102,7 +103,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     else:
         check_comparison(command, state.plan.way)  # --compare may be new
     try:
-        state = _agreed(state or _planned(command, out), command.device)
+        state = _of_first_process(state or _planned(command, out), command.device)
         if state.result:
             print(f"{out}: finished already, nothing to do")
         else:
@@ -115,7 +116,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
             _run(command, state, (clock.now() - began) / 60)
             state.save(out)
     except UserError:  # of a stage, too: another command may take the folder
-        busy = any(holds_run(out / part) for part in ("", *state_parts(out))) or any(out.rglob("*.lock"))
+        busy = any(holds_run(out / part) for part in ("", "stage1", "trial")) or any(out.rglob("*.lock"))
         if not busy:
             shutil.rmtree(out, ignore_errors=True) if new else (out / FILE).unlink(missing_ok=True)
         raise
@@ -128,7 +129,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     return content
 
 
-def _agreed(state: TrainState, device: str) -> TrainState:
+def _of_first_process(state: TrainState, device: str) -> TrainState:
     """Return the first process's state: another may have read the plan's file later."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState(cpu=distributed.pick_device(device) == "cpu")
@@ -159,7 +160,7 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:
     """List the images and choose what to do. Broken test images are found now, not when the last stage reads them."""
-    resolved = of_weights(command)
+    resolved = with_model_of_init(command)
     data, listing = _listing(resolved.data, out)
     if data.root is not None and distributed.rank() == 0:
         store_split(listing.test, stored_size=SIDE, data=replace(data, cache="off"), part="test", progress=True)
@@ -190,15 +191,15 @@ def _without_copies(data: Data, listing: Listing, out: Path) -> Data:
         return data
     seen, copies = {}, []
     held = [path for part, split in listing.parts.items() if part != "train" for path in split.items]
-    numbers = range(-len(held), len(listing.train))
+    numbers = range(-len(held), len(listing.train))  # negative: val and test
     for number, path in zip(numbers, [*held, *listing.train.items], strict=True):
         with contextlib.suppress(OSError):  # stage 1 names it
             digest = (os.path.getsize(path), hashlib.blake2b(Path(path).read_bytes()).digest())
             if seen.setdefault(digest, number) != number and number >= 0:
                 copies.append(number)
     labels = listing.train.labels
-    left = set(labels) - {-1} - set(labels[[n for n in range(len(labels)) if n not in set(copies)]])
-    if not copies or left:  # a class would have no image
+    emptied = set(labels) - {-1} - set(np.delete(labels, copies))
+    if not copies or emptied:  # a class would have no image
         return data
     names = [user_lists.quoted(listing.train.names[number]) for number in copies]
     write_text(out / COPIES, "\n".join(names) + "\n")
@@ -208,8 +209,8 @@ def _without_copies(data: Data, listing: Listing, out: Path) -> Data:
 
 
 def _with_list(data: Data, out: Path) -> Data:
-    """Return the data with a list of classes and splits, OUT/labels.csv, if training without labels cannot see classes
-    (some images have none, for example). It would not leave out the images that are held out."""
+    """Return the data with a list of classes and splits, OUT/labels.csv, if pretraining would not see the classes.
+    It would then train on the images that are held out."""
     everything = replace(data, subset=None, labelled=None)
     if data.name != "folder" or not data.val_fraction:
         return data
@@ -221,11 +222,6 @@ def _with_list(data: Data, out: Path) -> Data:
 
 
 # ---------------------------------------------------------------------- the runs
-def state_parts(out: Path) -> list[str]:
-    """Return the folders of stages in OUT."""
-    return [part for part in ("stage1", "trial") if (out / part).is_dir()]
-
-
 def _run(command: TrainCommand, state: TrainState, before: float) -> None:
     """Run the plan's stages in the time that is left after ``before`` (minutes).
 
@@ -270,7 +266,7 @@ def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
     out, outcome = Path(command.out), None
     if distributed.rank() == 0:
         source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
-        outcome = pseudolabel(source, state.plan, images_of(command, state), command.device, command.seed, out)
+        outcome = pseudolabel(source, state.plan, data_of(command, state), command.device, command.seed, out)
     state.pseudolabels, candidates = distributed.broadcast(outcome)
     trusted = state.pseudolabels.agreement >= AGREEMENT
     if state.plan.joined:
@@ -292,7 +288,7 @@ def _choose_by_trial(state: TrainState, trial: dict) -> None:
     leader = max(state.candidates, key=state.candidates.get)
     share, count = state.candidates[leader] / 100, round(HELD_OUT * state.counts.labelled)
     lead = state.candidates[leader] - state.candidates.get(TUNED, -100.0)
-    state.best = leader if lead > 100 * ERRORS * math.sqrt(share * (1 - share) / count) else TUNED
+    state.best = leader if lead > 100 * LEAD_ERRORS * math.sqrt(share * (1 - share) / count) else TUNED
 
 
 def _config(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
@@ -309,7 +305,7 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
     resumed = ", resumed" if holds_run(folder) else ""
     line = "%s%s: %s at %d px, %s. Details: %s"
     log.info(line, step, resumed, state.label(part), state.size(part), time_of_stage, folder / "log.txt")
-    with details_in_file(warnings=not part.startswith("trial")):  # a trial is short, and only compared
+    with details_in_file(warnings=not part == "trial"):  # a trial is short, and only compared
         return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
 

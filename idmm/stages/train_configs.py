@@ -19,28 +19,32 @@ from idmm.stages.train_plan import (
     COPIES,
     FEATURES,
     FIRST,
-    HAND_MADE,
+    HOG_CONV,
     JOINED,
     JOINED_PSEUDO,
     LABELS,
     PRETRAINED,
     PSEUDOLABELS,
     TrainState,
-    tuned_on,
+    labelled_part,
 )
 
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
 ADAPT = "adapt"  # pretraining's recipe if there are weights to start from
 JITTER_PROB = 0.8
-# Small steps at a high rate suit the small ConvNet, in which few-label accuracy was measured so
+# Small batches at a high learning rate, with which the few-label accuracy of the small ConvNet was measured
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 # Many passes over all labels gain from mixing. With few labels the ConvNet lost by it
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 # hog_conv starts from logistic regression on hand-made features, and sees whole images when it is tested
-FROM_FEATURES = MIXED | {"train.classifier_init": "features", "train.layer_decay": 1.0, "augment.crop_pct": 1.0}
-FROM_FEATURES |= {"train.lr": 2e-3}
+FROM_FEATURES = MIXED | {
+    "train.classifier_init": "features",
+    "train.layer_decay": 1.0,
+    "train.lr": 2e-3,
+    "augment.crop_pct": 1.0,
+}
 # An epoch that changes nothing: the classifier stays the linear fit on frozen features
-FIXED = {
+LINEAR_FIT_ONLY = {
     "augment.mixup_alpha": 0.0,
     "augment.cutmix_alpha": 0.0,
     "train.precision": "fp32",
@@ -57,7 +61,7 @@ HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for t
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 
 
-def images_of(command: TrainCommand, state: TrainState) -> Data:
+def data_of(command: TrainCommand, state: TrainState) -> Data:
     """Return the images, with paths and all that does not change results as this command has them."""
     names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
     data = replace(Data(**state.data), **{name: getattr(command.data, name) for name in names})
@@ -69,7 +73,7 @@ def images_of(command: TrainCommand, state: TrainState) -> Data:
 
 def _trial_data(data: Data, out: Path) -> Data:
     """Return the labelled training images by OUT/trial.csv, a part of each class held out as a test split."""
-    listing = list_images(tuned_on(data), labelled=True)
+    listing = list_images(labelled_part(data), labelled=True)
     split = hold_out(replace(listing, val=None, test=None), HELD_OUT)
     write_csv(out / "trial.csv", user_lists.class_rows(split.parts))
     return replace(data, labels=str(out / "trial.csv"), subset=None, labelled=None, groups=None, val_fraction=0.0)
@@ -93,7 +97,7 @@ def _batch_size(images: int, recipe_size: int) -> int:
 
 def pretraining(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
     """Return the recipe and the config of stage 1."""
-    plan, data, init = state.plan, images_of(command, state), state.plan.init
+    plan, data, init = state.plan, data_of(command, state), state.plan.init
     name = ADAPT if plan.way == "pretrain" and init else RECIPES[plan.way]
     shipped, images = recipe(PretrainConfig, name), state.counts.images
     keys = _common(command, state, part, minutes, init, plan.model)
@@ -113,22 +117,22 @@ def pretraining(command: TrainCommand, state: TrainState, part: str, minutes: fl
 
 def fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
     """Return the recipe and the config of a stage that learns from labels."""
-    plan, data, out, size = state.plan, images_of(command, state), Path(command.out), state.size(part)
-    images, last, hand_made = state.counts.labelled, part == "last", state.hand_made(part)
+    plan, data, out, size = state.plan, data_of(command, state), Path(command.out), state.size(part)
+    images, last, uses_hog_conv = state.counts.labelled, part == "last", state.uses_hog_conv(part)
     name, init = _start(state, part, out)
     learned = {} if state.is_fitted(part) else CONVNET | {"size": plan.size}
-    model = {"name": HAND_MADE, "kwargs": {"learned": learned}} if hand_made else plan.model
+    model = {"name": HOG_CONV, "kwargs": {"learned": learned}} if uses_hog_conv else plan.model
     if last and state.best == BASELINE:
         model = {"name": "hog"}
     if last and state.trusted:
         images = state.pseudolabels.given + state.pseudolabels.added
         # the file has who is held out, and the group of each image
         data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None, val_fraction=0.0)
-    elif part.startswith("trial"):
+    elif part == "trial":
         data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
     keys = _common(command, state, part, minutes, init, model) | {"train.size": size, "augment.flip": command.flip}
-    if hand_made:
-        keys |= FROM_FEATURES | (FIXED if state.is_fitted(part) else {})
+    if uses_hog_conv:
+        keys |= FROM_FEATURES | (LINEAR_FIT_ONLY if state.is_fitted(part) else {})
     elif name == RECIPES["scratch"]:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
         many = images >= MANY_LABELS * state.counts.classes
@@ -136,19 +140,19 @@ def fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: fl
             keys |= MIXED
     shipped = recipe(FinetuneConfig, name)
     keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
-    return name, merged(shipped, {**keys, "data": parsing.to_dict(tuned_on(data))})
+    return name, merged(shipped, {**keys, "data": parsing.to_dict(labelled_part(data))})
 
 
 def _start(state: TrainState, part: str, out: Path) -> tuple[str, str | None]:
     """Return the recipe of a stage that learns from labels, and the weights that it starts from."""
     plan = state.plan
-    learned = str(out / "stage1") if plan.way in FIRST else plan.init
+    weights = str(out / "stage1") if plan.way in FIRST else plan.init
     if part == "scratch":
         return RECIPES["scratch"], None
-    if state.hand_made(part):
+    if state.uses_hog_conv(part):
         return RECIPES["finetune"], str(out / FEATURES) if state.best in (JOINED, JOINED_PSEUDO) else None
     if state.trusted and not plan.init:  # fresh weights learn more from pseudo-labels than those that found them
         return RECIPES["scratch"], None
     if plan.init or plan.way == "joint" or state.best == PRETRAINED:
-        return RECIPES["finetune"], learned
-    return RECIPES["scratch"], learned
+        return RECIPES["finetune"], weights
+    return RECIPES["scratch"], weights

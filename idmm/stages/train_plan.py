@@ -17,12 +17,11 @@ from idmm.data.split import Listing
 from idmm.distributed import pick_device
 from idmm.errors import UserError
 from idmm.files import write_json
-from idmm.models import hog_conv
 from idmm.models.hog import SIDE
+from idmm.models.hog_conv import CONVNET
 
 FIRST = ("pretrain", "joint")  # strategies that begin with stage 1
-HAND_MADE = "hog_conv"  # name of the network on hand-made features
-CONVNET = {key: hog_conv.CONVNET[key] for key in ("name", "kwargs")}
+HOG_CONV = "hog_conv"  # the network that joins hand-made features with a ConvNet
 CROPS = 2  # crops of each image in stage 1
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)  # sides of images (pixels)
 LOOKED_AT = 64  # images that are opened for their sizes
@@ -51,7 +50,7 @@ MANY_IMAGES = 3  # images per label from which on labels count as few
 # What may be kept
 BASELINE, LINEAR, TUNED = "baseline", "linear classifier on hog_conv", "hog_conv"
 JOINED, JOINED_PSEUDO = "linear classifier on joined features", "joined features and ConvNet on pseudo-labels"
-PRETRAINED, PSEUDO = "pretrained network", "network on pseudo-labels"  # of your own
+PRETRAINED, PSEUDO = "pretrained network", "network on pseudo-labels"  # with --init or --model.name
 FITTED = (BASELINE, LINEAR, JOINED)  # by logistic regression only
 FILE, LABELS, PSEUDOLABELS, COPIES = "train.json", "labels.csv", "pseudolabels.csv", "duplicates.txt"
 FEATURES = "features"  # folder of the joined features
@@ -127,8 +126,8 @@ class TrainState:
         """Whether the last stage learns from pseudo-labels."""
         return self.best in (PSEUDO, JOINED_PSEUDO)
 
-    def hand_made(self, part: str) -> bool:
-        """Return whether a stage's network learns on hand-made features."""
+    def uses_hog_conv(self, part: str) -> bool:
+        """Return whether a stage's network has hand-made features."""
         return part == "trial" or (part == "last" and self.best in (*FITTED, TUNED, JOINED_PSEUDO))
 
     def is_fitted(self, part: str) -> bool:
@@ -145,7 +144,7 @@ class TrainState:
         """Return the side of the images in a stage (pixels)."""
         if part == "scratch":
             return self.plan.scratch_size
-        return self.plan.hand_size if self.hand_made(part) else self.plan.size
+        return self.plan.hand_size if self.uses_hog_conv(part) else self.plan.size
 
     def save(self, out: Path) -> dict:
         """Write the file and return its content."""
@@ -179,7 +178,7 @@ def check_comparison(command: TrainCommand, way: str) -> None:
 def count(splits: Listing, data: Data) -> Counts:
     """Count the images and labels to learn from."""
     train = splits.train
-    labelled = list_images(tuned_on(data), labelled=True).train
+    labelled = list_images(labelled_part(data), labelled=True).train
     without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
     some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
     sides, channels = [0], bands_of(data.in_chans, data.bands)
@@ -190,7 +189,7 @@ def count(splits: Listing, data: Data) -> Counts:
     return Counts(len(train), len(labelled), len(train.classes), side, without)
 
 
-def of_weights(command: TrainCommand) -> TrainCommand:
+def with_model_of_init(command: TrainCommand) -> TrainCommand:
     """Return the command with model and channels of its weights, and the commit of public ones."""
     if not command.init:
         return command
@@ -204,7 +203,7 @@ def of_weights(command: TrainCommand) -> TrainCommand:
     return replace(command, data=replace(command.data, **channels), model=model)
 
 
-def tuned_on(data: Data) -> Data:
+def labelled_part(data: Data) -> Data:
     """Return the images with labels, which ``data.labelled`` may limit."""
     return replace(data, subset=data.labelled or data.subset, labelled=None)
 
@@ -269,7 +268,7 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     if plan.pseudolabel or not each:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
     size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
-    hand_size = command.size or max(SIDE, size)
+    hand_size = command.size or max(size, min(SIDE, counts.side))
     sizes = f"{hand_size} px, {size} px for {plan.model['name']}" if plan.joined and hand_size != size else f"{size} px"
     why = [*plan.why, f"size: {sizes}. The images' short side is {counts.side} px (median)"]
     return replace(plan, size=size, hand_size=hand_size, scratch_size=scratch_size, why=why)

@@ -23,11 +23,11 @@ from idmm.files import write_csv
 from idmm.models import create_backbone
 from idmm.models.build import export_kwargs
 from idmm.models.hog import Hog
-from idmm.models.hog_conv import IMAGES, HogConv
+from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
 from idmm.progress import counting, log
 from idmm.seeding import numpy_rng
-from idmm.stages.train_plan import BASELINE, CONVNET, FEATURES, HAND_MADE, JOINED, PSEUDOLABELS, Plan, PseudoLabels
+from idmm.stages.train_plan import BASELINE, FEATURES, HOG_CONV, JOINED, PSEUDOLABELS, Plan, PseudoLabels
 
 AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
 NEIGHBOURS = 10  # nearest images that each image is joined to
@@ -57,7 +57,7 @@ class JoinedFeatures:
         kwargs = {key: value for key, value in self.saved.kwargs.items() if key not in ("num_classes", "in_chans")}
         network = {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}
         self.kwargs = {"frozen": network, "learned": CONVNET | {"size": plan.size}}
-        model = create_backbone(HAND_MADE, in_chans=self.saved.in_chans, **self.kwargs).eval()
+        model = create_backbone(HOG_CONV, in_chans=self.saved.in_chans, **self.kwargs).eval()
         model.frozen.network.load_state_dict(pixels.model.state_dict())
         model.set_statistics(pixels.mean, pixels.std)
         self.network = replace(pixels, model=model, size=plan.hand_size, crop_pct=1.0)
@@ -83,20 +83,20 @@ class JoinedFeatures:
         model, saved = self.network.model, self.saved
         if not learned:
             model.learned, self.kwargs["learned"] = None, {}
-        kwargs = export_kwargs(HAND_MADE, self.kwargs, None, 0, saved.in_chans)
+        kwargs = export_kwargs(HOG_CONV, self.kwargs, None, 0, saved.in_chans)
         extra = {key: saved.extra[key] for key in ("range", "bands", "file_channels") if key in saved.extra}
         about = dict(mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra)
-        save_model(out, "backbone", model.state_dict(), name=HAND_MADE, kwargs=kwargs, **about)
+        save_model(out, "backbone", model.state_dict(), name=HOG_CONV, kwargs=kwargs, **about)
 
 
 def _hand_made_and_joined(model: HogConv, images: Tensor) -> Tensor:
-    return torch.cat([Hog.forward_features(model, images), model.fixed_features(images)], dim=1)
+    return torch.cat([Hog.forward_features(model, images), model(images)[:, : model.fixed]], dim=1)
 
 
 def pseudolabel(
     source: str, plan: Plan, data: Data, device: str, seed: int, out: Path
 ) -> tuple[PseudoLabels, dict[str, float]]:
-    """Write OUT/features, the joined features, and OUT/pseudolabels.csv, a file with a class for each image.
+    """Write OUT/pseudolabels.csv, a file with a class for each image, and the joined features if the plan has them.
 
     The columns of the file are path, class, split, given and share. A share is how sure a label is, from 0 to 1.
     ``data`` is the images, some of which have a label. Other arguments and errors are those of :class:`JoinedFeatures`.
@@ -116,20 +116,21 @@ def pseudolabel(
     }
     candidates = {label: max(choice.accuracies.values()) for label, choice in choices.items() if choice.accuracies}
     near = nearest(unit_rows(joined), NEIGHBOURS)
-    shares = spread_labels(near, train.labels, len(train.classes))
+    label_shares = spread_labels(near, train.labels, len(train.classes))
     weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[JOINED].strength)
     agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), len(train.classes))
-    labels = np.where(shares.any(axis=1), shares.argmax(axis=1), -1)
+    labels = np.where(label_shares.any(axis=1), label_shares.argmax(axis=1), -1)
     labels[is_given] = given_labels
 
     def columns(part: str, i: int) -> tuple:
-        return ("yes", 1) if part != "train" or is_given[i] else ("no", f"{shares[i].max():.4g}")
+        return ("yes", 1) if part != "train" or is_given[i] else ("no", f"{label_shares[i].max():.4g}")
 
     table = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
     write_csv(out / PSEUDOLABELS, table)
-    features.save(out / FEATURES, learned=agreement >= AGREEMENT)
-    floor = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
-    pseudolabels = PseudoLabels(int(is_given.sum()), int((labels[~is_given] >= 0).sum()), agreement, floor)
+    if plan.joined:
+        features.save(out / FEATURES, learned=agreement >= AGREEMENT)
+    baseline_top1 = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
+    pseudolabels = PseudoLabels(int(is_given.sum()), int((labels[~is_given] >= 0).sum()), agreement, baseline_top1)
     images = counted(pseudolabels.added, "image")
     log.info("%s: %s without a label got one, from %d that had one", out / PSEUDOLABELS, images, pseudolabels.given)
     line = f"neighbouring images agree on the class in {agreement:.0f} % of cases, corrected for chance"
