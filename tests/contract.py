@@ -182,7 +182,7 @@ class Contract:
         with pytest.raises(UserError, match="release.pth.tar: is a checkpoint of another model|does not fit"):
             self.release(tmp_path, self.build(64))
 
-    def test_images_of_any_size_where_that_is_asked_for(self):
+    def test_data_of_any_size_where_that_is_asked_for(self):
         model, other = self.build(64, dynamic_size=True).eval(), self.build((32, 48)).eval()
         load(other, model.state_dict(), 64)
         images = torch.randn(2, 3, 32, 48)

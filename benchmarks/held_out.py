@@ -1,0 +1,257 @@
+"""``idmm train`` on five sets that no recipe was made on, against the baseline and training from scratch.
+
+    apt-get download tuxpaint-stamps-default oxygen-icon-theme ufoai-textures asterisk-core-sounds-{en,es,fr,it,ru}-wav
+    python benchmarks/held_out.py --fonts                                    prints the packages of fonts: download them
+    python benchmarks/held_out.py --packages . --sets sets                                              writes the sets
+    python benchmarks/held_out.py --sets sets --out runs/held_out                             makes the remaining runs
+    python benchmarks/held_out.py --table                                         writes the table into docs/train.md
+
+drawings: Tux Paint's stamps, 96 px. voices: spectrograms of the same sentences in five languages. letters: 24 capitals
+of 56 packages of fonts. icons: Oxygen's by context. textures: those of the game UFO: Alien Invasion by folder. Variants
+of an image, a sentence or a font are in train or in test. The clock of a run counts the seconds of one core.
+"""
+
+import argparse
+import collections
+import io
+import itertools
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from side_by_side import head, mean_and_spread, row
+from small_sets import STAMPS, stamps, write
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE, MARK = ROOT / "benchmarks/results/held_out.json", ROOT / "docs/train.md", "<!-- held out -->"
+SETS = {
+    "drawings": "drawings (12 classes, 465 images)", "voices": "spectrograms of voices (5, 1,122)",
+    "letters": "letters in 56 fonts (24, 1,008)", "icons": "icons (7, 594)",
+    "textures": "textures of a game (8, 1,024)",
+}  # fmt: skip
+VIEWS = {"voices": ["--flip", "0", "--jitter", "0"], "letters": ["--flip", "0"]}
+FEW = ["--data.labelled", "{per_class: 5}"]
+NETWORK = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [32, 64, 128, 256]}"]
+WAYS = {
+    "five": FEW,
+    "all": [],
+    "five, from scratch": [*FEW, *NETWORK, "--way", "scratch"],
+    "all, from scratch": NETWORK,
+}
+FONTS = """
+adf-accanthis adf-berenis adf-gillius adf-ikarius adf-irianis adf-libris adf-mekanus adf-oldania adf-romande
+adf-switzera adf-tribun adf-universalis adf-verana averia-sans-gwf averia-serif-gwf beteckna blankenburg breip
+cantarell comfortaa courier-prime crosextra-carlito dejavu-core dejavu-extra dustin ebgaramond f500 femkeklaver
+firacode freefont-ttf gfs-didot gotico-antiqua goudybookletter hack inconsolata isabella junicode jura lato
+liberation linuxlibertine mononoki ocr-a oldstandard open-sans opendin play quattrocento radisnoir roboto-unhinted
+rufscript sjfonts texgyre tomsontalks vollkorn yanone-kaffeesatz
+""".split()
+
+
+# ---------------------------------------------------------------------- the sets
+def split(groups: dict[str, list], load, least: int, most: int | None, variant):
+    """Yield part, class and image, a fourth of the names of each group to test on. Small groups are left out."""
+    draw = np.random.default_rng(0)
+    for name, items in sorted(groups.items()):
+        variants = collections.defaultdict(list)
+        for item in items:
+            variants[variant(item)].append(item)
+        keys = [sorted(variants)[k] for k in draw.permutation(len(variants))]
+        if len(keys) < least:
+            continue
+        keys = keys[:most]
+        for number, key in enumerate(keys):
+            for item in variants[key]:
+                image = load(item)
+                if image is not None and min(image.size) >= 8:
+                    yield "test" if number < len(keys) / 4 else "train", name, image
+
+
+def icons(root: Path):
+    """Yield the icons of 64 px, and of 48 px if there is no larger one."""
+    groups, seen = collections.defaultdict(list), set()
+    for size in ("64x64", "48x48"):
+        for path in sorted((root / "usr/share/icons/oxygen/base" / size).rglob("*.png")):
+            context = path.parent.name
+            if (context, path.stem) not in seen and not path.is_symlink():
+                seen.add((context, path.stem))
+                groups[context].append(path)
+
+    def load(path: Path) -> Image.Image:
+        image = Image.open(path).convert("RGBA")
+        image.thumbnail((64, 64), Image.Resampling.LANCZOS)
+        flat = Image.new("RGB", image.size, "white")
+        flat.paste(image, mask=image.getchannel("A"))
+        return flat
+
+    return split(groups, load, least=30, most=240, variant=lambda path: path.stem)
+
+
+def letters(root: Path):
+    """Yield a capital of a font of each package, 48 px."""
+    packages, draw = collections.defaultdict(list), np.random.default_rng(0)
+    for package in sorted(f"fonts-{name}" for name in FONTS):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".ttf", ".otf"):
+                packages[package].append(path)
+    groups = {}
+    for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ":
+        groups[letter] = [(name, letter, ps[draw.integers(len(ps))]) for name, ps in sorted(packages.items())]
+
+    def load(item: tuple[str, str, Path]) -> Image.Image | None:
+        try:
+            font = ImageFont.truetype(str(item[2]), 40)
+        except OSError:  # a font of bitmaps
+            return None
+        image = Image.new("L", (48, 48), 255)
+        pen = ImageDraw.Draw(image)
+        left, top, right, bottom = pen.textbbox((0, 0), item[1], font=font)
+        pen.text((24 - (left + right) / 2, 24 - (top + bottom) / 2), item[1], font=font, fill=0)
+        return image if right - left >= 3 else None
+
+    return split(groups, load, least=12, most=None, variant=lambda item: item[0])
+
+
+def textures(root: Path):
+    """Yield textures without those of other maps, 160 px at most."""
+    groups = collections.defaultdict(list)
+    for path in sorted(root.rglob("*.pk3")):
+        archive = zipfile.ZipFile(path)
+        for name in sorted(archive.namelist()):
+            stem = name.rsplit(".", 1)[0]
+            picture = name.startswith("textures/") and name.endswith((".jpg", ".png", ".tga"))
+            if picture and not stem.endswith(("_nm", "_gm", "_sm", "_rm")):
+                groups[name.split("/")[1]].append((archive, name))
+
+    def load(item: tuple[zipfile.ZipFile, str]) -> Image.Image:
+        image = Image.open(io.BytesIO(item[0].read(item[1]))).convert("RGB")
+        image.thumbnail((160, 160))
+        return image
+
+    def variant(item: tuple[zipfile.ZipFile, str]) -> str:
+        return re.sub(r"[_-]?\d*[a-z]?$", "", item[1].rsplit(".", 1)[0])
+
+    return split(groups, load, least=24, most=120, variant=variant)
+
+
+def voices(root: Path):
+    """Yield spectrograms of 1.5 seconds, 64 px, of 300 sentences that all five languages have."""
+    from scipy.io import wavfile
+    from scipy.signal import stft
+
+    sentences = collections.defaultdict(dict)
+    for package in root.glob("asterisk-core-sounds-*-wav"):
+        for path in package.rglob("*.wav"):
+            sentence = str(path).split("/sounds/")[1].split("/", 1)[1]
+            sentences[sentence][package.name.split("-")[3]] = path
+    names = sorted(name for name, languages in sentences.items() if len(languages) == 5)
+    order = np.random.default_rng(0).permutation(len(names))[:300]
+    for number, name in enumerate(names[k] for k in order):
+        for language, path in sorted(sentences[name].items()):
+            rate, sound = wavfile.read(path)
+            if len(sound) < 2000:
+                continue
+            length = int(1.5 * rate)
+            sound = np.pad(sound[:length].astype(np.float32), (0, max(0, length - len(sound))))
+            spectrum = stft(sound, rate, nperseg=256, noverlap=256 - length // 64, boundary=None)[2][:128]
+            bands = np.log10(np.abs(spectrum) ** 2 + 1e-3)
+            grey = np.uint8(255 * np.clip((bands - bands.max()) / 7 + 1, 0, 1)[::-1])
+            part = "test" if number < 75 else "train"
+            yield part, language, Image.fromarray(grey).resize((64, 64), Image.Resampling.BOX)
+
+
+def build(packages: Path, sets: Path) -> None:
+    """Write the sets from Debian packages."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for package in sorted(packages.glob("*.deb")):
+            subprocess.run(["dpkg-deb", "-x", package, root / package.name.split("_")[0]], check=True)
+        write(stamps(root / "tuxpaint-stamps-default" / STAMPS), sets / "drawings")
+        write(icons(root / "oxygen-icon-theme"), sets / "icons")
+        write(letters(root), sets / "letters")
+        write(textures(root / "ufoai-textures"), sets / "textures")
+        write(voices(root), sets / "voices")
+
+
+# ---------------------------------------------------------------------- the runs
+def make(name: str, way: str, seed: int, minutes: float, sets: Path, out: Path) -> dict:
+    """Run ``idmm train`` to its end and return the figures. SystemExit: it was stopped or failed."""
+    import idmm
+    from idmm.cli import main as command
+
+    folder = out / f"{name} {way} {seed}".replace(",", "").replace(" ", "-")
+    argv = ["train", str(sets / name), "--minutes", str(minutes), "--seed", str(seed), "--out", str(folder)]
+    if code := command([*argv, *VIEWS.get(name, []), *WAYS[way]]):
+        sys.exit(code)
+    state = json.loads((folder / "train.json").read_text())
+    git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    figures = {key: round(state["result"][key], 2) for key in ("top1", "baseline_top1", "seconds")}
+    return {"set": name, "way": way, "seed": seed, "kept": state.get("best"), **figures, "commit": commit}
+
+
+def of_way(runs: list[dict], name: str, way: str, figure: str) -> list[float]:
+    """Return a figure of each seed."""
+    return [run[figure] for run in runs if (run["set"], run["way"]) == (name, way)]
+
+
+def gain(runs: list[dict], name: str, labels: str) -> float:
+    """Return the mean points over the baseline of the same run."""
+    return statistics.mean(of_way(runs, name, labels, "top1")) - statistics.mean(
+        of_way(runs, name, labels, "baseline_top1")
+    )
+
+
+def table(runs: list[dict]) -> str:
+    """Return baseline, training from scratch and ``idmm train``, means over seeds with their spread, as Markdown."""
+    lines = []
+    for labels in ("five", "all"):
+        title = "five labels per class" if labels == "five" else "all labels"
+        lines.append(head(title, "baseline", "from scratch", "`idmm train`", "points over the baseline"))
+        for name, label in SETS.items():
+            baseline = statistics.mean(of_way(runs, name, labels, "baseline_top1"))  # it has no seed
+            cells = [mean_and_spread(of_way(runs, name, way, "top1")) for way in (f"{labels}, from scratch", labels)]
+            lines.append(row(label, f"{baseline:.1f}", *cells, f"{gain(runs, name, labels):+.1f}"))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the sets, make the remaining runs, or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fonts", action="store_true", help="print the packages of fonts")
+    parser.add_argument("--packages", type=Path, help="folder of .deb files, to write the sets")
+    parser.add_argument("--sets", type=Path, default=Path("sets"))
+    parser.add_argument("--out", type=Path, default=Path("runs/held_out"), help="folder for the runs")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of a run, in seconds of one core")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if args.fonts:
+        print(" ".join(f"fonts-{name}" for name in FONTS))
+        return
+    if args.packages:
+        build(args.packages, args.sets)
+        return
+    runs = json.loads(args.results.read_text()) if args.results.exists() else []
+    if args.table:
+        first, _, rest = PAGE.read_text().partition(MARK)
+        PAGE.write_text(f"{first}{MARK}\n\n{table(runs)}\n{MARK}{rest.partition(MARK)[2]}")
+        return
+    time.monotonic = time.process_time
+    for seed, name, way in itertools.product(range(3), SETS, WAYS):
+        if not any((run["set"], run["way"], run["seed"]) == (name, way, seed) for run in runs):
+            runs.append(make(name, way, seed, args.minutes, args.sets.resolve(), args.out.resolve()))
+            args.results.write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()
