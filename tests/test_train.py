@@ -247,8 +247,8 @@ SPEECH, SIGNS, FEW_DIGITS = Counts(2000, 50, 10, 64), Counts(500, 50, 10, 96), C
 @pytest.mark.parametrize(
     ("minutes", "counts", "flags", "way", "sizes"),
     [
-        (1, FEW_DIGITS, {}, "pretrain", (32, 32, 32)),
-        (3, PHOTOS, {}, "scratch", (32, 32, 32)),
+        (1, FEW_DIGITS, {}, "pretrain", (32, 64, 32)),
+        (3, PHOTOS, {}, "scratch", (32, 64, 32)),
         (3, STAMPS, {}, "scratch", (96, 96, 96)),
         (0.7, STAMPS, {}, "scratch", (32, 64, 32)),
         (3, STAMPS, {"way": "pretrain"}, "pretrain", (48, 64, 96)),  # the comparison has a size of its own
