@@ -194,6 +194,10 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     (line,) = refused(capsys, given(images, tmp_path / "x", **{"data.folds": 2}))
     assert line.startswith("--data.folds: unknown flag of this command")
     assert not (tmp_path / "x").exists()
+    broken = tree(tmp_path / "broken", train={"cat": 4, "dog": 4}, test={"cat": 2, "dog": 2})
+    (broken / "test/cat/0.png").write_bytes(b"no image")
+    *_, line = refused(capsys, given(broken, tmp_path / "x"))
+    assert line.startswith(f"  {broken}/test/cat/0.png: "), "before the first stage"
     (tmp_path / "y").mkdir()
     for text in ("{", "[]"):
         (tmp_path / "y/train.json").write_text(text)

@@ -162,7 +162,7 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
     """List the images and choose what to do. Broken test images are found now, not when the last stage reads them."""
     resolved = with_model_of_init(command)
     data, listing = _listing(resolved.data, out)
-    if data.root is not None and distributed.rank() == 0:
+    if data.name == "folder":
         store_split(listing.test, stored_size=SIDE, data=replace(data, cache="off"), part="test", progress=True)
     counts = count(listing, data)
     return TrainState(_keys(command), parsing.to_dict(data), counts, choose(replace(resolved, data=data), counts))
