@@ -96,7 +96,10 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(stage, "store_run_images", interrupted)
     assert inside("pretrain", tmp_path / "run", **SHORT) == Interrupted.exit_code
-    assert lines(capsys)[-1] == "interrupted before the end of a step. There is no checkpoint yet"
+    assert (
+        lines(capsys)[-1]
+        == f"{tmp_path / 'run'}: interrupted. There is no checkpoint yet. Repeat the command to continue"
+    )
     assert not state_file(tmp_path / "run").exists()
 
 

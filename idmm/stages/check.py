@@ -53,6 +53,7 @@ def checkup(given: DataCheckConfig) -> int:
     from idmm.evaluation import baseline
 
     report, listing, crops = check(data, lambda labels: baseline.drawn(labels, baseline.MOST), progress=True)
+    log.info("measuring the baseline")
     report.floor = _baseline(report, listing, crops, data)
     print("\n".join(report_lines(report)))
     if given.out is not None:

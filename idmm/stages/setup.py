@@ -50,7 +50,7 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
             yield run
         except KeyboardInterrupt:
             checkpoint = run.folder.checkpoint_note or ". There is no checkpoint yet"
-            raise Interrupted(f"interrupted before the end of a step{checkpoint}") from None
+            raise Interrupted(f"{config.out}: interrupted{checkpoint}. Repeat the command to continue") from None
 
 
 def check_sizes(setup: RunSetup) -> None:

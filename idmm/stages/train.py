@@ -159,13 +159,25 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
 
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:
-    """List the images and choose what to do. Broken test images are found now, not when the last stage reads them."""
+    """List the images and choose what to do. Broken images are found now, all together."""
     resolved = with_model_of_init(command)
     data, listing = _listing(resolved.data, out)
     if data.name == "folder":
-        store_split(listing.test, stored_size=SIDE, data=replace(data, cache="off"), part="test", progress=True)
+        _check_images(data, listing)
     counts = count(listing, data)
     return TrainState(_keys(command), parsing.to_dict(data), counts, choose(replace(resolved, data=data), counts))
+
+
+def _check_images(data: Data, listing: Listing) -> None:
+    """Decode every image once. Raise UserError with the bad ones of all splits, if they are not to be skipped."""
+    faults = []
+    for part, split in listing.parts.items():
+        try:
+            store_split(split, stored_size=SIDE, data=replace(data, cache="off"), part=part, progress=True)
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        raise UserError(*faults)
 
 
 def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
@@ -203,8 +215,8 @@ def _without_copies(data: Data, listing: Listing, out: Path) -> Data:
         return data
     names = [user_lists.quoted(listing.train.names[number]) for number in copies]
     write_text(out / COPIES, "\n".join(names) + "\n")
-    what = "copies of other training images or of test images. They are left out"
-    log.warning("data: %s are %s (%s)", counted(len(copies), "training image"), what, out / COPIES)
+    line = "data: %s left out, the same as another training image or a test image (%s)"
+    log.warning(line, counted(len(copies), "training image"), out / COPIES)
     return replace(data, exclude=str(out / COPIES))
 
 

@@ -269,7 +269,9 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
     size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
     hand_size = command.size or max(SIDE, size)
-    sizes = f"{hand_size} px, {size} px for {plan.model['name']}" if plan.joined and hand_size != size else f"{size} px"
+    sizes = (
+        f"{hand_size} px ({size} px for {plan.model['name']})" if plan.joined and hand_size != size else f"{size} px"
+    )
     why = [*plan.why, f"size: {sizes}. The images' short side is {counts.side} px (median)"]
     return replace(plan, size=size, hand_size=hand_size, scratch_size=scratch_size, why=why)
 
