@@ -218,7 +218,8 @@ def table(runs: list[dict]) -> str:
         lines.append(head(title, "baseline", "from scratch", "`idmm train`", "points over the baseline"))
         for name, label in SETS.items():
             baseline = statistics.mean(of_way(runs, name, labels, "baseline_top1"))  # it has no seed
-            cells = [mean_and_spread(of_way(runs, name, way, "top1")) for way in (f"{labels}, from scratch", labels)]
+            ways = f"{labels}, from scratch", labels
+            cells = [mean_and_spread(of_way(runs, name, way, "top1")) or "not run" for way in ways]
             lines.append(row(label, f"{baseline:.1f}", *cells, f"{gain(runs, name, labels):+.1f}"))
         lines.append("")
     return "\n".join(lines)
