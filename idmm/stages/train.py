@@ -311,13 +311,13 @@ def _config(command: TrainCommand, state: TrainState, part: str, minutes: float)
 def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
     """Run a stage for so many minutes and return its result. The terminal gets a line and the progress."""
     _, config = _config(command, state, part, minutes)
-    folder, parts = Path(config["out"]), [*state.plan.shares, "scratch"]
-    step = f"step {parts.index(part) + 1} of {len(parts) - (not command.compare)}"
+    folder, parts = Path(config["out"]), [*state.plan.shares, *(["scratch"] if command.compare else [])]
+    step = f"step {parts.index(part) + 1} of {len(parts)}"
     time_of_stage = "a few seconds" if state.is_fitted(part) else duration(60 * minutes)
     resumed = ", resumed" if holds_run(folder) else ""
     line = "%s%s: %s at %d px, %s. Details: %s"
     log.info(line, step, resumed, state.label(part), state.size(part), time_of_stage, folder / "log.txt")
-    with details_in_file(warnings=not part == "trial"):  # a trial is short, and only compared
+    with details_in_file(warnings=part != "trial"):  # a trial is short, and only compared
         return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
 
