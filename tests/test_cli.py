@@ -246,7 +246,7 @@ WORDS = {
         {"compare": True},
     ),
     "in YAML's letters": (["predict", "--init", "a", "null", "[x]"], {"paths": ["null", "[x]"]}),
-    "behind the flags": (["data", "check", "--max_pixels", "3", "digits"], {"name": "digits", "max_pixels": 3}),
+    "behind the flags": (["data", "check", "--out", "3", "digits"], {"name": "digits", "out": "3"}),
 }
 
 
@@ -307,7 +307,7 @@ def test_every_help_text_is_short_and_names_a_default(kind, capsys):
     ("words", "flag"),
     {
         "pretrain": "--method.classifier_lr_scale", "transfer": "--ray.address", "fewlabel": "--per_class",
-        "data check": "--max_pixels",
+        "data check": "--exclude",
     }.items(),
 )  # fmt: skip
 def test_help_is_quick_and_imports_no_torch(words, flag):

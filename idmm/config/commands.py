@@ -175,8 +175,6 @@ class DataCheckConfig:
     """File of images to skip, one path under root per line. New ones are added to it in exclude.txt. Default: none."""
     labels: str | None = None
     """CSV file of path,class for images that are not in class folders. Default: folders are the classes."""
-    max_pixels: int = Field(100_000_000, ge=1)
-    """Largest image that counts as readable (pixels)."""
 
 
 # ---------------------------------------------------------------------- commands on finished runs
@@ -208,8 +206,6 @@ class UseConfig(Inference):
     """Run folder, or weights file with its JSON. embed and similar also take timm:NAME and hf-hub:ORG/NAME."""
     paths: list[str] = Field(REQUIRED, min_length=1)
     """Images, and folders of images at any depth."""
-    max_pixels: int = Field(100_000_000, ge=1)
-    """Largest image that is read (pixels). It protects against decompression bombs."""
 
 
 @section

@@ -62,8 +62,6 @@ class Images:
     """Values of 16-bit images that become black and white: [low, high], or a pair per channel. 'auto': measured."""
     on_error: Literal["fail", "skip"] = "fail"
     """Unreadable, empty or too large files: 'fail' lists them before training, 'skip' trains without them."""
-    max_pixels: int = Field(100_000_000, ge=1)
-    """Largest image that is read (pixels). It protects against decompression bombs."""
     cache: Literal["auto", "off"] = "auto"
     """Decoded images: 'auto' stores them in data.cache_dir if they fit into half of the free disk. 'off': no store."""
     cache_dir: str | None = None

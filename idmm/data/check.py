@@ -139,7 +139,7 @@ def check(
     """
     report = DatasetReport(data.name, data.root)
     listing = _open(data, report)
-    report.bands = _usual_bands(listing.train, data.max_pixels)
+    report.bands = _usual_bands(listing.train)
     every, crops = [], {}
     for part, split in listing.parts.items():
         chosen, report.images[part] = (), len(split)
@@ -148,7 +148,7 @@ def check(
             report.classes[part] = dict(zip(split.classes, counts.tolist(), strict=True))
             chosen = () if crops_of is None else frozenset(crops_of(split.labels).tolist())
         summaries = []
-        for i, summary in enumerate(_summaries(report, part, split, chosen, data.max_pixels, progress)):
+        for i, summary in enumerate(_summaries(report, part, split, chosen, progress)):
             name = {"split": part, "name": split.names[i]}
             if isinstance(summary, BadImage):
                 report.unreadable.append({**name, "reason": summary.reason})
@@ -177,13 +177,13 @@ def _open(data: config.Data, report: DatasetReport) -> Listing:
     return list_images(data, labelled, evaluated=False, unlabelled=True, joined=False)
 
 
-def _usual_bands(train: Split, max_pixels: int) -> Bands | None:
+def _usual_bands(train: Split) -> Bands | None:
     """Return the channels of most files, if most are no pictures."""
     counts = []  # channels of each file, 0 if it is a picture
     for item in train.take(np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))).items:
         with suppress(BadImage):
             try:
-                read_image(item, max_pixels, (0, 1))
+                read_image(item, (0, 1))
                 counts.append(0)
             except NoPicture as error:
                 counts.append(error.channels)
@@ -192,12 +192,12 @@ def _usual_bands(train: Split, max_pixels: int) -> Bands | None:
 
 
 def _summaries(
-    report: DatasetReport, part: str, split: Split, chosen: Sequence[int], max_pixels: int, progress: bool
+    report: DatasetReport, part: str, split: Split, chosen: Sequence[int], progress: bool
 ) -> list[_Summary | BadImage]:
     """Read a split's images. The first one of more than 8 bits has the value range measured, then all start again."""
 
     def summary(i: int, value_range: ValueRange) -> _Summary:
-        decoded = read_image(split.items[i], max_pixels, value_range, report.bands)
+        decoded = read_image(split.items[i], value_range, report.bands)
         image, picture = decoded.pixels, Image.fromarray(composite(decoded.pixels))  # [H, W, C]
         label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
         return _Summary(
@@ -219,7 +219,7 @@ def _summaries(
     try:
         return summaries(report.range or AUTO)
     except RangeUnknown:
-        measured = measure_range(split, max_pixels, report.bands, progress)
+        measured = measure_range(split, report.bands, progress)
         report.range = measured if part == "train" else report.range
         return summaries(measured)
 

@@ -18,7 +18,6 @@ class Reading:
     """How the images of a split are read."""
 
     stored_size: StoredSize  # longest short side (pixels), or the centre crop. None: whole images
-    max_pixels: int  # images with more pixels are refused
     value_range: ValueRange  # of images of more than 8 bits. AUTO: the range of these images
     bands: Bands | None  # channels of the files. None: pictures
 
@@ -29,7 +28,7 @@ class Reading:
 
     def read(self, item: str | np.ndarray) -> Decoded:
         """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
-        decoded = read_image(item, self.max_pixels, self.value_range, self.bands)
+        decoded = read_image(item, self.value_range, self.bands)
         return decoded._replace(pixels=fitted(decoded.pixels, self.stored_size))
 
 
@@ -60,13 +59,13 @@ def decode_split(split: Split, reading: Reading, file: IO[bytes] | None, progres
     if reading.bands and reading.bands.count is None:  # that of the first readable file
         for item in split.items:
             with suppress(BadImage):
-                count = read_image(item, reading.max_pixels, (0, 1), Bands()).pixels.shape[2]
+                count = read_image(item, (0, 1), Bands()).pixels.shape[2]
                 reading = replace(reading, bands=reading.bands._replace(count=count))
                 break
     try:
         return _decode(split, reading, file, progress)
     except RangeUnknown:
-        value_range = measure_range(split, reading.max_pixels, reading.bands, progress)
+        value_range = measure_range(split, reading.bands, progress)
     if file is not None:
         file.seek(0)
         file.truncate()
@@ -100,11 +99,11 @@ def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bo
     )
 
 
-def measure_range(split: Split, max_pixels: int, bands: Bands | None, progress: bool) -> ValueRange:
+def measure_range(split: Split, bands: Bands | None, progress: bool) -> ValueRange:
     """Return the value range of a split's images of more than 8 bits, per channel of bands. None: no such image."""
 
     results = parallel_map(
-        lambda i: min_max_of(split.items[i], max_pixels, bands), len(split), split.place, "measuring values", progress
+        lambda i: min_max_of(split.items[i], bands), len(split), split.place, "measuring values", progress
     )
     with closing(results):
         pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]

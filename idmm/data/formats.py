@@ -24,12 +24,14 @@ SUFFIXES = frozenset(
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
 PICTURE_CHANNELS = (1, 3)  # of an array
+MAX_PIXELS = 2**28  # larger images are refused by their header, as they may be decompression bombs
 _ORIENTATION = 0x0112  # EXIF's tag, which TIFF has, too
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 _NUMPY = b"\x93NUMPY"
 _J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)  # the bits of the first component, less one
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")  # of TIFF, that tifffile reads as grey or RGB
 
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 # Pillow refuses a PNG whose texts or colour profile are longer (bytes). Image editors write more than its default.
 PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = 2**24, 2**28
 warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like does not spoil the pixels
@@ -63,14 +65,11 @@ def channels_flag(channels: int) -> str:
     return f"--data.in_chans {channels}"
 
 
-def decode(
-    item: bytes | np.ndarray | Image.Image, max_pixels: int, picture: bool, channels: Collection[int]
-) -> np.ndarray:
+def decode(item: bytes | np.ndarray | Image.Image, picture: bool, channels: Collection[int]) -> np.ndarray:
     """Return an image's values, upright by EXIF's orientation, [H, W, C], in the file's own numbers. Bool is uint8.
 
     Args:
         item: Content of the file, an array [H, W] or [H, W, C], or an open image of Pillow's, which stays as it is.
-        max_pixels: Images with more pixels are refused.
         picture: Return grey or RGB, with a last channel for the opacity if there is one. Else the channels as stored.
             Those of a palette are its colours'.
         channels: Numbers of channels that tell an array's axes apart: [H, W, C] if the last axis has one of them, else
@@ -79,19 +78,19 @@ def decode(
     Raises:
         BadImage: Not an image, truncated, too large or not of numbers. NoPicture: ``picture`` cannot be met.
     """
-    with _reporting(max_pixels):
+    with _reporting():
         if isinstance(item, np.ndarray):
             values = item
-            check_pixels(*item.shape[1::-1], max_pixels)
+            check_pixels(*item.shape[1::-1])
         elif isinstance(item, Image.Image):
             values = _from_pillow(item, picture)
-            check_pixels(*item.size, max_pixels)
+            check_pixels(*item.size)
         elif item.startswith(_NUMPY):
-            values = _from_npy(item, max_pixels, picture, channels)
+            values = _from_npy(item, picture, channels)
         elif item.startswith(_TIFF):
-            values = _from_tiff(item, max_pixels, picture)
+            values = _from_tiff(item, picture)
         else:
-            values = _from_picture_file(item, max_pixels, picture)
+            values = _from_picture_file(item, picture)
         if values.dtype.kind not in "buif":
             raise BadImage(f"holds values of type {values.dtype}, expected integers, floats or true and false")
         values = values.astype(np.uint8) * 255 if values.dtype == bool else values
@@ -99,23 +98,23 @@ def decode(
         return values[:, :, None] if values.ndim == 2 else values
 
 
-def size_in_header(content: bytes, max_pixels: int, channels: Collection[int]) -> tuple[int, int]:
+def size_in_header(content: bytes, channels: Collection[int]) -> tuple[int, int]:
     """Return height and width (pixels) of a file's image in upright position by its header, as :func:`decode`."""
-    with _reporting(max_pixels):
+    with _reporting():
         if content.startswith(_NUMPY):
             shape, first = _npy_header(io.BytesIO(content), channels)
             return shape[1:] if first else shape[:2]
         if content.startswith(_TIFF):
-            page = _tiff_pages(content, max_pixels)[0]
+            page = _tiff_pages(content)[0]
             size, orientation = (page.imagelength, page.imagewidth), page.tags.valueof(_ORIENTATION, 1)
         else:
-            image = _pillow_image(content, max_pixels)
+            image = _pillow_image(content)
             size, orientation = (image.height, image.width), _exif_orientation(image)
         return size[::-1] if orientation in (5, 6, 7, 8) else size
 
 
 @contextlib.contextmanager
-def _reporting(max_pixels: int) -> Iterator[None]:
+def _reporting() -> Iterator[None]:
     """Raise any fault of an image file inside the block as a BadImage. Out of memory stays the machine's fault."""
     try:
         yield
@@ -124,7 +123,7 @@ def _reporting(max_pixels: int) -> Iterator[None]:
     except UnidentifiedImageError:
         raise BadImage("not an image") from None
     except Image.DecompressionBombError:
-        raise BadImage(f"has more pixels than data.max_pixels {max_pixels}") from None
+        raise BadImage(f"has more than {MAX_PIXELS} pixels, expected smaller tiles") from None
     except Exception as error:  # the readers raise a dozen types on broken files
         raise unreadable(error) from error
 
@@ -135,10 +134,10 @@ def unreadable(error: Exception) -> BadImage:
     return BadImage(f"unreadable or truncated ({text})")
 
 
-def check_pixels(width: int, height: int, max_pixels: float) -> None:
+def check_pixels(width: int, height: int) -> None:
     """Raise BadImage if an image has too many pixels."""
-    if width * height > max_pixels:
-        raise BadImage(f"{width} x {height} = {width * height} pixels, more than data.max_pixels {max_pixels}")
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"{width} x {height} pixels are more than {MAX_PIXELS}, expected smaller tiles")
 
 
 def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
@@ -150,10 +149,10 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------- arrays
-def _from_npy(content: bytes, max_pixels: int, picture: bool, channels: Collection[int]) -> np.ndarray:
+def _from_npy(content: bytes, picture: bool, channels: Collection[int]) -> np.ndarray:
     shape, first = _npy_header(io.BytesIO(content), channels)
     height, width = shape[1:] if first else shape[:2]
-    check_pixels(width, height, max_pixels)
+    check_pixels(width, height)
     count = 1 if len(shape) == 2 else shape[0 if first else 2]
     if picture and count not in PICTURE_CHANNELS:
         raise NoPicture(f"an array of shape {list(shape)}, expected [H, W] or [H, W, 3]", count)
@@ -174,8 +173,8 @@ def _npy_header(file: io.BytesIO, channels: Collection[int]) -> tuple[Sequence[i
 
 
 # ---------------------------------------------------------------------- Pillow
-def _from_picture_file(content: bytes, max_pixels: int, picture: bool) -> np.ndarray:
-    image = _pillow_image(content, max_pixels)
+def _from_picture_file(content: bytes, picture: bool) -> np.ndarray:
+    image = _pillow_image(content)
     args = image.tile[0].args if getattr(image, "tile", None) else ""
     if image.format == "PNG" and ";16" in args:
         values = imagecodecs.png_decode(content)
@@ -186,12 +185,10 @@ def _from_picture_file(content: bytes, max_pixels: int, picture: bool) -> np.nda
     return _upright(values, _exif_orientation(image))
 
 
-def _pillow_image(content: bytes, max_pixels: int) -> Image.Image:
-    if Image.MAX_IMAGE_PIXELS is not None:  # Pillow's own limit must not be lower
-        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+def _pillow_image(content: bytes) -> Image.Image:
     Image.init()  # Image.open fails on a format it was built without
     image = Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
-    check_pixels(*image.size, max_pixels)
+    check_pixels(*image.size)
     return image
 
 
@@ -215,13 +212,13 @@ def _exif_orientation(image: Image.Image) -> int:
 
 
 # ---------------------------------------------------------------------- TIFF
-def _from_tiff(content: bytes, max_pixels: int, picture: bool) -> np.ndarray:
+def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
     """Read a TIFF. The samples of all its pages are channels. Pillow reads one page of 8 bits as a picture."""
-    pages = _tiff_pages(content, max_pixels)
+    pages = _tiff_pages(content)
     page, image = pages[0], None
     if page.dtype in (np.uint8, bool) and len(pages) == 1:
         with contextlib.suppress(UnidentifiedImageError):
-            image = _pillow_image(content, max_pixels)
+            image = _pillow_image(content)
             image.seek(page.index)
             if page.bitspersample != 8 or page.photometric == tifffile.PHOTOMETRIC.PALETTE:
                 return _from_pillow(image, picture)
@@ -245,14 +242,14 @@ def _from_tiff(content: bytes, max_pixels: int, picture: bool) -> np.ndarray:
     return _divided(values) if 1 in extra else values
 
 
-def _tiff_pages(content: bytes, max_pixels: int) -> list[tifffile.TiffPage]:
+def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:
     tif = tifffile.TiffFile(io.BytesIO(content))
     every_page = [tif.pages[n] for n in range(len(tif.pages))]  # their count ends a chain that leads back
     # smaller copies and masks are no pages
     pages = [page for page in every_page if not (page.is_reduced or page.is_mask)] or every_page[:1]
     for page in pages:
-        check_pixels(page.imagewidth, page.imagelength, max_pixels)
-        check_pixels(page.tilewidth, page.tilelength * page.tiledepth, max_pixels)
+        check_pixels(page.imagewidth, page.imagelength)
+        check_pixels(page.tilewidth, page.tilelength * page.tiledepth)
     return pages
 
 

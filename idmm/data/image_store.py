@@ -163,7 +163,7 @@ def store_split(
         split: From :func:`idmm.data.listing.list_images`.
         stored_size: Longest short side (pixels), or the centre crop, that is stored of each image. None: all of it.
         data: The config's section: channels (``in_chans``, ``bands``), the cache (``cache``, ``cache_dir``),
-            ``on_error`` and ``max_pixels``.
+            and ``on_error``.
         part: Name of this split: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
         value_range, bands: Of images of more than 8 bits, and the channels of all files. None: as in ``data``.
@@ -178,7 +178,7 @@ def store_split(
     if not len(split):
         raise UserError("data.root: there is no image to load")
     bands = bands or bands_of(data.in_chans, data.bands)
-    reading = Reading(stored_size, data.max_pixels, as_range(value_range or data.range), bands)
+    reading = Reading(stored_size, as_range(value_range or data.range), bands)
     index, pixels = None, None
     if data.cache == "auto" and isinstance(split.items, list):
         try:
@@ -251,7 +251,7 @@ def _cached(
         need, free = 0, shutil.disk_usage(folder).free
         for item in split.take(sampled).items:
             with suppress(BadImage):  # bad images take no room
-                size = fitted_size(*image_size(item, reading.max_pixels, reading.bands), reading.stored_size)
+                size = fitted_size(*image_size(item, reading.bands), reading.stored_size)
                 need += math.prod(size) * reading.channels * (2 if reading.bands else 1)
         need = round(need * len(split) / len(sampled))
         if need > free // 2:
@@ -292,7 +292,7 @@ def _signature(split: Split, reading: Reading) -> str:
     """Return a hash that differs if any file was added, removed, renamed, written to, or would be read differently."""
     hashed = hashlib.blake2b(digest_size=16)
     versions = (_FORMAT, PIL.__version__, tifffile.__version__)
-    hashed.update(repr((*versions, reading.stored_size, reading.max_pixels, len(split))).encode())
+    hashed.update(repr((*versions, reading.stored_size, len(split))).encode())
     hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
     for path in split.items:
         try:

@@ -70,7 +70,7 @@ def digest(content: bytes) -> bytes:
 Item = bytes | str | os.PathLike | np.ndarray | Image.Image  # a file's content or path, numbers, or an open image
 
 
-def read_image(item: Item, max_pixels: int, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
+def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
     """Decode an image, upright by EXIF's orientation. Of an animation the first frame counts.
 
     A picture has three channels, which are equal if it is grey. Its transparent pixels are white, unless all are. Bands
@@ -79,7 +79,6 @@ def read_image(item: Item, max_pixels: int, value_range: ValueRange = None, band
     Args:
         item: A file's path or content, numbers as files have them ([H, W] or [H, W, C]), or an open image of Pillow's,
             which has 8 bits of colours only.
-        max_pixels: Images with more pixels are refused by their header.
         value_range: Of images of more than 8 bits. Values outside are clipped.
         bands: Channels that are used. None: a picture.
 
@@ -89,7 +88,7 @@ def read_image(item: Item, max_pixels: int, value_range: ValueRange = None, band
         RangeUnknown: It has more than 8 bits, and ``value_range`` is AUTO.
     """
     content = read(item) if isinstance(item, (str, os.PathLike)) else item
-    values, alpha = _values(content, max_pixels, bands)
+    values, alpha = _values(content, bands)
     transparent = alpha is not None and not (alpha > 0).any()
     if alpha is not None and (transparent or (alpha >= opaque(alpha.dtype)).all()):
         alpha = None
@@ -111,12 +110,12 @@ def read_image(item: Item, max_pixels: int, value_range: ValueRange = None, band
     return Decoded(pixels, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
 
 
-def min_max_of(path: Item, max_pixels: int, bands: Bands | None) -> tuple[MinMax, ...]:
+def min_max_of(path: Item, bands: Bands | None) -> tuple[MinMax, ...]:
     """Return smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else ().
 
     The most extreme pixels do not count.
     """
-    values, _ = _values(read(path), max_pixels, bands)
+    values, _ = _values(read(path), bands)
     if values.dtype == np.uint8:
         return ()
     channels = values.reshape(1, -1) if bands is None else np.moveaxis(values, 2, 0).reshape(values.shape[2], -1)
@@ -125,11 +124,9 @@ def min_max_of(path: Item, max_pixels: int, bands: Bands | None) -> tuple[MinMax
     return tuple(map(tuple, np.partition(channels, ends, axis=1)[:, ends].astype(np.float64).tolist()))
 
 
-def _values(
-    content: bytes | np.ndarray | Image.Image, max_pixels: int, bands: Bands | None
-) -> tuple[np.ndarray, np.ndarray | None]:
+def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the used channels [H, W, C] in the numbers of the file, and the opacity of a picture [H, W, 1]."""
-    values, alpha = decode(content, max_pixels, bands is None, _expected_channels(bands)), None
+    values, alpha = decode(content, bands is None, _expected_channels(bands)), None
     if bands is not None:
         channels, chosen = values.shape[2], list(bands.chosen or range(values.shape[2]))
         if bands.count not in (None, channels):
@@ -144,9 +141,9 @@ def _values(
     return values, alpha
 
 
-def image_size(path: str | os.PathLike, max_pixels: int, bands: Bands | None = None) -> tuple[int, int]:
+def image_size(path: str | os.PathLike, bands: Bands | None = None) -> tuple[int, int]:
     """Return height and width of a file's image in upright position (pixels). BadImage as :func:`read_image`."""
-    return size_in_header(read(path), max_pixels, _expected_channels(bands))
+    return size_in_header(read(path), _expected_channels(bands))
 
 
 def _expected_channels(bands: Bands | None) -> Sequence[int]:

@@ -43,7 +43,7 @@ def parallel_map(
         except BadImage as error:
             return error
         except MemoryError as error:
-            why = f"out of memory while decoding '{place(i)}'. A lower data.max_pixels refuses it"
+            why = f"out of memory while decoding '{place(i)}'"
             raise RunError(why) from error
 
     threads = cores()

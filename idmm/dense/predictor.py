@@ -31,7 +31,7 @@ def load_network(saved: Checkpoint, device: str, batch_size: int | None) -> Netw
 
 @torch.no_grad()
 def predict_files(
-    network: Network, task: str, paths: list[str], max_pixels: int, min_score: float, unreadable: dict[str, str]
+    network: Network, task: str, paths: list[str], min_score: float, unreadable: dict[str, str]
 ) -> Iterator[tuple[str, tuple[int, int], Objects | np.ndarray]]:
     """Yield path, height and width (pixels, upright) and prediction of each image, and draw the progress.
 
@@ -41,7 +41,6 @@ def predict_files(
         network: From :func:`load_network`.
         task: ``detect`` or ``segment``.
         paths: Image files.
-        max_pixels: Images with more pixels are refused.
         min_score: Boxes with a lower score are dropped.
         unreadable: Takes the images that cannot be read: path -> reason.
 
@@ -56,7 +55,7 @@ def predict_files(
         image = resized_to(stored, letterboxed(sizes[number], network.size))
         return on_canvas(normalise(image[None], network.mean, network.std)[0], network.size)
 
-    batches = network.file_batches(paths, paths, max_pixels, unreadable, prepare)
+    batches = network.file_batches(paths, paths, unreadable, prepare)
     with network.enough_memory():
         for batch in counting(batches, len(paths), "predicting"):
             inputs = batch["images"].to(network.device)

@@ -137,10 +137,8 @@ def split_of(root: Path, folder: Path, names: list[str]) -> Split:
 
 
 def read_each(split: Split, read_one: Callable, data: config.Data, progress: bool) -> list:
-    """Return ``read_one(path, max_pixels)`` of each file, or a BadImage if it cannot be used."""
-    work = parallel_map(
-        lambda i: read_one(split.items[i], data.max_pixels), len(split), split.place, "reading sizes", progress
-    )
+    """Return ``read_one(path)`` of each file, or a BadImage if it cannot be used."""
+    work = parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes", progress)
     with contextlib.closing(work) as results:
         return list(results)
 
@@ -310,9 +308,9 @@ def read_masks(
         expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
         raise UserError(f"data.root: '{root}' has no images with masks to train on, expected {expected}")
 
-    def read_mask(path: str, max_pixels: int) -> MaskTarget:
+    def read_mask(path: str) -> MaskTarget:
         content = read(path)
-        values = mask_values(content, max_pixels)
+        values = mask_values(content)
         return MaskTarget(path, values.shape, layout.first, short_digest(content), np.unique(values).tolist())
 
     splits = {}

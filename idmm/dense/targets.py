@@ -1,7 +1,6 @@
 """Targets of an image: boxes with classes and outlines, or a file with a mask."""
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -123,15 +122,15 @@ def short_digest(content: bytes) -> str:
     return digest(content)[:8].hex()
 
 
-def mask_values(content: bytes, max_pixels: int | None = None) -> np.ndarray:
+def mask_values(content: bytes) -> np.ndarray:
     """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values.
 
     Raises:
-        BadImage: It is no image, it is a colour image, or it has more than ``max_pixels``.
+        BadImage: It is no image, it is a colour image, or it has too many pixels.
     """
     try:
         with Image.open(io.BytesIO(content)) as image:
-            check_pixels(*image.size, max_pixels or math.inf)
+            check_pixels(*image.size)
             mode, values = image.mode, np.asarray(image)
     except BadImage:
         raise

@@ -41,7 +41,7 @@ def inputs(
 
 def network_options(config: UseConfig) -> dict[str, Any]:
     """Return the keyword arguments of :func:`idmm.load_classifier` and its like."""
-    options = {"device": config.device, "batch_size": config.batch_size, "max_pixels": config.max_pixels}
+    options = {"device": config.device, "batch_size": config.batch_size}
     return {name: value for name, value in options.items() if value is not None} | {"field": "init"}
 
 

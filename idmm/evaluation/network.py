@@ -130,7 +130,6 @@ class Network:
         self,
         images: list,
         names: list[str],
-        max_pixels: int,
         unreadable: dict[str, str],
         prepare: Callable[[int, np.ndarray], Tensor] | None = None,
     ) -> Iterator[dict]:
@@ -139,7 +138,6 @@ class Network:
         Args:
             images: As for :meth:`read`.
             names: Their names in messages.
-            max_pixels: Images with more pixels are refused (pixels).
             unreadable: Takes the images that cannot be read: name -> reason.
             prepare: Turns an image's number and pixels [H, W, C] into the network's input [C, S, S]. None: its centre.
         """
@@ -149,7 +147,7 @@ class Network:
         high_bit: list[str] = []  # names of images with more bits than the run had
 
         def decoded(i: int) -> Tensor:
-            image = self.read(images[i], max_pixels)
+            image = self.read(images[i])
             if self.scale == AUTO and image.pixels.dtype != np.uint8:
                 high_bit.append(names[i])
             return prepare(i, image.pixels)
@@ -158,9 +156,8 @@ class Network:
         with closing(results):
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
-                    reason = result.reason.replace("data.max_pixels", "max_pixels")
                     # the run fixes the channels, so no flag can change them
-                    unreadable[names[i]] = re.sub(r", or --data\..*", ", as the run is of pictures", reason)
+                    unreadable[names[i]] = re.sub(r", or --data\..*", ", as the run is of pictures", result.reason)
                 else:
                     index.append(i)
                     crops.append(result)
@@ -175,9 +172,9 @@ class Network:
         crop = CentreCrop(self.size, self.crop_pct)(pixels)
         return normalise(unit(torch.from_numpy(crop).permute(2, 0, 1))[None], self.mean, self.std)[0]
 
-    def read(self, image: str | os.PathLike | Image.Image | np.ndarray, max_pixels: int) -> Decoded:
+    def read(self, image: str | os.PathLike | Image.Image | np.ndarray) -> Decoded:
         """Decode a file, an open Pillow image or an array [H, W, C] as the run does. BadImage if it cannot be read."""
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and self.bands is None:
             grey = image.ndim == 3 and image.shape[2] == 1
             image = Image.fromarray(image[:, :, 0] if grey else image)  # two or four channels have opacity
-        return read_image(image, max_pixels, None if self.scale == AUTO else self.scale, self.bands)
+        return read_image(image, None if self.scale == AUTO else self.scale, self.bands)

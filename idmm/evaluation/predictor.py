@@ -23,7 +23,7 @@ from idmm.models.build import feature_width
 from idmm.models.weights import Checkpoint, read_checkpoint
 from idmm.progress import counting
 
-BATCH, PIXELS = UseConfig.batch_size, UseConfig.max_pixels
+BATCH = UseConfig.batch_size
 PICTURES_EXPECTED = "expected a path, a PIL image, or an array [H, W, 3] or [H, W] of uint8 or uint16"
 BANDS_EXPECTED = "expected a path, or an array [H, W, C] of the files' numbers"
 
@@ -82,8 +82,8 @@ class PredictionList(list[Prediction]):
 class _Predictor:
     """The common part of classifiers and embedders: a network on images of any kind."""
 
-    def __init__(self, saved: Checkpoint, num_classes: int, device: str, batch_size: int, max_pixels: int):
-        self._network, self._max_pixels = Network.from_checkpoint(saved, num_classes, device, batch_size), max_pixels
+    def __init__(self, saved: Checkpoint, num_classes: int, device: str, batch_size: int):
+        self._network = Network.from_checkpoint(saved, num_classes, device, batch_size)
 
     def _outputs(self, images: Images, forward: Forward, width: int, on_error: str, label: str | None) -> Embedding:
         """Return the outputs of ``forward`` for images, ``width`` numbers each. With a ``label`` there is a bar."""
@@ -91,7 +91,7 @@ class _Predictor:
             raise UserError(f"on_error: got '{on_error}', expected 'fail' or 'skip'")
         sources, names = listed_images(images, self._network.bands)
         unreadable: dict[str, str] = {}
-        batches = self._network.file_batches(sources, names, self._max_pixels, unreadable)
+        batches = self._network.file_batches(sources, names, unreadable)
         batches = counting(batches, len(sources), label) if label else batches
         first = next(batches, None)
         rows = np.zeros((0, width), np.float32)
@@ -111,8 +111,8 @@ class Classifier(_Predictor):
         classes: Names of the K classes.
     """
 
-    def __init__(self, saved: Checkpoint, classes: list[str], device: str, batch_size: int, max_pixels: int):
-        super().__init__(saved, len(classes), device, batch_size, max_pixels)
+    def __init__(self, saved: Checkpoint, classes: list[str], device: str, batch_size: int):
+        super().__init__(saved, len(classes), device, batch_size)
         self.classes = classes
 
     def predict(
@@ -144,15 +144,13 @@ class Classifier(_Predictor):
 class Embedder(_Predictor):
     """The backbone of a run, or of a checkpoint with its JSON. The arguments are those of :func:`load_classifier`."""
 
-    def __init__(
-        self, run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, max_pixels: int = PIXELS, field=""
-    ):
-        super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size, max_pixels)
+    def __init__(self, run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, field=""):
+        super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size)
 
     def picture(self, image: AnyImage, side: int) -> np.ndarray:
         """Return an image as the run reads it, before the crop, its short side at most ``side`` pixels, uint8
         [H, W, 3]."""
-        return composite(fitted(self._network.read(image, self._max_pixels).pixels, side))
+        return composite(fitted(self._network.read(image).pixels, side))
 
     def embed(self, images: Images, *, on_error: str = "fail", progress: bool = False) -> Embedding:
         """Return the pooled features of images. Arguments and errors are those of :meth:`Classifier.predict`."""
@@ -160,16 +158,13 @@ class Embedder(_Predictor):
         return self._outputs(images, pooled, width, on_error, label)
 
 
-def load_classifier(
-    run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, max_pixels: int = PIXELS, field=""
-) -> Classifier:
+def load_classifier(run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, field="") -> Classifier:
     """Build the classifier of a finished run, with the names of its classes.
 
     Args:
         run_or_file: A run folder of fine-tuning or joint training, or a checkpoint with its JSON.
         device: ``cpu``, ``cuda``, ``mps``, or ``auto`` for the first available of cuda, mps and cpu.
         batch_size: Images that it processes at a time.
-        max_pixels: Images with more pixels are refused (pixels).
         field: Config field that names the run. Messages begin with it.
 
     Returns:
@@ -183,24 +178,22 @@ def load_classifier(
     if not classes:
         name = weights_label(saved.source, saved.field)
         raise UserError(f"{name} has no classifier: its JSON lists no classes, expected a fine-tuned run")
-    return Classifier(saved, classes, device, batch_size, max_pixels)
+    return Classifier(saved, classes, device, batch_size)
 
 
-def embed(
-    run_or_file: RunOrFile, images: Images, *, device="auto", batch_size: int = BATCH, max_pixels: int = PIXELS
-) -> np.ndarray:
+def embed(run_or_file: RunOrFile, images: Images, *, device="auto", batch_size: int = BATCH) -> np.ndarray:
     """Return the features of images by a run's backbone, float32 [N, d], or [1, d] for a single image.
 
     Args:
         run_or_file: A run folder of any stage, or a checkpoint with its JSON.
         images: As for :meth:`Classifier.predict`. The images of a folder are sorted.
-        device, batch_size, max_pixels: As for :func:`load_classifier`.
+        device, batch_size: As for :func:`load_classifier`.
 
     Raises:
         UserError: No such run, an unfinished one, or an image that cannot be read.
         RunError: The network has diverged, or memory ran out.
     """
-    return Embedder(run_or_file, device=device, batch_size=batch_size, max_pixels=max_pixels).embed(images).features
+    return Embedder(run_or_file, device=device, batch_size=batch_size).embed(images).features
 
 
 def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def predict_dense(config: PredictConfig) -> str:
     categories = [{"id": number, "name": name} for number, name in classes]
     dataset: dict[str, list] = {"images": [], "annotations": [], "categories": categories}  # COCO's format
     with filling(out) as folder:
-        predictions = predict_files(network, task, paths, config.max_pixels, min_score, unreadable)
+        predictions = predict_files(network, task, paths, min_score, unreadable)
         for path, (height, width), prediction in predictions:
             number = len(dataset["images"]) + 1
             dataset["images"].append({"id": number, "file_name": names[path], "width": width, "height": height})

@@ -46,7 +46,7 @@ def checkup(given: DataCheckConfig) -> int:
     Raises:
         UserError: The dataset cannot be opened at all, or ``given.out`` cannot be written.
     """
-    names = ("name", "root", "max_pixels", "exclude", "labels")
+    names = ("name", "root", "exclude", "labels")
     data, notes = resolve_name(config.Data(**{name: getattr(given, name) for name in names}))
     for note in notes:
         log.info("%s", note)
@@ -61,7 +61,7 @@ def checkup(given: DataCheckConfig) -> int:
         write_json(out / "check.json", report.to_dict())
         (out / "check.png").unlink(missing_ok=True)  # of an earlier check
         if report.pairs:
-            _draw(report, listing, given.max_pixels, out / "check.png")
+            _draw(report, listing, out / "check.png")
         command = " ".join(filter(None, ["idmm data check", given.name, given.root and f"--root {given.root}"]))
         suspected = {"transparent": report.transparent, "of one colour": report.one_colour}
         lines = exclusions(report.pairs, report.unreadable, suspected)
@@ -195,7 +195,7 @@ def _features(crops: np.ndarray) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------- the sheet
-def _draw(report: DatasetReport, listing: Listing, max_pixels: int, path: Path) -> None:
+def _draw(report: DatasetReport, listing: Listing, path: Path) -> None:
     """Draw the worst pair of each group of images that are alike: labels that disagree, then leaks, then the rest."""
     from idmm.sheets import LARGE, Tile, caption_sheet, in_rows, one_of_each
 
@@ -205,7 +205,7 @@ def _draw(report: DatasetReport, listing: Listing, max_pixels: int, path: Path) 
         first_kind = f"{pair.kind}, leaks" if pair.leaks else pair.kind
         for image, kind in ((pair.first, first_kind), (pair.second, _kind(pair))):
             item = getattr(listing, image.split).items[image.index]
-            pixels = read_image(item, max_pixels, report.range, report.bands).pixels
+            pixels = read_image(item, report.range, report.bands).pixels
             tiles.append(Tile(composite(pixels), f"{kind}\n{_name(image)}\n{image.label or ''}"))
     title = f"{report.dataset}: {counted(len(order), 'pair')} of images that look the same, each image in one"
     caption_sheet(in_rows(tiles), path, title, cell=LARGE)

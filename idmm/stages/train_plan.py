@@ -184,7 +184,7 @@ def count(splits: Listing, data: Data) -> Counts:
     sides, channels = [0], bands_of(data.in_chans, data.bands)
     for i in some:
         with contextlib.suppress(BadImage):  # which the first stage names
-            sides.append(min(image_size(train.items[i], data.max_pixels, channels)))
+            sides.append(min(image_size(train.items[i], channels)))
     side = int(statistics.median(sides[1:] or sides))
     return Counts(len(train), len(labelled), len(train.classes), side, without)
 

@@ -67,14 +67,14 @@ class JoinedFeatures:
     def _learn(self, items: Sequence, seed: int) -> None:
         some = [items[i] for i in numpy_rng(seed, "features").permutation(len(items))[:IMAGES]]
         unreadable: dict[str, str] = {}
-        batches = list(self.network.file_batches(some, some, self.data.max_pixels, unreadable))
+        batches = list(self.network.file_batches(some, some, unreadable))
         report_unreadable(unreadable, len(some), "data.root")
         self.network.model.learn_start(batches, seed)
 
     def of(self, split: Split, forward: Forward) -> tuple[Split, np.ndarray]:
         """Return the readable images of a split, and the outputs of ``forward`` for them [N, d]."""
         unreadable: dict[str, str] = {}
-        batches = self.network.file_batches(split.items, split.items, self.data.max_pixels, unreadable)
+        batches = self.network.file_batches(split.items, split.items, unreadable)
         rows = self.network.outputs(counting(batches, len(split), "taking features"), forward)
         return split.take([i for i, path in enumerate(split.items) if path not in unreadable]), rows
 
