@@ -18,6 +18,7 @@ from idmm.data.listing import list_images
 from idmm.evaluation import similarity
 from idmm.files import read_csv as rows
 from idmm.stages import train, train_plan, train_pseudolabels
+from idmm.stages.train_configs import stage_config
 from idmm.stages.train_plan import Plan
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -179,21 +180,23 @@ def test_joined_features_are_the_classifier(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("way", "agreement", "names", "init"),
+    ("way", "agreement", "label_weight", "init"),
     [
-        ("pretrain", 90, ["idmm_fast", "fast_scratch"], None),
-        ("pretrain", 20, ["idmm_fast", "fast"], "stage1"),
-        ("joint", 90, ["joint", "fast_scratch"], None),
-        ("joint", 20, ["joint", "fast"], "stage1"),
+        ("pretrain", 90, None, None),
+        ("pretrain", 20, None, "stage1"),
+        ("joint", 90, 3.0, None),
+        ("joint", 20, 3.0, "stage1"),
     ],
 )
-def test_what_the_last_stage_starts_from(way, agreement, names, init, images, tmp_path, monkeypatch):
+def test_what_the_last_stage_starts_from(way, agreement, label_weight, init, images, tmp_path, monkeypatch):
     """With a model of one's own: fresh weights on pseudo-labels, or the learned ones on the given labels."""
     ran, found = [], train_plan.PseudoLabels(4, 18, agreement, 40.0)
 
     def stage(given, state, part, minutes):
-        name, config = train._config(given, state, part, minutes)
-        ran.append((name, config.get("init"), config["data"]["labels"], minutes))
+        config = stage_config(given, state, part, minutes)
+        ran.append(
+            (config.get("method", {}).get("label_weight"), config.get("init"), config["data"]["labels"], minutes)
+        )
         return RESULT | {"seconds": 60 * minutes}
 
     out = tmp_path / "x"
@@ -201,7 +204,7 @@ def test_what_the_last_stage_starts_from(way, agreement, names, init, images, tm
     monkeypatch.setattr(train, "pseudolabel", lambda *_: (found, {}))
     argv = ["train", images, *MODEL, *FEW, "--minutes", 10, "--size", 16, "--way", way, "--out", out]
     assert call(argv) == 0, "22 images, 4 labels: by default"
-    assert [name for name, *_ in ran] == names
+    assert ran[0][0] == label_weight and len(ran) == 2
     assert [minutes for *_, minutes in ran] == pytest.approx([6, 4], rel=0.03)
     assert ran[-1][1:3] == (init and str(out / init), str(out / "pseudolabels.csv") if agreement == 90 else None)
 
@@ -210,14 +213,14 @@ def test_trusted_pseudolabels_go_to_the_joined_features_and_a_convnet(images, tm
     ran, out = [], tmp_path / "x"
 
     def stage(given, state, part, minutes):
-        ran.append(train._config(given, state, part, minutes))
+        ran.append(stage_config(given, state, part, minutes))
         return RESULT
 
     monkeypatch.setattr(train, "_stage", stage)
     monkeypatch.setattr(train, "pseudolabel", lambda *_: (train_plan.PseudoLabels(4, 18, 90, 40.0), {}))
     assert call(["train", images, *FEW, "--minutes", 10, "--out", out]) == 0
-    (name, config), state = ran[-1], read(out / "train.json")
-    assert (name, config["init"], config.get("model")) == ("fast", str(out / "features"), None)
+    config, state = ran[-1], read(out / "train.json")
+    assert (config["init"], config.get("model")) == (str(out / "features"), None)
     assert state["best"] == train_plan.JOINED_PSEUDO
     assert config["data"]["labels"] == str(out / "pseudolabels.csv") and state["result"]["baseline_top1"] == 40.0
 

@@ -12,7 +12,7 @@ import idmm
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.errors import Interrupted, UserError
 from idmm.stages import stage_of, train, train_configs, train_plan
-from idmm.stages.train_plan import Counts, choose
+from idmm.stages.train_plan import Counts, make_plan
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds
@@ -105,9 +105,9 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     ran = []
 
     def stage(given, state, part, minutes):
-        name, config = train._config(given, state, part, minutes)
+        config = train_configs.stage_config(given, state, part, minutes)
         assert config["train"]["save_minutes"] == pytest.approx(minutes / 10), "what a kill can cost"
-        ran.append((name, minutes, config.get("init"), config["data"]["workers"]))
+        ran.append((part, minutes, config.get("init"), config["data"]["workers"]))
         if len(ran) == 2:
             raise Interrupted("interrupted")
         return {"seconds": 120, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 11, "largest_class": 54.5}
@@ -120,7 +120,7 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     assert read(tmp_path / "x/train.json")["minutes"]["before"] > before > 0, "the second start takes its time, too"
     assert [run[:3] for run in ran[:2]] == [run[:3] for run in ran[2:]] and [run[3] for run in ran] == [0, 0, 2, 2]
     (first, whole, *_), (second, rest, init, _) = ran[:2]
-    assert (first, second, init) == ("joint", "fast", str(tmp_path / "x/stage1"))
+    assert (first, second, init) == ("stage1", "last", str(tmp_path / "x/stage1"))
     assert whole == pytest.approx(0.4 * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
 
 
@@ -264,7 +264,7 @@ SPEECH, SIGNS, FEW_DIGITS = Counts(2000, 50, 10, 64), Counts(500, 50, 10, 96), C
 )
 def test_the_table_gives_way_and_size(minutes, counts, flags, way, sizes):
     """On a CPU, as runs of these sets were measured; nothing is timed."""
-    plan = choose(asked(size=None, minutes=minutes, model={}, device="cpu", **flags), counts)
+    plan = make_plan(asked(size=None, minutes=minutes, model={}, device="cpu", **flags), counts)
     assert (plan.way, plan.size, plan.hand_size, plan.scratch_size) == (way, *sizes)
     assert sum(line.startswith("size: ") for line in plan.why) == 1
 
@@ -290,7 +290,7 @@ DIGITS = {"data": TrainData(name="digits")}
     ],
 )
 def test_what_is_chosen(flags, counts, way, pseudolabel, reason):
-    plan = choose(asked(**flags), counts)
+    plan = make_plan(asked(**flags), counts)
     assert (plan.way, plan.pseudolabel) == (way, pseudolabel) and f". --way {way}, {reason}" in plan.why[0]
 
 
@@ -305,7 +305,7 @@ def test_what_is_chosen(flags, counts, way, pseudolabel, reason):
 )
 def test_what_cannot_be_chosen(flags, counts, line):
     with pytest.raises(UserError, match=f"^{line}"):
-        choose(asked(**flags), counts)
+        make_plan(asked(**flags), counts)
 
 
 def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, monkeypatch):
@@ -344,7 +344,7 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
     root, ran = tree(tmp_path / "d", train={"cat": 10, "dog": 10}, test={"cat": 2, "dog": 2}), []
 
     def stage(given, state, part, minutes):
-        _, config = train._config(given, state, part, minutes)
+        config = train_configs.stage_config(given, state, part, minutes)
         ran.append((part, config["model"]["name"], config["train"].get("max_epochs"), config["model"].get("freeze")))
         more = {"test_size": 4, "top1_interval": [40.0, 90.0], "largest_class": 50.0, "seconds": 1.0}
         return more | {"top1": 60.0, "start_top1": linear, "baseline_top1": 40.0, "whole_epochs": epochs}

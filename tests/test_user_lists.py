@@ -104,7 +104,7 @@ def test_lines_that_name_no_image(tmp_path):
         f"data.exclude: {mine}:{line}: '{name}' is no image under '{root}'" for line, name in enumerate(names, start=4)
     ]
     gone = str(tmp_path / "gone.txt")
-    wanted = "expected a file with the name of one image per line"
+    wanted = "expected a file with the name of one image per line, as idmm data check writes it"
     line = f"data.exclude: cannot read '{gone}' (no such file or directory), {wanted}"
     assert faults(list_images, section(root, exclude=gone), True) == [line]
     everything = written(tmp_path / "all.txt", "val/cat/0.png\nval/dog/0.png\n")

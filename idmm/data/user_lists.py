@@ -214,7 +214,7 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
         BadList: It cannot be read, names a missing image, or leaves a split without images.
     """
     names = UserList("data.exclude", file, _names(splits), root)
-    text = names.text("a file with the name of one image per line")
+    text = names.text("a file with the name of one image per line, as idmm data check writes it")
     excluded = set()
     for i, line in enumerate(map(str.strip, text.split("\n")), start=1):
         if line and line[0] != "#":

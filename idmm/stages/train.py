@@ -29,7 +29,7 @@ from idmm.progress import details_in_file, duration, log, logging_by, screen
 from idmm.stages import STAGES
 from idmm.stages.read_outputs import compared
 from idmm.stages.run import run_stage
-from idmm.stages.train_configs import HELD_OUT, data_of, fine_tuning, pretraining
+from idmm.stages.train_configs import HELD_OUT, data_of, stage_config
 from idmm.stages.train_plan import (
     BASELINE,
     COPIES,
@@ -48,8 +48,8 @@ from idmm.stages.train_plan import (
     PseudoLabels,
     TrainState,
     check_comparison,
-    choose,
     count,
+    make_plan,
     way_of,
     with_model_of_init,
 )
@@ -165,7 +165,7 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
     if data.name == "folder":
         _check_images(data, listing)
     counts = count(listing, data)
-    return TrainState(_keys(command), parsing.to_dict(data), counts, choose(replace(resolved, data=data), counts))
+    return TrainState(_keys(command), parsing.to_dict(data), counts, make_plan(replace(resolved, data=data), counts))
 
 
 def _check_images(data: Data, listing: Listing) -> None:
@@ -249,7 +249,7 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
     shares = list(state.plan.shares.items())
     for number, (part, share) in enumerate(shares):
         if part == "last" and "choice" not in minutes_of:
-            minutes_of["choice"] = _choose(command, state, results)
+            minutes_of["choice"] = _choose_classifier(command, state, results)
         if part == "last":
             remaining -= minutes_of["choice"]
         minutes = remaining * share / sum(share for _, share in shares[number:])
@@ -263,8 +263,8 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
         write_json(out / "result.json", state.result)
 
 
-def _choose(command: TrainCommand, state: TrainState, results: dict[str, dict]) -> float:
-    """Choose what is kept. Return the minutes that this took."""
+def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[str, dict]) -> float:
+    """Choose what the last stage trains. Return the minutes that this took."""
     began = clock.now()
     if state.plan.pseudolabel:
         _choose_by_neighbours(command, state)
@@ -303,14 +303,9 @@ def _choose_by_trial(state: TrainState, trial: dict) -> None:
     state.best = leader if lead > 100 * LEAD_ERRORS * math.sqrt(share * (1 - share) / count) else TUNED
 
 
-def _config(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
-    """Return the recipe and the config of a stage."""
-    return (pretraining if part == "stage1" else fine_tuning)(command, state, part, minutes)
-
-
 def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
     """Run a stage for so many minutes and return its result. The terminal gets a line and the progress."""
-    _, config = _config(command, state, part, minutes)
+    config = stage_config(command, state, part, minutes)
     folder, parts = Path(config["out"]), [*state.plan.shares, *(["scratch"] if command.compare else [])]
     step = f"step {parts.index(part) + 1} of {len(parts)}"
     time_of_stage = "a few seconds" if state.is_fitted(part) else duration(60 * minutes)

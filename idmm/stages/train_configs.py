@@ -37,7 +37,7 @@ QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10
 # Many passes over all labels gain from mixing. With few labels the ConvNet lost by it
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 # hog_conv starts from logistic regression on hand-made features, and sees whole images when it is tested
-FROM_FEATURES = MIXED | {
+FROM_FEATURES = {
     "train.classifier_init": "features",
     "train.layer_decay": 1.0,
     "train.lr": 2e-3,
@@ -45,8 +45,6 @@ FROM_FEATURES = MIXED | {
 }
 # An epoch that changes nothing: the classifier stays the linear fit on frozen features
 LINEAR_FIT_ONLY = {
-    "augment.mixup_alpha": 0.0,
-    "augment.cutmix_alpha": 0.0,
     "train.precision": "fp32",
     "model.freeze": True,
     "train.max_epochs": 1,
@@ -95,8 +93,12 @@ def _batch_size(images: int, recipe_size: int) -> int:
     return min(recipe_size, max(8, 2 ** int(math.log2(max(1, images / 8)))))
 
 
-def pretraining(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
-    """Return the recipe and the config of stage 1."""
+def stage_config(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
+    """Return the config of a stage: a recipe, with what the plan and the command change."""
+    return (_pretraining if part == "stage1" else _fine_tuning)(command, state, part, minutes)
+
+
+def _pretraining(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
     plan, data, init = state.plan, data_of(command, state), state.plan.init
     name = ADAPT if plan.way == "pretrain" and init else RECIPES[plan.way]
     shipped, images = recipe(PretrainConfig, name), state.counts.images
@@ -112,11 +114,10 @@ def pretraining(command: TrainCommand, state: TrainState, part: str, minutes: fl
         data = replace(data, labelled=None)
         keys["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, plan.size, minutes))
     keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
-    return name, merged(shipped, {**keys, "data": parsing.to_dict(data)})
+    return merged(shipped, {**keys, "data": parsing.to_dict(data)})
 
 
-def fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: float) -> tuple[str, dict]:
-    """Return the recipe and the config of a stage that learns from labels."""
+def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
     plan, data, out, size = state.plan, data_of(command, state), Path(command.out), state.size(part)
     images, last, uses_hog_conv = state.counts.labelled, part == "last", state.uses_hog_conv(part)
     name, init = _start(state, part, out)
@@ -132,7 +133,7 @@ def fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: fl
         data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
     keys = _common(command, state, part, minutes, init, model) | {"train.size": size, "augment.flip": command.flip}
     if uses_hog_conv:
-        keys |= FROM_FEATURES | (LINEAR_FIT_ONLY if state.is_fitted(part) else {})
+        keys |= FROM_FEATURES | (LINEAR_FIT_ONLY if state.is_fitted(part) else MIXED)
     elif name == RECIPES["scratch"]:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
         many = images >= MANY_LABELS * state.counts.classes
@@ -140,7 +141,7 @@ def fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: fl
             keys |= MIXED
     shipped = recipe(FinetuneConfig, name)
     keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
-    return name, merged(shipped, {**keys, "data": parsing.to_dict(labelled_part(data))})
+    return merged(shipped, {**keys, "data": parsing.to_dict(labelled_part(data))})
 
 
 def _start(state: TrainState, part: str, out: Path) -> tuple[str, str | None]:

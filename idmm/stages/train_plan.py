@@ -208,7 +208,7 @@ def labelled_part(data: Data) -> Data:
     return replace(data, subset=data.labelled or data.subset, labelled=None)
 
 
-def choose(command: TrainCommand, counts: Counts) -> Plan:
+def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     """Return the plan for so many images and minutes (benchmarks/results has the figures)."""
     hindrance = _hindrance(command, counts)
     if command.pseudolabel and hindrance:
@@ -272,7 +272,8 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     sizes = (
         f"{hand_size} px ({size} px for {plan.model['name']})" if plan.joined and hand_size != size else f"{size} px"
     )
-    why = [*plan.why, f"size: {sizes}. The images' short side is {counts.side} px (median)"]
+    enlarged = f", so they are enlarged to {hand_size if plan.joined else size} px" if counts.side < size else ""
+    why = [*plan.why, f"size: {sizes}. The images' short side is {counts.side} px (median){enlarged}"]
     return replace(plan, size=size, hand_size=hand_size, scratch_size=scratch_size, why=why)
 
 
