@@ -75,7 +75,7 @@ def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
         opened(root, *bound, **fields)
         return len(decoded) == len(SIZES)
 
-    assert decodes_again(16) and not decodes_again(16, on_error="skip", workers=3, mean=[0.5])
+    assert decodes_again(16) and not decodes_again(16, workers=3, mean=[0.5])
     assert decodes_again(17) and not decodes_again(16)
     assert len(entries(root.parent / "cache")) == 2
     monkeypatch.setattr(image_store.PIL, "__version__", "0")
@@ -197,29 +197,6 @@ def test_bad_images_fail_together(tmp_path):
         f"  {train}/a/text.png: not an image",
         f"  {train}/b/gone.png: no such file or directory",
         f"  {train}/b/half.png: unreadable or truncated (image file is truncated)",
-    ]
-
-
-def test_bad_images_are_skipped_aloud(tmp_path, caplog):
-    split, train = spoilt_folder(tmp_path), tmp_path / "train"
-    data = section(on_error="skip", cache_dir=str(tmp_path / "cache"))
-    for _ in range(2):  # the second time they are known from the cache
-        caplog.clear()
-        store = store_split(split, stored_size=None, data=data)
-        assert store.names == ["train/a/1.png", "train/b/0.png", "train/b/1.png"]
-        assert store.labels.tolist() == [0, 1, 1] and len(store) == len(store.sizes) == len(store.digests) == 3
-        wanted = read_image(train / "b/1.png").pixels
-        np.testing.assert_array_equal(store.image(2).permute(1, 2, 0).numpy(), wanted)
-        assert caplog.text.count("data.root: left out 4 of 7 images that cannot be used:\n") == 1
-        assert f"  {train}/a/0.png: empty file\n" in caplog.text
-
-
-def test_skipping_a_whole_class_is_an_error(tmp_path):
-    tree(tmp_path, train={"a": 2, "b": 1})
-    (tmp_path / "train/b/0.png").write_bytes(b"")
-    split = list_images(section(tmp_path), labelled=False).train
-    assert faults(store_split, split, stored_size=None, data=section(on_error="skip")) == [
-        "data.root: no usable image is left of b"
     ]
 
 

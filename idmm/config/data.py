@@ -60,8 +60,6 @@ class Images:
     """Share of the training images to hold out for evaluation. Default: none, in idmm train 0.2 without test images."""
     range: Annotated[Literal["auto"] | list[float] | list[list[float]], BeforeValidator(_range)] = "auto"
     """Values of 16-bit images that become black and white: [low, high], or a pair per channel. 'auto': measured."""
-    on_error: Literal["fail", "skip"] = "fail"
-    """Unreadable, empty or too large files: 'fail' lists them before training, 'skip' trains without them."""
     cache: Literal["auto", "off"] = "auto"
     """Decoded images: 'auto' stores them in data.cache_dir if they fit into half of the free disk. 'off': no store."""
     cache_dir: str | None = None

@@ -9,8 +9,9 @@ import numpy as np
 from idmm.data.formats import BadImage
 from idmm.data.images import Bands, Decoded, StoredSize, fitted, min_max_of, read_image
 from idmm.data.parallel import parallel_map
-from idmm.data.split import Split
+from idmm.data.split import Split, counted
 from idmm.data.values import RangeUnknown, ValueRange, as_range
+from idmm.errors import UserError, by_reason, capped
 
 
 @dataclass(frozen=True)
@@ -36,25 +37,26 @@ class Reading:
 class Index:
     """Facts about the decoded images of a split, without their pixels."""
 
-    sizes: np.ndarray  # height and width of each good image, int64 [G, 2] (pixels)
-    digests: np.ndarray  # BLAKE2b of each good image's file, uint8 [G, 16]
-    good: np.ndarray  # their numbers in the split, int64 [G]
-    bad: np.ndarray  # numbers of the others, int64 [B]
-    reasons: np.ndarray  # why those cannot be used, text [B]
+    sizes: np.ndarray  # height and width of each image, int64 [N, 2] (pixels)
+    digests: np.ndarray  # BLAKE2b of each image's file, uint8 [N, 16]
     range: np.ndarray  # value range if it was measured, float64 [1, 2], of bands [C, 2]. Else [0, 2]
-    pixel_bytes: np.ndarray  # bytes per pixel of each good image, all channels, int64 [G]
+    pixel_bytes: np.ndarray  # bytes per pixel of each image, all channels, int64 [N]
     file_channels: int = 0  # of the files. 0: pictures
 
     @property
     def ends(self) -> np.ndarray:
-        """End of each good image in the file of pixels, int64 [G] (bytes)."""
+        """End of each image in the file of pixels, int64 [N] (bytes)."""
         return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
 
 
 def decode_split(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
-    """Read all images of a split and append the good ones to ``file``, if there is one.
+    """Read all images of a split and append them to ``file``, if there is one.
 
     The first image of more than 8 bits under AUTO starts the measuring of all values, then everything again.
+
+    Raises:
+        UserError: Images that cannot be used, all of them in one.
+        RunError: An image does not fit into memory.
     """
     if reading.bands and reading.bands.count is None:  # that of the first readable file
         for item in split.items:
@@ -74,25 +76,27 @@ def decode_split(split: Split, reading: Reading, file: IO[bytes] | None, progres
 
 
 def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
-    good, bad = {}, {}  # decoded images without pixels, and reasons, by number
-    sizes, pixel_bytes = [], []
+    sizes, digests, pixel_bytes = [], [], []
+    bad: dict[str, str] = {}  # path -> reason
     results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images", progress)
     with closing(results):
         for i, result in enumerate(results):
             if isinstance(result, BadImage):
-                bad[i] = result.reason
+                bad[split.place(i)] = result.reason
                 continue
             if file is not None:
                 file.write(np.ascontiguousarray(result.pixels).data)
             sizes.append(result.pixels.shape[:2])
             pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
-            good[i] = result._replace(pixels=None)
+            digests.append(result.digest)
+    if bad:
+        count = f"{len(bad)} of {counted(len(split), 'image')}"
+        lines = capped([f"  {line}" for line in by_reason(bad, bad.values())])
+        how = "'idmm data check' writes a file for --data.exclude that leaves them out"
+        raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
     return Index(
         sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
-        digests=np.frombuffer(b"".join(decoded.digest for decoded in good.values()), np.uint8).reshape(-1, 16),
-        good=np.array(list(good), dtype=np.int64),
-        bad=np.array(list(bad), dtype=np.int64),
-        reasons=np.array(list(bad.values()), dtype=np.str_),
+        digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16),
         range=np.zeros((0, 2)),
         pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
         file_channels=(reading.bands and reading.bands.count) or 0,

@@ -27,7 +27,7 @@ from idmm.data.formats import BadImage
 from idmm.data.images import Bands, CentreCrop, StoredSize, bands_of, composite, digest, fitted_size, image_size
 from idmm.data.split import Split, counted
 from idmm.data.values import AUTO, ValueRange, as_range
-from idmm.errors import RunError, UserError, by_reason, capped, listed, reason
+from idmm.errors import RunError, reason
 from idmm.files import Lock, replacing, sweep
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class ImageStore:
     It holds flat buffers only, which forked loader workers share.
 
     Args:
-        split: The good images.
+        split: The images.
         index: Facts about them.
         pixels: File of all images end to end. None: images are decoded at each use.
         reading: How their files are read.
@@ -162,21 +162,14 @@ def store_split(
     Args:
         split: From :func:`idmm.data.listing.list_images`.
         stored_size: Longest short side (pixels), or the centre crop, that is stored of each image. None: all of it.
-        data: The config's section: channels (``in_chans``, ``bands``), the cache (``cache``, ``cache_dir``),
-            and ``on_error``.
+        data: The config's section: channels (``in_chans``, ``bands``) and the cache (``cache``, ``cache_dir``).
         part: Name of this split: train, val or test.
         progress: Show a bar on standard error if this takes longer than a second.
         value_range, bands: Of images of more than 8 bits, and the channels of all files. None: as in ``data``.
 
-    Returns:
-        The store, without the bad images if ``data.on_error`` is 'skip'.
-
     Raises:
-        UserError: Bad images (all of them in one), none left, or a class of which none is left.
-        RunError: An image does not fit into memory.
+        UserError, RunError: As :func:`idmm.data.decode.decode_split`.
     """
-    if not len(split):
-        raise UserError("data.root: there is no image to load")
     bands = bands or bands_of(data.in_chans, data.bands)
     reading = Reading(stored_size, as_range(value_range or data.range), bands)
     index, pixels = None, None
@@ -185,28 +178,7 @@ def store_split(
             index, pixels = _cached(split, part, data, reading, progress)
         except RunError as error:
             log.warning("%s: images are decoded at each use instead", str(error))
-    if index is None:
-        index = decode_split(split, reading, None, progress)
-    if len(index.bad):
-        _report_bad(split, index, data.on_error)
-        split = split.take(index.good)
-    return ImageStore(split, index, pixels, reading)
-
-
-def _report_bad(split: Split, index: Index, on_error: str) -> None:
-    """Warn about bad images, or raise if they are not to be skipped or too little is left."""
-    lines = capped([f"  {line}" for line in by_reason(map(split.place, index.bad.tolist()), index.reasons.tolist())])
-    count = f"{len(index.bad)} of {counted(len(split), 'image')}"
-    if on_error == "fail":
-        how = "--data.on_error skip leaves them out, --data.exclude all that 'idmm data check' lists"
-        raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
-    if not len(index.good):
-        raise UserError(f"data.root: none of the {len(split)} images can be used:", *lines)
-    log.warning("data.root: left out %s", "\n".join([f"{count} that cannot be used:", *lines]))
-    if split.labels is not None:
-        lost = {*split.labels[split.labels >= 0].tolist()} - {*split.labels[index.good].tolist()}
-        if lost:
-            raise UserError(f"data.root: no usable image is left of {listed(split.classes[i] for i in sorted(lost))}")
+    return ImageStore(split, index or decode_split(split, reading, None, progress), pixels, reading)
 
 
 # ---------------------------------------------------------------------- the cache on the disk

@@ -11,7 +11,7 @@ import logging
 import os
 import reprlib
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from idmm.dense.targets import IGNORED, BoxTarget, DenseSplits, MaskTarget, mask
 from idmm.errors import UserError, capped, listed, needed, reason
 
 log = logging.getLogger("idmm")
-Reader = Callable[[Path, config.Data, list[str], bool], tuple[dict[str, tuple[Split, list]], dict[int, str]]]
+Reader = Callable[[Path, list[str], bool], tuple[dict[str, tuple[Split, list]], dict[int, str]]]
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
 FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
@@ -58,7 +58,7 @@ def read_detection(data: config.Data, masks: bool = True, progress: bool = False
     ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws some.
 
     Args:
-        data: The ``data`` section of a config. ``on_error`` skip removes images and objects that cannot be used.
+        data: The ``data`` section of a config.
         masks: Keep the outlines, if all training objects have one. Others need no drawing.
         progress: Whether to draw a bar on standard error after a second, and to log the number of objects.
 
@@ -87,11 +87,9 @@ def read_segmentation(data: config.Data, progress: bool = False) -> DenseSplits:
 
 def _read(reader: Reader, data: config.Data, progress: bool) -> DenseSplits:
     root, faults = root_folder(data), []
-    parts, classes = reader(root, data, faults, progress)
+    parts, classes = reader(root, faults, progress)
     if faults:
         raise UserError(*faults)
-    if empty := [part for part, (split, _) in parts.items() if not len(split)]:
-        raise UserError(f"data.root: '{root}' has no usable image of {listed(empty)}, expected at least one")
     # as for class labels, with all images in one class
     labelled = {p: replace(s, labels=np.zeros(len(s), int), classes=["image"]) for p, (s, _) in parts.items()}
     splits = hold_out(narrowed(arranged(labelled), data, labelled=True), data.val_fraction)
@@ -110,24 +108,10 @@ def _read(reader: Reader, data: config.Data, progress: bool) -> DenseSplits:
 
 
 # ---------------------------------------------------------------------- both
-def report_unusable(data: config.Data, faults: list[str], source: Path, total: str, reasons: Collection[str]) -> None:
-    """Add images or objects that cannot be used to ``faults``, or log them if ``data.on_error`` is skip.
-
-    Args:
-        data: The ``data`` section of a config.
-        faults: Lines of a UserError.
-        source: Their file or folder.
-        total: How many there are, e.g. ``20 images``.
-        reasons: One per image or object.
-    """
-    if not reasons:
-        return
-    line = f"data.root: '{source}': {len(reasons)} of {total} cannot be used"
-    details = capped([f"  {reason}" for reason in reasons])
-    if data.on_error == "skip":
-        log.warning("skipped:\n%s", "\n".join([f"{line}:", *details]))
-    else:
-        faults += [f"{line} (--data.on_error skip skips them):", *details]
+def unusable(source: Path, total: str, reasons: Sequence[str]) -> list[str]:
+    """Return the faults of a file or folder: the objects or images (of ``total``) that cannot be used, by reason."""
+    line = f"data.root: '{source}': {len(reasons)} of {total} cannot be used:"
+    return [line, *capped([f"  {reason}" for reason in reasons])] if reasons else []
 
 
 def split_of(root: Path, folder: Path, names: list[str]) -> Split:
@@ -136,7 +120,7 @@ def split_of(root: Path, folder: Path, names: list[str]) -> Split:
     return Split(items, [os.path.relpath(item, root).replace(os.sep, "/") for item in items], None, None)
 
 
-def read_each(split: Split, read_one: Callable, data: config.Data, progress: bool) -> list:
+def read_each(split: Split, read_one: Callable, progress: bool) -> list:
     """Return ``read_one(path)`` of each file, or a BadImage if it cannot be used."""
     work = parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes", progress)
     with contextlib.closing(work) as results:
@@ -150,7 +134,7 @@ def as_text(size: tuple[int, int]) -> str:
 
 # ---------------------------------------------------------------------- boxes
 def read_coco(
-    root: Path, data: config.Data, faults: list[str], progress: bool
+    root: Path, faults: list[str], progress: bool
 ) -> tuple[dict[str, tuple[Split, list[BoxTarget]]], dict[int, str]]:
     """Read all parts.
 
@@ -176,7 +160,7 @@ def read_coco(
             train = f"'{files['train']}'"
             faults.append(f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}")
     labels = {number: label for label, number in enumerate(classes)}
-    parts = {part: _part(root, files[part], coco, labels, data, faults, progress) for part, coco in opened.items()}
+    parts = {part: _part(root, files[part], coco, labels, faults, progress) for part, coco in opened.items()}
     return parts, classes
 
 
@@ -202,28 +186,32 @@ def _opened(path: Path, faults: list[str]):
 
 
 def _part(
-    root: Path, path: Path, coco, labels: dict[int, int], data: config.Data, faults: list[str], progress: bool
+    root: Path, path: Path, coco, labels: dict[int, int], faults: list[str], progress: bool
 ) -> tuple[Split, list[BoxTarget]]:
     """Return the images that exist in the size of the annotation file, and their objects."""
-    objects, reasons = defaultdict(list), []
+    objects, reasons, without_area = defaultdict(list), [], 0
     for row in coco.dataset["annotations"]:
         try:
-            objects[row["image_id"]].append(_object(row, coco.imgs.get(row["image_id"]), labels))
+            box, *rest = _object(row, coco.imgs.get(row["image_id"]), labels)
+            if (box[2:] > box[:2]).all():
+                objects[row["image_id"]].append((box, *rest))
+            else:  # COCO itself has some
+                without_area += 1
         except ValueError as error:
             reasons.append(f"annotation {row['id']}{error}")
-    report_unusable(data, faults, path, counted(len(coco.dataset["annotations"]), "annotation"), reasons)
+    if without_area:
+        log.warning("data.root: '%s': left out %s without area", path, counted(without_area, "object"))
+    faults += unusable(path, counted(len(coco.dataset["annotations"]), "annotation"), reasons)
 
     folder, images = root / path.stem.removeprefix("instances_"), coco.dataset["images"]
     missing = set(absent(folder, [image["file_name"] for image in images]))
     reasons = [f"image '{name}' does not exist (in '{folder}')" for name in sorted(missing)]
     images = [image for image in images if image["file_name"] not in missing]
-    split, usable = split_of(root, folder, [image["file_name"] for image in images]), []
-    for i, (image, size) in enumerate(zip(images, read_each(split, image_size, data, progress), strict=True)):
-        if isinstance(size, BadImage) or size == _size(image):  # bad images are reported when they are loaded
-            usable.append(i)
-        else:
+    split = split_of(root, folder, [image["file_name"] for image in images])
+    for image, size in zip(images, read_each(split, image_size, progress), strict=True):
+        if not isinstance(size, BadImage) and size != _size(image):  # bad images are reported when they are loaded
             reasons.append(f"image '{image['file_name']}' is {as_text(size)}, in this file {as_text(_size(image))}")
-    report_unusable(data, faults, path, counted(len(coco.imgs), "image"), reasons)
+    faults += unusable(path, counted(len(coco.imgs), "image"), reasons)
 
     outlines = [segment is not None for rows in objects.values() for _, _, segment, crowd in rows if not crowd]
     outlined = bool(outlines) and all(outlines)
@@ -231,12 +219,12 @@ def _part(
         count = f"{outlines.count(False)} of {counted(len(outlines), 'object')}"
         log.warning("data.root: '%s': %s have no outline, so only boxes are used", path, count)
     targets = []
-    for image in (images[i] for i in usable):
+    for image in images:
         boxes, numbers, segments, crowd = zip(*objects[image["id"]], strict=True) if objects[image["id"]] else ([],) * 4
         boxes, crowd = np.array(boxes, dtype=np.float32).reshape(-1, 4), np.array(crowd, dtype=bool)
         segments = list(segments) if outlined else None
         targets.append(BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, _size(image), image["id"]))
-    return split.take(usable), targets
+    return split, targets
 
 
 def _object(row: dict, image: dict | None, labels: dict[int, int]) -> tuple[np.ndarray, int, list | dict | None, bool]:
@@ -262,14 +250,14 @@ def _object(row: dict, image: dict | None, labels: dict[int, int]) -> tuple[np.n
 
 
 def _box(bbox: object, size: tuple[int, int]) -> np.ndarray | None:
-    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, or None if it has no area in an image of ``size``."""
+    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, or None if it is not in an image of ``size``."""
     try:
         x, y, w, h = map(float, bbox)
     except (OverflowError, TypeError, ValueError):
         return None
     corners = np.array([x, y, x + w, y + h])
     box = corners.clip(0, [size[1], size[0], size[1], size[0]])
-    return box if (box[2:] > box[:2]).all() and (np.abs(box - corners) <= SLACK).all() else None
+    return box if (np.abs(box - corners) <= SLACK).all() else None
 
 
 def _drawable(segment: list | dict | None, size: tuple[int, int]) -> bool:
@@ -291,7 +279,7 @@ def _size(image: dict) -> tuple[int, int]:
 
 # ---------------------------------------------------------------------- masks
 def read_masks(
-    root: Path, data: config.Data, faults: list[str], progress: bool
+    root: Path, faults: list[str], progress: bool
 ) -> tuple[dict[str, tuple[Split, list[MaskTarget]]], dict[int, str]]:
     """Read all parts.
 
@@ -321,19 +309,18 @@ def read_masks(
             missing = set(absent(mask_folder, list(pairs.values())))
             bare = [name for name, mask in pairs.items() if mask in missing]
             reasons = [f"'{name}' has no mask, expected '{mask_folder}/{pairs[name]}'" for name in bare]
-            report_unusable(data, faults, image_folder, counted(len(pairs), "image"), reasons)
+            faults += unusable(image_folder, counted(len(pairs), "image"), reasons)
             names = [name for name in pairs if name not in bare]
             masks = split_of(root, mask_folder, [pairs[name] for name in names])
-            splits[part] = split_of(root, image_folder, names), masks, read_each(masks, read_mask, data, progress)
+            splits[part] = split_of(root, image_folder, names), masks, read_each(masks, read_mask, progress)
     classes = _classes(root, layout, splits["train"][2], faults)
     parts = {}
     for part, (images, masks, targets) in splits.items():
-        sizes = read_each(images, image_size, data, progress)
+        sizes = read_each(images, image_size, progress)
         reasons = [_fault(target, size, len(classes)) for target, size in zip(targets, sizes, strict=True)]
         wrong = [f"'{path}': {fault}" for path, fault in zip(masks.items, reasons, strict=True) if fault]
-        report_unusable(data, faults, root / layout.masks, counted(len(masks), "mask"), wrong)
-        usable = [i for i, fault in enumerate(reasons) if not fault]
-        parts[part] = images.take(usable), [targets[i] for i in usable]
+        faults += unusable(root / layout.masks, counted(len(masks), "mask"), wrong)
+        parts[part] = images, targets
     return parts, dict(enumerate(classes, start=layout.first))
 
 

@@ -37,8 +37,7 @@ class DenseImages:
     """The decoded images of a run with their boxes or masks."""
 
     stores: Stores
-    targets: dict[str, Sequence[Target]]  # by part, in the order of its images
-    listing: DenseSplits  # has the classes
+    listing: DenseSplits  # their boxes or masks, and the classes
 
 
 def load_images(setup: RunSetup, run: RunContext) -> DenseImages:
@@ -58,15 +57,14 @@ def load_images(setup: RunSetup, run: RunContext) -> DenseImages:
         progress=folder.leader,
     )
     log_values(setup, stores)
-    targets = {part: listing.of(part, store.names) for part, store in stores.parts.items()}
     digests = {
-        part: {name: target.digest for name, target in zip(store.names, targets[part], strict=True)}
+        part: {name: target.digest for name, target in zip(store.names, listing.targets[part], strict=True)}
         for part, store in stores.parts.items()
     }
     folder.check_images({**stores.fingerprint(), "targets": digests, "classes": listing.classes}, _differences)
     counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
     log.info("images: %s of '%s', %d classes", counts, data.root, len(listing.classes))
-    return DenseImages(stores, targets, listing)
+    return DenseImages(stores, listing)
 
 
 def _differences(old: dict, new: dict) -> list[str]:
@@ -97,7 +95,7 @@ class DenseEvaluator(Evaluator):
     def __init__(self, run: RunContext, setup: RunSetup, dense: DenseImages, part: str):
         self.run, self.setup, self.dense, self.part = run, setup, dense, part
         self.store: ImageStore = getattr(dense.stores, part)
-        self.targets, self.classes = dense.targets[part], dense.listing.classes
+        self.targets, self.classes = dense.listing.targets[part], dense.listing.classes
         self.images, self.every = len(self.store), setup.config.train.eval_every
 
     @property
@@ -157,7 +155,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
             method = method_class(network)
         evaluator = evaluator_class(run, setup, images, part)
         statistics, key = (setup.spec.mean, setup.spec.std), derive(config.seed, "stage", phase.number)
-        transform = DenseTransform(stores.train, images.targets["train"], phase.size, *statistics, config.augment, key)
+        transform = DenseTransform(stores.train, listing.targets["train"], phase.size, *statistics, config.augment, key)
         keep = metric if config.train.keep == "best" else None
         plan = plan_phase(setup, phase, len(stores.train), transform, [evaluator], ending(setup, stores), keep)
         loop = Loop(run, method, plan)

@@ -81,11 +81,6 @@ class DenseSplits:
     classes: list[str]
     categories: list[int]  # number of each class in the dataset's own files
 
-    def of(self, part: str, names: Sequence[str]) -> list[Target]:
-        """Return the targets of the named images of a part. A store may have skipped some."""
-        by_name = dict(zip(self.splits.parts[part].names, self.targets[part], strict=True))
-        return [by_name[name] for name in names]
-
     @property
     def outlined(self) -> bool:
         """Whether the training objects have outlines, so that instance masks can be learned."""

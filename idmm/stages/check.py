@@ -101,8 +101,8 @@ def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str,
     """Yield each kind of fault, its count, examples, advice, and whether it is certain, something to fix."""
     bad = report.unreadable
     reasons = by_reason(*([image[key] for image in bad] for key in ("name", "reason")))
-    skip = "Training stops on them. Replace them, or pass --data.on_error skip."
-    yield "unreadable", counted(len(bad), "file"), reasons, skip, True
+    advice = "Training stops on them. Replace them, or leave them out by exclude.txt of your --out folder."
+    yield "unreadable", counted(len(bad), "file"), reasons, advice, True
     for kind, images, advice in (
         ("transparent", report.transparent, "Their opacity is 0 everywhere, so training uses the hidden colours."),
         ("one colour", report.one_colour, "All their pixels are equal. Look if they are broken."),

@@ -128,10 +128,9 @@ def _probed(
         network = network_of(with_statistics(setup, images.mean, images.std), model, label)
         train, test, workers = images.train, images.test, setup.config.data.workers
         features, test_features = (network.split_features(s, workers, part) for part, s in images.parts.items())
-        rows = {name: row for row, name in enumerate(train.names)}
+        rows = {name: row for row, name in enumerate(splits.train.names)}
         for draw in draws:
-            # data.on_error skip leaves files out
-            chosen = [rows[name] for name in draw_subset(splits.train, draw).names if name in rows]
+            chosen = [rows[name] for name in draw_subset(splits.train, draw).names]
             labelled = features[chosen], train.labels[chosen]
             measured = readouts(*labelled, test_features, test.labels, seed=draw.seed, metric=metric)
             for name, readout in measured.items():

@@ -169,7 +169,7 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
 
 
 def _check_images(data: Data, listing: Listing) -> None:
-    """Decode every image once. Raise UserError with the bad ones of all splits, if they are not to be skipped."""
+    """Decode every image once. Raise UserError with the bad ones of all splits."""
     faults = []
     for part, split in listing.parts.items():
         try:
