@@ -222,10 +222,6 @@ def windows_bitmap(array):
     return b"BM" + struct.pack("<IHHI", 122 + len(body), 0, 0, 122) + head + body
 
 
-def deep_tif(array, extra=2):
-    return by_tifffile(array, extrasamples=[extra])
-
-
 CLEAR = {  # files whose opacity is 0 everywhere, and what is shown
     "BMP": (windows_bitmap(rgba(0)), SQUARES),
     "PNG": (encode(Image.fromarray(rgba(0))), SQUARES),
@@ -238,8 +234,7 @@ CLEAR = {  # files whose opacity is 0 everywhere, and what is shown
     "one colour": (encode(image([[RED, RED]]), transparency=(255, 0, 0)), [[RED, RED]]),
     "PNG, 16 bits": (imagecodecs.png_encode(rgba(0, np.uint16)), DEEP_SQUARES),
     "PNG, 16 bits of grey": (png(2, 1, 16, 4, struct.pack(">4H", 9, 0, 300, 0)), [[[9] * 3, [300] * 3]]),
-    "TIFF, 16 bits": (deep_tif(rgba(0, np.uint16)), DEEP_SQUARES),
-    "TIFF, 16 bits, multiplied": (deep_tif(rgba(0, np.uint16), 1), DEEP_SQUARES),
+    "TIFF, 16 bits": (by_tifffile(rgba(0, np.uint16), extrasamples=[2]), DEEP_SQUARES),
     "array": (rgba(0, np.uint16), DEEP_SQUARES),
 }
 
@@ -280,6 +275,8 @@ def test_bad_files_say_why(tmp_path):
         data = encode(noise, format)
         assert reason(data[: len(data) // 2]).startswith(("unreadable or truncated (", "not an image")), format
     assert reason(encode(noise, "JPEG")[:2000]).startswith("unreadable or truncated (image file is truncated")
+    multiplied = by_tifffile(rgba(9, np.uint16), extrasamples=[1])
+    assert reason(multiplied) == "a TIFF of more than 8 bits whose colours are multiplied by their opacity"
     assert reason(tmp_path / "gone.png") == "no such file or directory"
     (tmp_path / "empty.png").touch()
     assert reason(tmp_path / "empty.png") == "empty file"

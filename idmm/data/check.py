@@ -17,7 +17,7 @@ from idmm.data.images import Bands, CentreCrop, composite, digest, read_image
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
-from idmm.data.user_lists import BadList, quoted
+from idmm.data.user_lists import quoted
 from idmm.data.values import AUTO, RangeUnknown, ValueRange
 from idmm.errors import UserError
 from idmm.files import expand_home, write_bytes
@@ -168,8 +168,6 @@ def _open(data: config.Data, report: DatasetReport) -> Listing:
     """Open the dataset as fine-tuning does. If that fails as pretraining does, and note what fine-tuning lacks."""
     try:
         return list_images(data, labelled=True, unlabelled=True, joined=False)
-    except BadList:
-        raise
     except UserError as error:
         report.layout, report.enough_to_pretrain = list(error.faults), isinstance(error, LabelsMissing)
     # with a CSV file of labels, all that is missing may be something to evaluate on

@@ -223,23 +223,18 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
             if page.bitspersample != 8 or page.photometric == tifffile.PHOTOMETRIC.PALETTE:
                 return _from_pillow(image, picture)
     samples, colours = page.samplesperpixel, getattr(page.photometric, "name", page.photometric)
-    extra = {int(kind) for kind in page.extrasamples}
-    no_alpha = not extra & {1, 2}
-    unknown = colours not in _COLOURS or (no_alpha and samples == 4 and colours != "RGB")
-    if picture:
-        if len(pages) > 1 or samples > 4 or (no_alpha and samples == 2) or (image is None and unknown):
-            channels = samples * len(pages)
-            what = f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA"
-            raise NoPicture(what, channels)
-        if image is not None:
-            return _from_pillow(image, picture)
+    alpha = {1, 2}.intersection(map(int, page.extrasamples))  # 1: colours are multiplied by it
+    if picture and image is not None and samples <= 4 and (alpha or samples != 2):
+        return _from_pillow(image, picture)
+    known = colours in _COLOURS and samples in ((1, 2, 3, 4) if alpha else (1, 3))
+    if picture and (len(pages) > 1 or not known):
+        channels = samples * len(pages)
+        what = f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA"
+        raise NoPicture(what, channels)
+    if picture and 1 in alpha:
+        raise BadImage("a TIFF of more than 8 bits whose colours are multiplied by their opacity")
     values = np.concatenate([_page_values(one, page) for one in pages], axis=2)
-    values = _upright(values, page.tags.valueof(_ORIENTATION, 1))
-    if not picture or samples not in (2, 4):
-        return values
-    if no_alpha:
-        return values[:, :, :-1]
-    return _divided(values) if 1 in extra else values
+    return _upright(values, page.tags.valueof(_ORIENTATION, 1))
 
 
 def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:
@@ -261,19 +256,3 @@ def _page_values(page: tifffile.TiffPage, first: tifffile.TiffPage) -> np.ndarra
     # one thread: several images are read at the same time
     values = page.asarray(squeeze=False, maxworkers=1).reshape(planes, height, width, samples)
     return values.transpose(1, 2, 0, 3).reshape(height, width, -1)
-
-
-def _divided(values: np.ndarray) -> np.ndarray:
-    """Divide colours by the opacity that they were multiplied by, the last channel, unless it is 0 everywhere."""
-    colours, alpha = values[:, :, :-1], values[:, :, -1:]
-    if not alpha.any():
-        return values
-    top = opaque(alpha.dtype)
-    colours = np.divide(colours * float(top), alpha, out=np.zeros(colours.shape), where=alpha > 0)
-    colours = colours if values.dtype.kind == "f" else np.clip(np.rint(colours), 0, top)
-    return np.concatenate([colours.astype(values.dtype), alpha], axis=2)
-
-
-def opaque(dtype: np.dtype) -> float:
-    """Return the opacity of opaque pixels."""
-    return 1.0 if dtype.kind == "f" else np.iinfo(dtype).max

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import PICTURE_CHANNELS, BadImage, decode, opaque, size_in_header
+from idmm.data.formats import PICTURE_CHANNELS, BadImage, decode, size_in_header
 from idmm.data.split import counted
 from idmm.data.values import AUTO, WHITE, MinMax, RangeUnknown, ValueRange, rescale
 from idmm.errors import reason
@@ -89,9 +89,10 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
     """
     content = read(item) if isinstance(item, (str, os.PathLike)) else item
     values, alpha = _values(content, bands)
-    transparent = alpha is not None and not (alpha > 0).any()
-    if alpha is not None and (transparent or (alpha >= opaque(alpha.dtype)).all()):
-        alpha = None
+    transparent, opaque = alpha is not None and not (alpha > 0).any(), 1.0
+    if alpha is not None:
+        opaque = 1.0 if alpha.dtype.kind == "f" else np.iinfo(alpha.dtype).max
+        alpha = None if transparent or (alpha >= opaque).all() else alpha
     if values.dtype != np.uint8:
         if value_range == AUTO:
             raise RangeUnknown
@@ -102,7 +103,7 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
     if alpha is not None and alpha.dtype == np.uint8:  # blended with white, rounded. 65152: 255 * 255 + 127
         values = ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)
     elif alpha is not None:
-        opacity = np.clip(alpha / opaque(alpha.dtype), 0, 1)
+        opacity = np.clip(alpha / opaque, 0, 1)
         values = np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
     if bands is None and values.shape[2] == 1:
         values = np.repeat(values, 3, axis=2)

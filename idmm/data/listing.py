@@ -46,8 +46,8 @@ def list_images(
 
     Raises:
         UserError: Unknown dataset, missing or damaged files, sizes that are not the protocol's, classes that do not
-            agree, nothing to evaluate on, a subset or folds that cannot be drawn. All faults of a folder in one.
-            BadList: one of the user's lists is bad.
+            agree, nothing to evaluate on, a bad list of the user's, a subset or folds that cannot be drawn. All faults
+            of a folder in one.
     """
     data = resolve_name(data)[0]
     splits = _read(data, labelled, not labelled if unlabelled is None else unlabelled)
@@ -58,8 +58,6 @@ def list_images(
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
     splits = hold_out(splits, data.val_fraction)
-    if labelled and splits.train.labels is None:
-        raise LabelsMissing(f"data.name: '{data.name}' has no labels. Fine-tuning needs them")
     if labelled and evaluated and splits.test is None:
         root = f"'{data.root}'" if data.labels is None else f"'{data.root}' with data.labels '{data.labels}'"
         what = f"{root} has no 'val' or 'test' images to evaluate on. Add some, hold out a share of train"
@@ -114,7 +112,7 @@ def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
     """Return the splits without the images of ``data.exclude``, each image with its group of ``data.groups``.
 
     Raises:
-        BadList: One of them is bad.
+        UserError: One of them is bad.
     """
     if data.exclude is not None:
         splits = leave_out(splits, data.exclude, data.root)

@@ -142,10 +142,5 @@ def compare(old: dict, new: dict) -> list[str]:
 
 def image_differences(old: dict, new: dict) -> list[str]:
     """Return how the images of each part differ between two results of :meth:`Stores.fingerprint`."""
-    lines = []
-    for part in PARTS:
-        if (old[part] is None) != (new[part] is None):
-            lines.append(f"{part}: the split {'is gone' if new[part] is None else 'is new'}")
-        elif new[part] is not None:
-            lines += [f"{part}: {line}" for line in compare(old[part], new[part])]
-    return lines
+    none = {"classes": None, "images": {}}  # of a split that is not there
+    return [f"{part}: {line}" for part in PARTS for line in compare(old[part] or none, new[part] or none)]

@@ -24,10 +24,6 @@ from idmm.files import expand_home
 log = logging.getLogger(__name__)
 
 
-class BadList(UserError):
-    """A list that cannot be read, or has bad lines."""
-
-
 class UserList:
     """A file whose lines name images. Faults of lines are collected and raised together.
 
@@ -45,11 +41,11 @@ class UserList:
         self._faults = []
 
     def text(self, expected: str) -> str:
-        """Return the whole file. Bytes of names that are not UTF-8 become surrogates. BadList: it cannot be read."""
+        """Return the whole file. Bytes of names that are not UTF-8 become surrogates. UserError: it cannot be read."""
         try:
             return expand_home(self.file).read_bytes().decode("utf-8-sig", "surrogateescape")
         except OSError as error:
-            raise BadList(f"{self.field}: cannot read '{self.file}' ({reason(error)}), expected {expected}") from None
+            raise UserError(f"{self.field}: cannot read '{self.file}' ({reason(error)}), expected {expected}") from None
 
     def table(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
         """Read a CSV whose header names the columns ``required``, and may name ``optional`` ones.
@@ -58,24 +54,23 @@ class UserList:
             Each row's line number and its cells by column.
 
         Raises:
-            BadList: It cannot be read, has no rows or no such header, or has rows with cells missing or empty.
+            UserError: It cannot be read, has no rows or no such header, or has rows with cells missing or empty.
         """
-        form, rows = ",".join(required), []
-        reader = csv.reader(io.StringIO(self.text(f"a CSV file of {form}"), newline=""), strict=True)
+        form = ",".join(required)
+        text = io.StringIO(self.text(f"a CSV file of {form}"), newline="")
+        reader = csv.DictReader(text, restval="", strict=True)
         try:
-            header = [name.strip() for name in next(reader, ())]
+            header = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
             if missing := [name for name in required if name not in header]:
                 what = f"lacks {listed(missing)}, expected {form}. Its first line is '{','.join(header)}'"
-                raise BadList(f"{self.field}: the header of '{self.file}' {what}")
+                raise UserError(f"{self.field}: the header of '{self.file}' {what}")
             columns = [name for name in (*required, *optional) if name in header]
-            for row in filter(None, reader):
-                cells = dict(zip(header, map(str.strip, row), strict=False))
-                rows.append((reader.line_num, {name: cells.get(name, "") for name in columns}))
+            rows = [(reader.line_num, {name: row[name].strip() for name in columns}) for row in reader]
         except csv.Error as error:
-            self.fault(reader.line_num, f"is not CSV ({error}), expected {form}")
+            self.fault(reader.reader.line_num, f"is not CSV ({error}), expected {form}")
             self.refuse()
         if not rows:
-            raise BadList(f"{self.field}: '{self.file}' has no rows under the header {form}")
+            raise UserError(f"{self.field}: '{self.file}' has no rows under the header {form}")
         for line, cells in rows:
             if lacking := [name for name, cell in cells.items() if not cell]:
                 self.fault(line, f"has no {' and no '.join(lacking)}, expected {','.join(columns)}")
@@ -102,9 +97,9 @@ class UserList:
         self._faults.append(f"{self.field}: {self.file}:{line}: {what}")
 
     def refuse(self) -> None:
-        """Raise BadList with one line per fault, if there are faults."""
+        """Raise UserError with one line per fault, if there are faults."""
         if self._faults:
-            raise BadList(*capped(self._faults, begin=f"{self.field}: "))
+            raise UserError(*capped(self._faults, begin=f"{self.field}: "))
 
 
 # ---------------------------------------------------------------------- classes
@@ -117,7 +112,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     always ``unlabelled``.
 
     Raises:
-        BadList: The file has bad lines, or no class, or no image to train on. Or classes to evaluate on that are not
+        UserError: The file has bad lines, or no class, or no image to train on. Or classes to evaluate on that are not
             trained on.
     """
     images = images_under(root)
@@ -140,7 +135,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     if not labelled and train and (faults or without_label):
         return Listing(_files(root, train), None, None, unlabelled=_files(root, more) if more else None)
     if faults:
-        raise BadList(*faults)
+        raise UserError(*faults)
     if unnamed:
         what = f"{len(unnamed)} of {counted(len(images), 'image')}"
         log.info("data.labels: '%s' has no row for %s, which are left out if labels are needed", file, what)
@@ -211,7 +206,7 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     pretraining, which reads fewer of them.
 
     Raises:
-        BadList: It cannot be read, names a missing image, or leaves a split without images.
+        UserError: It cannot be read, names a missing image, or leaves a split without images.
     """
     names = UserList("data.exclude", file, _names(splits), root)
     text = names.text("a file with the name of one image per line, as idmm data check writes it")
@@ -226,7 +221,7 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     for key, part in splits.parts.items():
         remaining = [i for i, name in enumerate(part.names) if name not in excluded]
         if not remaining and key != "unlabelled":
-            raise BadList(f"data.exclude: '{file}' leaves no image of {key}, expected at least one")
+            raise UserError(f"data.exclude: '{file}' leaves no image of {key}, expected at least one")
         out = sorted(excluded.intersection(part.names))
         drawn = f"{part.drawn} without {out!r}" if out else part.drawn
         parts[key], counts[key] = replace(part.take(remaining), drawn=drawn) if remaining else None, len(out)
@@ -245,7 +240,7 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
     """Return the splits with each image's group, from a CSV (path,group) or a pattern's bracket.
 
     Raises:
-        BadList: The file or the pattern is bad, or images are in no group.
+        UserError: The file or the pattern is bad, or images are in no group.
     """
     splits, unlabelled = replace(splits, unlabelled=None), splits.unlabelled  # these are never held out
     names = _names(splits)
@@ -256,7 +251,9 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
                 raise re.error(f"{pattern.groups} brackets")
         except re.error as error:
             expected = "a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'"
-            raise BadList(f"data.groups: '{groups}' is no file and no pattern ({error}), expected {expected}") from None
+            raise UserError(
+                f"data.groups: '{groups}' is no file and no pattern ({error}), expected {expected}"
+            ) from None
         group = {name: match[1] for name in names if (match := pattern.search(name))}
     else:
         table, group = UserList("data.groups", groups, names, root), {}
@@ -267,7 +264,7 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
         table.refuse()
     if missing := [name for name in names if not group.get(name)]:
         what = f"'{groups}' gives no group to {counted(len(missing), 'image')}: {listed(missing, 3)}"
-        raise BadList(f"data.groups: {what}, expected one for each image")
+        raise UserError(f"data.groups: {what}, expected one for each image")
     parts = {key: replace(part, groups=np.array([group[n] for n in part.names])) for key, part in splits.parts.items()}
     return replace(splits, **parts, unlabelled=unlabelled)
 

@@ -65,7 +65,6 @@ def read_detection(data: config.Data, masks: bool = True, progress: bool = False
     Raises:
         UserError: All faults of the files, or there is no training image.
         LabelsMissing: There is nothing to evaluate on.
-        BadList: ``data.exclude`` or ``data.groups`` is invalid.
     """
     splits = _read(read_coco, data, progress)
     if not (masks and splits.outlined):
