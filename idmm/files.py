@@ -89,16 +89,6 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def json_lines(path: Path) -> list[dict]:
-    """Return the objects of a JSON Lines file without lines that a kill truncated. A missing file has none."""
-    rows = []
-    with contextlib.suppress(FileNotFoundError), open(path) as file:
-        for line in file:
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
-    return rows
-
-
 def sweep(folder: Path) -> None:
     """Remove unfinished files that a kill left. No other process may write there.
 
@@ -131,8 +121,6 @@ def made_folder(out: str) -> Path:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out: cannot write to '{out}' ({error.strerror}), expected a folder") from None
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise UserError(f"out: cannot write to '{out}'. Make the folder writable or name another")
     return Path(out)
 
 
@@ -210,6 +198,15 @@ class Lock:
             log.warning("%s: this file system has no locks. Do not start a second process here", self.path.parent)
         self.held = True
         return True
+
+    def acquire_output(self, out: Path) -> None:
+        """Take the lock of the folder ``out`` of results. UserError if it is in use or cannot be written."""
+        try:
+            acquired = self.acquire()
+        except OSError as error:
+            raise UserError(f"out: cannot write to '{out}' ({error.strerror}). Name another folder") from None
+        if not acquired:
+            raise UserError(f"out: '{out}' is in use by another run. Wait for it or name another folder")
 
     def release(self) -> None:
         """Free the lock if it is held."""

@@ -11,29 +11,17 @@ import idmm
 
 PACKAGE = Path(idmm.__file__).parent
 LAYERS = (
-    (
-        "errors",
-        "config",
-        "seeding",
-        "files",
-        "intervals",
-        "distributed",
-        "progress",
-        "losses",
-        "figures",
-        "charts",
-        "sheets",
-    ),
-    ("data", "models"),
+    ("errors", "config", "seeding", "files", "distributed", "progress", "losses", "figures"),
+    ("data", "models", "report"),
     ("methods",),
     ("training", "evaluation"),
     ("stages", "dense"),
-    ("transfer", "report", "inference"),
+    ("transfer", "inference"),
     ("cli",),
 )
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)
-# reports are drawn from finished files, wherever those are read
+# tables and pictures are drawn from finished files, wherever those are read
 FORBIDDEN += [("report", package) for packages in LAYERS[1:] for package in packages if package != "report"]
 
 

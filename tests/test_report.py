@@ -21,8 +21,8 @@ from idmm.report import grid_pictures
 from idmm.report.grid_pictures import heat_maps
 from idmm.report.render import page as grid_page
 from idmm.report.sections import sections
+from idmm.report.stats import compared, mcnemar
 from idmm.report.table import Table
-from idmm.stages.read_outputs import compared, mcnemar
 
 
 class Reader(HTMLParser):

@@ -21,6 +21,7 @@ from idmm.data.listing import list_images
 from idmm.evaluation import evaluate
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
+from idmm.report.stats import wilson_interval
 from idmm.seeding import numpy_rng
 from idmm.training import loop
 
@@ -71,7 +72,7 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     hits = [int(row["correct"]) for row in rows]
     assert found["top1"] == pytest.approx(25 * sum(hits))
     assert found["mean_per_class"] == pytest.approx(100 * (hits[0] / 3 + hits[1]) / 2)
-    assert found["top1_interval"] == pytest.approx([100 * float(bound) for bound in evaluate.wilson(sum(hits), 4)])
+    assert found["top1_interval"] == pytest.approx(wilson_interval(sum(hits), 4))
     assert found["largest_class"] == 75 and 0 <= found["baseline_top1"] <= 100 and "kept_epoch" not in found
     for row, right, images, other in zip(rows, hits, (3, 1), ("кот", "dog, big"), strict=True):
         wrong = images - right
@@ -96,7 +97,7 @@ def test_classes_of_unequal_size_can_weigh_the_same(unequal, tmp_path):
 
 def test_remarks():
     def said(hits, **more):
-        interval = [100 * float(bound) for bound in evaluate.wilson(hits, 60)]
+        interval = wilson_interval(hits, 60)
         return evaluate.remarks({"top1": 100 * hits / 60, "top1_interval": interval, "largest_class": 50.0, **more})
 
     (named,) = said(30)

@@ -13,7 +13,7 @@ from torch import nn
 
 from idmm import distributed
 from idmm.data.split import counted
-from idmm.intervals import wilson
+from idmm.report.stats import wilson_interval
 from idmm.seeding import numpy_rng
 
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
@@ -163,7 +163,7 @@ def score(predicted, truth) -> dict[str, Any]:
     hits, count = np.bincount(truth, correct)[count > 0], count[count > 0]
     return {
         "top1": float(100 * correct.sum() / len(correct)),
-        "top1_interval": [100 * float(limit) for limit in wilson(correct.sum(), len(correct))],
+        "top1_interval": wilson_interval(correct.sum(), len(correct)),
         "mean_per_class": 100 * float((hits / count).mean()),
     }
 

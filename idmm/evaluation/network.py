@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from PIL import Image
-from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from idmm import distributed
@@ -24,9 +23,8 @@ from idmm.data.parallel import parallel_map
 from idmm.data.split import counted
 from idmm.data.values import AUTO, ValueRange, as_range, unit
 from idmm.data.views import normalise
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError
 from idmm.evaluation.evaluate import evaluating
-from idmm.files import weights_label
 from idmm.models.weights import Checkpoint, build_saved
 from idmm.progress import counting, duration
 
@@ -85,11 +83,7 @@ class Network:
         """
         device = distributed.pick_device(device)
         model = build_saved(saved, None, num_classes).to(device)
-        height, width = to_2tuple(model.pretrained_cfg["input_size"][-2:])
-        if height != width:
-            name = weights_label(saved.source, saved.field)
-            raise UserError(f"{name} was evaluated at {height}x{width} pixels, expected a network of square images")
-        return cls.around(saved, model, height, device, batch_size)
+        return cls.around(saved, model, model.pretrained_cfg["input_size"][-1], device, batch_size)
 
     @classmethod
     def around(cls, saved: Checkpoint, model: nn.Module, size: int, device: str, batch_size: int) -> "Network":
@@ -144,13 +138,9 @@ class Network:
         prepare = prepare or self._centre
         index: list[int] = []
         crops: list[Tensor] = []
-        high_bit: list[str] = []  # names of images with more bits than the run had
 
         def decoded(i: int) -> Tensor:
-            image = self.read(images[i])
-            if self.scale == AUTO and image.pixels.dtype != np.uint8:
-                high_bit.append(names[i])
-            return prepare(i, image.pixels)
+            return prepare(i, self.read(images[i]).pixels)
 
         results = parallel_map(decoded, len(images), names.__getitem__, "reading images", False, self.batch_size)
         with closing(results):
@@ -164,9 +154,6 @@ class Network:
                 if len(crops) == self.batch_size or (crops and i == len(images) - 1):
                     yield {"index": torch.tensor(index), "images": torch.stack(crops)}
                     index, crops = [], []
-        if high_bit:
-            images_seen = f"{counted(len(high_bit), 'image')} of more than 8 bits ('{min(high_bit)}')"
-            log.warning("%s: the run had none, so their values are scaled by the full range of their type", images_seen)
 
     def _centre(self, number: int, pixels: np.ndarray) -> Tensor:
         crop = CentreCrop(self.size, self.crop_pct)(pixels)

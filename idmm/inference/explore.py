@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from idmm.config.commands import ExploreConfig, ProbeConfig
+from idmm.config.commands import ExploreConfig
 from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
 from idmm.errors import UserError
@@ -41,8 +41,6 @@ def explore(config: ExploreConfig) -> str:
         folder = folder / "stage1"
         log.info("run: '%s', which learned from all images", folder)
     run = read_outputs.config_of(folder)
-    if isinstance(run, ProbeConfig):
-        raise UserError(f"run: '{folder}' is a probe, expected a run of pretraining or fine-tuning")
     if config.out and (inside := images_around(replace(run, out=config.out))):
         raise UserError(f"out: '{config.out}' is among the images of '{inside}'. Name another folder")
     log.info("reading the training images")

@@ -16,7 +16,7 @@ from idmm.evaluation import similarity
 from idmm.figures import COLOURS, save, shortened
 from idmm.files import write_csv
 from idmm.progress import aligned
-from idmm.sheets import BLUE, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each
+from idmm.report.sheets import BLUE, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each
 
 WORST = 10  # printed of each kind
 PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels, neighbours

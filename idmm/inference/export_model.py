@@ -90,8 +90,6 @@ def check(source: Source, run: Callable[[torch.Tensor], np.ndarray]) -> str:
     with torch.inference_mode():
         expected = source.model(images).numpy()  # [n, width]
     outputs = np.concatenate([run(images[:1]), run(images[1:])])
-    if not np.isfinite(expected).all():
-        raise RunError(f"{source.saved.source}: its outputs are not finite. The run that wrote it has diverged")
     difference = float(np.abs(outputs - expected).max()) if outputs.shape == expected.shape else float("inf")
     largest = float(np.abs(expected).max())
     line = f"largest difference {difference:.2g}, largest output {largest:.3g}"

@@ -13,6 +13,7 @@ from idmm.inference.runs import finished_runs
 from idmm.progress import log
 from idmm.report.page import readable
 from idmm.report.run_page import KINDS, RunFacts, write
+from idmm.report.stats import PREDICTIONS, compared
 from idmm.stages import read_outputs, stage_of
 from idmm.training import environment
 
@@ -32,9 +33,9 @@ def report(config: ReportConfig) -> str:
     _set_labels(runs)
     out = made_folder(config.out or str(expand_home(config.runs[0]) / "report"))
     # the first classifier with each other one on the same test images
-    classifiers, comparisons = [run for run in runs if (run.path / read_outputs.PREDICTIONS).is_file()], []
+    classifiers, comparisons = [run for run in runs if (run.path / PREDICTIONS).is_file()], []
     for run in classifiers[1:]:
-        if test := read_outputs.compared(classifiers[0].path, run.path):
+        if test := compared(classifiers[0].path, run.path):
             names, points, p = (classifiers[0].label, run.label), test["points"], test["p"]
             verdict = "the difference may be chance"
             if p < CHANCE:
@@ -45,7 +46,7 @@ def report(config: ReportConfig) -> str:
 
 def _read_run(folder: Path) -> RunFacts:
     folds = _folds(folder)
-    config = read_outputs.config_of(folds[0], dense=True)
+    config = read_outputs.read_config(folds[0])
     kind = stage_of(config).NAME
     without_init = "" if isinstance(config, PretrainConfig) else "scratch"
     return RunFacts(

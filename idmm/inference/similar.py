@@ -59,7 +59,7 @@ def _check_query(query: str) -> None:
 
 
 def _draw(config: SimilarConfig, nearest: list[tuple[str, float]], embedder, note: str) -> None:
-    from idmm.sheets import LARGE, Tile, caption_sheet, in_rows
+    from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
     captions = [(config.query, "query"), *((path, f"cosine {cosine:.3f}") for path, cosine in nearest)]
     tiles = [

@@ -2,14 +2,18 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 from scipy.special import stdtrit
 
-from idmm.intervals import wilson
+from idmm.files import read_csv
 
+PREDICTIONS = "predictions.csv"  # of a run
 DIGITS = 1  # after the point, as in the paper
 
 
@@ -17,6 +21,13 @@ def format_number(value: float, sign: bool = False) -> str:
     """Return a number as in all tables. Zero has no sign."""
     text = f"{value:{'+' if sign else ''}.{DIGITS}f}"
     return f"{0:.{DIGITS}f}" if float(text) == 0 else text.replace("-", "−") if sign else text
+
+
+def wilson_interval(correct: float, count: int) -> list[float]:
+    """Return the 95 % interval of an accuracy in percent, Wilson's (JASA 22, 1927): its lower and its upper limit."""
+    from scipy.stats import binomtest  # half a second, which pages on runs do not need
+
+    return [100 * float(limit) for limit in binomtest(round(correct), count).proportion_ci(method="wilson")]
 
 
 class Estimate(NamedTuple):
@@ -90,7 +101,7 @@ def _image_distances(run: dict, metric: str) -> tuple[float, float] | None:
     """Return the distances (points) from a run's accuracy to the limits of its interval, or Wilson's, over images."""
     value, interval, count = run[metric], run.get(f"{metric}_interval"), run.get("test_size")
     if not interval and count:
-        interval = [100 * float(limit) for limit in wilson(value / 100 * count, count)]
+        interval = wilson_interval(value / 100 * count, count)
     return (value - interval[0], interval[1] - value) if interval else None
 
 
@@ -141,3 +152,43 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
         below += [one.images[0], other.images[1]]
         above += [one.images[1], other.images[0]]
     return Estimate(value, (value - math.hypot(*below), value + math.hypot(*above)) if below else None)
+
+
+# ---------------------------------------------------------------------- classifiers on the same images
+def compared(run: Path, other: Path) -> dict[str, float] | None:
+    """Return the :func:`mcnemar` of two finished runs, or None if their test images or classes differ."""
+    rows, others = (read_csv(folder / PREDICTIONS) for folder in (run, other))
+    correct, other_correct = (
+        {(row["path"], row["class"]): row["class"] == row["predicted"] for row in each} for each in (rows, others)
+    )
+    if correct.keys() != other_correct.keys():
+        return None
+    return mcnemar(correct, other_correct, {(r["path"], r["class"]): r["group"] for r in rows if "group" in r})
+
+
+def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str] | None = None) -> dict[str, float]:
+    """Compare two classifiers on the same images.
+
+    Args:
+        one: Whether the first one is correct, by image.
+        other: Whether the second one is.
+        groups: The group of each image if images come in groups of similar ones.
+
+    Returns:
+        ``points``, by which the first accuracy is above the second, and ``p``, the probability of a difference as large
+        between equals. ``p`` is McNemar's exact test (Psychometrika 12, 1947). With groups it is the sign-flip test of
+        the images that each group wins less those that it loses, with 9,999 random flips from 14 groups on.
+    """
+    from scipy.stats import binomtest, permutation_test
+
+    names = one.keys() & other.keys()
+    gains = Counter()  # images that the first one wins less those that it loses, by group; without groups by image
+    for name in names:
+        gains[groups[name] if groups else name] += int(one[name]) - int(other[name])
+    gains = np.array([count for count in gains.values() if count])
+    p = 1.0
+    if len(gains) and groups:
+        p = permutation_test((gains,), np.sum, permutation_type="samples", n_resamples=9999, rng=0).pvalue
+    elif len(gains):
+        p = binomtest(int((gains > 0).sum()), len(gains)).pvalue
+    return {"points": 100 * float(gains.sum()) / len(names), "p": float(p)}

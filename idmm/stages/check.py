@@ -197,7 +197,7 @@ def _features(crops: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------- the sheet
 def _draw(report: DatasetReport, listing: Listing, path: Path) -> None:
     """Draw the worst pair of each group of images that are alike: labels that disagree, then leaks, then the rest."""
-    from idmm.sheets import LARGE, Tile, caption_sheet, in_rows, one_of_each
+    from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows, one_of_each
 
     order = sorted(report.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity))
     tiles = []

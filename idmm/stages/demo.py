@@ -5,7 +5,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from idmm import charts as pictures
 from idmm.config import Data
 from idmm.config.commands import DemoConfig, TrainCommand, TrainData
 from idmm.data.listing import list_images
@@ -13,6 +12,7 @@ from idmm.data.loaders import one_thread
 from idmm.errors import RunError
 from idmm.files import filling, write_json
 from idmm.progress import drawing
+from idmm.report import charts as pictures
 from idmm.stages.train import train
 
 ROWS = {"baseline": "baseline_top1", "from scratch": "scratch_top1", "idmm train": "idmm_top1"}

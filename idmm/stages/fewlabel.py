@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from idmm import charts
 from idmm.config import Subset
 from idmm.config.commands import FewLabelConfig
 from idmm.config.stages import Backbone
@@ -20,6 +19,7 @@ from idmm.errors import UserError, listed
 from idmm.evaluation.evaluate import largest_class, readouts
 from idmm.files import made_folder, write_json, write_text
 from idmm.progress import drawing, log
+from idmm.report import charts
 from idmm.stages import ProbeStage
 from idmm.stages.images import store_run_images
 from idmm.stages.probe import READOUTS, about, build_frozen, network_of

@@ -12,8 +12,8 @@ from idmm.data.listing import list_images
 from idmm.errors import UserError
 from idmm.evaluation.evaluate import remarks
 from idmm.files import holds_run
-from idmm.intervals import wilson
 from idmm.progress import log, logging_to
+from idmm.report.stats import wilson_interval
 from idmm.stages import stage_of
 from idmm.stages.resolve import RunSetup
 from idmm.training import clock
@@ -95,11 +95,10 @@ def pooled(results: list[dict]) -> dict:
     if "mean_per_class" in scores:
         tested = images > 0
         scores["mean_per_class"] = float(100 * (correct[tested] / images[tested]).mean())
-    interval = wilson(round(scores["top1"] * total / 100), total)
     return {
         **{name: results[0][name] for name in SAME if name in results[0]},
         **scores,
-        "top1_interval": [100 * float(limit) for limit in interval],
+        "top1_interval": wilson_interval(scores["top1"] * total / 100, total),
         "train_size": round(statistics.mean(result["train_size"] for result in results)),
         "test_size": total,
         **({"test_groups": sum(r["test_groups"] for r in results)} if "test_groups" in results[0] else {}),

@@ -12,8 +12,8 @@ from idmm.files import write_csv
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
+from idmm.report.stats import PREDICTIONS
 from idmm.stages.images import eval_batches
-from idmm.stages.read_outputs import PREDICTIONS
 from idmm.stages.resolve import RunSetup
 from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext

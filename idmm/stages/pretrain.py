@@ -24,21 +24,9 @@ from idmm.seeding import derive, permutation, seeded
 from idmm.stages.first_weights import init_from_images
 from idmm.stages.folds import run_folds
 from idmm.stages.images import eval_batches, store_run_images
-from idmm.stages.outputs import (
-    classifier_result,
-    common_result,
-    ending,
-    export,
-    measure_baseline,
-)
+from idmm.stages.outputs import classifier_result, common_result, ending, export, measure_baseline
 from idmm.stages.resolve import RunSetup, resolve
-from idmm.stages.setup import (
-    build_backbone,
-    build_localization,
-    open_run,
-    plan_phase,
-    with_statistics,
-)
+from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase, with_statistics
 from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext
 
@@ -178,11 +166,7 @@ def _build_knn(run: RunContext, setup: RunSetup, images: Stores) -> KNNAccuracy 
     if _count_labels(images.train) and (images.val or images.test) is not None:
         extract = functools.partial(_features, run, setup)
         return KNNAccuracy(extract, images.train, images.val or images.test, setup.stage.knn_every)
-    why = "no kNN accuracy, it needs labels and a val or test split"
-    if setup.config.train.knn_every:
-        log.warning("train.knn_every: %s", why)
-    else:
-        log.info("before the first step and after the last: %s", why)
+    log.info("no kNN accuracy, it needs labels and a val or test split")
     return None
 
 

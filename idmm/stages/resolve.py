@@ -92,18 +92,12 @@ def family_rates(name: str) -> tuple[float, int]:
 
 
 def default_size(spec: "ModelSpec") -> int:
-    """Return the size that a backbone was built at, or timm's for its name if any size fits or its JSON has none.
-
-    UserError if it is not square.
-    """
+    """Return the size that a backbone was built at, or timm's for its name if any size fits or its JSON has none."""
     from timm.layers import to_2tuple
     from timm.models import get_pretrained_cfg_value
 
     built = spec.init and (spec.init.img_size or spec.init.size)
-    height, width = to_2tuple(built or (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:])
-    if height != width:
-        raise UserError(f"size: '{spec.init.source}' was built at {height}x{width} pixels. Give --size, one side")
-    return height
+    return to_2tuple(built or (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:])[0]
 
 
 def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[FinetuneConfig, list[str]]:

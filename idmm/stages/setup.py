@@ -42,9 +42,6 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
         try:
             if run.folder.finished:
                 notes = (f"{config.out}: finished already, nothing to do",)
-            if run.folder.restarts:
-                why = "a run was begun here but had saved no checkpoint yet (train.save_minutes)"
-                notes = (f"{config.out}: {why}, so it starts from the beginning", *notes)
             for note in notes:
                 log.info("%s", note)
             yield run

@@ -26,8 +26,8 @@ from idmm.errors import UserError
 from idmm.files import holds_run, write_csv, write_json, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import details_in_file, duration, log, logging_by, screen
+from idmm.report.stats import compared
 from idmm.stages import STAGES
-from idmm.stages.read_outputs import compared
 from idmm.stages.run import run_stage
 from idmm.stages.train_configs import HELD_OUT, data_of, stage_config
 from idmm.stages.train_plan import (

@@ -5,6 +5,7 @@ Reading the file needs no torch.
 
 import json
 import platform
+import re
 import shlex
 import sys
 from contextlib import suppress
@@ -72,8 +73,6 @@ def read(folder: Path) -> dict[str, Any]:
 def processor() -> str:
     """Return the processor's model as the system calls it."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+        if match := re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text()):
+            return match[1]
+    return platform.machine()

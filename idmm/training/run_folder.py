@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
+from idmm.config.reading import read_file
 from idmm.errors import RunError, UserError, in_short
-from idmm.files import Lock, expand_home, holds_run, is_public, json_lines, replacing, sweep, write_text
+from idmm.files import Lock, expand_home, holds_run, is_public, replacing, sweep, write_text
 from idmm.training import environment
 from idmm.training.plan import TrainingState
 
@@ -38,7 +38,6 @@ class RunFolder:
     Attributes:
         state: Content of the last checkpoint; None in a new or finished run.
         finished: Whether the run has ended and there is nothing to do.
-        restarts: Whether a run was begun here that saved no state (known to the first process only).
         start_scores: What was measured before the first step, in percent, by its key in ``result.json``.
 
     Raises:
@@ -57,7 +56,8 @@ class RunFolder:
             if self.leader:
                 try:
                     self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
-                    self._acquire()
+                    if not self._result_file.exists():  # a finished run may be read-only
+                        self._lock.acquire_output(self.path)
                     used = self._open(config, resume)
                 except UserError as error:
                     faults = error.faults
@@ -66,7 +66,6 @@ class RunFolder:
             if faults:
                 raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
-            self.restarts = self.leader and not used and bool(environment.read(self.path))
             self._images = self._read_json(self._images_file)  # None in all processes but the first
             self.start_scores: dict[str, float] = distributed.broadcast(self._read_json(self._scores_file) or {})
         except BaseException:
@@ -77,10 +76,7 @@ class RunFolder:
         used = holds_run(self.path)
         check_resume(self.path, used, resume)
         if used:
-            try:
-                old = yaml.safe_load((self.path / "config.yaml").read_text()) or {}
-            except (OSError, yaml.YAMLError):
-                raise UserError(f"out: '{self.path}' holds a run without a readable config.yaml") from None
+            old = read_file(self.path / "config.yaml")
             check_config(self.path, parsing.flatten(old), parsing.flatten(parsing.to_dict(config)))
         else:  # a run that died before its first checkpoint leaves nothing to this one
             for path in (self.path / "metrics.jsonl", *(self.path / "last").glob("*.json")):
@@ -90,18 +86,6 @@ class RunFolder:
             with contextlib.suppress(OSError):  # a finished run may be read-only
                 sweep(folder)
         return used
-
-    def _acquire(self) -> None:
-        try:
-            free = self._lock.acquire()
-        except OSError as error:
-            if self._result_file.exists():  # finished: there is nothing to write
-                return
-            raise UserError(f"out: cannot write to '{self.path}' ({error.strerror}), expected a folder") from None
-        if not os.access(self.path, os.W_OK | os.X_OK) and not self._result_file.exists():  # only 'last' is writable
-            raise UserError(f"out: cannot write to '{self.path}'. Make the folder writable or name another")
-        if not free:
-            raise UserError(f"out: '{self.path}' is in use by another run. Wait for it or name another folder")
 
     def _load(self) -> TrainingState:
         try:
@@ -164,26 +148,21 @@ class RunFolder:
         return json.loads(path.read_text()) if self.leader and path.exists() else None
 
     def take_back(self, stage: int, epoch: int) -> None:
-        """Remove metrics from (stage, epoch) on, and a torn last line. The resumed run writes them again."""
-        if self.leader:
-            records = [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
-            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        """Remove metrics from (stage, epoch) on. The resumed run writes them again."""
+        self._write_metrics([r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)])
 
     def metrics(self) -> list[dict]:
         """Return the records so far, one per epoch."""
-        return json_lines(self.path / "metrics.jsonl")
+        path = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def add_metrics(self, record: dict) -> None:
         """Append the record of an epoch."""
-        if not self.leader:
-            return
-        try:
-            with open(self.path / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(f"{self.path / 'metrics.jsonl'}: cannot be written ({error.strerror})") from None
+        self._write_metrics([*self.metrics(), record])
+
+    def _write_metrics(self, records: list[dict]) -> None:
+        if self.leader:
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
     def finish(self, result: dict) -> None:
         """Write result.json, which marks the run as finished."""

@@ -5,9 +5,8 @@ import importlib
 from collections.abc import Iterator
 
 from idmm.config import parsing
-from idmm.errors import Interrupted, UserError
 from idmm.files import Lock, write_json
-from idmm.progress import Interrupts, log, logging_to
+from idmm.progress import log, logging_to
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check
@@ -29,20 +28,7 @@ def transfer(config: GridConfig | dict | str) -> dict:
         UserError: All faults of the grid, before the first job starts.
         Interrupted: Ctrl-C or SIGTERM. The same call resumes the grid.
     """
-    try:
-        with Interrupts():
-            return _transfer(parsing.build(GridConfig, config))
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted. Repeat the command to resume") from None
-
-
-def command(config: GridConfig) -> int:
-    """Run ``idmm transfer``, and return the exit code: 1 if a cell has no result."""
-    cells = transfer(config)["cells"]
-    return int(not config.plan and any(cell["status"] != "ok" for cell in cells))
-
-
-def _transfer(config: GridConfig) -> dict:
+    config = parsing.build(GridConfig, config)
     plan = GridPlan(config)
     check(config, plan)
     grid = Grid(config, plan)
@@ -68,17 +54,17 @@ def _transfer(config: GridConfig) -> dict:
     return results
 
 
+def command(config: GridConfig) -> int:
+    """Run ``idmm transfer``, and return the exit code: 1 if a cell has no result."""
+    cells = transfer(config)["cells"]
+    return int(not config.plan and any(cell["status"] != "ok" for cell in cells))
+
+
 @contextlib.contextmanager
 def _locked(grid: Grid) -> Iterator[None]:
     """Hold the folder's lock and start the grid."""
-    lock = Lock(grid.out / ".lock")
-    try:
-        acquired = lock.acquire()
-    except OSError as error:
-        raise UserError(f"out: cannot write to '{grid.out}' ({error.strerror}). Name a folder elsewhere") from None
-    if not acquired:
-        raise UserError(f"out: '{grid.out}' is in use by another run. Wait for it or name another folder")
-    with contextlib.closing(lock):
+    with contextlib.closing(Lock(grid.out / ".lock")) as lock:
+        lock.acquire_output(grid.out)
         grid.write_config()
         for path in grid.out.glob("jobs/*.failed.json"):  # a new start retries failed jobs
             path.unlink()

@@ -48,11 +48,8 @@ class Grid:
         """Write ``grid.yaml``, which marks the folder as a grid's, and ``cells.json`` for its status."""
         jobs = [self.plan.jobs[key] for key in self.plan.cells.values()]
         folders = [[job.folder, self.plan.jobs[job.needs].folder if job.needs else None] for job in jobs]
-        try:
-            write_text(self.out / "grid.yaml", parsing.dump(self.config))
-            write_json(self.out / "cells.json", folders)
-        except RunError as error:
-            raise UserError(f"out: {error}") from None
+        write_text(self.out / "grid.yaml", parsing.dump(self.config))
+        write_json(self.out / "cells.json", folders)
 
     def finished(self) -> set[str]:
         """Return the keys of the jobs that have a result."""
