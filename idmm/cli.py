@@ -17,8 +17,8 @@ from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentCon
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
-from idmm.progress import BufferedLog, first_process, log_once, logging_by, screen
 from idmm.training import clock
+from idmm.training.log import BufferedLog, first_process, log_once, logging_by, screen
 from idmm.transfer.config import GridConfig, StatusConfig
 
 

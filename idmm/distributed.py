@@ -1,61 +1,16 @@
-"""The device of a run, and communication between its processes. With one process there is none."""
+"""Communication between the processes of a run. With one process there is none."""
 
 import atexit
-import contextlib
 import datetime
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from idmm.errors import RunError, UserError, in_short
+from idmm.errors import RunError
 
-_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")  # messages of torch, drivers, libraries
 _control = None  # a gloo group, so that flags need no sync with the device
-
-
-def pick_device(device: str, field: str = "device") -> str:
-    """Return the device, with 'auto' resolved to cuda, mps or cpu.
-
-    Raises:
-        UserError: The device is not available. ``field`` begins the message.
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    names = [name for name in available if available[name]]
-    if device != "auto" and device not in names:
-        raise UserError(f"{field}: '{device}' is not available, expected one of {', '.join(names)}")
-    return names[0] if device == "auto" else device
-
-
-@contextlib.contextmanager
-def launched() -> Iterator[None]:
-    """Raise UserError if accelerate cannot start inside the block.
-
-    Its environment variables may contradict each other, as those that a scheduler's shell leaves behind.
-    """
-    try:
-        yield
-    except (ValueError, ImportError) as error:
-        advice = "Unset WORLD_SIZE, RANK, LOCAL_RANK and ACCELERATE_*, or start the command with torchrun"
-        fault = UserError(f"environment: accelerate cannot start ({in_short(error)}). {advice}")
-        fault.shared = False  # other processes may not exist
-        raise fault from None
-
-
-@contextlib.contextmanager
-def enough_memory(otherwise: RunError) -> Iterator[None]:
-    """Raise ``otherwise`` if memory runs out inside the block."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if lost := worker_lost(error):
-            raise lost from error
-        typed = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not typed and not any(sign in str(error) for sign in _NO_MEMORY):
-            raise
-        raise otherwise from error
 
 
 def worker_lost(error: Exception) -> RunError | None:

@@ -1,148 +1,18 @@
-"""The log, the progress bar, and Ctrl-C or SIGTERM."""
+"""The progress bar, lines of progress in the log, and numbers as text."""
 
 import contextlib
 import io
 import logging
-import math
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from logging.handlers import MemoryHandler
-from pathlib import Path
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from tqdm.auto import tqdm
 
-from idmm.errors import Interrupted, RunError, UserError, reason
+from idmm.errors import Interrupted, RunError
 
 log = logging.getLogger("idmm")
 PROGRESS = 25  # level of lines of progress, between INFO and WARNING
 LOG_SECONDS = 10.0  # between two lines of progress without a terminal
-EPOCH_LINES = 10  # log lines per stage, in addition to epochs with an evaluation
-READERS = "image_store", "listing", "user_lists", "folder"  # of idmm.data
-SCORES = ("top1", "top5", "knn", "ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")
-BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # other keys are measurements
-
-
-# ---------------------------------------------------------------------- the log
-class Screen(logging.Handler):
-    """Prints records on standard error, above a progress bar."""
-
-    def emit(self, record):
-        tqdm.write(self.format(record), file=sys.stderr)
-
-
-def screen() -> logging.Handler:
-    """Return the handler of the first process, which prints, or that of another one, which does not."""
-    return Screen() if first_process() else logging.NullHandler()
-
-
-class BufferedLog(MemoryHandler):
-    """Buffers records until :func:`logging_to` opens a log, which then begins with them.
-
-    The first process prints warnings at once.
-    """
-
-    def __init__(self):
-        super().__init__(sys.maxsize, flushLevel=sys.maxsize, flushOnClose=False)
-
-    def emit(self, record):
-        super().emit(record)
-        if record.levelno >= logging.WARNING and first_process():
-            logging.lastResort.handle(record)
-
-
-def first_process() -> bool:
-    """Return whether this process prints: the only one or the first. A shell may have RANK set without others."""
-    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
-
-
-@contextlib.contextmanager
-def logging_by(*handlers: logging.Handler) -> Iterator[None]:
-    """Log to handlers from INFO up inside the block, and close them after it."""
-    level = log.level
-    log.setLevel(logging.INFO)
-    for handler in handlers:
-        log.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            log.removeHandler(handler)
-            handler.close()
-        log.setLevel(level)
-
-
-@contextlib.contextmanager
-def filtering(targets: Sequence[logging.Filterer], is_logged: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
-    """Filter the records of loggers or handlers inside the block."""
-    for target in targets:
-        target.addFilter(is_logged)
-    try:
-        yield
-    finally:
-        for target in targets:
-            target.removeFilter(is_logged)
-
-
-def details_in_file(warnings: bool) -> contextlib.AbstractContextManager[None]:
-    """Print only lines of progress, and warnings if ``warnings``, inside the block. Files get every line as usual."""
-    screens = [handler for handler in log.handlers if isinstance(handler, Screen)]
-    least = logging.WARNING if warnings else sys.maxsize
-    return filtering(screens, lambda record: record.levelno == PROGRESS or record.levelno >= least)
-
-
-def log_once() -> contextlib.AbstractContextManager[None]:
-    """Log each message about a folder or list of images only once inside the block, even if it is read again."""
-    logged: dict[tuple, logging.LogRecord] = {}
-
-    def is_first(record: logging.LogRecord) -> bool:
-        key = (record.msg, *(record.args or ())[:1])  # the text, and the folder or file
-        return logged.setdefault(key, record) is record
-
-    return filtering([logging.getLogger(f"idmm.data.{name}") for name in READERS], is_first)
-
-
-@contextlib.contextmanager
-def logging_to(folder: Path) -> Iterator[None]:
-    """Log to standard error and to FOLDER/log.txt inside the block, in the first process only.
-
-    The file gets no lines of progress.
-    """
-    if not first_process():
-        with logging_by(logging.NullHandler()):
-            yield
-        return
-    screens = [] if any(isinstance(handler, Screen) for handler in log.handlers) else [Screen()]
-    try:
-        file: logging.Handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
-    except OSError as error:
-        file = logging.NullHandler()
-        log.warning("%s: cannot be written (%s)", folder / "log.txt", reason(error))
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    file.addFilter(lambda record: record.levelno != PROGRESS)
-    file.handleError = lambda record: None  # more important files report a full disk
-    buffers = [handler for handler in log.handlers if isinstance(handler, BufferedLog)]
-    for buffered in buffers:
-        log.removeHandler(buffered)
-        for record in buffered.buffer:
-            for handler in (file,) if record.levelno >= logging.WARNING else (*screens, file):
-                handler.handle(record)
-        buffered.buffer.clear()
-    propagate, log.propagate = log.propagate, False
-    try:
-        with logging_by(*screens, file):
-            try:
-                yield
-            except (Interrupted, RunError, UserError) as error:  # the caller prints it
-                for line in str(error).splitlines():
-                    file.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, line, None, None))
-                raise
-    finally:
-        log.propagate = propagate
-        for buffered in buffers:  # for messages before the next log
-            log.addHandler(buffered)
 
 
 @contextlib.contextmanager
@@ -155,46 +25,6 @@ def drawing(name: str, verb: str = "drawn") -> Iterator[None]:
     except Exception as error:  # a full disk, an unreadable font, too little memory
         kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
         log.warning("%s is not %s: %s%s", name, verb, kind, error)
-
-
-# ---------------------------------------------------------------------- interrupts and bars
-class Interrupts:
-    """Turns Ctrl-C and SIGTERM into a flag for the training loop to check between steps.
-
-    Before and after the loop (``deferred`` is False), and at a second signal, KeyboardInterrupt is raised at once.
-    """
-
-    def __init__(self):
-        self.requested = False
-        self.deferred = False
-
-    def __enter__(self) -> "Interrupts":
-        self._handlers = {}
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number, frame) -> None:
-        if self.requested or not self.deferred:
-            raise KeyboardInterrupt
-        self.requested = True
-
-    def watch(self, items: Iterable) -> Iterator:
-        """Yield the items, and raise Interrupted after a signal.
-
-        One of several processes continues to the end, because the others may wait for it.
-        """
-        from idmm import distributed  # torch, which 'idmm transfer status' does not need
-
-        for item in items:
-            if self.requested and distributed.world() == 1:
-                raise Interrupted("interrupted. Repeat the command to continue")
-            yield item
 
 
 class Bar(tqdm):
@@ -227,34 +57,14 @@ def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
             bar.update(len(batch["images"]))
 
 
-# ---------------------------------------------------------------------- numbers as text
-def epoch_line(record: dict, epochs: int | None, start: float, end: float) -> str | None:
-    """Return the log line of an epoch with all measurements, or None if it needs none.
-
-    Args:
-        record: Of the epoch.
-        epochs: Of the stage. None: unknown.
-        start, end: Progress of the stage before and after the epoch, from 0 to 1.
-    """
-    tenths = [math.floor(share * EPOCH_LINES + 1e-9) for share in (start, end)]
-    scores = [f"{name} {record[name]:.2f}" for name in SCORES if name in record]
-    if not scores and tenths[0] == tenths[1]:
-        return None
-    others = [f"{name} {value:.4g}" for name, value in record.items() if name not in (*BOOKKEEPING, *SCORES)]
-    of = "" if epochs is None else f"/{epochs}"
-    return "  ".join([f"epoch {record['epoch']}{of}", f"loss {record['loss']:.4f}", *scores, *others])
-
-
 def duration(seconds: float) -> str:
-    """Return a time as text: '45 s', '12 min', '3 h 20 min', '2 days'."""
+    """Return a time as text: '45 s', '12 min', '3 h 20 min'."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        hours, minutes = divmod(round(seconds / 60), 60)
-        return f"{hours} h {minutes} min"
-    return f"{seconds / 86400:.1f} days"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min"
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:

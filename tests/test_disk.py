@@ -13,7 +13,7 @@ import torch
 from folders import HOW, entry_of, faults, opened, paint, same, section, sums, tree
 from PIL import Image
 
-from idmm import config, distributed
+from idmm import config
 from idmm.data import image_store
 from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
@@ -21,6 +21,7 @@ from idmm.data.listing import list_images
 from idmm.data.loaders import own_share
 from idmm.data.store import compare
 from idmm.errors import RunError
+from idmm.training.device import enough_memory
 
 SIZES = [(40, 30), (9, 50), (64, 64), (20, 21), (33, 12), (1, 7)]
 
@@ -125,7 +126,7 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
         return {"worker": os.getpid()}
 
     with pytest.raises(RunError, match="a loader worker was killed, probably because memory ran out. Try fewer --data"):
-        with distributed.enough_memory(RunError("too little memory")):
+        with enough_memory(RunError("too little memory")):
             for made in own_share(batch, np.arange(40), 2, 1, 0):
                 os.kill(int(made["worker"]), signal.SIGKILL)
                 time.sleep(5)

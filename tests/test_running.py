@@ -12,9 +12,8 @@ from PIL import Image
 from test_resume import lines, stop_at
 from torch._dynamo.testing import CompileCounter
 
-from idmm import progress
 from idmm.errors import Interrupted
-from idmm.training import precision
+from idmm.training import log, precision
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
 ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}
@@ -105,7 +104,7 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
 
 def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch, capsys):
     """After the first steps; an image is a third of a training image's time in evaluation."""
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr("idmm.progress.LOG_SECONDS", 0.0)
     assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=5) == 0
     line = r"pretrain: 10 steps of about \S+ s each. Training ends at about \d\d:\d\d, in \d+ s"
     assert re.search(line, log_of(tmp_path / "run"))
@@ -174,10 +173,10 @@ def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch
 def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", str(rank))
-    with progress.logging_by(progress.BufferedLog()):
-        progress.log.warning("before the log is there")
-        with progress.logging_to(tmp_path):
-            progress.log.warning("in the run")
+    with log.logging_by(log.BufferedLog()):
+        log.log.warning("before the log is there")
+        with log.logging_to(tmp_path):
+            log.log.warning("in the run")
     said = capsys.readouterr().err
     assert [said.count("before the log"), said.count("in the run")] == ([1, 1] if rank == 0 else [0, 0])
 

@@ -14,7 +14,8 @@ from idmm.files import write_csv, write_text
 from idmm.methods.base import Method
 from idmm.methods.common import at_least_fp32
 from idmm.models.build import one_image_norms
-from idmm.stages.resolve import RunSetup, resolve
+from idmm.stages.resolve import resolve
+from idmm.training.stage import RunSetup
 
 _NAMES = {  # torchvision's: ours
     "loss_objectness": "rpn_objectness",

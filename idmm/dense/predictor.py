@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idmm import distributed
 from idmm.data.images import fitted
 from idmm.data.views import normalise
 from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
@@ -18,6 +17,7 @@ from idmm.dense.transforms import letterboxed, on_canvas, resized_to
 from idmm.evaluation.network import Network
 from idmm.models.weights import Checkpoint
 from idmm.progress import counting
+from idmm.training.device import pick_device
 
 BATCH = 4
 MIN_SCORE = 0.5  # of boxes
@@ -25,7 +25,7 @@ MIN_SCORE = 0.5  # of boxes
 
 def load_network(saved: Checkpoint, device: str, batch_size: int | None) -> Network:
     """Return the network of a run's checkpoint for use on any images. UserError if it is one of another command."""
-    device = distributed.pick_device(device)
+    device = pick_device(device)
     return Network.around(saved, build_network(saved).to(device), saved.size, device, batch_size or BATCH)
 
 

@@ -19,7 +19,8 @@ from idmm.files import replacing, write_csv
 from idmm.methods.base import Method
 from idmm.methods.common import at_least_fp32
 from idmm.models.build import one_image_norms
-from idmm.stages.resolve import RunSetup, resolve
+from idmm.stages.resolve import resolve
+from idmm.training.stage import RunSetup
 
 
 def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:

@@ -22,11 +22,12 @@ from idmm.methods.base import Method
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.stages.images import check_val, log_values
-from idmm.stages.outputs import common_result, ending, export, load_best
-from idmm.stages.resolve import RunSetup
 from idmm.stages.setup import build_backbone, open_run, plan_phase, with_statistics
+from idmm.training.device import enough_memory
 from idmm.training.loop import Loop
+from idmm.training.outputs import common_result, ending, export, load_best
 from idmm.training.run_context import RunContext
+from idmm.training.stage import RunSetup
 
 log = logging.getLogger("idmm")
 RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # in metrics.jsonl
@@ -187,7 +188,7 @@ def _final_scores(run: RunContext, network: nn.Module, evaluator: DenseEvaluator
         f"out of memory with {evaluator.batch_size} images at a time. "
         "Repeat the command with more free memory to continue from here"
     )
-    with distributed.enough_memory(error):
+    with enough_memory(error):
         scores = evaluator.latest or evaluator.scores(network, final=True)
     if folder.leader:
         evaluator.write(folder.path)

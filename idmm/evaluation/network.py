@@ -27,6 +27,7 @@ from idmm.errors import RunError
 from idmm.evaluation.evaluate import evaluating
 from idmm.models.weights import Checkpoint, build_saved
 from idmm.progress import counting, duration
+from idmm.training.device import enough_memory, pick_device
 
 log = logging.getLogger("idmm")
 Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
@@ -81,7 +82,7 @@ class Network:
         Raises:
             UserError: It cannot be built, or the device does not exist.
         """
-        device = distributed.pick_device(device)
+        device = pick_device(device)
         model = build_saved(saved, None, num_classes).to(device)
         return cls.around(saved, model, model.pretrained_cfg["input_size"][-1], device, batch_size)
 
@@ -108,7 +109,7 @@ class Network:
     def enough_memory(self) -> contextlib.AbstractContextManager:
         """Raise RunError if memory runs out inside the block."""
         line = f"out of memory with {self.batch_size} images at a time. Try a smaller batch_size"
-        return distributed.enough_memory(RunError(f"{self.label}: {line}"))
+        return enough_memory(RunError(f"{self.label}: {line}"))
 
     def split_features(self, store: ImageStore, workers: int | None, part: str) -> np.ndarray:
         """Return the pooled features of all images of a split, called ``part``, float32 [N, d]. Errors as of

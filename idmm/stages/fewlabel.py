@@ -23,8 +23,9 @@ from idmm.report import charts
 from idmm.stages import ProbeStage
 from idmm.stages.images import store_run_images
 from idmm.stages.probe import READOUTS, about, build_frozen, network_of
-from idmm.stages.resolve import RunSetup, resolve
+from idmm.stages.resolve import resolve
 from idmm.stages.setup import with_statistics
+from idmm.training.stage import RunSetup
 
 UNTRAINED = "untrained"
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}

@@ -12,15 +12,15 @@ from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.models.build import backbone_state
 from idmm.models.weights import Checkpoint
 from idmm.seeding import derive
-from idmm.stages import Phase
 from idmm.stages.first_weights import init_classifier, init_from_images
 from idmm.stages.folds import run_folds
-from idmm.stages.images import build_accuracy, store_run_images
-from idmm.stages.outputs import classifier_result, common_result, ending, export, load_best, measure_baseline
-from idmm.stages.resolve import RunSetup, resolve
+from idmm.stages.images import build_accuracy, measure_baseline, store_run_images
+from idmm.stages.resolve import resolve
 from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase, with_statistics
 from idmm.training.loop import Loop
+from idmm.training.outputs import classifier_result, common_result, ending, export, load_best
 from idmm.training.run_context import RunContext
+from idmm.training.stage import Phase, RunSetup
 
 log = logging.getLogger("idmm")
 
@@ -36,7 +36,7 @@ def finetune(config: FinetuneConfig | RunSetup | dict | str) -> dict:
         The content of ``result.json``. Accuracies are in percent, on the test split, of the last epoch or, with
         ``train.keep`` best, of ``kept_epoch`` of the last stage: ``top1``, ``top5``, ``mean_per_class``,
         ``top1_interval`` (Wilson's, 95 %), ``largest_class`` (of always answering the largest class), ``baseline_top1``
-        (see :func:`idmm.stages.outputs.measure_baseline`). ``start_top1`` is top-1 before the first step, if the
+        (see :func:`idmm.stages.images.measure_baseline`). ``start_top1`` is top-1 before the first step, if the
         classifier started from a fit on features. Also ``num_classes``, ``train_size``, ``test_size``, ``test_groups``
         if images come in groups, ``seed``, ``seconds`` over all resumes, ``precision`` of training and evaluation,
         ``excluded`` if ``data.exclude`` left images out; with ``train.minutes`` ``minutes``, the ``epochs`` of all

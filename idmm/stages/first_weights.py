@@ -20,10 +20,11 @@ from idmm.models.build import linear_classifiers, one_image_norms
 from idmm.models.hog_conv import HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.seeding import numpy_rng
-from idmm.stages import Phase
 from idmm.stages.images import build_accuracy, eval_batches
-from idmm.stages.resolve import CLASSIFIER_INIT, RunSetup
+from idmm.stages.resolve import CLASSIFIER_INIT
+from idmm.training.device import enough_memory
 from idmm.training.run_context import RunContext
+from idmm.training.stage import Phase, RunSetup
 
 log = logging.getLogger("idmm")
 NORM_IMAGES = 4096  # enough for the statistics of batch norms
@@ -78,7 +79,7 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
     label = "features for the classifier, of train"
     batches = eval_batches(run, setup, train, phase.size, phase.batch_size, label=label)
     advice = "a smaller --train.batch_size, in a new --out"
-    with distributed.enough_memory(RunError(f"out of memory with {phase.batch_size} images at a time. Try {advice}")):
+    with enough_memory(RunError(f"out of memory with {phase.batch_size} images at a time. Try {advice}")):
         model.to(run.device)
         if not config.model.freeze:  # a frozen backbone stays in evaluation mode
             numbers = mixed_images(len(train), phase.batch_size, config.seed)

@@ -12,12 +12,13 @@ from idmm.data.listing import list_images
 from idmm.errors import UserError
 from idmm.evaluation.evaluate import remarks
 from idmm.files import holds_run
-from idmm.progress import log, logging_to
+from idmm.progress import log
 from idmm.report.stats import wilson_interval
 from idmm.stages import stage_of
-from idmm.stages.resolve import RunSetup
 from idmm.training import clock
+from idmm.training.log import logging_to
 from idmm.training.run_folder import RunFolder, check_resume
+from idmm.training.stage import RunSetup
 
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "baseline_top1", "start_top1", "start_knn")
 SAME = ("top5", "num_classes", "seed", "excluded", "precision")  # in the results of all folds

@@ -1,11 +1,13 @@
 """The images of a run: stored, compared with those of a resumed run, described in the log, batched for evaluation."""
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from idmm import distributed
 from idmm.data.image_store import ImageStore
 from idmm.data.images import CentreCrop
 from idmm.data.loaders import centre_crops
@@ -13,14 +15,16 @@ from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
 from idmm.data.store import PARTS, Stores, image_differences, store_images
 from idmm.errors import UserError
+from idmm.evaluation import baseline
 from idmm.evaluation.evaluators import Accuracy
 from idmm.progress import counting
-from idmm.stages import Phase, Stage
-from idmm.stages.resolve import RunSetup
+from idmm.training.outputs import BASELINE
 from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder
+from idmm.training.stage import Phase, RunSetup, Stage
 
 log = logging.getLogger("idmm")
+BASELINE_BATCH = 64  # images at a time
 
 
 def store_run_images(
@@ -133,3 +137,30 @@ def build_accuracy(run: RunContext, setup: RunSetup, phase: Phase, store: ImageS
 
     metrics = ("top1", "top5", spec_of(setup.config.data.name).metric)
     return Accuracy(batches, len(store), setup.config.train.eval_every, run.device, run.autocast, metrics)
+
+
+def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> None:
+    """Measure ``baseline_top1`` (percent) of a new run: hand-made features of its centre crops, logistic regression.
+
+    See :func:`idmm.evaluation.baseline.measured`. It is left out if the training images are all of one class. All
+    processes must call together.
+    """
+    started_at = time.monotonic()
+    if BASELINE in run.folder.start_scores:
+        return
+    train, test, size = images.train, images.test, setup.phases[-1].size
+    most = baseline.DECODED if train.decodes or test.decodes else baseline.MOST
+    numbers = baseline.drawn_to_fit(train.labels, most), baseline.drawn(test.labels, most)
+    labels, truth = train.labels[numbers[0]], test.labels[numbers[1]]
+    if len(np.unique(labels)) < 2:
+        return
+    train_features, test_features = (
+        baseline.features(
+            eval_batches(run, setup, store, size, BASELINE_BATCH, images=some), setup.spec.mean, setup.spec.std
+        )
+        for store, some in zip((train, test), numbers, strict=True)
+    )
+    top1 = None
+    if run.folder.leader:
+        top1 = baseline.measured(train_features, labels, test_features, truth, started_at).top1
+    run.folder.add_start_scores({BASELINE: distributed.broadcast(top1)})

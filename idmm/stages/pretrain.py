@@ -23,12 +23,14 @@ from idmm.models.build import backbone_state
 from idmm.seeding import derive, permutation, seeded
 from idmm.stages.first_weights import init_from_images
 from idmm.stages.folds import run_folds
-from idmm.stages.images import eval_batches, store_run_images
-from idmm.stages.outputs import classifier_result, common_result, ending, export, measure_baseline
-from idmm.stages.resolve import RunSetup, resolve
+from idmm.stages.images import eval_batches, measure_baseline, store_run_images
+from idmm.stages.resolve import resolve
 from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase, with_statistics
+from idmm.training.device import enough_memory
 from idmm.training.loop import Loop
+from idmm.training.outputs import classifier_result, common_result, ending, export
 from idmm.training.run_context import RunContext
+from idmm.training.stage import RunSetup
 
 log = logging.getLogger("idmm")
 EVAL_BATCH = 256  # images at a time
@@ -148,7 +150,7 @@ def _features(
     """Return features [N, d] of a split's images, or of those with the given numbers. A ``label`` logs progress."""
     batches = eval_batches(run, setup, store, setup.phases[0].size, EVAL_BATCH, images=images, label=label)
     advice = "a smaller --views.size, a smaller model or --train.device cpu, in a new --out"
-    with distributed.enough_memory(RunError(f"out of memory with {EVAL_BATCH} images at a time. Try {advice}")):
+    with enough_memory(RunError(f"out of memory with {EVAL_BATCH} images at a time. Try {advice}")):
         features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):
         raise RunError(

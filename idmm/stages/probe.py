@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from idmm import distributed
 from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
@@ -16,12 +15,14 @@ from idmm.data.store import Stores
 from idmm.errors import UserError
 from idmm.evaluation.evaluate import largest_class, readouts, remarks
 from idmm.evaluation.network import Network
-from idmm.progress import logging_to
 from idmm.stages.folds import run_folds
 from idmm.stages.images import store_run_images
-from idmm.stages.resolve import RunSetup, resolve
+from idmm.stages.resolve import resolve
 from idmm.stages.setup import check_sizes, with_statistics
+from idmm.training.device import pick_device
+from idmm.training.log import logging_to
 from idmm.training.run_folder import RunFolder
+from idmm.training.stage import RunSetup
 
 log = logging.getLogger("idmm")
 INTERVAL = "95 %, over the test images: Wilson's"
@@ -90,7 +91,7 @@ def build_frozen(setup: RunSetup) -> nn.Module:
 
 def network_of(setup: RunSetup, model: nn.Module, label: str) -> Network:
     """Return a frozen backbone with its preprocessing, on the device. Messages begin with ``label``."""
-    config, spec, device = setup.config, setup.spec, distributed.pick_device(setup.config.device)
+    config, spec, device = setup.config, setup.spec, pick_device(setup.config.device)
     spec.set_statistics(model)
     preprocessing = (config.size, config.crop_pct, spec.mean, spec.std)
     return Network(model.to(device), *preprocessing, device, config.batch_size, label)

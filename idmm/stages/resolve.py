@@ -1,7 +1,7 @@
 """The second of a run's calls: from a config to one without gaps. Names are checked before torch is imported."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from idmm.config import DetectConfig, FinetuneConfig, SegmentConfig
@@ -9,35 +9,14 @@ from idmm.config.commands import ProbeConfig
 from idmm.data.registry import check_folder
 from idmm.errors import UserError
 from idmm.files import weights_file
-from idmm.stages import Phase, Stage, stage_of
+from idmm.stages import stage_of
 from idmm.training import clock
+from idmm.training.stage import RunSetup
 
 if TYPE_CHECKING:
     from idmm.models.spec import ModelSpec
 
 CLASSIFIER_INIT = "train.classifier_init"
-
-
-@dataclass(frozen=True)
-class RunSetup:
-    """All that is decided about a run before its images are read."""
-
-    stage: Stage  # with the resolved config, which is what config.yaml holds
-    spec: "ModelSpec"  # of the backbone, with the weights that it starts from
-    phases: tuple[Phase, ...]
-    notes: tuple[str, ...] = ()  # lines for the log on everything that was filled in
-    started_at: float = 0.0  # when the run began (clock.now()), for its time limit
-
-    @property
-    def config(self) -> Any:
-        """The resolved config."""
-        return self.stage.config
-
-    @property
-    def is_cross_validation(self) -> bool:
-        """Whether this is one run per fold."""
-        data = self.config.data
-        return data.folds is not None and data.fold is None and self.stage.needs.test
 
 
 def resolve(config: Any, started_at: float | None = None) -> RunSetup:

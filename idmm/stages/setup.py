@@ -18,12 +18,11 @@ from idmm.files import holds_run
 from idmm.methods.drloc import Localization
 from idmm.models.build import try_size
 from idmm.models.vit_init import can_init_vit
-from idmm.progress import logging_to
 from idmm.seeding import derive, seeded
-from idmm.stages import Phase
-from idmm.stages.resolve import RunSetup
+from idmm.training.log import logging_to
 from idmm.training.plan import PhasePlan
 from idmm.training.run_context import RunContext
+from idmm.training.stage import Phase, RunSetup
 
 log = logging.getLogger("idmm")
 

@@ -25,7 +25,7 @@ from idmm.data.split import LabelsMissing, Listing, counted
 from idmm.errors import UserError
 from idmm.files import holds_run, write_csv, write_json, write_text
 from idmm.models.hog import SIDE
-from idmm.progress import details_in_file, duration, log, logging_by, screen
+from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.stages import STAGES
 from idmm.stages.run import run_stage
@@ -55,6 +55,8 @@ from idmm.stages.train_plan import (
 )
 from idmm.stages.train_pseudolabels import AGREEMENT, pseudolabel
 from idmm.training import clock
+from idmm.training.device import pick_device
+from idmm.training.log import details_in_file, logging_by, screen
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05  # p-value below which a difference counts
@@ -132,7 +134,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
 def _of_first_process(state: TrainState, device: str) -> TrainState:
     """Return the first process's state: another may have read the plan's file later."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        PartialState(cpu=distributed.pick_device(device) == "cpu")
+        PartialState(cpu=pick_device(device) == "cpu")
     return distributed.broadcast(state)
 
 

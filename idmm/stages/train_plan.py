@@ -14,11 +14,11 @@ from idmm.data.formats import BadImage
 from idmm.data.images import bands_of, image_size
 from idmm.data.listing import list_images
 from idmm.data.split import Listing
-from idmm.distributed import pick_device
 from idmm.errors import UserError
 from idmm.files import write_json
 from idmm.models.hog import SIDE
 from idmm.models.hog_conv import CONVNET
+from idmm.training.device import pick_device
 
 FIRST = ("pretrain", "joint")  # strategies that begin with stage 1
 HOG_CONV = "hog_conv"  # the network that joins hand-made features with a ConvNet

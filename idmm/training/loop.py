@@ -13,10 +13,12 @@ from idmm.data.loaders import BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
-from idmm.progress import Bar, duration, epoch_line
+from idmm.progress import Bar, duration
 from idmm.seeding import derive, seeded
 from idmm.training import clock
 from idmm.training.clock import Timer
+from idmm.training.device import enough_memory
+from idmm.training.log import epoch_line
 from idmm.training.optim import clip_gradients, create_optimizer
 from idmm.training.plan import Pace, PhasePlan, Position, TrainingState
 from idmm.training.precision import choose_workers
@@ -53,7 +55,7 @@ class Loop:
     def _memory(self) -> contextlib.AbstractContextManager:
         line = f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
         line += f"{2 * self.train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
-        return distributed.enough_memory(RunError(f"{line}--train.precision bf16, in a new --out"))
+        return enough_memory(RunError(f"{line}--train.precision bf16, in a new --out"))
 
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)

@@ -1,4 +1,4 @@
-"""Choices before the first step of a run: the device, the precision, the number of loader workers."""
+"""Choices before the first step of a run: the precision, the number of loader workers."""
 
 import copy
 import time
@@ -7,9 +7,7 @@ import numpy as np
 import torch
 
 from idmm import distributed
-from idmm.config import Train
 from idmm.data.loaders import BatchFn, most_workers, on_device, one_thread, worker_count
-from idmm.errors import UserError
 from idmm.methods.base import Method
 from idmm.progress import log
 from idmm.seeding import seeded
@@ -17,14 +15,6 @@ from idmm.seeding import seeded
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED, CROPS = 32, 64  # images of the steps that are timed: at most so many, and as few as have so many crops
 STEPS = 2  # timed in each precision
-
-
-def choose_device(train: Train) -> str:
-    """Resolve ``train.device`` to cuda, mps or cpu. UserError if it is missing or lacks the precision."""
-    device = distributed.pick_device(train.device, "train.device")
-    if train.precision == "fp16" and device != "cuda":
-        raise UserError(f"train.precision: fp16 needs a CUDA device, this run is on {device}. Give bf16, fp32 or auto")
-    return device
 
 
 def choose_precision(requested: str, method: Method, transform: BatchFn, images: np.ndarray, device: str) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -10,11 +11,13 @@ from accelerate.state import AcceleratorState
 
 from idmm import distributed
 from idmm.data.loaders import BatchFn
+from idmm.errors import UserError, in_short
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
-from idmm.progress import Interrupts
 from idmm.training import clock
-from idmm.training.precision import choose_device, choose_precision
+from idmm.training.device import choose_device
+from idmm.training.log import Interrupts
+from idmm.training.precision import choose_precision
 from idmm.training.run_folder import RunFolder
 
 log = logging.getLogger("idmm")
@@ -50,7 +53,7 @@ class RunContext:
         AcceleratorState._reset_state(reset_partial_state=True)  # from an earlier run in this process
         distributed.forget()
         self.device: str | torch.device = choose_device(self.train)
-        with distributed.launched():
+        with _launched():
             self.processes = PartialState(cpu=self.device == "cpu")
         self.folder = RunFolder(config.out, config, config.resume)
         self.is_new = self.folder.state is None
@@ -82,7 +85,7 @@ class RunContext:
             self.precision = choose_precision(self.train.precision, method, transform, images, self.device)
         mixed = "no" if self.precision == "fp32" else self.precision
         views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients are held twice
-        with distributed.launched():
+        with _launched():
             self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[views])
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
@@ -96,3 +99,18 @@ class RunContext:
     def autocast(self):
         """Return the context for a forward pass."""
         return contextlib.nullcontext() if self.accelerator is None else self.accelerator.autocast()
+
+
+@contextlib.contextmanager
+def _launched() -> Iterator[None]:
+    """Raise UserError if accelerate cannot start inside the block.
+
+    Its environment variables may contradict each other, as those that a scheduler's shell leaves behind.
+    """
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        advice = "Unset WORLD_SIZE, RANK, LOCAL_RANK and ACCELERATE_*, or start the command with torchrun"
+        fault = UserError(f"environment: accelerate cannot start ({in_short(error)}). {advice}")
+        fault.shared = False  # other processes may not exist
+        raise fault from None

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from idmm.config import parsing
 from idmm.files import Lock, write_json
-from idmm.progress import log, logging_to
+from idmm.progress import log
+from idmm.training.log import logging_to
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check

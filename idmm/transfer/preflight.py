@@ -7,15 +7,15 @@ from typing import Any
 
 from idmm.config import parsing
 from idmm.data.split import Listing
-from idmm.distributed import pick_device
 from idmm.errors import UserError, needed
 from idmm.files import free_folder
 from idmm.models.spec import model_spec
-from idmm.stages import STAGES, Stage, stage_of
+from idmm.stages import STAGES, stage_of
 from idmm.stages.images import check_val
-from idmm.stages.resolve import RunSetup, fill_classifier_init
+from idmm.stages.resolve import fill_classifier_init
 from idmm.stages.setup import try_model
-from idmm.training.precision import choose_device
+from idmm.training.device import choose_device, pick_device
+from idmm.training.stage import RunSetup, Stage
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan, Job
 

@@ -1,24 +1,20 @@
 """The files that a run leaves: weights, pictures, the accuracy of a classifier and its baseline."""
 
-import time
-
 import numpy as np
 
-from idmm import distributed
 from idmm.data.image_store import ImageStore
 from idmm.data.store import Stores
-from idmm.evaluation import baseline, evaluate
+from idmm.evaluation import evaluate
 from idmm.files import write_csv
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
 from idmm.report.stats import PREDICTIONS
-from idmm.stages.images import eval_batches
-from idmm.stages.resolve import RunSetup
 from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext
+from idmm.training.stage import RunSetup
 
-BASELINE_BATCH = 64  # images at a time
+BASELINE = "baseline_top1"  # its key in result.json
 FIGURE_SECONDS = 2.0  # to import matplotlib, and to draw the curves and the confusion matrix
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
@@ -88,7 +84,7 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
         ``top1_interval``, ``largest_class``, ``baseline_top1``, and the counts of classes, images and groups.
     """
     folder, classes, test = run.folder, images.train.classes, images.test
-    baseline_score = measure_baseline(run, setup, images)
+    baseline_score = {name: score for name, score in folder.start_scores.items() if name == BASELINE}
     if folder.leader:
         write_csv(folder.path / "per_class.csv", _class_rows(predictions, classes))
         write_csv(folder.path / PREDICTIONS, _image_rows(predictions, test, classes))
@@ -142,35 +138,6 @@ def _image_rows(predictions: evaluate.Predictions, test: ImageStore, classes: li
     if test.groups is None:
         return [header, *rows]
     return [(*header, "group"), *([*row, group] for row, group in zip(rows, test.groups, strict=True))]
-
-
-def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> dict[str, float]:
-    """Return ``baseline_top1`` (percent): hand-made features and a logistic regression on the run's centre crops.
-
-    See :func:`idmm.evaluation.baseline.measured`. A run measures it once, before its first step. It is left out if the
-    training images are all of one class. All processes must call together.
-    """
-    started_at, name = time.monotonic(), "baseline_top1"
-    if name in run.folder.start_scores:
-        return {name: run.folder.start_scores[name]}
-    train, test, size = images.train, images.test, setup.phases[-1].size
-    most = baseline.DECODED if train.decodes or test.decodes else baseline.MOST
-    numbers = baseline.drawn_to_fit(train.labels, most), baseline.drawn(test.labels, most)
-    labels, truth = train.labels[numbers[0]], test.labels[numbers[1]]
-    if len(np.unique(labels)) < 2:
-        return {}
-    train_features, test_features = (
-        baseline.features(
-            eval_batches(run, setup, store, size, BASELINE_BATCH, images=some), setup.spec.mean, setup.spec.std
-        )
-        for store, some in zip((train, test), numbers, strict=True)
-    )
-    top1 = None
-    if run.folder.leader:
-        top1 = baseline.measured(train_features, labels, test_features, truth, started_at).top1
-    scores = {name: distributed.broadcast(top1)}
-    run.folder.add_start_scores(scores)
-    return scores
 
 
 # ---------------------------------------------------------------------- the length of a run

@@ -1,0 +1,125 @@
+"""A stage with its config and what the config alone says about its run. No torch, because planners use this too."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from idmm.config import PretrainConfig, parsing
+from idmm.data.registry import resolve_name
+from idmm.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from idmm.data.images import StoredSize
+    from idmm.data.split import Listing
+    from idmm.models.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The part of a run at one image size. The loop is called once per phase."""
+
+    number: int  # from 1
+    field: str  # of the config, that holds the size
+    label: str  # for log lines
+    size: int  # side of the images (pixels)
+    epochs: int
+    batch_size: int  # images per optimizer step
+    lr: float | None = None  # peak learning rate; None before the config is resolved
+    other_sizes: tuple[tuple[str, int], ...] = ()  # of evaluation: the field of each size, and the size (pixels)
+
+    def steps(self, images: int) -> int:
+        """Return the optimizer steps on that many training images. The last, smaller batch of an epoch is one."""
+        return self.epochs * -(-images // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The images that a run needs."""
+
+    labels: bool = True  # of the training images
+    test: bool = True  # images to evaluate on
+    val: bool = False  # images to choose the best epoch on, besides those that are reported
+    unlabelled: bool = False  # training images without labels, too
+    eval_pixels: bool = True  # the pixels of val and test images
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage with its config. Subclasses answer what depends on the stage.
+
+    Attributes:
+        phases: In their order.
+        crop_pct: Share of the resized short side that the centre crop of evaluation covers.
+        stored_size: How much of the training images is stored for views of so many pixels, an
+            :class:`idmm.data.images.StoredSize`.
+    """
+
+    config: Any
+
+    NAME: ClassVar[str]  # of the command
+    CONFIG: ClassVar[type]
+    phases: ClassVar[Any]
+    crop_pct: ClassVar[Any]
+    stored_size: ClassVar[Callable[[Any, int], "StoredSize"]]
+
+    @property
+    def needs(self) -> Needs:
+        """The images that the run needs."""
+        return Needs(val=self.config.train.keep == "best")
+
+    def list_images(self, progress: bool = False) -> "Listing":
+        """List the images of the run and decode nothing. With ``progress``, slow checks show how far they are."""
+        from idmm.data.listing import list_images
+
+        needs = self.needs
+        return list_images(self.config.data, needs.labels, needs.test, needs.unlabelled)
+
+    def count_faults(self, images: int) -> list[str]:
+        """Return what is wrong with this number of training images, one line per fault."""
+        return []
+
+    @classmethod
+    def build(cls, values: Any) -> Any:
+        """Return the config of the stage, see :func:`idmm.config.parsing.build`."""
+        return parsing.build(cls.CONFIG, values)
+
+    def fill_names(self) -> tuple[Any, list[str]]:
+        """Fill in the values that the config leaves to the dataset's name and to the method.
+
+        Returns:
+            The config, and lines for the log.
+
+        Raises:
+            UserError: No such dataset, or a method that does not work with these options.
+        """
+        data, notes = resolve_name(self.config.data)
+        if data.labelled is not None and self.CONFIG is not PretrainConfig:
+            raise UserError(f"data.labelled: is for pretraining, data.subset draws the images of a {self.NAME}")
+        return replace(self.config, data=data), notes
+
+    def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
+        """Raise UserError if the stage cannot use this backbone."""
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """All that is decided about a run before its images are read."""
+
+    stage: Stage  # with the resolved config, which is what config.yaml holds
+    spec: "ModelSpec"  # of the backbone, with the weights that it starts from
+    phases: tuple[Phase, ...]
+    notes: tuple[str, ...] = ()  # lines for the log on everything that was filled in
+    started_at: float = 0.0  # when the run began (clock.now()), for its time limit
+
+    @property
+    def config(self) -> Any:
+        """The resolved config."""
+        return self.stage.config
+
+    @property
+    def is_cross_validation(self) -> bool:
+        """Whether this is one run per fold."""
+        data = self.config.data
+        return data.folds is not None and data.fold is None and self.stage.needs.test
