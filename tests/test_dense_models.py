@@ -1,6 +1,5 @@
 """Detector and segmenter: maps, losses, gradients, learning; average precision and intersection over union."""
 
-import contextlib
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from idmm.dense.detect import Detection
 from idmm.dense.evaluate import (
     Objects,
     class_scores,
-    detect_objects,
     detection_scores,
+    on_file,
     segmentation_scores,
     segmented,
 )
@@ -177,10 +176,11 @@ def test_a_detector_learns_two_images():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    found = detect_objects(method.backbone, [batch], truth, "cpu", contextlib.nullcontext)
-    scores, _ = detection_scores(list(found.values()), truth, CLASSES)
+    with torch.no_grad():
+        outputs = method.backbone.eval()(batch["images"])
+    found = [on_file(output, target.size, SIDE) for output, target in zip(outputs, truth, strict=True)]
+    scores, _ = detection_scores(found, truth, CLASSES)
     assert scores["ap50"] > 90 and set(scores) == {"ap", "ap50", "ap75"}
-    assert method.training and method.backbone.rpn.training
 
 
 def test_several_scales():

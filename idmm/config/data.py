@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from idmm.config.base import raise_faults, section
+from idmm.config.base import distinct, raise_faults, section
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -68,7 +68,7 @@ class Images:
     """Channels of the model. 3 and 1 read pictures, others the files' channels. Default: those of --init, else 3."""
     mean: list[float] | None = Field(None, min_length=1)
     """Mean per channel, of values in [0, 1]. Default: that of --init, else ImageNet's for RGB, else measured."""
-    std: list[float] | None = Field(None, min_length=1)
+    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, min_length=1)
     """Standard deviation per channel. Default: as for data.mean."""
     # keys of classification, which Data has
     labelled: ClassVar[Subset | None] = None
@@ -85,10 +85,6 @@ class Images:
     @model_validator(mode="after")
     def _check(self):
         faults, bands, used = {}, self.bands, self.channels
-        if bands is not None and min(bands) < 0:
-            faults["bands"] = f"got {bands}, expected numbers of channels, from 0"
-        elif bands is not None and len(set(bands)) < len(bands):
-            faults["bands"] = f"got {bands}, expected each channel once"
         if self.in_chans not in (None, used):
             faults["in_chans"] = f"got {self.in_chans} for {used} bands, expected {used}, or no in_chans"
         per_channel = {"mean": self.mean, "std": self.std}
@@ -98,8 +94,6 @@ class Images:
             if None not in (values, used) and len(values) != used:
                 key = f"in_chans {used}" if bands is None else f"{used} bands"
                 faults[name] = f"got {len(values)} values for {key}, expected one per channel"
-        if self.std is not None and min(self.std) <= 0:
-            faults["std"] = f"got {self.std}, expected numbers > 0"
         if self.fold is not None and self.fold > (self.folds or 0):
             folds = "data.folds is not given" if self.folds is None else f"there are {self.folds} folds"
             faults["fold"] = f"got {self.fold}, but {folds}, expected folds, and one of them"
@@ -119,5 +113,5 @@ class Data(Images):
     """Folds of a cross-validation, each one run in OUT/fold-N. Default: one run on the dataset's own test split."""
     fold: int | None = Field(None, ge=1)
     """Run only this fold, from 1. Default: all."""
-    bands: list[int] | None = Field(None, min_length=1)
+    bands: Annotated[list[Annotated[int, Field(ge=0)]] | None, AfterValidator(distinct)] = Field(None, min_length=1)
     """Channels of the files to use, from 0, e.g. '[0, 3, 4]'. Default: all."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import raise_faults, rising, section
+from idmm.config.base import FieldErrors, rising, section
 from idmm.config.data import Images
 from idmm.config.stages import Backbone, Common
 from idmm.config.train import Train
@@ -37,16 +37,10 @@ class DenseModel(Backbone):
 
 
 @section
-class DetectModel(DenseModel):
-    """The backbone, and the detector on it."""
-
-    masks: bool = True
-    """Also predict a mask per box (Mask R-CNN) if all training boxes have an outline."""
-
-
-@section
 class DenseTrain(Train):
     """The training loop."""
+
+    compile: ClassVar[bool] = False
 
     epochs: int = Field(24, ge=1)
     size: int = Field(320, ge=32)
@@ -68,14 +62,11 @@ class DenseTrain(Train):
 
     @model_validator(mode="after")
     def _check_steps(self):
-        steps, faults = self.lr_steps, {}
+        steps = self.lr_steps
         in_order = bool(steps) and steps == sorted(steps) and steps[-1] < self.epochs
         if self.schedule == "steps" and (self.minutes is not None or not in_order):
             expected = f"expected rising epochs before the last ({self.epochs}), e.g. [8, 11], and no minutes"
-            faults["lr_steps"] = f"got {steps}, {expected}"
-        if self.compile:
-            faults["compile"] = "got true, but boxes and masks are not compiled, expected false"
-        raise_faults(faults)
+            raise FieldErrors({"lr_steps": f"got {steps}, {expected}"})
         return self
 
 
@@ -98,7 +89,7 @@ class DetectConfig(Common):
     STAGE: ClassVar[str] = "detect"
 
     data: DenseData = field(default_factory=DenseData)
-    model: DetectModel = field(default_factory=DetectModel)
+    model: DenseModel = field(default_factory=DenseModel)
     train: DenseTrain = field(default_factory=DenseTrain)
     augment: DenseAugment = field(default_factory=DenseAugment)
 

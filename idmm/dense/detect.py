@@ -4,12 +4,15 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from idmm import distributed
 from idmm.config import DetectConfig, parsing
-from idmm.dense.evaluate import detect_objects, detection_scores
+from idmm.dense.evaluate import detection_scores, on_file
 from idmm.dense.network import Detector
 from idmm.dense.stage import DenseEvaluator, train
+from idmm.evaluation.evaluate import evaluating
 from idmm.files import write_csv, write_text
 from idmm.methods.base import Method
 from idmm.methods.common import at_least_fp32
@@ -29,8 +32,8 @@ _NAMES = {  # torchvision's: ours
 def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
     """Train a detector and write it, its average precision and its boxes on the test images to ``config.out``.
 
-    The network is torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN, see ``model.masks``.
-    Images lie on a square of ``train.size``. Boxes and masks are compared at the size of the files.
+    The network is torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN if all training boxes
+    have an outline. Images lie on a square of ``train.size``. Boxes and masks are compared at the size of the files.
 
     Args:
         config: A DetectConfig, a mapping of its keys ('idmm detect --help'), or the name of a YAML file or recipe.
@@ -71,22 +74,30 @@ class Detection(Method):
 class BoxEvaluator(DenseEvaluator):
     """Compares the predicted objects of all images with the true ones."""
 
+    @torch.no_grad()
     def scores(self, network, final=False):
         boxes_only = [replace(target, segments=None) for target in self.targets]  # masks are compared on the files
-        batches = self.batches(boxes_only, final)
-        self.objects = detect_objects(network, batches, self.targets, self.run.device, self.run.autocast)
+        objects = {}  # by the image's number
+        with evaluating(network):
+            for batch in self.batches(boxes_only, final):
+                images = batch["images"].to(self.run.device, non_blocking=True)
+                with self.run.autocast():
+                    outputs = network(images)
+                for number, output in zip(batch["index"].tolist(), outputs, strict=True):
+                    objects[number] = on_file(output, self.targets[number].size, images.shape[-1])
+        gathered = {number: one for part in distributed.gather(objects) for number, one in part.items()}
+        self.objects = dict(sorted(gathered.items()))
         self.latest, self.per_class = detection_scores(list(self.objects.values()), self.targets, self.classes)
         return self.latest
 
     def write(self, folder):
-        listing = self.dense.listing
-        boxes = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(listing.classes))
+        boxes = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(self.classes))
         rows = [("class", "boxes", *self.per_class)]
-        for label, name in enumerate(listing.classes):
+        for label, name in enumerate(self.classes):
             values = [scores[label] for scores in self.per_class.values()]
             rows.append([name, boxes[label], *("" if np.isnan(value) else round(value, 2) for value in values)])
         write_csv(folder / "per_class.csv", rows)
         results = []
         for number, objects in self.objects.items():
-            results += objects.results(self.targets[number].image_id, listing.categories)
+            results += objects.results(self.targets[number].image_id, self.listing.categories)
         write_text(folder / "predictions.json", json.dumps(results) + "\n")

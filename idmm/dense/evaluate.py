@@ -3,20 +3,18 @@
 import contextlib
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from idmm import distributed
 from idmm.config.dense import tested_sides
 from idmm.dense.network import Segmenter
 from idmm.dense.targets import BoxTarget
 from idmm.dense.transforms import letterboxed
-from idmm.evaluation.evaluate import evaluating
 
 THRESHOLDS = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}  # of COCO's 0.50, 0.55 ... 0.95
 
@@ -45,34 +43,6 @@ class Objects:
             {"image_id": image_id, "category_id": categories[label], "bbox": box, "score": float(score), **outline}
             for box, label, score, outline in zip(boxes, self.labels, self.scores, outlines, strict=True)
         ]
-
-
-@torch.no_grad()
-def detect_objects(
-    network: nn.Module, batches: Iterable[dict], targets: Sequence[BoxTarget], device, autocast
-) -> dict[int, Objects]:
-    """Run a detector over the batches of all processes, which must call together.
-
-    Args:
-        network: :class:`idmm.dense.network.Detector`.
-        batches: Of :class:`idmm.dense.transforms.DenseTransform`.
-        targets: Of all images by number. Only the sizes of the files are used.
-        device: Of the network.
-        autocast: Returns the context of a forward pass.
-
-    Returns:
-        The objects of each image by number.
-    """
-    objects: dict[int, Objects] = {}
-    with evaluating(network):
-        for batch in batches:
-            images = batch["images"].to(device, non_blocking=True)
-            with autocast():
-                outputs = network(images)
-            for number, output in zip(batch["index"].tolist(), outputs, strict=True):
-                objects[number] = on_file(output, targets[number].size, images.shape[-1])
-    objects = {number: one for part in distributed.gather(objects) for number, one in part.items()}
-    return dict(sorted(objects.items()))
 
 
 def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int) -> Objects:

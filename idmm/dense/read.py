@@ -52,14 +52,13 @@ LAYOUTS = (
 )
 
 
-def read_detection(data: config.Data, masks: bool = True, progress: bool = False) -> DenseSplits:
+def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
     """Return the images of a folder in COCO's format with their objects.
 
     ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws some.
 
     Args:
         data: The ``data`` section of a config.
-        masks: Keep the outlines, if all training objects have one. Others need no drawing.
         progress: Whether to draw a bar on standard error after a second, and to log the number of objects.
 
     Raises:
@@ -67,9 +66,6 @@ def read_detection(data: config.Data, masks: bool = True, progress: bool = False
         LabelsMissing: There is nothing to evaluate on.
     """
     splits = _read(read_coco, data, progress)
-    if not (masks and splits.outlined):
-        bare = {part: [replace(t, segments=None) for t in targets] for part, targets in splits.targets.items()}
-        splits = replace(splits, targets=bare)
     if progress:
         labels = np.concatenate([target.labels[~target.crowd] for target in splits.targets["train"]])
         counts = np.bincount(labels, minlength=len(splits.classes))

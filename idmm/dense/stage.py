@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,15 +33,7 @@ log = logging.getLogger("idmm")
 RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # in metrics.jsonl
 
 
-@dataclass(frozen=True)
-class DenseImages:
-    """The decoded images of a run with their boxes or masks."""
-
-    stores: Stores
-    listing: DenseSplits  # their boxes or masks, and the classes
-
-
-def load_images(setup: RunSetup, run: RunContext) -> DenseImages:
+def load_images(setup: RunSetup, run: RunContext) -> tuple[Stores, DenseSplits]:
     """Read every image with its boxes or masks. A resumed run compares them with the images that it began with."""
     spec, folder, (phase,) = setup.spec, run.folder, setup.phases
     data, listing = replace(setup.config.data, in_chans=spec.in_chans), setup.stage.read(folder.leader)
@@ -65,7 +57,7 @@ def load_images(setup: RunSetup, run: RunContext) -> DenseImages:
     folder.check_images({**stores.fingerprint(), "targets": digests, "classes": listing.classes}, _differences)
     counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
     log.info("images: %s of '%s', %d classes", counts, data.root, len(listing.classes))
-    return DenseImages(stores, listing)
+    return stores, listing
 
 
 def _differences(old: dict, new: dict) -> list[str]:
@@ -84,7 +76,7 @@ class DenseEvaluator(Evaluator):
     Args:
         run: Its device and precision are used.
         setup: Of the run.
-        dense: All images with their boxes or masks.
+        stores, listing: All images, and their boxes or masks.
         part: ``val`` or ``test``.
 
     Attributes:
@@ -93,10 +85,10 @@ class DenseEvaluator(Evaluator):
 
     latest: dict[str, float] | None = None
 
-    def __init__(self, run: RunContext, setup: RunSetup, dense: DenseImages, part: str):
-        self.run, self.setup, self.dense, self.part = run, setup, dense, part
-        self.store: ImageStore = getattr(dense.stores, part)
-        self.targets, self.classes = dense.listing.targets[part], dense.listing.classes
+    def __init__(self, run: RunContext, setup: RunSetup, stores: Stores, listing: DenseSplits, part: str):
+        self.run, self.setup, self.listing = run, setup, listing
+        self.store: ImageStore = getattr(stores, part)
+        self.targets, self.classes = listing.targets[part], listing.classes
         self.images, self.every = len(self.store), setup.config.train.eval_every
 
     @property
@@ -142,8 +134,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
             return run.folder.result()
 
         # ------------------------------------------------------------------ images
-        images = load_images(setup, run)
-        stores, listing = images.stores, images.listing
+        stores, listing = load_images(setup, run)
         setup = with_statistics(setup, stores.mean, stores.std)
         part = "test" if stores.val is None else "val"
 
@@ -154,7 +145,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
         with seeded(derive(config.seed, "method")):
             network = setup.stage.build_network(backbone, setup.spec, len(listing.classes), listing.outlined)
             method = method_class(network)
-        evaluator = evaluator_class(run, setup, images, part)
+        evaluator = evaluator_class(run, setup, stores, listing, part)
         statistics, key = (setup.spec.mean, setup.spec.std), derive(config.seed, "stage", phase.number)
         transform = DenseTransform(stores.train, listing.targets["train"], phase.size, *statistics, config.augment, key)
         keep = metric if config.train.keep == "best" else None
@@ -164,7 +155,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
 
         # ------------------------------------------------------------------ results
         best = load_best(loop, metric)
-        on_test = evaluator if part == "test" else evaluator_class(run, setup, images, "test")
+        on_test = evaluator if part == "test" else evaluator_class(run, setup, stores, listing, "test")
         scores = _final_scores(run, loop.averaged, on_test)
         info = {"task": config.STAGE, "classes": listing.classes, "categories": listing.categories}
         info |= {"pyramid_width": config.model.pyramid_width, "masks": listing.outlined}

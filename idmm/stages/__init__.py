@@ -138,7 +138,7 @@ class DetectStage(DenseStage):
     def read(self, progress: bool) -> "DenseSplits":
         from idmm.dense.read import read_detection
 
-        return read_detection(self.config.data, self.config.model.masks, progress)
+        return read_detection(self.config.data, progress)
 
     def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
         from idmm.dense.network import Detector
