@@ -80,16 +80,17 @@ def test_unusual_objects(tmp_path, caplog):
     assert not read_detection(of(tmp_path)).outlined and "1 of 16 objects have no outline" in caplog.text
 
 
+DAMAGED = r".* is not in the image \(\d+ x \d+ pixels\), expected \[x, y, width, height\], and polygons or RLE"
 BROKEN = [  # how the annotations of a file are spoilt, one after the other, and what its line is
-    (lambda a: a.update(segmentation={"size": [64, 96], "counts": "oooo7"}), r"or RLE of its size"),
-    (lambda a: a["bbox"].__setitem__(0, 90), r"bbox \[90, .*\], expected \[x, y, width, height\] in the image \("),
-    (lambda a: a.update(bbox=[1] * 999), r"bbox \[1, 1, .{0,80}\.\.\.\], expected"),
+    (lambda a: a.update(segmentation={"size": [64, 96], "counts": "oooo7"}), DAMAGED),
+    (lambda a: a["bbox"].__setitem__(0, 90), r"annotation 2 of '001.png': bbox \[90, " + DAMAGED),
+    (lambda a: a.update(bbox=[1] * 999), r"bbox \[1, 1, .{0,80}\.\.\.\]" + DAMAGED),
     (lambda a: a.update(image_id=77), r"annotation 4: its image or its category is not in the list"),
     (lambda a: a.update(category_id=5), r"annotation 5: its image or its category is not in the list"),
-    (lambda a: a.update(segmentation=[[1, 2, 3, 4]]), r"segmentation: expected polygons in the image"),
-    (lambda a: a.update(segmentation={"size": [2, 2], "counts": [4]}), r"or RLE of its size"),
+    (lambda a: a.update(segmentation=[[1, 2, 3, 4]]), DAMAGED),
+    (lambda a: a.update(segmentation={"size": [2, 2], "counts": [4]}), DAMAGED),
     # a far outline takes gigabytes in pycocotools
-    (lambda a: a.update(segmentation=[[0, 0, 1e9, 0, 1e9, -1e30]]), r"segmentation: expected polygons in the image"),
+    (lambda a: a.update(segmentation=[[0, 0, 1e9, 0, 1e9, -1e30]]), DAMAGED),
 ]
 
 
@@ -188,9 +189,8 @@ def test_masks_that_cannot_be_used(tmp_path):
         f"  '{masks}/000.png': a colour image (RGB), expected a grey or palette PNG whose numbers are the classes",
         f"  '{masks}/001.png': 6 x 5 pixels, its image 64 x 96",
         f"  '{masks}/002.png': values without a class: 9, expected 0 to 3, and 255 for ignored pixels",
-        lines[-1],
+        f"  '{masks}/003.png': not an image",
     ]
-    assert lines[-1].startswith(f"  '{masks}/003.png': unreadable or truncated")
     (tmp_path / "classes.txt").write_text("digit\n")
     line = f"data.root: '{tmp_path}/classes.txt' has 1 as number of classes, expected 2 to 255"
     assert line in faults(read_segmentation, of(tmp_path))

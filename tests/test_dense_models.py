@@ -1,6 +1,5 @@
 """Detector and segmenter: maps, losses, gradients, learning; average precision and intersection over union."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -35,6 +35,7 @@ TINY = {
     "train.size": SIDE,
     "train.epochs": 2,
     "train.batch_size": 4,
+    "train.layer_decay": 0.9,
     "train.eval_every": 1,
     "train.precision": "fp32",
     "train.device": "cpu",

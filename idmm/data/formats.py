@@ -78,7 +78,7 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool, channels: Coll
     Raises:
         BadImage: Not an image, truncated, too large or not of numbers. NoPicture: ``picture`` cannot be met.
     """
-    with _reporting():
+    with reporting():
         if isinstance(item, np.ndarray):
             values = item
             check_pixels(*item.shape[1::-1])
@@ -100,7 +100,7 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool, channels: Coll
 
 def size_in_header(content: bytes, channels: Collection[int]) -> tuple[int, int]:
     """Return height and width (pixels) of a file's image in upright position by its header, as :func:`decode`."""
-    with _reporting():
+    with reporting():
         if content.startswith(_NUMPY):
             shape, first = _npy_header(io.BytesIO(content), channels)
             return shape[1:] if first else shape[:2]
@@ -114,7 +114,7 @@ def size_in_header(content: bytes, channels: Collection[int]) -> tuple[int, int]
 
 
 @contextlib.contextmanager
-def _reporting() -> Iterator[None]:
+def reporting() -> Iterator[None]:
     """Raise any fault of an image file inside the block as a BadImage. Out of memory stays the machine's fault."""
     try:
         yield
@@ -125,13 +125,8 @@ def _reporting() -> Iterator[None]:
     except Image.DecompressionBombError:
         raise BadImage(f"has more than {MAX_PIXELS} pixels, expected smaller tiles") from None
     except Exception as error:  # the readers raise a dozen types on broken files
-        raise unreadable(error) from error
-
-
-def unreadable(error: Exception) -> BadImage:
-    """Return the BadImage of a file on which a reader failed."""
-    text = " ".join(str(error).split())[:100] or type(error).__name__
-    return BadImage(f"unreadable or truncated ({text})")
+        text = " ".join(str(error).split())[:100] or type(error).__name__
+        raise BadImage(f"unreadable or truncated ({text})") from error
 
 
 def check_pixels(width: int, height: int) -> None:

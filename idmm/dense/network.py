@@ -20,9 +20,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from idmm.config.dense import DENSE_LIBRARIES
-from idmm.errors import SizeError, UserError, needed
-from idmm.files import weights_label
+from idmm.errors import SizeError
 from idmm.models.build import black_image, create_backbone
 from idmm.models.grid import as_grid
 from idmm.models.weights import Checkpoint
@@ -264,15 +262,8 @@ class Segmenter(DenseNetwork):
 
 
 def build_network(saved: Checkpoint) -> Detector | Segmenter:
-    """Return the network of a run of ``idmm detect`` or ``idmm segment`` with its weights, in evaluation mode.
-
-    Raises:
-        UserError: It is the network of another command.
-    """
-    info, label = saved.extra, weights_label(saved.source, saved.field)
-    if info.get("task") not in ("detect", "segment"):
-        raise UserError(f"{label} is not from idmm detect or idmm segment. Give a run of one of these")
-    needed(label.rstrip(":"), DENSE_LIBRARIES[info["task"]], "dense")
+    """Return the network of a run of ``idmm detect`` or ``idmm segment`` with its weights, in evaluation mode."""
+    info = saved.extra
     kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
     backbone = create_backbone(saved.name, saved.size, **kwargs)
     arguments, in_chans = (backbone, saved.size, len(info["classes"]), info["pyramid_width"]), saved.in_chans

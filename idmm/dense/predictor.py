@@ -24,7 +24,7 @@ MIN_SCORE = 0.5  # of boxes
 
 
 def load_network(saved: Checkpoint, device: str, batch_size: int | None) -> Network:
-    """Return the network of a run's checkpoint for use on any images. UserError if it is one of another command."""
+    """Return the network of a run's checkpoint for use on any images."""
     device = pick_device(device)
     return Network.around(saved, build_network(saved).to(device), saved.size, device, batch_size or BATCH)
 

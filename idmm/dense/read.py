@@ -167,12 +167,10 @@ def _opened(path: Path, faults: list[str]):
         with contextlib.redirect_stdout(io.StringIO()):  # it prints
             coco = COCO(str(path))
         images, _ = coco.dataset["images"], coco.dataset["annotations"]
-        if not coco.cats or not images or len(coco.imgs) < len(images):
-            raise ValueError("there are no images or no categories, or two images have one id")
         [row["name"].strip() for row in coco.cats.values()]
-        for row in images:
-            if not (row["height"] > 0 and row["width"] > 0 and row["file_name"].strip()):
-                raise ValueError(f"image {row['id']}: expected height and width in pixels")
+        [(row["height"] > 0, row["width"] > 0, row["file_name"].strip()) for row in images]
+        if not coco.cats or not images:
+            raise ValueError("there are no images or no categories")
         return coco
     except OSError as error:
         faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
@@ -186,14 +184,23 @@ def _part(
     """Return the images that exist in the size of the annotation file, and their objects."""
     objects, reasons, without_area = defaultdict(list), [], 0
     for row in coco.dataset["annotations"]:
+        image, crowd = coco.imgs.get(row["image_id"]), row.get("iscrowd") == 1
+        if image is None or row["category_id"] not in labels:
+            reasons.append(f"annotation {row['id']}: its image or its category is not in the list")
+            continue
         try:
-            box, *rest = _object(row, coco.imgs.get(row["image_id"]), labels)
-            if (box[2:] > box[:2]).all():
-                objects[row["image_id"]].append((box, *rest))
-            else:  # COCO itself has some
-                without_area += 1
-        except ValueError as error:
-            reasons.append(f"annotation {row['id']}{error}")
+            box, outline = _box(row["bbox"], _size(image)), _outline(row.get("segmentation"), _size(image))
+        except Exception:  # of any type: pycocotools decodes RLE
+            what = f"bbox {reprlib.repr(row.get('bbox'))} or its segmentation is not in the image"
+            expected = f"({as_text(_size(image))} pixels), expected [x, y, width, height], and polygons or RLE"
+            reasons.append(f"annotation {row['id']} of '{image['file_name']}': {what} {expected}")
+            continue
+        if not (box[2:] > box[:2]).all():  # COCO itself has some
+            without_area += 1
+            continue
+        if crowd and outline is None:
+            outline = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
+        objects[row["image_id"]].append((box, labels[row["category_id"]], outline, crowd))
     if without_area:
         log.warning("data.root: '%s': left out %s without area", path, counted(without_area, "object"))
     faults += unusable(path, counted(len(coco.dataset["annotations"]), "annotation"), reasons)
@@ -222,49 +229,29 @@ def _part(
     return split, targets
 
 
-def _object(row: dict, image: dict | None, labels: dict[int, int]) -> tuple[np.ndarray, int, list | dict | None, bool]:
-    """Return box, label, outline (None: there is none) and crowd of a row of ``annotations``.
-
-    Raises:
-        ValueError: It cannot be used. The text follows its number.
-    """
-    if image is None or row["category_id"] not in labels:
-        raise ValueError(": its image or its category is not in the list")
-    size, segment, crowd = _size(image), row.get("segmentation") or None, row.get("iscrowd") == 1
-    inside, box = f"in the image ({as_text(size)} pixels)", _box(row.get("bbox"), size)
-    if box is None:
-        expected = f"expected [x, y, width, height] {inside}"
-        raise ValueError(f" of '{image['file_name']}': bbox {reprlib.repr(row.get('bbox'))}, {expected}")
-    if not _drawable(segment, size):
-        raise ValueError(f" of '{image['file_name']}': segmentation: expected polygons {inside}, or RLE of its size")
-    if crowd and segment is None:
-        segment = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
-    if isinstance(segment, list):
-        segment = [np.array(polygon, dtype=np.float32) for polygon in segment]
-    return box, labels[row["category_id"]], segment, crowd
-
-
-def _box(bbox: object, size: tuple[int, int]) -> np.ndarray | None:
-    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, or None if it is not in an image of ``size``."""
-    try:
-        x, y, w, h = map(float, bbox)
-    except (OverflowError, TypeError, ValueError):
-        return None
+def _box(bbox: list, size: tuple[int, int]) -> np.ndarray:
+    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, clipped. An error: it is not in an image of ``size``."""
+    x, y, w, h = map(float, bbox)
     corners = np.array([x, y, x + w, y + h])
     box = corners.clip(0, [size[1], size[0], size[1], size[0]])
-    return box if (np.abs(box - corners) <= SLACK).all() else None
+    if not (np.abs(box - corners) <= SLACK).all():
+        raise ValueError
+    return box
 
 
-def _drawable(segment: list | dict | None, size: tuple[int, int]) -> bool:
-    """Return whether an outline is missing or one of COCO's for an image of ``size``: polygons or RLE."""
-    try:
-        if segment is None or isinstance(segment, list):
-            polygons = [np.array(polygon, dtype=float).reshape(-1, 2) for polygon in segment or ()]
-            return all(len(points) >= 3 and np.abs(points).max() <= FAR * max(size) for points in polygons)
+def _outline(segment: list | dict | None, size: tuple[int, int]) -> list | dict | None:
+    """Return COCO's outline, polygons as float32. An error: it cannot be drawn into an image of ``size``."""
+    if not segment:
+        return None
+    if isinstance(segment, list):
+        polygons = [np.array(polygon, dtype=np.float32) for polygon in segment]
+        drawable = all(len(p.reshape(-1, 2)) >= 3 and np.abs(p).max() <= FAR * max(size) for p in polygons)
+    else:
         complete = isinstance(segment["counts"], str) or sum(segment["counts"]) == size[0] * size[1]
-        return tuple(segment["size"]) == size and complete and rasterised(segment, size, size).shape == size
-    except Exception:  # pycocotools raises several types on damaged RLE
-        return False
+        drawable = tuple(segment["size"]) == size and complete and rasterised(segment, size, size).shape == size
+    if not drawable:
+        raise ValueError
+    return segment if isinstance(segment, dict) else polygons
 
 
 def _size(image: dict) -> tuple[int, int]:

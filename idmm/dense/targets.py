@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import BadImage, check_pixels, unreadable
+from idmm.data.formats import BadImage, check_pixels, reporting
 from idmm.data.images import digest, read
 from idmm.data.split import Listing
 from idmm.errors import RunError
@@ -123,14 +123,9 @@ def mask_values(content: bytes) -> np.ndarray:
     Raises:
         BadImage: It is no image, it is a colour image, or it has too many pixels.
     """
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            check_pixels(*image.size)
-            mode, values = image.mode, np.asarray(image)
-    except BadImage:
-        raise
-    except Exception as error:  # Pillow raises a dozen types on broken files
-        raise unreadable(error) from error
+    with reporting(), Image.open(io.BytesIO(content)) as image:
+        check_pixels(*image.size)
+        mode, values = image.mode, np.asarray(image)
     if mode not in ("L", "P", "1"):
         raise BadImage(f"a colour image ({mode}), expected a grey or palette PNG whose numbers are the classes")
     return values.astype(np.uint8)
