@@ -23,8 +23,7 @@ _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of 
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 WEIGHTS_EXPECTED = f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
-_NAMES = "timm:NAME or hf-hub:ORG/NAME"
-_PUBLIC = re.compile(r"(timm:[\w.-]+|hf-hub:[\w.-]+/[\w.-]+)(@[\w./-]+)?", re.ASCII)
+_PUBLIC = re.compile(r"timm:[\w.-]+(@[\w./-]+)?", re.ASCII)
 
 
 # ---------------------------------------------------------------------- reading and writing
@@ -234,7 +233,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
     if is_public(path):
         label = weights_label(path, field)
         if not _PUBLIC.fullmatch(str(path)):
-            raise UserError(f"{label} is not a name of public weights, expected {_NAMES}, with an optional @REVISION")
+            raise UserError(f"{label} is not a name of public weights, expected timm:NAME, with an optional @REVISION")
         if stem == "model":
             how = f"Fine-tune it on labelled images first: {_FINETUNE.format(path)}"
             raise UserError(f"{label} has no classifier of your classes. {how}")
@@ -246,7 +245,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
             raise UserError(f"{label} {fault}")
         return path / f"{stem}.safetensors"
     if not path.exists():
-        hint = f", or {_NAMES}" if stem == "backbone" else ""
+        hint = ", or timm:NAME" if stem == "backbone" else ""
         raise UserError(f"{label} does not exist, {WEIGHTS_EXPECTED}{hint}")
     if path.suffix.lower() not in WEIGHTS:
         raise UserError(f"{label} is not a checkpoint, {WEIGHTS_EXPECTED}")
@@ -268,8 +267,8 @@ def _run_fault(folder: Path, stem: str) -> str | None:
 
 
 def is_public(init: str | os.PathLike | None) -> bool:
-    """Return whether ``init`` names public weights: ``timm:NAME`` or ``hf-hub:ORG/NAME``, maybe with ``@REVISION``."""
-    return str(init).startswith(("timm:", "hf-hub:"))
+    """Return whether ``init`` names public weights: ``timm:NAME``, maybe with ``@REVISION``."""
+    return str(init).startswith("timm:")
 
 
 def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:

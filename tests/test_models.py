@@ -94,7 +94,7 @@ def test_drop_path_reaches_the_models_that_have_it():
 
 REFUSED = [  # name, size, kwargs, and how the message begins and continues
     ("deit_tinny_patch16_224", None, {}, "model.name: 'deit_tinny_patch16_224' is unknown. Did you mean"),
-    ("hf-hub:timm/vit", None, {}, "model.name: 'hf-hub:timm/vit' is unknown"),  # no download
+    ("timm:vit", None, {}, "model.name: 'timm:vit' is unknown"),
     ("vit_tiny_patch16_224.no", 32, {}, "model.name: 'vit_tiny_patch16_224.no' cannot be built"),
     (DEIT, 32, {"embed_dimm": 3}, f"model.kwargs: {DEIT} refuses {{'embed_dimm': 3}}: .*unexpected keyword argument"),
     (DEIT, 32, {"embed_dim": 32, "num_heads": 3}, f"model.kwargs: {DEIT} refuses {{'embed_dim': 32.*divisible"),

@@ -41,7 +41,7 @@ class ProbeConfig(FeatureConfig):
     """Measure frozen features: accuracy of kNN and of a linear probe on the test images, with 95 % intervals."""
 
     init: str | None = None
-    """A run folder, a weights file with its JSON, timm:NAME or hf-hub:ORG/NAME. Default: model.name, untrained."""
+    """A run folder, a weights file with its JSON, or timm:NAME. Default: model.name, untrained."""
     out: str | None = None
     """Folder for result.json. Default: only print the table."""
 
@@ -100,7 +100,7 @@ class TrainCommand:
     compare: bool = False
     """Also train from scratch, which doubles the time. It shows if pretraining or pseudo-labels helped."""
     init: str | None = None
-    """Initial weights: a run folder, a file, timm:NAME or hf-hub:ORG/NAME. Default: none."""
+    """Initial weights: a run folder, a file or timm:NAME. Default: none."""
     way: Literal["auto", "scratch", "finetune", "pretrain", "joint"] = "auto"
     """scratch: labelled images only. finetune: from --init. pretrain: all images first. joint: these with labels."""
     pseudolabel: bool | None = None
@@ -203,7 +203,7 @@ class UseConfig(Inference):
     """How a run's model is used on files."""
 
     init: str = REQUIRED
-    """Run folder, or weights file with its JSON. embed and similar also take timm:NAME and hf-hub:ORG/NAME."""
+    """Run folder, or weights file with its JSON. embed and similar also take timm:NAME."""
     paths: list[str] = Field(REQUIRED, min_length=1)
     """Images, and folders of images at any depth."""
 

@@ -79,7 +79,7 @@ class Common:
     seed: int = Field(0, ge=0)
     """Seed of every random choice."""
     init: str | None = None
-    """Initial weights: a run folder, a weights file, timm:NAME or hf-hub:ORG/NAME. Default: none."""
+    """Initial weights: a run folder, a weights file or timm:NAME. Default: none."""
     resume: Literal["auto", "never", "must"] = "auto"
     """If OUT holds a run: 'auto' resumes it, 'never' refuses it. 'must' requires one."""
     data: Data = field(default_factory=Data)

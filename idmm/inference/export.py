@@ -10,6 +10,7 @@ from idmm.errors import checked, needed
 from idmm.files import expand_home, filling, free_folder, out_file, weights_file, write_bytes
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
+OUR_KEYS = ("grey_range", "range", "bands", "file_channels")  # of config.json, for those who read other images
 # keys of timm's description of a model and of its preprocessing
 TIMM_KEYS = (
     "fixed_input_size", "first_conv", "classifier",
@@ -85,8 +86,6 @@ def write_folder(source, out: Path, hub: bool) -> str:
 
 def timm_config(source) -> dict[str, Any]:
     """Return ``config.json`` in the format of timm's folders, which transformers' timm wrapper reads, too."""
-    from idmm.models.hub import OUR_KEYS
-
     saved, model, classes = source.saved, source.model, source.classes or []
     pretrained = {name: value for name in TIMM_KEYS if (value := model.pretrained_cfg.get(name)) is not None}
     preprocessing = source.preprocessing

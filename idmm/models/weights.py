@@ -153,7 +153,7 @@ def _counts(counts: Counter[str]) -> str:
 
 
 def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Checkpoint:
-    """Return the weights of a run folder, a file in timm's format, or public ones (``timm:NAME``, ``hf-hub:ORG/NAME``).
+    """Return the weights of a run folder, a file in timm's format, or public ones (``timm:NAME``).
 
     The common prefix of all names is removed (:func:`idmm.models.nested.read_weights`). Model name and arguments come
     from a JSON with the same stem next to the file. Public weights are downloaded unless the hub's cache has them.
@@ -170,7 +170,7 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
     path = weights_file(path, field, stem)
     if is_public(path):
         public = public_weights(str(path), field)
-        return Checkpoint(field=field, **public.read(read_weights(public.file, field)[0], weights_label(path, field)))
+        return Checkpoint(field=field, **public.read(read_weights(public.file, field)[0]))
     (state, nest, others), info = read_weights(path, field), saved_info(path)
     info.pop("channels", None)  # kwargs has them
     metadata = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
