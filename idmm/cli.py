@@ -18,7 +18,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.training import clock
-from idmm.training.log import BufferedLog, first_process, log_once, logging_by, screen
+from idmm.training.log import first_process, log_once, logging_by, screen
 from idmm.transfer.config import GridConfig, StatusConfig
 
 
@@ -30,7 +30,6 @@ class Command:
     run: str
     """Module and function, imported when the command runs, so that ``--help`` needs no torch. The function takes the
     config. A text that it returns is printed, a number is the exit code."""
-    logged: bool = True  # whether the log is shown at once; a training run shows it when its folder is open
     timed: bool = False  # whether the function takes the time when the command began
     words: tuple[str, ...] = ()  # keys of _WORDS that may stand without their flags, in this order
 
@@ -45,16 +44,15 @@ _WORDS = {  # values that may stand without their flags, as the help names them
     "name": "NAME", "data.root": "DIR", "run": "RUN", "runs": "RUN [RUN ...]", "query": "QUERY",
     "paths": "PATH [PATH ...]", "out": "OUT",
 }  # fmt: skip
-_TRAINING = {"logged": False, "timed": True}
 COMMANDS = {
     "train": Command(keys.TrainCommand, "stages.train:train", words=("data.root",), timed=True),
-    "pretrain": Command(PretrainConfig, "stages.run:run_stage", **_TRAINING),
-    "finetune": Command(FinetuneConfig, "stages.run:run_stage", **_TRAINING),
-    "detect": Command(DetectConfig, "stages.run:run_stage", **_TRAINING),
-    "segment": Command(SegmentConfig, "stages.run:run_stage", **_TRAINING),
-    "transfer": Command(GridConfig, "transfer.grid:command", logged=False),
+    "pretrain": Command(PretrainConfig, "stages.resolve:run_stage", timed=True),
+    "finetune": Command(FinetuneConfig, "stages.resolve:run_stage", timed=True),
+    "detect": Command(DetectConfig, "stages.resolve:run_stage", timed=True),
+    "segment": Command(SegmentConfig, "stages.resolve:run_stage", timed=True),
+    "transfer": Command(GridConfig, "transfer.grid:command"),
     "transfer status": Command(StatusConfig, "transfer.status:status", words=("out",)),
-    "probe": Command(keys.ProbeConfig, "stages.probe:command", logged=False),
+    "probe": Command(keys.ProbeConfig, "stages.probe:command"),
     "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel"),
     "predict": Command(keys.PredictConfig, "inference.predict:predict", words=("paths",)),
     "embed": Command(keys.EmbedConfig, "inference.embed:embed", words=("paths",)),
@@ -134,7 +132,7 @@ def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
     if name := next((words for words in (" ".join(argv[:2]), argv[0]) if words in COMMANDS), None):
         command = COMMANDS[name]
         once = contextlib.nullcontext() if command.config is GridConfig else log_once()  # each cell has its own log
-        with once, logging_by(screen() if command.logged else BufferedLog()):
+        with once, logging_by(screen()):
             return _run(name, argv[name.count(" ") + 1 :], started_at, prog)
     group = f"{argv[0]} " if any(words.startswith(f"{argv[0]} ") for words in COMMANDS) else ""
     commands = {words.removeprefix(group): command for words, command in COMMANDS.items() if words.startswith(group)}

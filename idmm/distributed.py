@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.nn.functional import all_gather
 
 from idmm.errors import RunError
 
@@ -45,34 +46,17 @@ def largest(*values: float) -> tuple[float, ...]:
     return tuple(maxima.tolist())
 
 
-class _Gather(torch.autograd.Function):
-    """Concatenate rows of all processes. The gradient of own rows is the sum over the processes."""
-
-    @staticmethod
-    def forward(ctx, rows):
-        ctx.counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world())]
-        dist.all_gather(ctx.counts, torch.tensor([len(rows)]), group=_control_group())
-        ctx.counts = [int(count) for count in ctx.counts]
-        padded = rows.new_zeros(max(ctx.counts), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        gathered = [torch.empty_like(padded) for _ in ctx.counts]
-        dist.all_gather(gathered, padded)
-        return torch.cat([part[:count] for part, count in zip(gathered, ctx.counts, strict=True)])
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(gradient)
-        return gradient.split(ctx.counts)[rank()]
-
-
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return the rows [B, ...] of all processes in order, with gradient. B may differ.
 
     If every process computes the same loss of all rows, DistributedDataParallel's mean of the gradients is that of a
     single process with all images.
     """
-    return rows if world() == 1 else _Gather.apply(rows)
+    if world() == 1:
+        return rows
+    counts = gather(len(rows))
+    padded = torch.nn.functional.pad(rows, [0, 0] * (rows.ndim - 1) + [0, max(counts) - len(rows)])
+    return torch.cat([part[:count] for part, count in zip(all_gather(padded), counts, strict=True)])
 
 
 def broadcast(value: Any) -> Any:

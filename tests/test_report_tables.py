@@ -110,20 +110,19 @@ def test_test_images_are_in_the_interval_also_of_a_single_run():
     assert found.interval[0] == pytest.approx(10 - np.hypot(seeds, 10 - images[0][0]), abs=0.05)
 
 
-def best(found, mark, backbone="net"):
-    return [row for (b, row, _), one in found.cells.items() if b == backbone and getattr(one, mark)]
+def best(found):
+    return [row for (_, row, _), one in found.cells.items() if one.best_of_column]
 
 
-def test_best_of_column_and_source_only_where_the_runs_show_it():
+def test_best_of_column_only_where_the_runs_show_it():
     values = {("scratch", "none"): 50.0, ("a", "idmm"): 90.0, ("a", "simclr"): 70.0, ("b", "idmm"): 87.0}
     cells = [cell(*row, top1=value, test_size=2000) for row, value in values.items()]
     found = table(cells)
-    assert best(found, "best_of_column") == [("a", "idmm")] == best(found, "best_of_source"), "nothing competes in b"
+    assert best(found) == [("a", "idmm")]
     assert found.rows[0] == SCRATCH and found.rows_of("net") == found.rows
-    few = table([{**one, "test_size": 200} for one in cells])
-    assert best(few, "best_of_column") == [] and best(few, "best_of_source") == [("a", "idmm")]
-    assert best(table([{**one, "test_size": None} for one in cells]), "best_of_column") == [], "nothing is known"
-    assert best(table([cell()]), "best_of_column") == []
+    assert best(table([{**one, "test_size": 200} for one in cells])) == []
+    assert best(table([{**one, "test_size": None} for one in cells])) == [], "nothing is known"
+    assert best(table([cell()])) == []
 
 
 def collapsed(**fields):
@@ -139,7 +138,7 @@ def collapsed(**fields):
 def test_runs_that_say_one_class_crown_nothing():
     """In every format: a sign with a footnote, no best source, no bold, no gain without interval."""
     found = table(collapsed())
-    assert all(one.no_better for one in found.cells.values()) and not best(found, "best_of_column")
+    assert all(one.no_better for one in found.cells.values()) and not best(found)
     for name in ("grid.md", "grid.html"):
         said = " ".join(rendered(name, collapsed()).split())
         assert said.count("none better than the largest class ‡") == 2 and "tie:" not in said
@@ -183,17 +182,17 @@ def paper():
 def test_marks_and_n_in_markdown_and_latex():
     text = rendered("grid.md", paper())
     assert "| from scratch | no pretraining | 76.3 ± 0.4 |  |" in text
-    assert "| flowers | idmm | <ins>92.4</ins> ± 0.3 | — |" in text
+    assert "| flowers | idmm | 92.4 ± 0.3 | — |" in text
     assert "| flowers | simclr | 90.1 ± 0.1 | failed |" in text
-    assert "| pets | idmm | <ins>**94.0**</ins> ± 0.0 |  |" in text
+    assert "| pets | idmm | **94.0** ± 0.0 |  |" in text
     assert "| pets | simclr | 89.9 (n = 1)† |  |" in text
     assert "mean ± standard deviation over n = 2 runs, another n if noted" in text
     assert text.count("it broke (log: runs/finetune/x/log.txt)") == 3
     text = rendered("grid.tex", paper())
     assert r"from scratch & no pretraining & 76.3$\,\pm\,$0.4 &  \\" in text
-    assert r"flowers & idmm & \underline{92.4}$\,\pm\,$0.3 & --- \\" in text
+    assert r"flowers & idmm & 92.4$\,\pm\,$0.3 & --- \\" in text
     assert r" & simclr & 90.1$\,\pm\,$0.1 & \textit{failed} \\" in text
-    assert r"pets & idmm & \underline{\textbf{94.0}}$\,\pm\,$0.0 &  \\" in text
+    assert r"pets & idmm & \textbf{94.0}$\,\pm\,$0.0 &  \\" in text
     assert r" & simclr & 89.9 {\scriptsize($n=1$)}$^\dagger$ &  \\" in text
     text = rendered("grid.tex", full(2, targets=2, backbones=("net", "other_net")))
     assert text.count(r"\midrule") == 2 and r"\multicolumn{4}{l}{\itshape other\_net} \\" in text

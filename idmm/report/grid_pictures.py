@@ -8,7 +8,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from idmm.figures import save
+from idmm.figures import save, shortened
 from idmm.report.table import SCRATCH, Row, Table
 
 CELL = (0.9, 0.37)  # inches
@@ -75,16 +75,10 @@ def _heat_map(axis, table: Table, backbone: str, norm: Normalize):
 def _row_labels(rows: list[Row]) -> list[str]:
     """Return the rows' labels, with the method if there are several."""
     several = len({row.method for row in rows} - {SCRATCH.method}) > 1
-    labels = []
-    for row in rows:
-        label = _label(row.heads[0])
-        labels.append(f"{label} · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else label)
-    return labels
+    methods = [f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else "" for row in rows]
+    return [_label(row.heads[0]) + method for row, method in zip(rows, methods, strict=True)]
 
 
 def _label(text: str, most: int = LONGEST) -> str:
-    """Return one line without formulas. A long text loses its middle."""
-    text = " ".join(str(text).split())
-    if len(text) > most:
-        text = f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
-    return text.replace("$", r"\$")
+    """Return a label on one line."""
+    return shortened(" ".join(text.split()), most)

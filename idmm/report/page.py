@@ -23,7 +23,6 @@ class Cell(NamedTuple):
     below: str = ""  # a small line
     tone: str = ""  # CSS class: up, down, level or failed
     bold: bool = False
-    underlined: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -39,8 +38,6 @@ class TableOf(NamedTuple):
     @property
     def numeric(self) -> list[bool]:
         """Whether each column has numbers, which are right-aligned."""
-        if not self.rows:
-            return [False] * len(self.heads)
         _, *columns = zip(*self.rows, strict=True)
         return [False, *(all(_NUMBER.fullmatch(str(cell)) for cell in column) for column in columns)]
 

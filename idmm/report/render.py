@@ -80,7 +80,7 @@ def _page_cell(cell: TableCell) -> Cell:
         texts.append(f"(n = {cell.stats.n})")
     if cell.signs:
         texts.append(cell.signs)
-    return Cell(" ".join(texts), str(cell.gain or ""), _tone(cell.gain), cell.best_of_column, cell.best_of_source)
+    return Cell(" ".join(texts), str(cell.gain or ""), _tone(cell.gain), cell.best_of_column)
 
 
 def _tone(value: Estimate | None) -> str:

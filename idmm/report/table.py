@@ -62,7 +62,6 @@ class TableCell:
     no_better: bool  # than always predicting the largest class, within the interval over test images
     below_baseline: bool  # worse than the baseline
     best_of_column: bool  # of its backbone: better than each other row by a difference that the runs show
-    best_of_source: bool  # the same among the methods of its source
 
     @property
     def mean(self) -> str:
@@ -152,14 +151,11 @@ class Table:
         gain = None if row.is_scratch else self.lead(backbone, target, row, SCRATCH)
         no_better = self._no_better(stats, target)
         others = [other for other in self.rows if other != row and self.mean(backbone, other, target) is not None]
-        ahead = {other: self.ahead(backbone, target, row, other) for other in others}
-        of_source = [ahead[other] for other in others if other.source == row.source]
-        can_lead = stats.n > 0 and not no_better
-        best_of_column = can_lead and bool(others) and all(ahead.values())
-        best_of_source = can_lead and bool(of_source) and all(of_source)
+        ahead = [self.ahead(backbone, target, row, other) for other in others]
+        best_of_column = stats.n > 0 and not no_better and bool(others) and all(ahead)
         below_baseline = stats.mean is not None and stats.mean < self.baseline.get(target, -1)
         unusual_n = stats.n not in (0, self.usual_n)
-        return TableCell(stats, gain, unusual_n, no_better, below_baseline, best_of_column, best_of_source)
+        return TableCell(stats, gain, unusual_n, no_better, below_baseline, best_of_column)
 
     def _no_better(self, stats: SeedStats, target: str) -> bool:
         return stats.images is not None and stats.mean - stats.images[0] <= self.largest.get(target, -1)
@@ -226,7 +222,6 @@ def legend(tables: Iterable[Table]) -> str:
     baseline = "logistic regression on hand-made features"
     marks = {
         "Bold: better than each other row of its column.": [cell.best_of_column for cell in cells],
-        "Underlined: better than its source's other methods.": [cell.best_of_source for cell in cells],
         f"{MISSING}: not run yet.": [cell.mean == MISSING for cell in cells],
         f"{SOME_FAILED}: some runs failed and do not count.": [cell.some_failed for cell in cells],
         f"{NO_BETTER}: no better than always predicting the largest class.": [cell.no_better for cell in cells],

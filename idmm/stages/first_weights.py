@@ -12,17 +12,15 @@ from idmm import distributed
 from idmm.config import FinetuneConfig
 from idmm.data.image_store import ImageStore
 from idmm.data.store import Stores
-from idmm.errors import RunError, UserError
+from idmm.errors import UserError
 from idmm.evaluation.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
 from idmm.evaluation.monitor import FLOORS, spread
-from idmm.evaluation.network import extract_features
 from idmm.models.build import linear_classifiers, one_image_norms
 from idmm.models.hog_conv import HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.seeding import numpy_rng
-from idmm.stages.images import build_accuracy, eval_batches
+from idmm.stages.images import build_accuracy, enough_for, eval_batches, image_features
 from idmm.stages.resolve import CLASSIFIER_INIT
-from idmm.training.device import enough_memory
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
@@ -76,19 +74,14 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
     if len(numbers := np.unique(train.labels)) < 2:
         line = f"features, but the training images are all of one class, '{train.classes[numbers[0]]}'"
         raise UserError(f"{CLASSIFIER_INIT}: {line}, expected two classes or more, or random")
-    label = "features for the classifier, of train"
-    batches = eval_batches(run, setup, train, phase.size, phase.batch_size, label=label)
-    advice = "a smaller --train.batch_size, in a new --out"
-    with enough_memory(RunError(f"out of memory with {phase.batch_size} images at a time. Try {advice}")):
+    with enough_for(phase.batch_size):
         model.to(run.device)
         if not config.model.freeze:  # a frozen backbone stays in evaluation mode
             numbers = mixed_images(len(train), phase.batch_size, config.seed)
             norm_batches = eval_batches(run, setup, train, phase.size, phase.batch_size, images=numbers)
             set_batch_norms(model, norm_batches, run.device, run.autocast)
-        features = extract_features(model, batches, run.device, run.autocast)  # [N, d]
-        if not bool(torch.isfinite(features).all()):
-            source = "" if setup.spec.init is None else f". The run that wrote '{config.init}' has diverged"
-            raise RunError(f"the images' features are not finite{source}", shared=True)
+        label = "features for the classifier, of train"
+        features = image_features(run, setup, model, train, phase.size, phase.batch_size, label=label)
         if (deviation := spread(features)) < FLOORS["feature_std"] and not config.model.freeze:
             # a fit to such features has weights so large that the first steps would destroy the backbone
             line = f"the features of the training images hardly differ (feature_std {deviation:.2g})"

@@ -1,11 +1,14 @@
 """The images of a run: stored, compared with those of a resumed run, described in the log, batched for evaluation."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from idmm import distributed
 from idmm.data.image_store import ImageStore
@@ -14,10 +17,12 @@ from idmm.data.loaders import centre_crops
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
 from idmm.data.store import PARTS, Stores, image_differences, store_images
-from idmm.errors import UserError
+from idmm.errors import RunError, UserError
 from idmm.evaluation import baseline
 from idmm.evaluation.evaluators import Accuracy
+from idmm.evaluation.network import extract_features
 from idmm.progress import counting
+from idmm.training.device import enough_memory
 from idmm.training.outputs import BASELINE
 from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder
@@ -124,6 +129,40 @@ def eval_batches(
         return batches
     log.info("%s: %d images", label, len(store))
     return counting(batches, len(store), label)
+
+
+def enough_for(batch_size: int) -> contextlib.AbstractContextManager[None]:
+    """Raise RunError if memory runs out with so many images inside the block."""
+    advice = "smaller images or batches, a smaller model or --train.device cpu, in a new --out"
+    return enough_memory(RunError(f"out of memory with {batch_size} images at a time. Try {advice}"))
+
+
+def image_features(
+    run: RunContext,
+    setup: RunSetup,
+    model: nn.Module,
+    store: ImageStore,
+    size: int,
+    batch_size: int,
+    *,
+    images: np.ndarray | None = None,
+    label: str | None = None,
+) -> Tensor:
+    """Return features [N, d] of the images of :func:`eval_batches`. All processes must call together.
+
+    Raises:
+        RunError: They are not finite, or memory ran out.
+    """
+    batches = eval_batches(run, setup, store, size, batch_size, images=images, label=label)
+    with enough_for(batch_size):
+        features = extract_features(model.to(run.device), batches, run.device, run.autocast)
+    if not bool(torch.isfinite(features).all()):
+        raise RunError(
+            f"the images' features are not finite{run.folder.checkpoint_note}: lower --train.lr, "
+            "set --train.clip_grad 1 or --train.precision fp32, in a new --out",
+            shared=True,
+        )
+    return features
 
 
 def build_accuracy(run: RunContext, setup: RunSetup, phase: Phase, store: ImageStore) -> Accuracy:

@@ -1,6 +1,5 @@
 """Stage 1: from images to a backbone."""
 
-import functools
 import logging
 
 import numpy as np
@@ -13,20 +12,17 @@ from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
 from idmm.data.store import Stores
 from idmm.data.views import MultiCropTransform
-from idmm.errors import RunError
 from idmm.evaluation import evaluate
-from idmm.evaluation.evaluators import KNNAccuracy
+from idmm.evaluation.evaluators import Extract, KNNAccuracy
 from idmm.evaluation.monitor import CollapseMonitor
-from idmm.evaluation.network import extract_features
 from idmm.methods import Method, RunInfo, create_method
 from idmm.models.build import backbone_state
 from idmm.seeding import derive, permutation, seeded
 from idmm.stages.first_weights import init_from_images
 from idmm.stages.folds import run_folds
-from idmm.stages.images import eval_batches, measure_baseline, store_run_images
+from idmm.stages.images import eval_batches, image_features, measure_baseline, store_run_images
 from idmm.stages.resolve import resolve
 from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase, with_statistics
-from idmm.training.device import enough_memory
 from idmm.training.loop import Loop
 from idmm.training.outputs import classifier_result, common_result, ending, export
 from idmm.training.run_context import RunContext
@@ -111,7 +107,7 @@ def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: tor
     if run.is_new and method.starts_from_features:
         network = "the untrained network" if setup.spec.init is None else f"the weights of '{config.init}'"
         label = f"features before training, by {network}"
-        method.prepare(_features(run, setup, backbone, images.train, label=label))
+        method.prepare(image_features(run, setup, backbone, images.train, phase.size, EVAL_BATCH, label=label))
     return method
 
 
@@ -123,7 +119,7 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
         evaluators.append(knn)
     if config.train.monitor_every:  # it measures the same few training images every time
         numbers = np.sort(permutation(config.seed, "monitor", len(images.train))[:MONITORED])
-        extract, history = functools.partial(_features, run, setup), run.folder.metrics
+        extract, history = _extract(run, setup), run.folder.metrics
         evaluators.append(CollapseMonitor(method, extract, images.train, numbers, history, config.train.monitor_every))
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
     plan = plan_phase(setup, phase, len(images.train), transform, evaluators, ending(setup, images))
@@ -139,26 +135,13 @@ def _count_labels(train: ImageStore) -> int | None:
 
 
 # ---------------------------------------------------------------------- evaluators
-def _features(
-    run: RunContext,
-    setup: RunSetup,
-    backbone: torch.nn.Module,
-    store: ImageStore,
-    images: np.ndarray | None = None,
-    label: str | None = None,
-) -> torch.Tensor:
-    """Return features [N, d] of a split's images, or of those with the given numbers. A ``label`` logs progress."""
-    batches = eval_batches(run, setup, store, setup.phases[0].size, EVAL_BATCH, images=images, label=label)
-    advice = "a smaller --views.size, a smaller model or --train.device cpu, in a new --out"
-    with enough_memory(RunError(f"out of memory with {EVAL_BATCH} images at a time. Try {advice}")):
-        features = extract_features(backbone.to(run.device), batches, run.device, run.autocast)
-    if not bool(torch.isfinite(features).all()):
-        raise RunError(
-            f"the images' features are not finite{run.folder.checkpoint_note}: lower --train.lr, "
-            "set --train.clip_grad 1 or --train.precision fp32, in a new --out",
-            shared=True,
-        )
-    return features
+def _extract(run: RunContext, setup: RunSetup) -> Extract:
+    """Return the function that takes features for evaluators."""
+
+    def extract(backbone: torch.nn.Module, store: ImageStore, images: np.ndarray | None = None) -> torch.Tensor:
+        return image_features(run, setup, backbone, store, setup.phases[0].size, EVAL_BATCH, images=images)
+
+    return extract
 
 
 def _build_knn(run: RunContext, setup: RunSetup, images: Stores) -> KNNAccuracy | None:
@@ -166,8 +149,8 @@ def _build_knn(run: RunContext, setup: RunSetup, images: Stores) -> KNNAccuracy 
     if not setup.stage.knn_every:
         return None
     if _count_labels(images.train) and (images.val or images.test) is not None:
-        extract = functools.partial(_features, run, setup)
-        return KNNAccuracy(extract, images.train, images.val or images.test, setup.stage.knn_every)
+        held_out = images.val or images.test
+        return KNNAccuracy(_extract(run, setup), images.train, held_out, setup.stage.knn_every)
     log.info("no kNN accuracy, it needs labels and a val or test split")
     return None
 

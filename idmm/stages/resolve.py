@@ -1,10 +1,11 @@
 """The second of a run's calls: from a config to one without gaps. Names are checked before torch is imported."""
 
+import importlib
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from idmm.config import DetectConfig, FinetuneConfig, SegmentConfig
+from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import check_folder
 from idmm.errors import UserError
@@ -151,3 +152,20 @@ def images_around(config: Any) -> str | None:
     names = ("images", "masks", "annotations") if masked else ("train", "unlabelled", "val", "test")
     folders = [os.path.join(root, name) for name in names] if os.path.isdir(os.path.join(root, names[0])) else [root]
     return next((folder for folder in folders if os.path.commonpath([folder, out]) == folder), None)
+
+
+def run_stage(config: Any, started_at: float | None = None) -> dict:
+    """Run the stage that a config belongs to; return the content of ``result.json``.
+
+    Args:
+        config: Of any stage.
+        started_at: When the command began (``clock.now()``), which ``train.minutes`` and ``seconds`` count from.
+
+    Raises:
+        UserError: A mistake in the config or the data. Faults of names come first, before torch is imported.
+        RunError: Training could not continue.
+        Interrupted: Ctrl-C or SIGTERM.
+    """
+    setup = resolve(config, started_at)
+    package, name = "dense" if isinstance(config, DenseConfig) else "stages", setup.stage.NAME
+    return getattr(importlib.import_module(f"idmm.{package}.{name}"), name)(setup)

@@ -28,7 +28,7 @@ from idmm.models.hog import SIDE
 from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.stages import STAGES
-from idmm.stages.run import run_stage
+from idmm.stages.resolve import run_stage
 from idmm.stages.train_configs import HELD_OUT, data_of, stage_config
 from idmm.stages.train_plan import (
     BASELINE,

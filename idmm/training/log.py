@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -32,21 +31,6 @@ class Screen(logging.Handler):
 def screen() -> logging.Handler:
     """Return the handler of the first process, which prints, or that of another one, which does not."""
     return Screen() if first_process() else logging.NullHandler()
-
-
-class BufferedLog(MemoryHandler):
-    """Buffers records until :func:`logging_to` opens a log, which then begins with them.
-
-    The first process prints warnings at once.
-    """
-
-    def __init__(self):
-        super().__init__(sys.maxsize, flushLevel=sys.maxsize, flushOnClose=False)
-
-    def emit(self, record):
-        super().emit(record)
-        if record.levelno >= logging.WARNING and first_process():
-            logging.lastResort.handle(record)
 
 
 def first_process() -> bool:
@@ -119,13 +103,6 @@ def logging_to(folder: Path) -> Iterator[None]:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     file.addFilter(lambda record: record.levelno != PROGRESS)
     file.handleError = lambda record: None  # more important files report a full disk
-    buffers = [handler for handler in log.handlers if isinstance(handler, BufferedLog)]
-    for buffered in buffers:
-        log.removeHandler(buffered)
-        for record in buffered.buffer:
-            for handler in (file,) if record.levelno >= logging.WARNING else (*screens, file):
-                handler.handle(record)
-        buffered.buffer.clear()
     propagate, log.propagate = log.propagate, False
     try:
         with logging_by(*screens, file):
@@ -137,8 +114,6 @@ def logging_to(folder: Path) -> Iterator[None]:
                 raise
     finally:
         log.propagate = propagate
-        for buffered in buffers:  # for messages before the next log
-            log.addHandler(buffered)
 
 
 class Interrupts:

@@ -15,7 +15,7 @@ from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import write_json, write_text
 from idmm.progress import drawing, log
 from idmm.stages import STAGES
-from idmm.stages.run import run_stage
+from idmm.stages.resolve import run_stage
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan, Job
 from idmm.transfer.status import Failure, cell_status, progress, read_failures
