@@ -9,7 +9,7 @@ from test_backbones import SMALL
 
 from idmm import config
 from idmm.errors import UserError
-from idmm.models import Checkpoint, create_backbone
+from idmm.models import Checkpoint, create_backbone, load_backbone
 from idmm.models.spec import model_spec
 from idmm.models.weights import repeated
 
@@ -70,6 +70,8 @@ def test_what_is_no_convolution_is_refused():
 def test_a_file_without_json(tmp_path):
     """Nobody knows the mean of channels that are not RGB."""
     torch.save(create_backbone("resnet10t", in_chans=5, channels=[8, 8, 8, 8]).state_dict(), tmp_path / "a.pth")
+    with pytest.raises(UserError, match="the model's name is unknown, expected a.json next to it"):
+        load_backbone(tmp_path / "a.pth")
     model = config.Model(name="resnet10t", kwargs={"channels": [8, 8, 8, 8]})
     given = config.PretrainConfig(init=str(tmp_path / "a.pth"), model=model)
     for data, in_chans in ({"in_chans": 5}, 5), ({"in_chans": 2}, 2), ({"bands": [0, 1, 3, 2]}, 4):

@@ -100,6 +100,7 @@ REFUSED = [  # name, size, kwargs, and how the message begins and continues
     (DEIT, 32, {"embed_dim": 32, "num_heads": 3}, f"model.kwargs: {DEIT} refuses {{'embed_dim': 32.*divisible"),
     (DEIT, 100, VIT, f"image size 100x100: {DEIT} does not accept it: expected a multiple of its patch, 16x16"),
     ("maxvit_tiny_rw_224", 112, {}, "image size 112x112: maxvit_tiny_rw_224 does not accept it: .*window"),
+    ("xcit_nano_12_p16_224", 40, {}, "image size 40x40: xcit_nano_12_p16_224 does not accept it: .*divide"),
     ("swin_tiny_patch4_window7_224", (30, 32), SWIN, "image size 30x32: swin_tiny_patch4_window7_224 does not"),
 ]
 

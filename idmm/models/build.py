@@ -145,10 +145,7 @@ def has_linear_classifier(name: str, kwargs: dict[str, Any]) -> bool:
 
 def classifier_prefixes(model: nn.Module) -> tuple[str, ...]:
     """Return the prefixes of the classifier's weights, e.g. ``('head.', 'head_dist.')``."""
-    names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
-    if not names:
-        heads = classifiers(model)
-        names = [n for n, module in model.named_modules() if n and any(module is h for h in heads)]
+    names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
     return tuple(f"{n}." for n in ([names] if isinstance(names, str) else names))
 
 

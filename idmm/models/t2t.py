@@ -74,10 +74,8 @@ class TokensToToken(nn.Module):
         dim: int,
         token_dim: int,
         drop: float,
-        dynamic_img_size: bool = False,
     ):
         super().__init__()
-        self.dynamic_img_size = dynamic_img_size
         self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
         self.num_patches = math.prod(self.grid_size)
@@ -88,9 +86,6 @@ class TokensToToken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         size = tuple(x.shape[-2:])
-        if size != self.img_size and not self.dynamic_img_size:
-            actual, built = ("x".join(map(str, sides)) for sides in (size, self.img_size))
-            raise ValueError(f"the images are {actual} pixels, but the model was built with img_size {built}")
         performers = (self.performer1, self.performer2)
         for performer, split, grid in zip(performers, WINDOWS, window_grids(size), strict=False):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
@@ -104,12 +99,12 @@ class T2TViT(TokenModel):
     A side of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 if 16 divides n.
     ``forward_features`` returns [B, 1 + h w, D], the class token first. ``patch_embed.grid_size`` is (h, w).
 
-    ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row. It is saved and never trained. At
-    another size it is interpolated on its grid, as in the release. Sinusoids of the new size would move the positions.
+    ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row. It is saved and never trained. For
+    images of another size it is interpolated on its grid, as in the release. Sinusoids of the new size would move the
+    positions.
 
     Args:
         img_size: Image side, or (height, width), in pixels.
-        dynamic_img_size: Accept images of other sizes, too, with interpolated positions.
         global_pool: 'token' (the class token) or 'avg' (the mean of the others).
         embed_dim: Width D of the tokens.
         num_heads: Heads per block. Attention is scaled by the head's width, as in the release.
@@ -144,12 +139,11 @@ class T2TViT(TokenModel):
         token_drop_rate: float = 0.1,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        dynamic_img_size: bool = False,
     ):
         super().__init__()
         self.embed_dim = embed_dim
         self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, embed_dim), std=0.02))
-        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, token_dim, token_drop_rate, dynamic_img_size)
+        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, token_dim, token_drop_rate)
         rates = drop_path_rates(drop_path_rate, depth)
         blocks = [Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, norm_layer=nn.LayerNorm) for rate in rates]
         self.blocks = nn.Sequential(*blocks)

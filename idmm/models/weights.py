@@ -1,8 +1,8 @@
 """Weights: read checkpoints, fit them to a model of another image size, write ours."""
 
+import contextlib
 import dataclasses
 import json
-import logging
 import math
 import os
 import warnings
@@ -22,8 +22,6 @@ from idmm.files import is_public, replacing, saved_info, weights_file, weights_l
 from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name
 from idmm.models.hub import public_weights
 from idmm.models.nested import best_network, count_others, read_weights
-
-log = logging.getLogger("idmm")
 
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"  # of evaluation, if a JSON lacks them
 # tables that follow from the model's shape, never read from a checkpoint
@@ -205,7 +203,7 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     With ``num_classes`` it has the checkpoint's classifier, [B, in_chans, H, W] -> [B, num_classes].
 
     Raises:
-        UserError: As there, or the checkpoint lacks weights of the classifier.
+        UserError: As there.
     """
     label = weights_label(saved.source, saved.field)
     if saved.name is None:
@@ -217,11 +215,7 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
         )
     kwargs = {k: v for k, v in saved.kwargs.items() if k not in ("img_size", "num_classes")}
     model = create_backbone(saved.name, img_size or saved.img_size, num_classes=num_classes, **kwargs)
-    report = saved.load_into(model, drop_classifier=not num_classes)
-    if report.prefix:
-        log.info("%s", report)
-    if num_classes and report.fresh:
-        raise UserError(f"{label} lacks weights of a classifier: {listed(report.fresh, 3)}")
+    saved.load_into(model, drop_classifier=not num_classes)
     size = img_size or saved.size or saved.img_size or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
     cfg = {**model.pretrained_cfg, "input_size": (saved.in_chans, *to_2tuple(size)), "crop_mode": "center"}
     cfg |= {"test_input_size": None, "test_crop_pct": None, **{key: getattr(saved, key) for key in _PREPROCESSING}}
@@ -295,20 +289,15 @@ def _fit(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor:
     shapes = ["x".join(map(str, t.shape)) or "a number" for t in (value, target)]
     mismatch = f"{shapes[0]} in the checkpoint, {shapes[1]} in the model"
     if leaf == "relative_position_bias_table" and value.ndim == target.ndim:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # timm's interpolation is deprecated in torch
-                window = tuple(model.get_submodule(owner).window_size)
-                return resize_rel_pos_bias_table(value, window, target.shape)
-        except (ValueError, AssertionError, RuntimeError, AttributeError):
-            raise ValueError(f"{mismatch}, not of square windows") from None
+        with warnings.catch_warnings(), contextlib.suppress(AssertionError, RuntimeError, AttributeError):
+            warnings.simplefilter("ignore")  # timm's interpolation is deprecated in torch
+            window = tuple(model.get_submodule(owner).window_size)
+            return resize_rel_pos_bias_table(value, window, target.shape)
     grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     if leaf == "pos_embed" and grid is not None and value.ndim == 3 and value.shape[::2] == target.shape[::2]:
         prefix = target.shape[1] - math.prod(grid)  # 0 if class tokens have no position
         side = math.isqrt(max(value.shape[1] - prefix, 0))
-        if 0 <= prefix <= 2 and side**2 != value.shape[1] - prefix:
-            raise ValueError(f"{value.shape[1]} positions without {prefix} prefix tokens do not form a square")
-        if 0 <= prefix <= 2:  # otherwise the grid is not that of the tokens
+        if 0 <= prefix <= 2 and side**2 == value.shape[1] - prefix:  # otherwise the grid is not that of the tokens
             antialias = getattr(model, "antialias_positions", True)  # timm's default
             return resample_abs_pos_embed(value, list(grid), [side, side], prefix, antialias=antialias)
     raise ValueError(mismatch)
@@ -340,8 +329,6 @@ def adapt_input(model: nn.Module, state: dict[str, Tensor], in_chans: int, label
         value, target = state.get(key), targets.get(key)
         if value is None or target is None or value.shape == target.shape:
             continue
-        if value.shape[:1] + value.shape[2:] != target.shape[:1] + target.shape[2:]:
-            continue  # the caller reports weights of other shapes
         if value.ndim != 4 or target.shape[1] != in_chans:
             why = f"{key} of {model_name(model)} is no plain convolution and cannot be adapted to {in_chans} channels"
             raise UserError(f"{label} {why}. Leave out data.in_chans or init")
