@@ -125,10 +125,7 @@ BAD = {
     "a_three.tif": (pages(FIVE[:, :, :4]), "has 4 channels, expected 5"),
     "b_rgb.png": (deep_png(RGB), "has 3 channels, expected 5"),
     "c_nan.npy": (npy(np.where(FIVE == FIVE[3, 4, 2], np.nan, FIVE)[..., :5].astype(np.float32)), "not finite (NaN"),
-    "e_text.npy": (
-        npy(np.full((4, 4, 5), "x")),
-        "holds values of type <U1, expected integers, floats",
-    ),
+    "e_text.npy": (npy(np.full((4, 4, 5), "x")), "holds values of type <U1, expected integers, floats"),
     "h_huge.npy": (npy(np.zeros((1, 1, 5), np.uint8)).replace(b"(1, 1, 5)", b"(99999, 99999, 5)"), "99999 x 99999"),
     "i_four.npy": (
         npy(np.zeros((2, 2, 2, 5))),

@@ -241,10 +241,7 @@ def test_yaml_as_people_expect_it(tmp_path):
 
 WORDS = {
     "all that are left": (["similar", "q", "x", "--init", "a", "y"], {"query": "q", "paths": ["x", "y"]}),
-    "behind a switch": (
-        ["train", "--out", "o", "--compare", "true.png"],
-        {"compare": True},
-    ),
+    "behind a switch": (["train", "--out", "o", "--compare", "true.png"], {"compare": True}),
     "in YAML's letters": (["predict", "--init", "a", "null", "[x]"], {"paths": ["null", "[x]"]}),
     "behind the flags": (["data", "check", "--out", "3", "digits"], {"name": "digits", "out": "3"}),
 }

@@ -130,10 +130,7 @@ def mocov3(method, given, temperature):
     return ctr(q1, k2, temperature) + ctr(q2, k1, temperature)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "images", "temperature"),
-    [(None, 4, 0.7), ("resnet10t", 5, 0.2)],
-)
+@pytest.mark.parametrize(("backbone", "images", "temperature"), [(None, 4, 0.7), ("resnet10t", 5, 0.2)])
 def test_mocov3(images, backbone, temperature):
     """In values and gradients; a backbone that has batch norms sees a crop at a time, too."""
     if backbone is not None:

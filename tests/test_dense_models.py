@@ -7,14 +7,7 @@ import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
 from idmm.dense.detect import Detection
-from idmm.dense.evaluate import (
-    Objects,
-    class_scores,
-    detection_scores,
-    on_file,
-    segmentation_scores,
-    segmented,
-)
+from idmm.dense.evaluate import Objects, class_scores, detection_scores, on_file, segmentation_scores, segmented
 from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter
 from idmm.dense.segment import Segmentation, pixel_cross_entropy
 from idmm.dense.targets import BoxTarget

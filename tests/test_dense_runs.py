@@ -176,11 +176,7 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
     page = (tmp_path / "report" / "report.html").read_text()
     result = read(whole / "segment" / "result.json")
     assert f"{result['miou']:.1f}</td>" in page
-    for text in (
-        "Detection: scores on the test images",
-        "mask AP",
-        "Segmentation: scores",
-    ):
+    for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores"):
         assert text in page
     assert page.count('alt="Curves"') == len(STAGES)
 

@@ -67,12 +67,7 @@ def stop_at(moment, reached):
         np.savez = save
 
 
-MOMENTS = [
-    "half of the images",
-    "pixels in place",
-    "half of the index",
-    "index.npz in place",
-]
+MOMENTS = ["half of the images", "pixels in place", "half of the index", "index.npz in place"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

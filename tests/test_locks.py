@@ -74,10 +74,7 @@ def test_a_folder_is_free_after_whatever_went_wrong(tmp_path, monkeypatch):
 
 
 QUICK = dict(train__epochs=1, train__ema=None, stages=None, train__size=16, data__subset={"total": 20})
-SHELLS = {
-    "a scheduler's": {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
-    "no number": {"WORLD_SIZE": "two"},
-}
+SHELLS = {"a scheduler's": {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, "no number": {"WORLD_SIZE": "two"}}
 
 
 @pytest.mark.parametrize("shell", SHELLS)

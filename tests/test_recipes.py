@@ -227,10 +227,7 @@ def made(name, caplog, images, **given):
     return method, [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-@pytest.mark.parametrize(
-    ("images", "batch_size", "length"),
-    [(1000, 256, 744), (2304, 256, 2048), (96, 96, 48)],
-)
+@pytest.mark.parametrize(("images", "batch_size", "length"), [(1000, 256, 744), (2304, 256, 2048), (96, 96, 48)])
 def test_the_queue_is_shorter_than_the_data(images, batch_size, length, caplog):
     method, said = made("mocov2", caplog, images, batch_size=batch_size)
     assert method.loss.memory_bank.bank.shape == (length, 256) and length < images

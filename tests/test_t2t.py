@@ -70,9 +70,7 @@ class TestCvt(Contract):
         "stages.2.blocks.1.",
         "head.",
     ]
-    official = {
-        "cvt_13": ([-0.13377, -0.20497, 0.00169, -0.12841, -0.03388, 0.02445, 0.08403, -0.07035], 262.79828),
-    }
+    official = {"cvt_13": ([-0.13377, -0.20497, 0.00169, -0.12841, -0.03388, 0.02445, 0.08403, -0.07035], 262.79828)}
 
     def grid_size(self, model):
         return model.grid_size

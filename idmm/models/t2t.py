@@ -67,14 +67,7 @@ class TokensToToken(nn.Module):
     Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
     """
 
-    def __init__(
-        self,
-        img_size: int | Sequence[int],
-        in_chans: int,
-        dim: int,
-        token_dim: int,
-        drop: float,
-    ):
+    def __init__(self, img_size: int | Sequence[int], in_chans: int, dim: int, token_dim: int, drop: float):
         super().__init__()
         self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
