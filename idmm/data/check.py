@@ -125,14 +125,13 @@ Crops = dict[str, dict[str, np.ndarray]]  # centre crops by split and name
 
 
 def check(
-    data: config.Data, crops_of: Callable[[np.ndarray], np.ndarray] | None = None, progress: bool = False
+    data: config.Data, crops_of: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> tuple[DatasetReport, Listing, Crops]:
     """Read every image of a dataset. Faults of images raise nothing.
 
     Args:
         data: The ``data`` section of a config.
         crops_of: Returns, for the labels of a split, the numbers of the images whose crops are returned. None: none.
-        progress: Show a bar on standard error.
 
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
@@ -148,7 +147,7 @@ def check(
             report.classes[part] = dict(zip(split.classes, counts.tolist(), strict=True))
             chosen = () if crops_of is None else frozenset(crops_of(split.labels).tolist())
         summaries = []
-        for i, summary in enumerate(_summaries(report, part, split, chosen, progress)):
+        for i, summary in enumerate(_summaries(report, part, split, chosen)):
             name = {"split": part, "name": split.names[i]}
             if isinstance(summary, BadImage):
                 report.unreadable.append({**name, "reason": summary.reason})
@@ -189,9 +188,7 @@ def _usual_bands(train: Split) -> Bands | None:
     return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None) if usual else None
 
 
-def _summaries(
-    report: DatasetReport, part: str, split: Split, chosen: Sequence[int], progress: bool
-) -> list[_Summary | BadImage]:
+def _summaries(report: DatasetReport, part: str, split: Split, chosen: Sequence[int]) -> list[_Summary | BadImage]:
     """Read a split's images. The first one of more than 8 bits has the value range measured, then all start again."""
 
     def summary(i: int, value_range: ValueRange) -> _Summary:
@@ -211,13 +208,13 @@ def _summaries(
         )
 
     def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:
-        results = parallel_map(lambda i: summary(i, value_range), len(split), split.place, f"checking {part}", progress)
+        results = parallel_map(lambda i: summary(i, value_range), len(split), split.place, f"checking {part}")
         return list(results)
 
     try:
         return summaries(report.range or AUTO)
     except RangeUnknown:
-        measured = measure_range(split, report.bands, progress)
+        measured = measure_range(split, report.bands)
         report.range = measured if part == "train" else report.range
         return summaries(measured)
 

@@ -49,7 +49,7 @@ class Index:
         return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
 
 
-def decode_split(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
+def decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
     """Read all images of a split and append them to ``file``, if there is one.
 
     The first image of more than 8 bits under AUTO starts the measuring of all values, then everything again.
@@ -65,20 +65,20 @@ def decode_split(split: Split, reading: Reading, file: IO[bytes] | None, progres
                 reading = replace(reading, bands=reading.bands._replace(count=count))
                 break
     try:
-        return _decode(split, reading, file, progress)
+        return _decode(split, reading, file)
     except RangeUnknown:
-        value_range = measure_range(split, reading.bands, progress)
+        value_range = measure_range(split, reading.bands)
     if file is not None:
         file.seek(0)
         file.truncate()
-    index = _decode(split, replace(reading, value_range=value_range), file, progress)
+    index = _decode(split, replace(reading, value_range=value_range), file)
     return replace(index, range=np.array(value_range or (), dtype=np.float64).reshape(-1, 2))
 
 
-def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bool) -> Index:
+def _decode(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
     sizes, digests, pixel_bytes = [], [], []
     bad: dict[str, str] = {}  # path -> reason
-    results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images", progress)
+    results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images")
     with closing(results):
         for i, result in enumerate(results):
             if isinstance(result, BadImage):
@@ -103,12 +103,9 @@ def _decode(split: Split, reading: Reading, file: IO[bytes] | None, progress: bo
     )
 
 
-def measure_range(split: Split, bands: Bands | None, progress: bool) -> ValueRange:
+def measure_range(split: Split, bands: Bands | None) -> ValueRange:
     """Return the value range of a split's images of more than 8 bits, per channel of bands. None: no such image."""
-
-    results = parallel_map(
-        lambda i: min_max_of(split.items[i], bands), len(split), split.place, "measuring values", progress
-    )
+    results = parallel_map(lambda i: min_max_of(split.items[i], bands), len(split), split.place, "measuring values")
     with closing(results):
         pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
     if not len(pairs):

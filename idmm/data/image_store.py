@@ -153,7 +153,6 @@ def store_split(
     stored_size: StoredSize,
     data: config.Data,
     part: str = "train",
-    progress: bool = False,
     value_range: ValueRange = None,
     bands: Bands | None = None,
 ) -> ImageStore:
@@ -164,7 +163,6 @@ def store_split(
         stored_size: Longest short side (pixels), or the centre crop, that is stored of each image. None: all of it.
         data: The config's section: channels (``in_chans``, ``bands``) and the cache (``cache``, ``cache_dir``).
         part: Name of this split: train, val or test.
-        progress: Show a bar on standard error if this takes longer than a second.
         value_range, bands: Of images of more than 8 bits, and the channels of all files. None: as in ``data``.
 
     Raises:
@@ -175,10 +173,10 @@ def store_split(
     index, pixels = None, None
     if data.cache == "auto" and isinstance(split.items, list):
         try:
-            index, pixels = _cached(split, part, data, reading, progress)
+            index, pixels = _cached(split, part, data, reading)
         except RunError as error:
             log.warning("%s: images are decoded at each use instead", str(error))
-    return ImageStore(split, index or decode_split(split, reading, None, progress), pixels, reading)
+    return ImageStore(split, index or decode_split(split, reading, None), pixels, reading)
 
 
 # ---------------------------------------------------------------------- the cache on the disk
@@ -192,9 +190,7 @@ def cache_folder(cache_dir: str | None) -> Path:
         raise RunError(f"data.cache_dir: '{folder}' has no place, as there is no home folder") from None
 
 
-def _cached(
-    split: Split, part: str, data: config.Data, reading: Reading, progress: bool
-) -> tuple[Index | None, Path | None]:
+def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tuple[Index | None, Path | None]:
     """Return index and file of pixels of a split, from the cache or written to it now. None: there is no room.
 
     One process writes, the others wait for it.
@@ -230,14 +226,10 @@ def _cached(
             line = "cache: '%s' has %s free, the decoded images need about %s: they are decoded at each use"
             log.info(line, folder.parent, tqdm.format_sizeof(free, "B"), tqdm.format_sizeof(need, "B"))
             return None, None
-        log.info(
-            "cache: '%s' is filled, decoding %s, about %s",
-            folder,
-            counted(len(split), "image"),
-            tqdm.format_sizeof(need, "B"),
-        )
+        size = tqdm.format_sizeof(need, "B")
+        log.info("cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size)
         with replacing(pixels) as file:
-            index = decode_split(split, reading, file, progress)
+            index = decode_split(split, reading, file)
         with replacing(folder / "index.npz") as file:
             np.savez(file, signature=np.array(signature), **vars(index))
         for path in folder.glob("pixels-*"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from idmm import distributed
 from idmm.data.formats import BadImage
 from idmm.errors import RunError
 from idmm.progress import Bar
@@ -19,7 +20,7 @@ def cores() -> int:
 
 
 def parallel_map(
-    work: Callable[[int], Result], count: int, place: Callable[[int], str], label: str, progress: bool, ahead: int = 0
+    work: Callable[[int], Result], count: int, place: Callable[[int], str], label: str | None, ahead: int = 0
 ) -> Iterator[Result | BadImage]:
     """Yield ``work(i)`` for each of ``count`` images in order, or the BadImage that it raised.
 
@@ -29,8 +30,7 @@ def parallel_map(
         work: Called with the number of an image.
         count: Images.
         place: Returns the path of image ``i`` for messages.
-        label: Of the progress bar.
-        progress: Show a bar if this takes longer than a second.
+        label: Of the progress bar, which the first process shows after a second. None: no bar.
         ahead: Results that may wait for the caller, in addition to four per thread.
 
     Raises:
@@ -48,7 +48,7 @@ def parallel_map(
 
     threads = cores()
     waiting = deque()
-    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=not progress)
+    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=label is None or distributed.rank() > 0)
     with bar, ThreadPoolExecutor(threads) as pool:
         try:
             for i in range(count):

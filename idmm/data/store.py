@@ -53,7 +53,6 @@ def store_images(
     value_range: ValueRange = AUTO,
     mean: list[float] | None = None,
     std: list[float] | None = None,
-    progress: bool = False,
 ) -> Stores:
     """Read every image, and decide value range, mean and standard deviation once. All processes must call together.
 
@@ -66,7 +65,6 @@ def store_images(
         parts: Splits that are needed.
         value_range, mean, std: If they are known (from the config, the checkpoint or the run's saved state). AUTO and
             None: measured from the training images.
-        progress: Show a bar on standard error if this takes longer than a second.
 
     Raises:
         UserError: Bad images of all splits in one.
@@ -77,7 +75,7 @@ def store_images(
 
     def store(split: Split, part: str, stored_size: StoredSize, **values) -> ImageStore | None:
         try:
-            return store_split(split, stored_size=stored_size, data=data, part=part, progress=progress, **values)
+            return store_split(split, stored_size=stored_size, data=data, part=part, **values)
         except UserError as error:
             faults.extend(fault for fault in error.faults if fault not in faults)
 
@@ -91,7 +89,7 @@ def store_images(
         raise UserError(*faults)
     if mean is None or std is None:
         grey = data.channels == 1 and train.bands is None
-        measured = _statistics(train, grey, progress) if distributed.rank() == 0 else None
+        measured = _statistics(train, grey) if distributed.rank() == 0 else None
         measured = distributed.broadcast(measured)
         mean, std = mean or measured[0], std or measured[1]
     known_range = None if values["value_range"] == AUTO else values["value_range"]
@@ -100,12 +98,10 @@ def store_images(
 
 
 # ---------------------------------------------------------------------- mean and standard deviation
-def _statistics(store: ImageStore, grey: bool, progress: bool) -> tuple[list[float], list[float]]:
+def _statistics(store: ImageStore, grey: bool) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel of a split as it is stored. ``grey``: of the brightness."""
-    results = parallel_map(
-        lambda i: moments(store.image(i).numpy(), grey), len(store), store.names.__getitem__, "measuring mean", progress
-    )
-    with closing(results):
+    place = store.names.__getitem__
+    with closing(parallel_map(lambda i: moments(store.image(i).numpy(), grey), len(store), place, "mean")) as results:
         return mean_and_std(sum(results))  # [C, 3]
 
 

@@ -31,7 +31,7 @@ from idmm.dense.targets import IGNORED, BoxTarget, DenseSplits, MaskTarget, mask
 from idmm.errors import UserError, capped, listed, needed, reason
 
 log = logging.getLogger("idmm")
-Reader = Callable[[Path, list[str], bool], tuple[dict[str, tuple[Split, list]], dict[int, str]]]
+Reader = Callable[[Path, list[str]], tuple[dict[str, tuple[Split, list]], dict[int, str]]]
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
 FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
@@ -52,37 +52,29 @@ LAYOUTS = (
 )
 
 
-def read_detection(data: config.Data, progress: bool = False) -> DenseSplits:
+def read_detection(data: config.Data) -> DenseSplits:
     """Return the images of a folder in COCO's format with their objects.
 
     ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws some.
 
     Args:
         data: The ``data`` section of a config.
-        progress: Whether to draw a bar on standard error after a second, and to log the number of objects.
 
     Raises:
         UserError: All faults of the files, or there is no training image.
         LabelsMissing: There is nothing to evaluate on.
     """
-    splits = _read(read_coco, data, progress)
-    if progress:
-        labels = np.concatenate([target.labels[~target.crowd] for target in splits.targets["train"]])
-        counts = np.bincount(labels, minlength=len(splits.classes))
-        numbers = [f"{name} {count}" for name, count in zip(splits.classes, counts, strict=True)]
-        kind = "boxes and masks" if splits.outlined else "boxes"
-        log.info("%s: %d to train on (%s)", kind, len(labels), listed(numbers, 12))
-    return splits
+    return _read(read_coco, data)
 
 
-def read_segmentation(data: config.Data, progress: bool = False) -> DenseSplits:
+def read_segmentation(data: config.Data) -> DenseSplits:
     """Return images with a mask each, as :func:`read_detection` does. ADE20K's layout is accepted, too."""
-    return _read(read_masks, data, progress)
+    return _read(read_masks, data)
 
 
-def _read(reader: Reader, data: config.Data, progress: bool) -> DenseSplits:
+def _read(reader: Reader, data: config.Data) -> DenseSplits:
     root, faults = root_folder(data), []
-    parts, classes = reader(root, faults, progress)
+    parts, classes = reader(root, faults)
     if faults:
         raise UserError(*faults)
     # as for class labels, with all images in one class
@@ -115,9 +107,9 @@ def split_of(root: Path, folder: Path, names: list[str]) -> Split:
     return Split(items, [os.path.relpath(item, root).replace(os.sep, "/") for item in items], None, None)
 
 
-def read_each(split: Split, read_one: Callable, progress: bool) -> list:
+def read_each(split: Split, read_one: Callable) -> list:
     """Return ``read_one(path)`` of each file, or a BadImage if it cannot be used."""
-    work = parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes", progress)
+    work = parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes")
     with contextlib.closing(work) as results:
         return list(results)
 
@@ -128,9 +120,7 @@ def as_text(size: tuple[int, int]) -> str:
 
 
 # ---------------------------------------------------------------------- boxes
-def read_coco(
-    root: Path, faults: list[str], progress: bool
-) -> tuple[dict[str, tuple[Split, list[BoxTarget]]], dict[int, str]]:
+def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, tuple[Split, list[BoxTarget]]], dict[int, str]]:
     """Read all parts.
 
     Returns:
@@ -155,7 +145,7 @@ def read_coco(
             train = f"'{files['train']}'"
             faults.append(f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}")
     labels = {number: label for label, number in enumerate(classes)}
-    parts = {part: _part(root, files[part], coco, labels, faults, progress) for part, coco in opened.items()}
+    parts = {part: _part(root, files[part], coco, labels, faults) for part, coco in opened.items()}
     return parts, classes
 
 
@@ -178,9 +168,7 @@ def _opened(path: Path, faults: list[str]):
         faults.append(f"data.root: '{path}' is not in COCO's format ({type(error).__name__}: {error})")
 
 
-def _part(
-    root: Path, path: Path, coco, labels: dict[int, int], faults: list[str], progress: bool
-) -> tuple[Split, list[BoxTarget]]:
+def _part(root: Path, path: Path, coco, labels: dict[int, int], faults: list[str]) -> tuple[Split, list[BoxTarget]]:
     """Return the images that exist in the size of the annotation file, and their objects."""
     objects, reasons, without_area = defaultdict(list), [], 0
     for row in coco.dataset["annotations"]:
@@ -210,7 +198,7 @@ def _part(
     reasons = [f"image '{name}' does not exist (in '{folder}')" for name in sorted(missing)]
     images = [image for image in images if image["file_name"] not in missing]
     split = split_of(root, folder, [image["file_name"] for image in images])
-    for image, size in zip(images, read_each(split, image_size, progress), strict=True):
+    for image, size in zip(images, read_each(split, image_size), strict=True):
         if not isinstance(size, BadImage) and size != _size(image):  # bad images are reported when they are loaded
             reasons.append(f"image '{image['file_name']}' is {as_text(size)}, in this file {as_text(_size(image))}")
     faults += unusable(path, counted(len(coco.imgs), "image"), reasons)
@@ -260,9 +248,7 @@ def _size(image: dict) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------- masks
-def read_masks(
-    root: Path, faults: list[str], progress: bool
-) -> tuple[dict[str, tuple[Split, list[MaskTarget]]], dict[int, str]]:
+def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, tuple[Split, list[MaskTarget]]], dict[int, str]]:
     """Read all parts.
 
     Returns:
@@ -294,11 +280,11 @@ def read_masks(
             faults += unusable(image_folder, counted(len(pairs), "image"), reasons)
             names = [name for name in pairs if name not in bare]
             masks = split_of(root, mask_folder, [pairs[name] for name in names])
-            splits[part] = split_of(root, image_folder, names), masks, read_each(masks, read_mask, progress)
+            splits[part] = split_of(root, image_folder, names), masks, read_each(masks, read_mask)
     classes = _classes(root, layout, splits["train"][2], faults)
     parts = {}
     for part, (images, masks, targets) in splits.items():
-        sizes = read_each(images, image_size, progress)
+        sizes = read_each(images, image_size)
         reasons = [_fault(target, size, len(classes)) for target, size in zip(targets, sizes, strict=True)]
         wrong = [f"'{path}': {fault}" for path, fault in zip(masks.items, reasons, strict=True) if fault]
         faults += unusable(root / layout.masks, counted(len(masks), "mask"), wrong)

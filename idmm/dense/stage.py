@@ -36,7 +36,7 @@ RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  
 def load_images(setup: RunSetup, run: RunContext) -> tuple[Stores, DenseSplits]:
     """Read every image with its boxes or masks. A resumed run compares them with the images that it began with."""
     spec, folder, (phase,) = setup.spec, run.folder, setup.phases
-    data, listing = replace(setup.config.data, in_chans=spec.in_chans), setup.stage.read(folder.leader)
+    data, listing = replace(setup.config.data, in_chans=spec.in_chans), setup.stage.read()
     check_val(setup.stage, listing.splits)
     saved = folder.image_values() or {"range": None, "mean": None, "std": None}
     stores = store_images(
@@ -47,7 +47,6 @@ def load_images(setup: RunSetup, run: RunContext) -> tuple[Stores, DenseSplits]:
         value_range=saved["range"] or spec.range,
         mean=spec.mean or saved["mean"],
         std=spec.std or saved["std"],
-        progress=folder.leader,
     )
     log_values(setup, stores)
     digests = {

@@ -143,7 +143,7 @@ class Network:
         def decoded(i: int) -> Tensor:
             return prepare(i, self.read(images[i]).pixels)
 
-        results = parallel_map(decoded, len(images), names.__getitem__, "reading images", False, self.batch_size)
+        results = parallel_map(decoded, len(images), names.__getitem__, None, self.batch_size)
         with closing(results):
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):

@@ -107,8 +107,8 @@ class DenseStage(Stage):
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
         self.build_network(backbone, spec, 1, False)
 
-    def list_images(self, progress: bool = False) -> "Listing":
-        return self.read(progress).splits
+    def list_images(self) -> "Listing":
+        return self.read().splits
 
     def stored_size(self, size: int) -> "StoredSize":
         return math.ceil(size * max(1.0, *self.config.augment.scale))
@@ -135,10 +135,10 @@ class DetectStage(DenseStage):
     NAME, CONFIG = "detect", DetectConfig
     LABELS, FOLDER = "boxes", "boxes (COCO)"
 
-    def read(self, progress: bool) -> "DenseSplits":
+    def read(self) -> "DenseSplits":
         from idmm.dense.read import read_detection
 
-        return read_detection(self.config.data, progress)
+        return read_detection(self.config.data)
 
     def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
         from idmm.dense.network import Detector
@@ -153,10 +153,10 @@ class SegmentStage(DenseStage):
     NAME, CONFIG = "segment", SegmentConfig
     LABELS, FOLDER = "masks", "masks"
 
-    def read(self, progress: bool) -> "DenseSplits":
+    def read(self) -> "DenseSplits":
         from idmm.dense.read import read_segmentation
 
-        return read_segmentation(self.config.data, progress)
+        return read_segmentation(self.config.data)
 
     def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
         from torch.nn import SyncBatchNorm

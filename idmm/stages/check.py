@@ -52,7 +52,7 @@ def checkup(given: DataCheckConfig) -> int:
         log.info("%s", note)
     from idmm.evaluation import baseline
 
-    report, listing, crops = check(data, lambda labels: baseline.drawn(labels, baseline.MOST), progress=True)
+    report, listing, crops = check(data, lambda labels: baseline.drawn(labels, baseline.MOST))
     log.info("measuring the baseline")
     report.floor = _baseline(report, listing, crops, data)
     print("\n".join(report_lines(report)))

@@ -63,7 +63,6 @@ def store_run_images(
         value_range=saved["range"] or spec.range,
         mean=spec.mean or saved["mean"],
         std=spec.std or saved["std"],
-        progress=folder is None or folder.leader,
     ).at(setup.phases[-1].size)
     if faults := stage.count_faults(len(stores.train)):
         raise UserError(*faults)

@@ -20,7 +20,7 @@ def images(run: Path):
     stage = stage_of(config)
     value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
     size = stage.stored_size(max(phase.size for phase in stage.phases))
-    options = dict(data=config.data, part="train", progress=True, value_range=value_range)
+    options = dict(data=config.data, part="train", value_range=value_range)
     return store_split(stage.list_images().train, stored_size=size, **options)
 
 

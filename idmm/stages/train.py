@@ -175,7 +175,7 @@ def _check_images(data: Data, listing: Listing) -> None:
     faults = []
     for part, split in listing.parts.items():
         try:
-            store_split(split, stored_size=SIDE, data=replace(data, cache="off"), part=part, progress=True)
+            store_split(split, stored_size=SIDE, data=replace(data, cache="off"), part=part)
         except UserError as error:
             faults += error.faults
     if faults:

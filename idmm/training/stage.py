@@ -69,8 +69,8 @@ class Stage:
         """The images that the run needs."""
         return Needs(val=self.config.train.keep == "best")
 
-    def list_images(self, progress: bool = False) -> "Listing":
-        """List the images of the run and decode nothing. With ``progress``, slow checks show how far they are."""
+    def list_images(self) -> "Listing":
+        """List the images of the run and decode nothing."""
         from idmm.data.listing import list_images
 
         needs = self.needs
