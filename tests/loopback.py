@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import official_trees
 
-from idmm.data.registry import DATASETS, Archive
+from idmm.data.download import file_name
+from idmm.data.registry import DATASETS
 
 
 class Server(ThreadingHTTPServer):
@@ -34,10 +35,10 @@ class Server(ThreadingHTTPServer):
     def url(self, path):
         return f"http://127.0.0.1:{self.server_port}{path}"
 
-    def archive(self, path, content, into=""):
-        """Serves a file; returns what a spec says of it."""
+    def archive(self, path, content):
+        """Serves a file; returns its URL and its md5 sum."""
         self.files[path] = content
-        return Archive(self.url(path), hashlib.md5(content).hexdigest(), into)
+        return self.url(path), hashlib.md5(content).hexdigest()
 
     def handle_error(self, request, client_address):
         pass  # a client that was killed
@@ -89,16 +90,16 @@ MEMBERS = {  # what the official archives hold, which goes into the dataset's fo
 def miniature(server, name, folder, **more):
     """Builds a dataset in a folder and serves it as its publishers pack it; returns its row of the registry."""
     official_trees.BUILD[name](folder, **more)
-    archives = []
-    for archive in DATASETS[name].archives:
-        if archive.name in MEMBERS:
-            content = packed(archive.name, folder / archive.into, MEMBERS[archive.name])
+    spec, archives = DATASETS[name], []
+    for file in map(file_name, spec.archives):
+        if file in MEMBERS:
+            content = packed(file, folder / spec.into, MEMBERS[file])
         else:
-            (file,) = folder.rglob(archive.name)
-            content = file.read_bytes()
-        archives.append(server.archive(f"/{name}/{archive.name}", content, archive.into))
+            (path,) = folder.rglob(file)
+            content = path.read_bytes()
+        archives.append(server.archive(f"/{name}/{file}", content))
     free = dict.fromkeys(("num_classes", "train_size", "test_size"))  # whatever the sizes
-    return dataclasses.replace(DATASETS[name], archives=tuple(archives), **free)
+    return dataclasses.replace(spec, archives=dict(archives), **free)
 
 
 def packed(name, folder, entry):

@@ -11,7 +11,7 @@ from loopback import miniature
 from official_trees import BUILD, advice, opened
 
 from idmm.data import download
-from idmm.data.download import fetch
+from idmm.data.download import fetch, file_name
 from idmm.data.images import read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
@@ -42,7 +42,7 @@ def test_every_dataset_that_can_be_fetched_opens_from_what_was_fetched(
     monkeypatch.setitem(DATASETS, name, miniature(server, name, tmp_path / "source"))
     fetch(DATASETS[name], tmp_path / "root")
     found = list_images(section(tmp_path / "root", name=name), labelled=True)
-    assert server.asked == [f"/{name}/{archive.name}" for archive in DATASETS[name].archives]
+    assert server.asked == [f"/{name}/{file_name(url)}" for url in DATASETS[name].archives]
     wanted = list_images(section(tmp_path / "source", name=name), labelled=True)
     for part in ("train", "test"):
         a, b = getattr(found, part), getattr(wanted, part)
@@ -72,7 +72,7 @@ def test_the_command(indoor67, server, tmp_path, capsys):
     argv = ["data", "download", "indoor67", "--root", tmp_path / "root"]
     server.orders = [{"status": 404}]
     assert call(argv) == 1
-    line = f"{indoor67.archives[0].url}: cannot be fetched (HTTPError: HTTP Error 404: Not Found). {AGAIN}"
+    line = f"{next(iter(indoor67.archives))}: cannot be fetched (HTTPError: HTTP Error 404: Not Found). {AGAIN}"
     assert line in capsys.readouterr().err.splitlines()
     assert call(argv) == 0
     assert capsys.readouterr().out == "indoor67: 3 train, 2 test, all as in the protocol\n"
@@ -94,18 +94,18 @@ def test_a_broken_connection(order, indoor67, server, monkeypatch, tmp_path):
     server.orders = [{}, order]
     root = tmp_path / "root"
     line = fails(indoor67, root)
-    assert line.startswith(f"{indoor67.archives[1].url}: cannot be fetched (") and line.endswith(f". {AGAIN}")
+    assert line.startswith(f"{list(indoor67.archives)[1]}: cannot be fetched (") and line.endswith(f". {AGAIN}")
     server.asked.clear()
     listed_images(root)
     assert len(server.asked) == 2, "the first file was whole"
 
 
 def test_a_wrong_checksum_and_a_damaged_archive(indoor67, server, tmp_path):
-    first, *others = indoor67.archives
-    wrong = dataclasses.replace(indoor67, archives=(dataclasses.replace(first, md5=32 * "0"), *others))
+    (first, _), *others = indoor67.archives.items()
+    wrong = dataclasses.replace(indoor67, archives={first: 32 * "0", **dict(others)})
     assert "corrupted" in fails(wrong, tmp_path / "a")
     page = server.archive("/x/page.tar", b"<html>moved</html>")
-    assert "ReadError" in fails(dataclasses.replace(indoor67, archives=(page, *others)), tmp_path / "b")
+    assert "ReadError" in fails(dataclasses.replace(indoor67, archives=dict([page, *others])), tmp_path / "b")
 
 
 def test_a_root_that_cannot_be_written(indoor67, tmp_path):
@@ -130,11 +130,10 @@ def test_other_files_than_the_publishers(name, tmp_path):
 SCRIPT = """
 import dataclasses, json, logging, sys
 from idmm.data.download import fetch
-from idmm.data.registry import DATASETS, Archive
+from idmm.data.registry import DATASETS
 
 logging.basicConfig(level=logging.INFO)
-root, *archives = json.loads(sys.argv[1])
-archives = tuple(Archive(*archive) for archive in archives)
+root, archives = json.loads(sys.argv[1])
 free = dict.fromkeys(["num_classes", "train_size", "test_size"])
 DATASETS["indoor67"] = dataclasses.replace(DATASETS["indoor67"], archives=archives, **free)
 fetch(DATASETS["indoor67"], root)
@@ -143,7 +142,7 @@ fetch(DATASETS["indoor67"], root)
 
 def process(row, root, error):
     """A real process that fetches indoor67."""
-    return Process(["-c", SCRIPT, json.dumps([str(root), *map(dataclasses.astuple, row.archives)])], error)
+    return Process(["-c", SCRIPT, json.dumps([str(root), row.archives])], error)
 
 
 def test_a_killed_process_leaves_nothing_half(indoor67, server, tmp_path):

@@ -52,11 +52,7 @@ def read_value(text: str) -> Any:
 
 
 def read_file(path: str | Path) -> dict:
-    """Return the keys of a YAML file.
-
-    Raises:
-        UserError: It cannot be read, is not YAML or holds no mapping.
-    """
+    """Return the keys of a YAML file. UserError: it cannot be read, is not YAML or holds no mapping."""
     try:
         loaded = read_value(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -22,6 +22,11 @@ _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".zip")
 _FAILED = (OSError, RuntimeError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 
+def file_name(url: str) -> str:
+    """Return the name of the file at a URL."""
+    return url.rpartition("/")[2].partition("?")[0]
+
+
 def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """Download and unpack a dataset into its ``root``, unless it is there.
 
@@ -39,8 +44,9 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
         return
     aside = root / ".idmm"
     shutil.rmtree(aside / "unpacked", ignore_errors=True)  # of a call that was killed
+    target = aside / "unpacked" / spec.into
     try:
-        aside.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}), expected a folder") from None
     from torchvision.datasets.utils import download_url, extract_archive
@@ -48,18 +54,17 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)
     try:
-        for archive in spec.archives:
-            download_url(archive.url, aside, archive.name, archive.md5)  # unless it is there and whole
-            target = aside / "unpacked" / archive.into
-            target.mkdir(parents=True, exist_ok=True)
-            if archive.name.endswith(_ARCHIVES):
-                log.info("unpacking %s", archive.name)
-                extract_archive(aside / archive.name, target)
+        for url, md5 in spec.archives.items():
+            name = file_name(url)
+            download_url(url, aside, name, md5)  # unless it is there and whole
+            if name.endswith(_ARCHIVES):
+                log.info("unpacking %s", name)
+                extract_archive(aside / name, target)
             else:
-                shutil.copy(aside / archive.name, target)
+                shutil.copy(aside / name, target)
     except _FAILED as error:
         rest = "The same command tries again, and keeps the files that are whole"
-        raise RunError(f"{archive.url}: cannot be fetched ({in_short(error)}). {rest}") from None
+        raise RunError(f"{url}: cannot be fetched ({in_short(error)}). {rest}") from None
     finally:
         socket.setdefaulttimeout(timeout)
     try:  # file over file of the same name, which completes a half-unpacked tree

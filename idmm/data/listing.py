@@ -109,11 +109,7 @@ def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
 
 
 def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
-    """Return the splits without the images of ``data.exclude``, each image with its group of ``data.groups``.
-
-    Raises:
-        UserError: One of them is bad.
-    """
+    """Return the splits less ``data.exclude``, each image with its group of ``data.groups``. UserError: a bad list."""
     if data.exclude is not None:
         splits = leave_out(splits, data.exclude, data.root)
     if data.groups is not None and (labelled or data.val_fraction):

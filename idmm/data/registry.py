@@ -1,6 +1,7 @@
 """The datasets by name, the rows of ``datasets.yaml``, and how their images are listed."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 
 import yaml
@@ -17,20 +18,6 @@ from idmm.progress import aligned
 
 
 @dataclass(frozen=True)
-class Archive:
-    """A file to download, and the folder under ``data.root`` that it is unpacked (if no archive: put) into."""
-
-    url: str
-    md5: str
-    into: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its file name."""
-        return self.url.rpartition("/")[2].partition("?")[0]
-
-
-@dataclass(frozen=True)
 class Spec:
     """Facts about a dataset before its files are read. Figures that come from the data are None."""
 
@@ -43,8 +30,9 @@ class Spec:
     citation: str = ""
     licence: str = ""  # in a few words, no legal advice
     source: str = ""
-    layout: tuple[str, ...] = ()  # files and folders under data.root, as published
-    archives: tuple[Archive, ...] = ()
+    layout: Sequence[str] = ()  # files and folders under data.root, as published
+    archives: dict[str, str] = field(default_factory=dict)  # URLs to download, and their md5 sums
+    into: str = ""  # folder under data.root that archives are unpacked (other files: put) into
     manual: str = ""  # how to get it if it cannot be downloaded without a login or at all
 
     @property
@@ -107,12 +95,9 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
         raise FilesMissing(*error.faults) from None
 
 
-DATASETS: dict[str, Spec] = {}
 _rows = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
-for _name, _row in yaml.load(_rows, getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
-    _into, _layout = _row.pop("into", ""), tuple(_row.pop("layout", ()))
-    _archives = tuple(Archive(url, md5, _into) for url, md5 in _row.pop("archives", {}).items())
-    DATASETS[_name] = Spec(_name, layout=_layout, archives=_archives, **_row)
+_rows = yaml.load(_rows, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+DATASETS = {name: Spec(name, **row) for name, row in _rows.items()}
 
 
 # ---------------------------------------------------------------------- idmm data list, idmm data info
@@ -129,6 +114,6 @@ def table(_: DataListConfig) -> str:
 def info(command: DataInfoConfig) -> str:
     """Return what is known about a dataset before it is opened, as YAML."""
     spec = spec_of(command.name)
-    facts = asdict(spec) | {"layout": list(spec.layout), "archives": [archive.url for archive in spec.archives]}
+    facts = asdict(spec) | {"archives": list(spec.archives), "into": None}
     facts = {name: value for name, value in facts.items() if value}
     return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=110).rstrip()

@@ -53,12 +53,9 @@ LAYOUTS = (
 
 
 def read_detection(data: config.Data) -> DenseSplits:
-    """Return the images of a folder in COCO's format with their objects.
+    """Return the images of a folder in COCO's format with their objects, by the ``data`` section of a config.
 
     ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws some.
-
-    Args:
-        data: The ``data`` section of a config.
 
     Raises:
         UserError: All faults of the files, or there is no training image.

@@ -57,11 +57,7 @@ class MaskTarget:
     values: list[int]  # values that occur, ascending
 
     def mask(self) -> np.ndarray:
-        """Return the class of each pixel, uint8 [H, W], :data:`IGNORED` if it has none.
-
-        Raises:
-            RunError: The file is gone or unreadable by now.
-        """
+        """Return the class of each pixel, uint8 [H, W], :data:`IGNORED` if none. RunError: the file is gone by now."""
         try:
             values = mask_values(read(self.path))
         except BadImage as error:
@@ -118,11 +114,7 @@ def short_digest(content: bytes) -> str:
 
 
 def mask_values(content: bytes) -> np.ndarray:
-    """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values.
-
-    Raises:
-        BadImage: It is no image, it is a colour image, or it has too many pixels.
-    """
+    """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values. BadImage: it is another file."""
     with reporting(), Image.open(io.BytesIO(content)) as image:
         check_pixels(*image.size)
         mode, values = image.mode, np.asarray(image)

@@ -23,7 +23,8 @@ from idmm.seeding import derive, seeded
 # Strengths of SSD (Liu et al., ECCV 2016) without its channel swaps, each with probability 0.5
 COLOURS = {"brightness": (0.875, 1.125), "contrast": (0.5, 1.5), "saturation": (0.5, 1.5), "hue": (-0.05, 0.05)}
 DISTORT = v2.Compose([v2.RandomApply([v2.ColorJitter(**{name: span})]) for name, span in COLOURS.items()])
-SANITIZE = v2.Compose([v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=1.0)])  # (pixels of the canvas)
+# removes objects whose boxes have less than a pixel (of the canvas) in the image
+SANITIZE = v2.Compose([v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=1.0)])
 
 
 def letterboxed(size: tuple[int, int], side: int, scale: float = 1.0) -> tuple[int, int]:
@@ -103,7 +104,8 @@ class DenseTransform:
             height, width = min(h, self.size), min(w, self.size)
             if (height, width) != (h, w):
                 box = (round(top * (h - height)), round(left * (w - width)), height, width)
-                sample = _sanitized(_apply(sample, lambda value: F.crop(value, *box)))
+                sample = _apply(sample, lambda value: F.crop(value, *box))
+                sample = SANITIZE(sample) if "boxes" in sample else sample
             if flip < self.augment.flip:
                 sample = _apply(sample, F.horizontal_flip)
             if self.augment.photometric:
@@ -126,14 +128,9 @@ class DenseTransform:
         sample |= {"boxes": F.resize(boxes, [h, w]), "labels": torch.from_numpy(target.labels)}
         if self.outlined:
             sample["masks"] = tv_tensors.Mask(torch.from_numpy(target.masks(h, w)))
-        return _sanitized(sample)
+        return SANITIZE(sample)
 
 
 def _apply(sample: dict[str, Tensor], function: Callable) -> dict[str, Tensor]:
     """Apply a function of torchvision to image, boxes and masks."""
     return {name: function(v) if isinstance(v, tv_tensors.TVTensor) else v for name, v in sample.items()}
-
-
-def _sanitized(sample: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Remove objects whose boxes have less than a pixel in the image."""
-    return SANITIZE(sample) if "boxes" in sample else sample

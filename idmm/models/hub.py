@@ -51,11 +51,7 @@ class PublicWeights:
 
 
 def pin_commit(init: str | None, field: str = "init") -> str | None:
-    """Return ``init``. Public weights get the commit that their name means now.
-
-    Raises:
-        UserError: See :func:`public_weights`.
-    """
+    """Return ``init``, public weights with the commit that they mean now. UserError: see :func:`public_weights`."""
     return public_weights(init, field).text if is_public(init) else init
 
 

@@ -198,12 +198,9 @@ def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) 
 
 
 def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: int = 0) -> nn.Module:
-    """Return the model of a checkpoint with its weights, as :func:`load_backbone` does.
+    """Return the model of a checkpoint with its weights, as :func:`load_backbone` does, with the same errors.
 
     With ``num_classes`` it has the checkpoint's classifier, [B, in_chans, H, W] -> [B, num_classes].
-
-    Raises:
-        UserError: As there.
     """
     label = weights_label(saved.source, saved.field)
     if saved.name is None:
