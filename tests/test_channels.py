@@ -109,6 +109,8 @@ def test_the_axes_of_an_array():
     def read(*shape, bands):
         return read_image(npy(np.zeros(shape, np.uint8)), bands=bands).pixels.shape
 
+    rgba = noise(6, 7, 4, high=256, dtype=np.uint8)
+    np.testing.assert_array_equal(read_image(deep_png(rgba), bands=Bands(4)).pixels, rgba)
     assert read(6, 7, 5, bands=Bands(5)) == (6, 7, 5)
     assert read(5, 6, 7, bands=Bands(5)) == (6, 7, 5)
     assert read(6, 7, bands=None) == read(6, 7, 1, bands=None) == read(3, 6, 7, bands=None) == (6, 7, 3)
@@ -203,9 +205,9 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
         ("--data.bands", "[0, 1]", "--data.in_chans", "3"):
             "data.in_chans: got 3 for 2 bands, expected 2, or no in_chans",
         ("--data.in_chans", "5", "--data.mean", "[0.5]"):
-            "data.mean: got 1 values for in_chans 5, expected one per channel",
+            "data.mean: 1 values for 5 channels, expected one per channel",
         ("--data.in_chans", "5", "--data.range", "[[0, 1]]"):
-            "data.range: got 1 values for in_chans 5, expected one per channel",
+            "data.range: 1 ranges, expected one per channel, 5",
         ("--data.range", "[[0, 1], [0, 1], [0, 1]]"): "data.range: 3 ranges, expected one for pictures, [low, high]",
     }.items():  # fmt: skip
         assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]

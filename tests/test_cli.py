@@ -119,10 +119,6 @@ FAULTS = {
         "--model.kwargs {a",
         "model.kwargs: got '{a', which is not YAML (expected ',' or '}', but got '<stream end>', line 1)",
     ),
-    "one value of two": (
-        ["--data.mean", "[0, 0, 0]", "--data.in_chans", "1"],
-        "data.mean: got 3 values for in_chans 1, expected one per channel",
-    ),
 }
 FILES = {
     "unknown key": ("train: {epoch: 3}", "train.epoch: unknown key. Did you mean 'train.epochs'?"),

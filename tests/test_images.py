@@ -65,6 +65,7 @@ GREYS = {  # a file, and its grey levels
     "1 bit": (lambda: encode(image([[0, 255], [255, 0]]).convert("1")), [[0, 255], [255, 0]]),
     **{f"16 bits {format}": (lambda f=format: encode(image(DEEP, dtype=np.uint16), f), DEEP)
        for format in ("PNG", "TIFF")},
+    "16 bits JPEG 2000": (lambda: imagecodecs.jpeg2k_encode(np.array(DEEP, np.uint16), level=0), DEEP),
     "16 bits PGM": (lambda: b"P5 2 1 65535\n" + struct.pack(">HH", 0, 25700), [[0, 25700]]),
 }  # fmt: skip
 

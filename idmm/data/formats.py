@@ -228,7 +228,7 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
         raise NoPicture(what, channels)
     if picture and 1 in alpha:
         raise BadImage("a TIFF of more than 8 bits whose colours are multiplied by their opacity")
-    values = np.concatenate([_page_values(one, page) for one in pages], axis=2)
+    values = np.concatenate([_page_values(one) for one in pages], axis=2)
     return _upright(values, page.tags.valueof(_ORIENTATION, 1))
 
 
@@ -243,11 +243,9 @@ def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:
     return pages
 
 
-def _page_values(page: tifffile.TiffPage, first: tifffile.TiffPage) -> np.ndarray:
-    """Return the samples of a page, [H, W, S]. BadImage if it differs from the first page."""
-    planes, depth, height, width, samples = page.shaped
-    if depth != 1 or page.shaped != first.shaped or page.dtype != first.dtype:
-        raise BadImage("a TIFF whose pages are of different sizes, samples or types")
+def _page_values(page: tifffile.TiffPage) -> np.ndarray:
+    """Return the samples of a page, [H, W, S]."""
+    planes, _, height, width, samples = page.shaped
     # one thread: several images are read at the same time
     values = page.asarray(squeeze=False, maxworkers=1).reshape(planes, height, width, samples)
     return values.transpose(1, 2, 0, 3).reshape(height, width, -1)
