@@ -14,8 +14,7 @@ from idmm.losses import DenseRelativeLocalization
 from idmm.losses.drloc import MODES
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
-from idmm.models import create_backbone
-from idmm.models.grid import logits_and_grid
+from idmm.models import create_backbone, token_grid
 from idmm.seeding import derive, numpy_rng
 
 ONE = [mode for mode in MODES if mode != "l1_all"]
@@ -224,8 +223,7 @@ def test_the_loss_is_the_sum_and_the_log_holds_drloc():
     extra = Localization(backbone, DrLoc(weight=0.3, pairs=8), 32, 3)
     plain = tuned(backbone, **augment)(labelled_batch(), 7, 0)
     both = tuned(backbone, extra, **augment)(labelled_batch(), 7, 0)
-    logits, grid = logits_and_grid(backbone, labelled_batch()["images"])
-    wanted = extra.loss(grid, numpy_rng(7, "drloc"))
+    wanted = extra.loss(token_grid(backbone, labelled_batch()["images"]), numpy_rng(7, "drloc"))
     torch.testing.assert_close(both["drloc"], wanted.detach())
     torch.testing.assert_close(both["loss"], plain["loss"] + 0.3 * wanted)
     other = tuned(backbone, extra, **augment)(labelled_batch(), 8, 0)

@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -153,18 +153,13 @@ def _expected_channels(bands: Bands | None) -> Sequence[int]:
 
 
 # ---------------------------------------------------------------------- sizes
-def resized(
-    pixels: np.ndarray, height: int, width: int, how: Image.Resampling = Image.Resampling.BICUBIC, box: Any = None
-) -> np.ndarray:
-    """Resize an image with antialiasing, uint8 or uint16 [H, W, C] -> [height, width, C]. 16 bits go through floats.
-
-    Args:
-        box: Left, top, right, bottom of the part that is taken (pixels). None: all.
-    """
+def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize an image, bicubic with antialiasing, uint8 or uint16 [H, W, C] -> [height, width, C]."""
+    bicubic = Image.Resampling.BICUBIC
     if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
-        return np.array(Image.fromarray(pixels).resize((width, height), how, box))
+        return np.array(Image.fromarray(pixels).resize((width, height), bicubic))
     planes = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
-    planes = [Image.fromarray(planes[:, :, c]).resize((width, height), how, box) for c in range(pixels.shape[2])]
+    planes = [Image.fromarray(planes[:, :, c]).resize((width, height), bicubic) for c in range(pixels.shape[2])]
     made = np.stack([np.asarray(plane) for plane in planes], axis=2)  # [height, width, C]
     return made if pixels.dtype == np.uint8 else np.clip(np.rint(made), 0, WHITE).astype(pixels.dtype)
 

@@ -2,7 +2,7 @@
 
 from idmm.models.build import create_backbone, feature_width
 from idmm.models.cvt import CvT
-from idmm.models.grid import logits_and_grid, token_grid
+from idmm.models.grid import token_grid
 from idmm.models.hog import Hog
 from idmm.models.hog_conv import HogConv
 from idmm.models.t2t import T2TViT
@@ -17,7 +17,6 @@ __all__ = [
     "create_backbone",
     "feature_width",
     "load_backbone",
-    "logits_and_grid",
     "read_checkpoint",
     "save_model",
     "token_grid",

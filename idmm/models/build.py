@@ -143,12 +143,6 @@ def has_linear_classifier(name: str, kwargs: dict[str, Any]) -> bool:
         return True
 
 
-def classifier_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of the classifier's weights, e.g. ``('head.', 'head_dist.')``."""
-    names = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ()
-    return tuple(f"{n}." for n in ([names] if isinstance(names, str) else names))
-
-
 def backbone_keys(model: nn.Module) -> set[str]:
     """Return the keys of the model's state dict that remain with ``num_classes=0``."""
     tensors = [*model.parameters(), *model.buffers()]

@@ -30,12 +30,6 @@ def token_grid(model: nn.Module, images: Tensor) -> Tensor:
     return as_grid(model, model.forward_features(images), images.shape[-2:])
 
 
-def logits_and_grid(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits [B, K] and the :func:`token_grid` of one forward pass."""
-    features = model.forward_features(images)
-    return model.forward_head(features), as_grid(model, features, images.shape[-2:])
-
-
 @contextlib.contextmanager
 def block_outputs(model: nn.Module, field: str = "model.name") -> Iterator[list[Tensor]]:
     """Collect the output of each transformer block in the forward passes of the ``with`` block, for :func:`as_grid`.

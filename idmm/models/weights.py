@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
-from idmm.models.build import Size, backbone_keys, classifier_prefixes, create_backbone, model_name
+from idmm.models.build import Size, backbone_keys, create_backbone, model_name
 from idmm.models.hub import public_weights
 from idmm.models.nested import best_network, count_others, read_weights
 
@@ -78,17 +78,12 @@ class Checkpoint:
             UserError: A checkpoint of another model: too few common names, or shapes that cannot be converted.
         """
         label, adapted = weights_label(self.source, self.field), ""
-        backbone, prefixes = backbone_keys(model), classifier_prefixes(model)
+        backbone = backbone_keys(model)
         targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
-
-        def in_classifier(key: str) -> bool:
-            return key not in backbone and (key in targets or key.startswith(prefixes))
-
-        needed = {k: t for k, t in targets.items() if not (drop_classifier and in_classifier(k))}
+        needed = {k: t for k, t in targets.items() if k in backbone or not drop_classifier}
         full_names = {f"{self.nest}{k}": v for k, v in self.state.items() if not k.endswith(_INDICES)}
         prefix, state = best_network(model, full_names, needed, self.nest)
-        unknown = [k for k in state if k not in targets and not in_classifier(k)]
-        _check_overlap(self, model, backbone, state, unknown)
+        _check_overlap(self, model, backbone, state, [k for k in state if k not in targets])
         if in_chans is not None:
             state, adapted = adapt_input(model, state, in_chans, label)
         fitted, faults = {}, []
