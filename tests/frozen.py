@@ -15,7 +15,8 @@ from timm.data import create_transform, resolve_model_data_config
 import idmm
 from idmm import config
 from idmm.data.listing import list_images
-from idmm.models import create_backbone, save_model
+from idmm.models import create_backbone
+from idmm.models.weights import save_model
 from idmm.seeding import seeded
 
 NAME = "vit_tiny_patch16_224"

@@ -16,7 +16,8 @@ from idmm.config import DrLoc
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
-from idmm.models import create_backbone, feature_width, save_model
+from idmm.models import create_backbone, feature_width
+from idmm.models.weights import save_model
 from idmm.training.optim import create_optimizer
 
 # Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do not count.

@@ -14,8 +14,9 @@ from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 from idmm.config import Augment
 from idmm.errors import UserError
 from idmm.methods.finetune import Finetune
-from idmm.models import Checkpoint, create_backbone, load_backbone, read_checkpoint, save_model
+from idmm.models import Checkpoint, create_backbone, load_backbone, read_checkpoint
 from idmm.models.build import accepts, backbone_state, check_kwargs, export_kwargs
+from idmm.models.weights import save_model
 
 DEIT = "deit_tiny_patch16_224"
 VIT = {"embed_dim": 32, "depth": 2, "num_heads": 2}

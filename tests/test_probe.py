@@ -18,8 +18,9 @@ from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
 from idmm.errors import UserError
 from idmm.evaluation import evaluate, network
-from idmm.models import create_backbone, save_model
+from idmm.models import create_backbone
 from idmm.models.spec import ModelSpec
+from idmm.models.weights import save_model
 from idmm.seeding import seeded
 from idmm.stages import fewlabel
 from idmm.stages.probe import probe

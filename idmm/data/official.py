@@ -4,7 +4,6 @@ torchvision reads lists, arrays and checksums, and decodes no image here. It nam
 names come from the files.
 """
 
-import contextlib
 import functools
 import os
 from collections.abc import Iterable, Sequence
@@ -63,15 +62,8 @@ def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -
 
 
 def absent(base: Path, paths: Sequence[str]) -> list[str]:
-    """Return the paths under a folder that do not exist. Each folder is listed once."""
-
-    @functools.cache
-    def names_in(folder: str) -> set[str]:
-        with contextlib.suppress(OSError):
-            return set(os.listdir(base / folder))
-        return set()
-
-    return [path for path in paths if os.path.basename(path) not in names_in(os.path.dirname(path))]
+    """Return the paths under a folder that do not exist."""
+    return [path for path in paths if not os.path.exists(os.path.join(base, path))]
 
 
 def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:

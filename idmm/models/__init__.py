@@ -1,23 +1,9 @@
 """Backbones: timm's with T2T-ViT, CvT and hog registered, and their checkpoints."""
 
+from idmm.models import cvt, hog, hog_conv, t2t
 from idmm.models.build import create_backbone, feature_width
-from idmm.models.cvt import CvT
 from idmm.models.grid import token_grid
-from idmm.models.hog import Hog
-from idmm.models.hog_conv import HogConv
-from idmm.models.t2t import T2TViT
-from idmm.models.weights import Checkpoint, load_backbone, read_checkpoint, save_model
+from idmm.models.weights import Checkpoint, load_backbone, read_checkpoint
 
-__all__ = [
-    "Checkpoint",
-    "CvT",
-    "Hog",
-    "HogConv",
-    "T2TViT",
-    "create_backbone",
-    "feature_width",
-    "load_backbone",
-    "read_checkpoint",
-    "save_model",
-    "token_grid",
-]
+REGISTERED = (cvt, hog, hog_conv, t2t)  # with timm, by their import
+__all__ = ["Checkpoint", "create_backbone", "feature_width", "load_backbone", "read_checkpoint", "token_grid"]

@@ -52,14 +52,14 @@ class ModelSpec:
             model.set_statistics(self.mean, self.std)
 
 
-def model_spec(config) -> ModelSpec:
-    """Resolve the model from a run's ``model``, ``data`` and checkpoint ``init``.
+def model_spec(config, field: str = "init") -> ModelSpec:
+    """Resolve the model from a run's ``model``, ``data`` and checkpoint ``init``, called ``field`` in messages.
 
     Raises:
         UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint (all faults together), or the number of
             values differs from the number of channels.
     """
-    init = None if config.init is None else read_checkpoint(config.init, "init")
+    init = None if config.init is None else read_checkpoint(config.init, field)
     model, data = config.model, config.data
     if init is None or init.name is None:
         if init is not None and model.name is None:

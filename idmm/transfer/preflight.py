@@ -81,7 +81,7 @@ class _Checks:
     def listed(self, stage: Stage, side: str) -> Listing | None:
         """Return the listing of a stage's images, or None if they have faults."""
         needs = [stage.needs.labels, stage.needs.test, stage.needs.unlabelled]
-        return self.once(["data", parsing.to_dict(stage.config.data), *needs], side, stage.list_images, True)
+        return self.once(["data", parsing.to_dict(stage.config.data), *needs], side, stage.list_images)
 
     def once(self, key: Any, place: str, call: Callable, *args) -> Any:
         """Return ``call(*args)``, or None after a user's mistake. Its lines begin with ``place``."""
