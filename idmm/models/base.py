@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 
 Grid = tuple[int, int]
-WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each step from pixels to tokens
+Window = tuple[int, int, int]  # kernel, stride and padding
+WINDOWS: tuple[Window, ...] = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # of each step from pixels to tokens
 
 
 class TokenModel(nn.Module):

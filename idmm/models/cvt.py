@@ -12,7 +12,7 @@ from timm.layers import DropPath, Mlp, get_act_layer, to_2tuple, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Grid, TokenModel, as_map, drop_path_rates, timm_cfg, window_grids
+from idmm.models.base import WINDOWS, Grid, TokenModel, Window, as_map, drop_path_rates, timm_cfg, window_grids
 
 
 class ConvEmbed(nn.Module):
@@ -97,14 +97,7 @@ class ConvStage(nn.Module):
     """Token embedding and blocks: [B, C, H, W] -> tokens [B, prefix + h w, dim] and their grid (h, w)."""
 
     def __init__(
-        self,
-        in_chans: int,
-        dim: int,
-        embed: tuple[int, int, int],
-        prefix: int,
-        rates: list[float],
-        num_heads: int,
-        mlp_ratio: float,
+        self, in_chans: int, dim: int, embed: Window, prefix: int, rates: list[float], num_heads: int, mlp_ratio: float
     ):
         super().__init__()
         self.prefix = prefix

@@ -15,7 +15,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, TokenModel, as_map, drop_path_rates, sinusoids, timm_cfg, window_grids
+from idmm.models.base import WINDOWS, TokenModel, Window, as_map, drop_path_rates, sinusoids, timm_cfg, window_grids
 
 
 class TokenPerformer(nn.Module):
@@ -160,7 +160,7 @@ class T2TViT(TokenModel):
         return self.norm(self.blocks(tokens + positions))
 
 
-def _soft_split(x: Tensor, window: tuple[int, int, int]) -> Tensor:
+def _soft_split(x: Tensor, window: Window) -> Tensor:
     """Return overlapping windows as tokens (paper: section 3.1), [B, C, H, W] -> [B, h w, C kernel^2]."""
     kernel, stride, padding = window
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
