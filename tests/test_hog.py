@@ -2,6 +2,7 @@
 
 import colorsys
 import json
+import math
 
 import frozen
 import numpy as np
@@ -19,6 +20,7 @@ import idmm
 from idmm.evaluation import baseline
 from idmm.models import create_backbone
 from idmm.models.hog import SIDE
+from idmm.models.hog_conv import CONVNET
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 GRADIENTS = 1764  # features, of 7x7 blocks
@@ -170,6 +172,22 @@ def test_the_network_learns_and_the_rest_does_not():
     assert all(p.grad is not None for p in model.parameters())
     assert (model(images)[:, :FIXED] == 0).all(), "in training"
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in fixed.items())
+
+
+def test_the_convnet_has_the_margin_that_say_asks_for():
+    """Half of that of the fitted classifier, if its training ended where label smoothing asks for."""
+    model = create_backbone("hog_conv", num_classes=3, learned=CONVNET | {"size": 32}, say=0.5).eval()
+    logits, labels = torch.tensor([[3.0, 1.0, -1.0], [0.5, 2.5, 0.3]]), torch.tensor([0, 1])
+    model.weigh_learned(logits, labels, 0.1)
+    margins = [
+        row[k] - sum(row[j] for j in range(3) if j != k) / 2 for row, k in zip(logits.tolist(), (0, 1), strict=True)
+    ]
+    asked_for = math.log(0.9 / 0.05)  # of probabilities 0.9, 0.05, 0.05
+    assert model.learned_weight.item() == pytest.approx(0.5 * (sum(margins) / 2) / asked_for)
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        features = model.forward_features(x)
+        torch.testing.assert_close(features[:, model.fixed :], model.learned_weight * model.learned(x))
 
 
 def test_through_the_commands(tmp_path):

@@ -252,20 +252,20 @@ SPEECH, SIGNS, FEW_DIGITS = Counts(2000, 50, 10, 64), Counts(500, 50, 10, 96), C
 @pytest.mark.parametrize(
     ("minutes", "counts", "flags", "way", "sizes"),
     [
-        (1, FEW_DIGITS, {}, "pretrain", (32, 64, 32)),
-        (3, PHOTOS, {}, "scratch", (32, 64, 32)),
+        (1, FEW_DIGITS, {}, "pretrain", (32, 32, 32)),
+        (3, PHOTOS, {}, "scratch", (32, 32, 32)),
         (3, STAMPS, {}, "scratch", (96, 96, 96)),
-        (0.7, STAMPS, {}, "scratch", (32, 64, 32)),
-        (3, STAMPS, {"way": "pretrain"}, "pretrain", (48, 64, 96)),  # the comparison has a size of its own
-        (1, SPEECH, {}, "pretrain", (32, 64, 64)),
+        (0.7, STAMPS, {}, "scratch", (32, 32, 32)),
+        (3, STAMPS, {"way": "pretrain"}, "pretrain", (48, 48, 96)),  # the comparison has a size of its own
+        (1, SPEECH, {}, "pretrain", (32, 64, 64)),  # few labels have time for larger images
         (30, SPEECH, {}, "pretrain", (64, 64, 64)),
-        (90, SIGNS, {}, "pretrain", (96, 96, 96)),  # joined features see as much as the network
+        (90, SIGNS, {}, "pretrain", (96, 96, 96)),
     ],
 )
 def test_the_table_gives_way_and_size(minutes, counts, flags, way, sizes):
     """On a CPU, as runs of these sets were measured; nothing is timed."""
     plan = make_plan(asked(size=None, minutes=minutes, model={}, device="cpu", **flags), counts)
-    assert (plan.way, plan.size, plan.hand_size, plan.scratch_size) == (way, *sizes)
+    assert (plan.way, plan.size, plan.label_size, plan.scratch_size) == (way, *sizes)
     assert sum(line.startswith("size: ") for line in plan.why) == 1
 
 

@@ -62,6 +62,8 @@ class HogConv(Hog):
         fixed: Features that do not learn.
         learned: The ConvNet on pixels. Empty: there is none, and only the classifier learns.
         frozen: A network on pixels that does not learn, whose pooled features join the fixed ones. None: none.
+        say: Margin of the ConvNet in the sum of logits, relative to that of the classifier on fixed features
+            (:meth:`weigh_learned`). 0: that which it comes to by training. With few labels it comes to be too sure.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class HogConv(Hog):
         fixed: int = 512,
         learned: dict = CONVNET | {"size": SIDE},  # timm drops arguments that are None
         frozen: dict | None = None,
+        say: float = 0.0,
     ):
         super().__init__(in_chans, 0)
         self.groups = [self.hand_made, 9 * 2 * filters]  # lengths of the groups of fixed features
@@ -84,7 +87,9 @@ class HogConv(Hog):
         self.register_buffer("offsets", torch.zeros(filters))
         self.register_buffer("centre", torch.zeros(sum(self.groups)))
         self.register_buffer("components", torch.randn(sum(self.groups), fixed) / math.sqrt(sum(self.groups)))
+        self.register_buffer("learned_weight", torch.ones(()))  # of the ConvNet's features after training
         self.fixed = self.num_features = fixed
+        self.say = say
         if learned:
             self.learned = PixelNetwork(in_chans, **learned)
             self.num_features += feature_width(self.learned.network)
@@ -116,7 +121,29 @@ class HogConv(Hog):
         else:
             with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
                 fixed = (self._raw(*self._inputs(x)) - self.centre) @ self.components
-        return torch.cat([fixed, self.learned(x).float()], dim=1) if self.learned else fixed
+        if not self.learned:
+            return fixed
+        weight = 1.0 if self.training else self.learned_weight
+        return torch.cat([fixed, weight * self.learned(x).float()], dim=1)
+
+    @torch.no_grad()
+    def weigh_learned(self, logits: Tensor, labels: Tensor, smoothing: float) -> None:
+        """Set the weight of the ConvNet's features in evaluation, if ``say`` asks for one.
+
+        A margin is the logit of the class less the mean of the others. On its training images a ConvNet comes to the
+        margin that ``smoothing`` of labels asks for.
+
+        Args:
+            logits: Of the classifier on fixed features for the training images, [N, K].
+            labels: Their classes, int64 [N].
+            smoothing: From above 0 to below 1.
+        """
+        if not self.say:
+            return
+        others = logits.shape[1] - 1
+        right = logits.gather(1, labels[:, None])[:, 0]
+        margin = (right - (logits.sum(1) - right) / others).mean()
+        self.learned_weight.copy_(self.say * margin / math.log((1 - smoothing) * others / smoothing))
 
     @torch.no_grad()
     def learn_start(self, batches: Iterable[dict], seed: int) -> None:

@@ -129,10 +129,9 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
         labels: Classes of the images [N].
         config: Has the class weights and the seed of the folds.
     """
-    layers, fit = linear_classifiers(model), None
+    layers, fit, width = linear_classifiers(model), None, features.shape[1]
+    features = features[:, : getattr(model, "fixed", width)]  # hog_conv's others are worth nothing before training
     if distributed.rank() == 0:
-        width = features.shape[1]
-        features = features[:, : getattr(model, "fixed", width)]  # hog_conv's others are worth nothing before training
         balanced = "balanced" if config.train.class_weights == "balanced" else None
         choice = choose_strength(features, labels, config.seed, class_weight=balanced)
         loss = dict(seed=config.seed, smoothing=config.augment.label_smoothing, class_weight=balanced)
@@ -150,3 +149,6 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
         for layer in layers:
             layer.weight.copy_(weight.view_as(layer.weight))
             layer.bias.copy_(bias)
+    if isinstance(model, HogConv):
+        logits = torch.from_numpy(features) @ weight.float()[:, : model.fixed].T + bias.float()  # [N, K]
+        model.weigh_learned(logits, torch.from_numpy(labels), config.augment.label_smoothing)

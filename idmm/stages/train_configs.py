@@ -37,12 +37,8 @@ QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10
 # Many passes over all labels gain from mixing. With few labels the ConvNet lost by it
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
 # hog_conv starts from logistic regression on hand-made features, and sees whole images when it is tested
-FROM_FEATURES = {
-    "train.classifier_init": "features",
-    "train.layer_decay": 1.0,
-    "train.lr": 2e-3,
-    "augment.crop_pct": 1.0,
-}
+FROM_FEATURES = {"train.classifier_init": "features", "augment.crop_pct": 1.0}
+FRESH_CONVNET = MIXED | {"train.layer_decay": 1.0, "train.lr": 2e-3}
 # An epoch that changes nothing: the classifier stays the linear fit on frozen features
 LINEAR_FIT_ONLY = {
     "train.precision": "fp32",
@@ -121,7 +117,7 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
     plan, data, out, size = state.plan, data_of(command, state), Path(command.out), state.size(part)
     images, last, uses_hog_conv = state.counts.labelled, part == "last", state.uses_hog_conv(part)
     name, init = _start(state, part, out)
-    learned = {} if state.is_fitted(part) else CONVNET | {"size": plan.size}
+    learned = {} if state.is_fitted(part) else CONVNET | {"size": state.network_size(part)}
     model = {"name": HOG_CONV, "kwargs": {"learned": learned}} if uses_hog_conv else plan.model
     if last and state.best == BASELINE:
         model = {"name": "hog"}
@@ -133,7 +129,11 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
         data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
     keys = _common(command, state, part, minutes, init, model) | {"train.size": size, "augment.flip": command.flip}
     if uses_hog_conv:
-        keys |= FROM_FEATURES | (LINEAR_FIT_ONLY if state.is_fitted(part) else MIXED)
+        keys |= FROM_FEATURES
+        if state.is_fitted(part):
+            keys |= LINEAR_FIT_ONLY
+        elif state.best != JOINED:
+            keys |= FRESH_CONVNET
     elif name == RECIPES["scratch"]:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
         many = images >= MANY_LABELS * state.counts.classes

@@ -49,9 +49,10 @@ MANY_IMAGES = 3  # images per label from which on labels count as few
 
 # What may be kept
 BASELINE, LINEAR, TUNED = "baseline", "linear classifier on hog_conv", "hog_conv"
-JOINED, JOINED_PSEUDO = "linear classifier on joined features", "joined features and ConvNet on pseudo-labels"
+JOINED_LINEAR = "linear classifier on joined features"
+JOINED, JOINED_PSEUDO = "joined features and ConvNet", "joined features and ConvNet on pseudo-labels"
 PRETRAINED, PSEUDO = "pretrained network", "network on pseudo-labels"  # with --init or --model.name
-FITTED = (BASELINE, LINEAR, JOINED)  # by logistic regression only
+FITTED = (BASELINE, LINEAR)  # by logistic regression only
 FILE, LABELS, PSEUDOLABELS, COPIES = "train.json", "labels.csv", "pseudolabels.csv", "duplicates.txt"
 FEATURES = "features"  # folder of the joined features
 
@@ -77,7 +78,8 @@ class Plan:
     init: str | None = None  # weights to start from; public ones with their commit
     pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
     size: int = 0  # of the images (pixels)
-    hand_size: int = SIDE  # the same on hand-made features
+    label_size: int = 0  # of the images in the last stage, if it learns from the given labels
+    hand_size: int = SIDE  # of the images that hand-made features are computed of, at least
     scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
     pixels: float = PIXELS["cpu"]  # that are trained on in a second
     trial: bool = False  # whether a trial on held-out training images chooses what is kept
@@ -128,7 +130,7 @@ class TrainState:
 
     def uses_hog_conv(self, part: str) -> bool:
         """Return whether a stage's network has hand-made features."""
-        return part == "trial" or (part == "last" and self.best in (*FITTED, TUNED, JOINED_PSEUDO))
+        return part == "trial" or (part == "last" and self.best in (*FITTED, TUNED, JOINED, JOINED_PSEUDO))
 
     def is_fitted(self, part: str) -> bool:
         """Return whether a stage is logistic regression only, which takes seconds."""
@@ -144,7 +146,12 @@ class TrainState:
         """Return the side of the images in a stage (pixels)."""
         if part == "scratch":
             return self.plan.scratch_size
-        return self.plan.hand_size if self.uses_hog_conv(part) else self.plan.size
+        size = self.network_size(part)
+        return max(self.plan.hand_size, size) if self.uses_hog_conv(part) else size
+
+    def network_size(self, part: str) -> int:
+        """Return the side of the images of a stage's network on pixels (pixels)."""
+        return self.plan.label_size if part == "last" and not self.trusted else self.plan.size
 
     def save(self, out: Path) -> dict:
         """Write the file and return its content."""
@@ -268,13 +275,15 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     if plan.pseudolabel or not each:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
     size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
-    hand_size = command.size or max(SIDE, size)
-    sizes = (
-        f"{hand_size} px ({size} px for {plan.model['name']})" if plan.joined and hand_size != size else f"{size} px"
-    )
-    enlarged = f", so they are enlarged to {hand_size if plan.joined else size} px" if counts.side < size else ""
-    why = [*plan.why, f"size: {sizes}. The images' short side is {counts.side} px (median){enlarged}"]
-    return replace(plan, size=size, hand_size=hand_size, scratch_size=scratch_size, why=why)
+    label_size = size_for(shares["last"] / counts.labelled) if plan.pseudolabel else size
+    hand_size = command.size or SIDE
+    line = f"size: {size} px" + (f" on all images, {label_size} px on labelled ones" if plan.pseudolabel else "")
+    if plan.joined and size < hand_size:
+        line += f", {hand_size} px for hand-made features"
+    enlarged = ", so they are enlarged" if counts.side < (hand_size if plan.joined else size) else ""
+    why = [*plan.why, f"{line}. The images' short side is {counts.side} px (median){enlarged}"]
+    sizes = {"size": size, "label_size": label_size, "hand_size": hand_size, "scratch_size": scratch_size}
+    return replace(plan, **sizes, why=why)
 
 
 def _sides(counts: Counts) -> list[int]:

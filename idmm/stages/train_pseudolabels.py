@@ -27,9 +27,10 @@ from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
 from idmm.progress import counting, log
 from idmm.seeding import numpy_rng
-from idmm.stages.train_plan import BASELINE, FEATURES, HOG_CONV, JOINED, PSEUDOLABELS, Plan, PseudoLabels
+from idmm.stages.train_plan import BASELINE, FEATURES, HOG_CONV, JOINED_LINEAR, PSEUDOLABELS, Plan, PseudoLabels
 
 AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
+SAY = 0.5  # of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
 NEIGHBOURS = 10  # nearest images that each image is joined to
 
 
@@ -55,12 +56,11 @@ class JoinedFeatures:
             self.saved = replace(self.saved, name=plan.model["name"], kwargs=plan.model["kwargs"])
         pixels = Network.from_checkpoint(self.saved, 0, device, BATCH)
         kwargs = {key: value for key, value in self.saved.kwargs.items() if key not in ("num_classes", "in_chans")}
-        network = {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}
-        self.kwargs = {"frozen": network, "learned": CONVNET | {"size": plan.size}}
-        model = create_backbone(HOG_CONV, in_chans=self.saved.in_chans, **self.kwargs).eval()
+        self.plan, self.frozen = plan, {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}
+        model = create_backbone(HOG_CONV, in_chans=self.saved.in_chans, frozen=self.frozen).eval()
         model.frozen.network.load_state_dict(pixels.model.state_dict())
         model.set_statistics(pixels.mean, pixels.std)
-        self.network = replace(pixels, model=model, size=plan.hand_size, crop_pct=1.0)
+        self.network = replace(pixels, model=model, size=max(plan.hand_size, plan.size), crop_pct=1.0)
         self._learn(items, seed)
         model.to(pixels.device)
 
@@ -78,12 +78,20 @@ class JoinedFeatures:
         rows = self.network.outputs(counting(batches, len(split), "taking features"), forward)
         return split.take([i for i, path in enumerate(split.items) if path not in unreadable]), rows
 
-    def save(self, out: Path, learned: bool) -> None:
-        """Write ``hog_conv``, weights and JSON, to a folder, with a fresh ConvNet if ``learned``."""
+    def save(self, out: Path, pseudo: bool) -> None:
+        """Write ``hog_conv``, weights and JSON, to a folder.
+
+        For the given labels its ConvNet has the weights of the pretrained network. For pseudo-labels it has fresh ones,
+        which learn more from them than the weights that found them.
+        """
         model, saved = self.network.model, self.saved
-        if not learned:
-            model.learned, self.kwargs["learned"] = None, {}
-        kwargs = export_kwargs(HOG_CONV, self.kwargs, None, 0, saved.in_chans)
+        kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.size}}
+        if not pseudo:
+            kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.label_size}, "say": SAY}
+            model.learned.network.load_state_dict(
+                model.frozen.network.state_dict(), strict=False
+            )  # all but BN's counts
+        kwargs = export_kwargs(HOG_CONV, kwargs, None, 0, saved.in_chans)
         extra = {key: saved.extra[key] for key in ("range", "bands", "file_channels") if key in saved.extra}
         about = dict(mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra)
         save_model(out, "backbone", model.state_dict(), name=HOG_CONV, kwargs=kwargs, **about)
@@ -112,12 +120,12 @@ def pseudolabel(
     given_labels, hand_made, joined = train.labels[is_given], rows[is_given, :count], rows[:, count:]
     choices = {
         BASELINE: choose_strength(hand_made, given_labels, seed),
-        JOINED: choose_strength(joined[is_given], given_labels, seed),
+        JOINED_LINEAR: choose_strength(joined[is_given], given_labels, seed),
     }
     candidates = {label: max(choice.accuracies.values()) for label, choice in choices.items() if choice.accuracies}
     near = nearest(unit_rows(joined), NEIGHBOURS)
     label_shares = spread_labels(near, train.labels, len(train.classes))
-    weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[JOINED].strength)
+    weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[JOINED_LINEAR].strength)
     agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), len(train.classes))
     labels = np.where(label_shares.any(axis=1), label_shares.argmax(axis=1), -1)
     labels[is_given] = given_labels
@@ -128,7 +136,7 @@ def pseudolabel(
     table = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
     write_csv(out / PSEUDOLABELS, table)
     if plan.joined:
-        features.save(out / FEATURES, learned=agreement >= AGREEMENT)
+        features.save(out / FEATURES, pseudo=agreement >= AGREEMENT)
     baseline_top1 = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
     pseudolabels = PseudoLabels(int(is_given.sum()), int((labels[~is_given] >= 0).sum()), agreement, baseline_top1)
     images = counted(pseudolabels.added, "image")
