@@ -324,10 +324,11 @@ def _report(state: TrainState) -> None:
     if state.candidates:
         print("accuracy on held-out training images:")
         leads = state.best == max(state.candidates, key=state.candidates.get)
-        why = ", as labels are few" if state.plan.pseudolabel else ", as it trains longer in the end"
-        kept = f" (kept{'' if leads else why})"
+        kept = " (kept)" if leads else " (kept, as it trains longer in the end)"
         for label, value in state.candidates.items():
             print(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
+        if state.best not in state.candidates:
+            print(f"  {state.best}: not measured, as labels are few (kept)")
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
