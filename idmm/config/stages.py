@@ -102,11 +102,6 @@ class PretrainConfig(Common):
         """Whether a classifier is trained next to the backbone, on the labels that exist."""
         return getattr(self.method, "label_weight", 0) > 0
 
-    @property
-    def needs_labels(self) -> bool:
-        """Whether the method can only use labelled images."""
-        return self.method.NEEDS_LABELS
-
     def resolve(self) -> tuple["PretrainConfig", list[str]]:
         """Fill in crops, colours and warm-up from the method.
 
@@ -133,7 +128,7 @@ class PretrainConfig(Common):
         if self.data.labelled is not None and not self.learns_labels:
             unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
             needs = f"{method.name} cannot use images without labels. Draw the images with data.subset instead."
-            faults.append(f"data.labelled: {needs if self.needs_labels else unused}")
+            faults.append(f"data.labelled: {needs if method.NEEDS_LABELS else unused}")
         if faults:
             raise UserError(*faults)
         return config, notes

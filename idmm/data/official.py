@@ -15,7 +15,7 @@ import numpy as np
 
 from idmm.data.folder import FilesMissing, read_labelled
 from idmm.data.split import Listing, Split
-from idmm.errors import in_short, listed, reason
+from idmm.errors import in_short, listed
 
 Listed = Sequence[tuple[str, int]]  # images: path below the dataset's folder, '/' between, and label
 
@@ -31,13 +31,8 @@ def folder_of(name: str, root: Path, folder: str, *needed: str) -> Path:
 
 
 def lines(path: Path) -> list[str]:
-    """Return the stripped lines of a list that are not blank. FilesMissing if there are none."""
-    try:
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files are bytes
-    except OSError as error:
-        raise FilesMissing(f"data.root: '{path}' cannot be read ({reason(error)})") from None
-    if not text.strip():
-        raise FilesMissing(f"data.root: '{path}' is empty")
+    """Return the stripped lines of a list that are not blank."""
+    text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files are bytes
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -89,7 +89,7 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
     kind, _, domain = data.name.partition("-")
     try:
         return getattr(official, f"read_{kind}")(root, *filter(None, [domain]))
-    except (LookupError, ValueError) as error:
+    except (LookupError, ValueError, OSError) as error:
         raise FilesMissing(f"data.root: a list in '{root}' is damaged ({in_short(error)})") from None
     except UserError as error:
         raise FilesMissing(*error.faults) from None

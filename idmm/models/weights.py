@@ -53,11 +53,6 @@ class Checkpoint:
         return self.kwargs.get("in_chans", 3)
 
     @property
-    def img_size(self) -> Size | None:
-        """Size that the model was built for (pixels), if the JSON has it."""
-        return self.kwargs.get("img_size")
-
-    @property
     def range(self) -> str | list:
         """Value range of images with more than 8 bits, see :attr:`idmm.config.Data.range`."""
         return self.extra.get("range", "auto")
@@ -206,9 +201,10 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
             f"{label} is a network of idmm {task}. Give a classifier, or the backbone.safetensors next to it"
         )
     kwargs = {k: v for k, v in saved.kwargs.items() if k not in ("img_size", "num_classes")}
-    model = create_backbone(saved.name, img_size or saved.img_size, num_classes=num_classes, **kwargs)
+    built = saved.kwargs.get("img_size")
+    model = create_backbone(saved.name, img_size or built, num_classes=num_classes, **kwargs)
     saved.load_into(model, drop_classifier=not num_classes)
-    size = img_size or saved.size or saved.img_size or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
+    size = img_size or saved.size or built or (model.pretrained_cfg.get("input_size") or (3, 224, 224))[-2:]
     cfg = {**model.pretrained_cfg, "input_size": (saved.in_chans, *to_2tuple(size)), "crop_mode": "center"}
     cfg |= {"test_input_size": None, "test_crop_pct": None, **{key: getattr(saved, key) for key in _PREPROCESSING}}
     cfg |= {key: saved.extra[key] for key in ("range", "bands") if key in saved.extra}

@@ -41,9 +41,9 @@ class PretrainStage(Stage):
     def needs(self) -> Needs:
         config = self.config
         return Needs(
-            labels=config.needs_labels or config.learns_labels,
+            labels=config.method.NEEDS_LABELS or config.learns_labels,
             test=config.learns_labels,
-            unlabelled=not config.needs_labels,
+            unlabelled=not config.method.NEEDS_LABELS,
             eval_pixels=self.knn_every > 0 or config.learns_labels,
         )
 

@@ -76,7 +76,7 @@ def default_size(spec: "ModelSpec") -> int:
     from timm.layers import to_2tuple
     from timm.models import get_pretrained_cfg_value
 
-    built = spec.init and (spec.init.img_size or spec.init.size)
+    built = spec.init and (spec.init.kwargs.get("img_size") or spec.init.size)
     return to_2tuple(built or (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:])[0]
 
 
