@@ -13,7 +13,7 @@ from idmm import config
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
 from idmm.data.registry import read_dataset, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Listing, Split, counted, with_unlabelled
-from idmm.data.user_lists import groups_of, leave_out, shared_groups, with_groups
+from idmm.data.user_lists import groups_of, leave_out, with_groups
 from idmm.errors import UserError, listed
 from idmm.seeding import derive, numpy_rng
 
@@ -52,7 +52,7 @@ def list_images(
     data = resolve_name(data)[0]
     splits = _read(data, labelled, not labelled if unlabelled is None else unlabelled)
     splits = narrowed(splits, data, labelled)
-    if data.exclude and labelled and splits.train.labels is not None and (empty := _empty_classes(splits.train)):
+    if data.exclude and labelled and (empty := _empty_classes(splits.train)):
         what = f"'{data.exclude}' leaves no training image of {listed(empty)}"
         raise UserError(f"data.exclude: {what}, expected at least one per class")
     if data.folds is not None:
@@ -114,7 +114,8 @@ def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
         splits = leave_out(splits, data.exclude, data.root)
     if data.groups is not None and (labelled or data.val_fraction):
         splits = with_groups(splits, data.groups, data.root)
-    if splits.train.groups is not None and (shared := shared_groups(splits)):
+    held = {str(name) for part in (splits.val, splits.test) if part and part.groups is not None for name in part.groups}
+    if splits.train.groups is not None and (shared := sorted(held.intersection(splits.train.groups))):
         what = f"{counted(len(shared), 'group')} with images both in train and in val or test"
         log.warning("data.groups: %s, so accuracies come out too high: %s", what, listed(shared))
     return splits

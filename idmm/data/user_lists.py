@@ -269,12 +269,6 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
     return replace(splits, **parts, unlabelled=unlabelled)
 
 
-def shared_groups(splits: Listing) -> list[str]:
-    """Return the groups that have images both in train and in val or test."""
-    held = [set(part.groups) for part in (splits.val, splits.test) if part is not None and part.groups is not None]
-    return sorted(map(str, set(splits.train.groups) & set().union(*held))) if held else []
-
-
 def groups_of(split: Split) -> str:
     """Return ``12 groups``, or nothing if there are none."""
     return "" if split.groups is None else counted(len(np.unique(split.groups)), "group")
