@@ -50,7 +50,7 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[s
             else:
                 content = torch.load(path, map_location="cpu", weights_only=True)
         if isinstance(content, dict):
-            _collect(content, "", state, places, set())
+            _collect(content, "", state, places)
             others = [name for name in map(_printable, content) if name not in state]
             others = [name for name in others if not any(weight.startswith(f"{name}.") for weight in state)]
     except Exception as error:  # a damaged file can raise anything
@@ -63,15 +63,14 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[s
     return {name[len(nest) :]: value for name, value in state.items()}, nest, others
 
 
-def _collect(entries: dict, place: str, state: dict[str, Tensor], places: set[str], seen: set[int]) -> None:
+def _collect(entries: dict, place: str, state: dict[str, Tensor], places: set[str]) -> None:
     """Add the weights in a dict to ``state`` and their prefixes to ``places``."""
-    seen.add(id(entries))  # a dict may contain itself
     for key, value in entries.items():
         if isinstance(key, str) and isinstance(value, Tensor):
             state[place + _printable(key)] = value
             places.add(place)
-        elif isinstance(key, str) and isinstance(value, dict) and id(value) not in seen:
-            _collect(value, f"{place}{_printable(key)}.", state, places, seen)
+        elif isinstance(key, str) and isinstance(value, dict):
+            _collect(value, f"{place}{_printable(key)}.", state, places)
 
 
 def _printable(key: object) -> str:
@@ -82,11 +81,7 @@ def _refusal(text: str, kind: str) -> str:
     """Return why torch refused a file."""
     if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text):
         return f"holds {OBJECTS} ({match[1].rstrip('.')}). {REMEDY}"
-    if "TorchScript" in text:
-        return f"holds {OBJECTS} (a TorchScript archive). {REMEDY}"
-    if "nsupported operand" in text:
-        return f"cannot be read as a checkpoint: it is damaged or holds {OBJECTS}. {REMEDY}"
-    return f"cannot be read as a checkpoint ({kind}), {WEIGHTS_EXPECTED}"
+    return f"cannot be read as a checkpoint ({kind}): it is damaged or holds {OBJECTS}. {REMEDY}"
 
 
 def best_network(
