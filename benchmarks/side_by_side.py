@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -56,12 +57,14 @@ def now(device: str) -> float:
 
 def where(device: str = "cpu", threads: int | None = None, packages: Sequence[str] = ("torch", "timm")) -> str:
     """Return device, cores or ``threads`` of the processor, versions and date."""
-    from idmm.training.environment import describe
+    import torch
 
-    here = describe(device)
-    count = here["cores"] if threads is None else threads
-    what = f"{count} {'core' if threads is None else 'thread'}{'s' * (count > 1)} of {here['cpu']}"
-    gpus = here["gpus"][:1] if device == "cuda" else []
+    from idmm.data.parallel import cores
+
+    count = cores() if threads is None else threads
+    processor = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())[1]
+    what = f"{count} {'core' if threads is None else 'thread'}{'s' * (count > 1)} of {processor}"
+    gpus = [torch.cuda.get_device_name()] if device == "cuda" else []
     versions = [f"{name} {version(name)}" for name in packages]
     return ", ".join([*gpus, what, *versions, datetime.now(UTC).date().isoformat()])
 

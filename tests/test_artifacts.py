@@ -9,13 +9,11 @@ import pytest
 import torch
 from folders import TINY, faults, paint, tree, tuned
 from frozen import exported, timms
-from helpers import flags, inside, refused
+from helpers import inside
 from PIL import Image
-from test_resume import stop_at
 
 from idmm.files import read_csv
 from idmm.stages import read_outputs
-from idmm.training import environment
 
 JOINT = {
     **TINY, "train__epochs": 2, "train__lr": 0.003, "method__label_weight": 3.0, "train__ema": 0.9,
@@ -87,32 +85,8 @@ def test_what_is_no_finished_run(tmp_path):
     assert line.startswith(f"{fold}: config.yaml cannot be read: ")
 
 
-def test_the_environment_of_a_run(joint):
-    found = environment.read(joint)
-    assert list(found) == [
-        "started", "command", "python", "platform", "cpu", "cores", "threads", "memory", "gpus",
-        "processes", "versions",
-    ]  # fmt: skip
-    assert found["started"].endswith("Z")
-    assert found["processes"] == 1 and found["gpus"] == []
-    assert set(found["versions"]) == {"idmm", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow"}
-    assert found["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert found["cores"] >= 1 and found["memory"] > 2**28 and found["cpu"]
-
-
-def test_a_resumed_run_keeps_the_time_of_its_first_start(root, tmp_path, monkeypatch, capsys):
-    out, changes = tmp_path / "run", dict(TINY, data__root=str(root), stages=[{"size": 16}], train__save_minutes=0)
-    stop_at(monkeypatch, 1, 0, 1)
-    monkeypatch.setattr(environment, "now", lambda: "2026-01-01T00:00:00Z")
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/idmm", "finetune", "--out", "a b"])
-    assert inside("finetune", out, **changes) == 130
-    monkeypatch.undo()
-    first = environment.read(out)
-    assert first["command"] == "idmm finetune --out 'a b'"
-    refused(capsys, ["finetune", *flags("finetune", out, **{**changes, "seed": 5})])
-    assert environment.read(out) == first, "a start that was refused is none"
-    assert inside("finetune", out, **changes) == 0
-    second = environment.read(out)
-    assert second["started"] == first["started"] and first["command"] != second["command"]
-    assert inside("finetune", out, **changes) == 0
-    assert environment.read(out) == second, "a finished run is left as it is"
+def test_the_log_begins_with_the_command(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["idmm", "finetune", "--out", "a b"])
+    assert tuned(tmp_path / "run", root, train__epochs=1) == 0
+    first = (tmp_path / "run/log.txt").read_text().splitlines()[0]
+    assert " INFO idmm finetune --out 'a b' (idmm " in first and f"torch {torch.__version__.partition('+')[0]}" in first

@@ -61,7 +61,7 @@ def test_files_of_a_run(stage, whole):
     out = whole[stage]
     names = {path.name for path in out.iterdir()}
     wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "last"}
-    wanted |= {"backbone.safetensors", "backbone.json", "curves.png", "environment.json"}
+    wanted |= {"backbone.safetensors", "backbone.json", "curves.png"}
     of_classes = {"model.safetensors", "model.json", "per_class.csv", "predictions.csv", "confusion.png"}
     assert names == wanted | (of_classes if stage == "finetune" else set())
     info = json.loads((out / "backbone.json").read_text())

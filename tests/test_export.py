@@ -97,8 +97,7 @@ def test_onnx_tells_what_programs_need_to_know(onnx_file, run):
     looks = told["preprocessing"]
     assert looks["size"] == [SIDE, SIDE] and looks["resize"] == 36 and looks["interpolation"] == "bicubic"
     assert looks["mean"] == [0.485, 0.456, 0.406] and looks["channels"] == "RGB" and looks["layout"] == "NCHW"
-    about = told["about"]
-    assert about["run"] == "pets_1" and model.opset_import[0].version == 18
+    assert model.opset_import[0].version == 18
     content = onnx_file.read_bytes()
     assert str(run.parent).encode() not in content and b"site-packages" not in content  # nothing of this machine
     assert list(onnx_file.parent.iterdir()) == [onnx_file]
@@ -158,8 +157,6 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
     _, front, text = (hub / "README.md").read_text().split("---\n", 2)
     front = yaml.safe_load(front)
     assert front["library_name"] == "timm" and front["pipeline_tag"] == "image-classification"
-    (told,) = front["model-index"]
-    assert told["results"][0]["metrics"][0]["value"] == round(result["top1"], 2)
     low, high = result["top1_interval"]
     assert f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) of 18 test images" in text
     assert f"hand-made features: {result['baseline_top1']:.2f} %" in text

@@ -1,9 +1,7 @@
 """``idmm export``: a run's model for other programs, as an ONNX file or a folder for timm and the Hugging Face Hub."""
 
 import json
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from idmm.config.commands import ExportConfig
 from idmm.errors import checked, needed
@@ -11,11 +9,6 @@ from idmm.files import expand_home, filling, free_folder, out_file, weights_file
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
 OUR_KEYS = ("grey_range", "range", "bands", "file_channels")  # of config.json, for those who read other images
-# keys of timm's description of a model and of its preprocessing
-TIMM_KEYS = (
-    "fixed_input_size", "first_conv", "classifier",
-    "input_size", "crop_pct", "crop_mode", "interpolation", "mean", "std",
-)  # fmt: skip
 
 
 def export(config: ExportConfig) -> str:
@@ -47,10 +40,7 @@ def _write_onnx(out: Path, source) -> str:
     from idmm.inference.export_model import OPSET, onnx_model
 
     proto, check = onnx_model(source)
-    about = {"idmm": version("idmm"), "run": source.run.resolve().name, "model": source.saved.name}
-    properties = {"preprocessing": source.preprocessing, "about": about}
-    if source.classes:
-        properties["classes"] = source.classes
+    properties = {"preprocessing": source.preprocessing, **({"classes": source.classes} if source.classes else {})}
     onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in properties.items()})
     data = proto.SerializeToString()
     write_bytes(out, data)
@@ -68,34 +58,19 @@ def write_folder(source, out: Path, hub: bool) -> str:
     """
     import timm
     import torch
-    from safetensors.torch import save
 
     from idmm.inference.export_card import card
     from idmm.inference.export_model import check, quiet
 
-    state = {name: tensor.clone().contiguous() for name, tensor in source.model.state_dict().items()}
+    config = {name: source.preprocessing[name] for name in OUR_KEYS if name in source.preprocessing}
+    config["label_names"] = source.classes
+    kwargs = {name: value for name, value in source.saved.kwargs.items() if name != "num_classes"}
+    cfg = source.model.pretrained_cfg
+    source.model.pretrained_cfg = {name: value for name, value in cfg.items() if name not in OUR_KEYS}
     with filling(out) as folder:
-        (folder / "config.json").write_text(json.dumps(timm_config(source), indent=2) + "\n", encoding="utf-8")
-        (folder / "model.safetensors").write_bytes(save(state, metadata={"format": "pt"}))
+        timm.models.save_for_hf(source.model, folder, config, kwargs, safe_serialization=True)
         (folder / "README.md").write_text(card(source, hub), encoding="utf-8", errors="replace")
         with quiet():
             loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         with torch.inference_mode():
             return check(source, lambda images: loaded(images).numpy())
-
-
-def timm_config(source) -> dict[str, Any]:
-    """Return ``config.json`` in the format of timm's folders, which transformers' timm wrapper reads, too."""
-    saved, model, classes = source.saved, source.model, source.classes or []
-    pretrained = {name: value for name in TIMM_KEYS if (value := model.pretrained_cfg.get(name)) is not None}
-    preprocessing = source.preprocessing
-    labels = {"label_names": classes} if classes else {}
-    return {
-        "architecture": saved.name,
-        "num_classes": len(classes),
-        "num_features": model.num_features,
-        "pretrained_cfg": {**pretrained, "num_classes": len(classes), "custom_load": False},
-        "model_args": {name: value for name, value in saved.kwargs.items() if name != "num_classes"},
-        **{name: preprocessing[name] for name in OUR_KEYS if name in preprocessing},
-        **labels,
-    }

@@ -3,7 +3,6 @@
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -28,7 +27,7 @@ def card(source: Source, hub: bool) -> str:
     bands = "" if source.network.bands is None else f" of {source.saved.in_chans} channels"
     kind = f"classifier of images{bands} into {len(source.classes)} classes" if source.classes else f"backbone{bands}"
     facts = "\n".join(f"- {name}: {text}" for name, text in _facts(source, result))
-    blocks = [f"---\n{front_matter(source, result)}---"] if hub else []
+    blocks = [f"---\n{front_matter(source)}---"] if hub else []
     blocks.append(f"# {_code(source.run.resolve().name)}")
     blocks.append(f"A {kind}, {_code(source.saved.name)}, trained by the toolkit idmm, version {version('idmm')}.")
     blocks.append(f"{facts}\n- licence: none is named, whoever publishes the model chooses it")
@@ -38,18 +37,10 @@ def card(source: Source, hub: bool) -> str:
     return "\n\n".join(blocks)
 
 
-def front_matter(source: Source, result: dict) -> str:
-    """Return the Hub's YAML: library, task, tags and the measured accuracy."""
+def front_matter(source: Source) -> str:
+    """Return the Hub's YAML: library, task and tags."""
     task = "image-classification" if source.classes else "image-feature-extraction"
-    front: dict[str, Any] = {"library_name": "timm", "pipeline_tag": task, "tags": [task, "timm", "idmm"]}
-    if source.classes and "top1" in result:
-        metrics = [{"type": "accuracy", "name": "top-1", "value": round(result["top1"], 2)}]
-        name = dataset_name(source.config.data)
-        results = [
-            {"task": {"type": task}, "dataset": {"name": name, "type": name, "split": "test"}, "metrics": metrics}
-        ]
-        front |= {"metrics": ["accuracy"]}
-        front["model-index"] = [{"name": source.run.resolve().name, "results": results}]
+    front = {"library_name": "timm", "pipeline_tag": task, "tags": [task, "timm", "idmm"]}
     return yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
 
 

@@ -15,7 +15,6 @@ from idmm.report.page import readable
 from idmm.report.run_page import KINDS, RunFacts, write
 from idmm.report.stats import PREDICTIONS, compared
 from idmm.stages import read_outputs, stage_of
-from idmm.training import environment
 
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
 
@@ -59,7 +58,6 @@ def _read_run(folder: Path) -> RunFacts:
         pictures=_pictures(folder),
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=json.loads((folder / "result.json").read_text()),
-        environment=environment.read(folds[0]),
     )
 
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from idmm.config.parsing import flatten
 from idmm.errors import listed
 from idmm.files import write_bytes
 from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
 
-NO_SETTINGS = ("out", "resume", "environment.started")
+NO_SETTINGS = ("out", "resume")
 KINDS = {
     "pretrain": "Pretraining",
     "finetune": "Fine-tuning",
@@ -33,7 +32,6 @@ class RunFacts:
     model: str = ""
     config: dict[str, Any] = field(default_factory=dict)  # dotted keys
     result: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
     label: str = ""  # short and unique
     pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG of the run or of idmm explore
 
@@ -151,8 +149,8 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
 def _settings(runs: list[RunFacts]) -> Iterator[TableOf]:
     """Yield, for each kind, the settings in which its runs differ, or all settings of a single run."""
     for kind, title in KINDS.items():
-        of_kind = [run for run in runs if run.kind == kind and (run.config or run.environment)]
-        settings = [{**run.config, **flatten(run.environment, "environment.")} for run in of_kind]
+        of_kind = [run for run in runs if run.kind == kind]
+        settings = [run.config for run in of_kind]
         rows = []
         for key in dict.fromkeys(key for values in settings for key in values if key not in NO_SETTINGS):
             values = ["" if run.get(key) is None else str(run[key]) for run in settings]

@@ -4,10 +4,13 @@ import contextlib
 import logging
 import math
 import os
+import platform
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -88,7 +91,7 @@ def log_once() -> contextlib.AbstractContextManager[None]:
 def logging_to(folder: Path) -> Iterator[None]:
     """Log to standard error and to FOLDER/log.txt inside the block, in the first process only.
 
-    The file gets no lines of progress.
+    The file gets no lines of progress. It begins with the command and versions.
     """
     if not first_process():
         with logging_by(logging.NullHandler()):
@@ -103,6 +106,8 @@ def logging_to(folder: Path) -> Iterator[None]:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     file.addFilter(lambda record: record.levelno != PROGRESS)
     file.handleError = lambda record: None  # more important files report a full disk
+    versions = ", ".join(f"{name} {version(name)}" for name in ("idmm", "torch", "timm"))
+    _log_to(file, logging.INFO, f"{shlex.join(sys.argv)} ({versions}, {platform.platform()})")
     propagate, log.propagate = log.propagate, False
     try:
         with logging_by(*screens, file):
@@ -110,10 +115,15 @@ def logging_to(folder: Path) -> Iterator[None]:
                 yield
             except (Interrupted, RunError, UserError) as error:  # the caller prints it
                 for line in str(error).splitlines():
-                    file.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, line, None, None))
+                    _log_to(file, logging.ERROR, line)
                 raise
     finally:
         log.propagate = propagate
+
+
+def _log_to(handler: logging.Handler, level: int, line: str) -> None:
+    """Log a line to one handler only."""
+    handler.handle(log.makeRecord(log.name, level, __file__, 0, line, None, None))
 
 
 class Interrupts:

@@ -16,7 +16,6 @@ from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.config.reading import read_file
 from idmm.errors import RunError, UserError, in_short
 from idmm.files import Lock, expand_home, holds_run, is_public, replacing, sweep, write_text
-from idmm.training import environment
 from idmm.training.plan import TrainingState
 
 log = logging.getLogger("idmm")
@@ -47,7 +46,6 @@ class RunFolder:
     def __init__(self, path: str, config: Any, resume: str):
         self.path = Path(path)
         self.leader = distributed.rank() == 0
-        self._opened, self._device = environment.now(), getattr(getattr(config, "train", config), "device", "auto")
         self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
         self._images_file, self._scores_file = self.path / "last" / "images.json", self.path / "last" / "start.json"
         self._lock = Lock(self.path / "last" / "run.lock")
@@ -124,11 +122,9 @@ class RunFolder:
         if lines:
             what = f"the images changed since the run in '{self.path}' began"
             raise UserError(*lines, f"data.root: {what}. Restore them or use a new --out")
-        if self.leader:
-            if not self._images:
-                self._images = fingerprint
-                write_text(self._images_file, json.dumps(fingerprint))
-            environment.started(self.path, self._device, self._opened)
+        if self.leader and not self._images:
+            self._images = fingerprint
+            write_text(self._images_file, json.dumps(fingerprint))
 
     def image_values(self) -> dict | None:
         """Return ``range``, ``mean`` and ``std`` of the images that the run began with; None in a new run.
