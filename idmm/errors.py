@@ -4,7 +4,6 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Callable, Iterable
-from os.path import commonprefix
 from typing import Any
 
 
@@ -87,16 +86,9 @@ def install(extra: str) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """Return ``. Did you mean 'x'?`` for the most similar of ``words``, or an empty text.
-
-    Of equally similar words, the one with the longest common prefix is chosen.
-    """
-
-    def similarity(match: str) -> tuple[float, int]:
-        return difflib.SequenceMatcher(None, match, word).ratio(), len(commonprefix([match, word]))
-
-    best = max(difflib.get_close_matches(word, list(words), n=5, cutoff=0.6), key=similarity, default=None)
-    return f". Did you mean '{best}'?" if best else ""
+    """Return ``. Did you mean 'x'?`` for the most similar of ``words``, or an empty text."""
+    matches = difflib.get_close_matches(word, list(words), n=1)
+    return f". Did you mean '{matches[0]}'?" if matches else ""
 
 
 def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> list[str]:

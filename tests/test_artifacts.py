@@ -13,7 +13,7 @@ from helpers import inside
 from PIL import Image
 
 from idmm.files import read_csv
-from idmm.stages import read_outputs
+from idmm.inference import runs
 
 JOINT = {
     **TINY, "train__epochs": 2, "train__lr": 0.003, "method__label_weight": 3.0, "train__ema": 0.9,
@@ -75,13 +75,13 @@ def test_what_is_no_finished_run(tmp_path):
     nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
     fault = "is no finished run, it has no result.json. Give the folder of a finished run"
-    assert faults(read_outputs.config_of, nowhere) == [f"{nowhere}: {fault}"]
-    assert faults(read_outputs.config_of, fold) == [f"{fold}: {fault}"]
+    assert faults(runs.config_of, nowhere) == [f"{nowhere}: {fault}"]
+    assert faults(runs.config_of, fold) == [f"{fold}: {fault}"]
     line = f"{fold.parent}: holds k-fold runs. Give one of them ('{fold}')"
-    assert faults(read_outputs.config_of, fold.parent) == [line]
+    assert faults(runs.config_of, fold.parent) == [line]
     (fold / "result.json").write_text("{}")
     (fold / "config.yaml").write_text("{")
-    (line,) = faults(read_outputs.config_of, fold)
+    (line,) = faults(runs.config_of, fold)
     assert line.startswith(f"{fold}: config.yaml cannot be read: ")
 
 

@@ -120,9 +120,7 @@ def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
     assert whole(out, whole_grid) and not list((out / "jobs").iterdir())
     (folder,) = killed
     assert (folder / "log.txt").read_text().count("training on cpu") == 2 and begun(out) == 5 + 1
-    said = capsys.readouterr().err
-    assert "ray: 1 nodes, 2 cores, 0 GPUs" in said
-    assert said.count(f"ray: the worker of {folder.name.rpartition('-')[0]} died") == 1
+    assert "ray: 1 nodes, 2 cores, 0 GPUs" in capsys.readouterr().err
     before = stamps(out)
     assert inside(out, "--ray.address", joined, **CHANGES) == 0 and stamps(out) == before, "what is done is not sent"
 
@@ -148,7 +146,7 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, whole_grid, tmp_
     assert failed["status"] == "failed" and "1.png" in failed["error"]
     assert "1.png" in (grid.out / failed["log"]).read_text() and str(failed["log"]).startswith("runs/pretrain/")
     assert not (grid.out / failed["folder"]).exists(), "what waits for it is not run"
-    assert found["long"]["status"] == "failed" and found["long"]["error"].startswith("its worker died, 2 times: ")
+    assert found["long"]["status"] == "failed" and found["long"]["error"].startswith("its worker died: ")
     assert len(grid.failures()) == 2 and not grid.remaining() and not list(grid.out.glob("jobs/*.started"))
 
 

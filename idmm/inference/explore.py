@@ -16,9 +16,9 @@ from idmm.evaluation import similarity
 from idmm.evaluation.network import Network
 from idmm.files import expand_home, made_folder
 from idmm.inference.explore_tables import KINDS, Similarities
+from idmm.inference.runs import config_of, training_images
 from idmm.models.weights import read_checkpoint
 from idmm.progress import Bar, log
-from idmm.stages import read_outputs
 from idmm.stages.resolve import images_around
 
 CANDIDATES = 3 * similarity.VOTERS  # neighbours among which those with a label vote
@@ -40,11 +40,11 @@ def explore(config: ExploreConfig) -> str:
     if (folder / "train.json").is_file() and (folder / "stage1" / "result.json").is_file():
         folder = folder / "stage1"
         log.info("run: '%s', which learned from all images", folder)
-    run = read_outputs.config_of(folder)
+    run = config_of(folder)
     if config.out and (inside := images_around(replace(run, out=config.out))):
         raise UserError(f"out: '{config.out}' is among the images of '{inside}'. Name another folder")
     log.info("reading the training images")
-    store = read_outputs.images(folder)
+    store = training_images(folder)
     if len(store) < 3:
         raise UserError(f"run: '{folder}' has {len(store)} training images, expected at least three")
     out = made_folder(config.out or str(folder / "explore"))

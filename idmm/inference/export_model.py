@@ -15,8 +15,8 @@ import torch
 
 from idmm.errors import RunError, in_short
 from idmm.evaluation.network import Network
+from idmm.inference.runs import config_of, exported_weights
 from idmm.models.build import feature_width
-from idmm.stages.read_outputs import config_of, exported_weights
 
 BATCH = 32  # images that a network processes at a time
 CHECKED = 16  # images of noise that an exported network is compared with torch on

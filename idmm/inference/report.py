@@ -9,12 +9,12 @@ from idmm.config import PretrainConfig, parsing
 from idmm.config.commands import ReportConfig
 from idmm.config.reading import read_file
 from idmm.files import expand_home, is_public, made_folder
-from idmm.inference.runs import finished_runs
+from idmm.inference.runs import finished_runs, read_config
 from idmm.progress import log
 from idmm.report.page import readable
 from idmm.report.run_page import KINDS, RunFacts, write
 from idmm.report.stats import PREDICTIONS, compared
-from idmm.stages import read_outputs, stage_of
+from idmm.stages import stage_of
 
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
 
@@ -45,7 +45,7 @@ def report(config: ReportConfig) -> str:
 
 def _read_run(folder: Path) -> RunFacts:
     folds = _folds(folder)
-    config = read_outputs.read_config(folds[0])
+    config = read_config(folds[0])
     kind = stage_of(config).NAME
     without_init = "" if isinstance(config, PretrainConfig) else "scratch"
     return RunFacts(

@@ -1,10 +1,13 @@
-"""The finished runs in the folders that a user names: a run's own folder, or one that holds several."""
+"""Finished runs: those in the folders that a user names, and their files. Only reading images imports torch."""
 
 import os
 from pathlib import Path
+from typing import Any
 
+from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.errors import UserError, listed
 from idmm.files import expand_home
+from idmm.stages import STAGES, stage_of
 
 TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classifier first
 
@@ -44,3 +47,56 @@ def _begun(folder: Path) -> list[Path]:
     """Return the runs of a folder of ``idmm train``, in their order, or the folder if it is a run."""
     runs = [folder / name for name in TRAIN] if (folder / "train.json").is_file() else [folder]
     return [run for run in runs if (run / "config.yaml").is_file()]
+
+
+def training_images(run: Path):
+    """Return a run's training images as they were stored for training, an :class:`idmm.data.image_store.ImageStore`.
+
+    Raises:
+        UserError: No finished run, or its images are gone.
+    """
+    from idmm.data.image_store import store_split
+
+    config = config_of(run)
+    stage = stage_of(config)
+    value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
+    size = stage.stored_size(max(phase.size for phase in stage.phases))
+    options = dict(data=config.data, part="train", value_range=value_range)
+    return store_split(stage.list_images().train, stored_size=size, **options)
+
+
+def config_of(run: Path) -> PretrainConfig | FinetuneConfig:
+    """Return the config of a finished run of pretraining or fine-tuning from its ``config.yaml``.
+
+    Raises:
+        UserError: No such run, k-fold runs instead of one of them, or config.yaml cannot be read.
+    """
+    if (run / "fold-1").is_dir():
+        raise UserError(f"{run}: holds k-fold runs. Give one of them ('{run / 'fold-1'}')")
+    if not (run / "result.json").is_file():
+        is_run = (run / "last").is_dir()
+        how = "Repeat its command to finish it" if is_run else "Give the folder of a finished run"
+        raise UserError(f"{run}: is no finished run, it has no result.json. {how}")
+    config = read_config(run)
+    if not isinstance(config, PretrainConfig | FinetuneConfig):
+        raise UserError(f"{run}: is a run of idmm {config.STAGE}, expected one of pretraining or fine-tuning")
+    return config
+
+
+def read_config(run: Path) -> Any:
+    """Return the config of a run that may not be finished, or raise UserError if config.yaml cannot be read."""
+    faults = ()
+    for stage in STAGES.values():
+        try:
+            return stage.build(run / "config.yaml")
+        except UserError as error:  # of another stage
+            faults = min(faults or error.faults, error.faults, key=len)
+    raise UserError(*(f"{run}: config.yaml cannot be read: {fault}" for fault in faults[:1]))
+
+
+def exported_weights(run: Path, field: str = ""):
+    """Return the weights that a run wrote, with its classifier if it has one, an
+    :class:`idmm.models.weights.Checkpoint`. See :func:`idmm.models.weights.read_checkpoint`."""
+    from idmm.models.weights import read_checkpoint
+
+    return read_checkpoint(run, field, "model" if (run / "model.safetensors").is_file() else "backbone")

@@ -67,10 +67,7 @@ class Method(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must compute a loss")
 
     def features(
-        self,
-        images: Tensor | Sequence[Tensor],
-        key: int,
-        head: Callable[[Tensor], Tensor] | None = None,
+        self, images: Tensor | Sequence[Tensor], key: int, head: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
         """Run the backbone once.
 

@@ -124,9 +124,4 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, 
         predictions = build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.averaged)
     export(run, loop, setup, images, backbone_state(loop.averaged), {"classes": images.train.classes})
     start = {name: value for name, value in run.folder.start_scores.items() if name == "start_top1"}
-    return {
-        **classifier_result(run, setup, images, predictions),
-        **start,
-        **best,
-        **common_result(run, setup, images),
-    }
+    return {**classifier_result(run, setup, images, predictions), **start, **best, **common_result(run, setup, images)}

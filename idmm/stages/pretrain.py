@@ -163,10 +163,7 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
     if config.learns_labels:
         batches = eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
         predictions = evaluate.predict(loop.averaged, batches, run.device, run.autocast)
-        accuracy = {
-            **classifier_result(run, setup, images, predictions),
-            "labelled_size": _count_labels(images.train),
-        }
+        accuracy = {**classifier_result(run, setup, images, predictions), "labelled_size": _count_labels(images.train)}
     entries = {"classes": images.train.classes} if config.learns_labels else None
     export(run, loop, setup, images, backbone_state(loop.averaged), entries)
     last = distributed.broadcast(run.folder.metrics()[-1] if run.folder.leader else None)

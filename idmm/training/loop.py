@@ -10,7 +10,7 @@ from timm.utils import ModelEmaV3, distribute_bn
 
 from idmm import distributed
 from idmm.data.loaders import BatchPlan, on_device, training_batches
-from idmm.errors import Interrupted, RunError, UserError
+from idmm.errors import Interrupted, RunError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
 from idmm.progress import Bar, duration
@@ -377,11 +377,7 @@ class Loop:
         state, self.run.folder.state = self.run.folder.state, None
         if state is None:
             return
-        try:
-            self.method.load_state_dict(state.method)
-        except RuntimeError:
-            why = f"the checkpoint does not fit {type(self.method).__name__} as this version builds it"
-            raise UserError(f"out: '{self.run.folder.path}': {why}. Name a new folder") from None
+        self.method.load_state_dict(state.method)
         self.optimizer.load_state_dict(state.optimizer)
         if self.ema is not None:
             self.ema.module.load_state_dict(state.ema)

@@ -8,10 +8,7 @@ from idmm.config import Train
 
 
 def create_optimizer(
-    backbone: nn.Module,
-    others: dict[str, tuple[nn.Module, float]],
-    train: Train,
-    lr: float,
+    backbone: nn.Module, others: dict[str, tuple[nn.Module, float]], train: Train, lr: float
 ) -> torch.optim.Optimizer:
     """Build the optimizer. Biases, norms and parameters that the model exempts get no weight decay.
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import textwrap
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,9 +57,8 @@ class _Tasks:
         self.ray, self.grid, resources = ray, grid, grid.config.ray
         self.submitted: dict[Any, Job] = {}  # by future
         self.ended: set[str] = set()  # keys of jobs whose task returned
-        self.deaths: Counter[str] = Counter()  # of workers, by the job's key
         self._grid_ref = ray.put(grid)
-        # deaths are counted here, as Ray's own retries are invisible
+        # starts are counted in the grid's folder, so Ray retries nothing
         self._task = ray.remote(max_retries=0, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus)(_run_job)
 
     def submit(self) -> int:
@@ -80,26 +78,15 @@ class _Tasks:
             try:
                 error = self.ray.get(future)
             except self.ray.exceptions.RayError as lost:
-                error = self._lost(job, lost)
-                if error is None:
-                    continue  # it is submitted again
+                cause = getattr(lost, "cause", None)
+                if isinstance(cause, UserError):  # of the cluster's settings. A task returns a job's own mistake
+                    raise UserError(*cause.faults) from None
+                if cause is None and 0 < self.grid.starts(job.key) < DEATHS:
+                    continue  # its worker died: it is submitted again
+                error = textwrap.shorten(str(cause or f"its worker died: {lost}"), 300, placeholder=" ...")
             self.ended.add(job.key)
             if error is not None:
                 self.grid.mark_failed(job, error)
-
-    def _lost(self, job: Job, error: Exception) -> str | None:
-        """Return why a task that did not return has failed, or None to retry it."""
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, UserError):  # a mistake in the cluster's settings. A task returns a job's own mistake
-            raise UserError(*cause.faults) from None
-        reason = textwrap.shorten(str(cause or error), 300, placeholder=" ...")
-        if cause is not None:
-            return reason
-        self.deaths[job.key] += 1
-        if self.deaths[job.key] >= DEATHS:
-            return f"its worker died, {DEATHS} times: {reason}"
-        log.warning("ray: the worker of %s died, the job is retried once (%s)", job.title, reason)
-        return None
 
 
 def _run_job(grid: Grid, job: Job, folder: str) -> str | None:
