@@ -30,22 +30,10 @@ PANELS = {  # title -> key of a record -> label. None: no legend
     "loss, mean over the epoch": {"loss": None},
     "learning rate": {"lr": None},
     SCORES: {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean over classes", "knn": "kNN"},
-    OVERLAP: {
-        "ap": "AP",
-        "ap50": "AP50",
-        "ap75": "AP75",
-        "mask_ap": "AP of masks",
-        "miou": "mean IoU",
-        "macc": "mean class accuracy",
-        "pixel_accuracy": "pixel accuracy",
-    },
-    "parts of the loss": {
-        "rpn_objectness": "proposals",
-        "rpn_box": "their boxes",
-        "classifier": "classes",
-        "box": "boxes",
-        "mask": "masks",
-    },
+    OVERLAP: dict(ap="AP", ap50="AP50", ap75="AP75", mask_ap="AP of masks", miou="mean IoU")
+    | dict(macc="mean class accuracy", pixel_accuracy="pixel accuracy"),
+    "parts of the loss": dict(rpn_objectness="proposals", rpn_box="their boxes", classifier="classes")
+    | dict(box="boxes", mask="masks"),
     INSTANCES: {"instance_accuracy": None},
     "spread (0: all the same, 1: even)": {"feature_std": "features", "embedding_std": "input of the loss"},
     "directions that the features use": {"feature_rank": None},
@@ -79,7 +67,7 @@ def shortened(name: str, most: int = 40) -> str:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a PNG, or a JPEG if the path ends in .jpg, atomically.
+    """Write a PNG atomically.
 
     Names of files and classes are drawn as they are. matplotlib would fail on a formula that is none and on bytes that
     are no letters, which become question marks.
@@ -92,8 +80,7 @@ def save(figure: Figure, path: str | Path) -> None:
             text.set_parse_math(False)
     with replacing(Path(path)) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # from the font
-        kind = "jpg" if Path(path).suffix == ".jpg" else "png"
-        figure.savefig(file, format=kind, dpi=DPI, facecolor="white")
+        figure.savefig(file, format="png", dpi=DPI, facecolor="white")
 
 
 # ---------------------------------------------------------------------- the curves of a run

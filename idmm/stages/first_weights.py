@@ -81,7 +81,7 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
             norm_batches = eval_batches(run, setup, train, phase.size, phase.batch_size, images=numbers)
             set_batch_norms(model, norm_batches, run.device, run.autocast)
         label = "features for the classifier, of train"
-        features = image_features(run, setup, model, train, phase.size, phase.batch_size, label=label)
+        features = image_features(run, setup, model, train, size=phase.size, batch_size=phase.batch_size, label=label)
         if (deviation := spread(features)) < FLOORS["feature_std"] and not config.model.freeze:
             # a fit to such features has weights so large that the first steps would destroy the backbone
             line = f"the features of the training images hardly differ (feature_std {deviation:.2g})"

@@ -141,10 +141,10 @@ def image_features(
     setup: RunSetup,
     model: nn.Module,
     store: ImageStore,
+    images: np.ndarray | None = None,
+    *,
     size: int,
     batch_size: int,
-    *,
-    images: np.ndarray | None = None,
     label: str | None = None,
 ) -> Tensor:
     """Return features [N, d] of the images of :func:`eval_batches`. All processes must call together.

@@ -1,5 +1,6 @@
 """Stage 1: from images to a backbone."""
 
+import functools
 import logging
 
 import numpy as np
@@ -107,7 +108,7 @@ def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: tor
     if run.is_new and method.starts_from_features:
         network = "the untrained network" if setup.spec.init is None else f"the weights of '{config.init}'"
         label = f"features before training, by {network}"
-        method.prepare(image_features(run, setup, backbone, images.train, phase.size, EVAL_BATCH, label=label))
+        method.prepare(_extract(run, setup)(backbone, images.train, label=label))
     return method
 
 
@@ -136,12 +137,8 @@ def _count_labels(train: ImageStore) -> int | None:
 
 # ---------------------------------------------------------------------- evaluators
 def _extract(run: RunContext, setup: RunSetup) -> Extract:
-    """Return the function that takes features for evaluators."""
-
-    def extract(backbone: torch.nn.Module, store: ImageStore, images: np.ndarray | None = None) -> torch.Tensor:
-        return image_features(run, setup, backbone, store, setup.phases[0].size, EVAL_BATCH, images=images)
-
-    return extract
+    """Return the function that takes features, for evaluators."""
+    return functools.partial(image_features, run, setup, size=setup.phases[0].size, batch_size=EVAL_BATCH)
 
 
 def _build_knn(run: RunContext, setup: RunSetup, images: Stores) -> KNNAccuracy | None:

@@ -15,6 +15,7 @@ from idmm.data.store import Stores
 from idmm.errors import UserError
 from idmm.evaluation.evaluate import largest_class, readouts, remarks
 from idmm.evaluation.network import Network
+from idmm.progress import aligned
 from idmm.stages.folds import run_folds
 from idmm.stages.images import store_run_images
 from idmm.stages.resolve import resolve
@@ -25,7 +26,6 @@ from idmm.training.run_folder import RunFolder
 from idmm.training.stage import RunSetup
 
 log = logging.getLogger("idmm")
-INTERVAL = "95 %, over the test images: Wilson's"
 READOUTS = {"knn": "kNN", "probe": "linear probe"}
 
 
@@ -132,7 +132,6 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         **{f"{part}_size": len(store) for part, store in images.parts.items()},
         **images.remarks,
         "seed": config.seed,
-        "interval": INTERVAL,
         "readouts": {"probe": linear, "knn": knn},
     }
     groups = {} if images.test.groups is None else {"test_groups": len(set(images.test.groups))}
@@ -158,10 +157,9 @@ def table(result: dict) -> list[str]:
         return [*lines, f"  linear probe {result['top1']:.1f}, 95 % interval {low:.1f} to {high:.1f}, {spread}"]
     knn, linear = (result["readouts"][name] for name in READOUTS)
     remarks = [f"k = {knn['k']}", f"C = {linear['strength']:g}, chosen by {linear['chosen_by']}"]
-    lines.append(" " * 16 + f"{'top1':<16}{'95 % interval':<16}")
+    rows = [["", "top1", "95 % interval", ""]]
     for label, readout, remark in zip(READOUTS.values(), (knn, linear), remarks, strict=True):
-        low, high = readout["top1_interval"]
+        interval = "{:.1f} to {:.1f}".format(*readout["top1_interval"])
         mean = f", mean over classes {readout['mean_per_class']:.1f}" if "mean_per_class" in readout else ""
-        interval = f"{low:.1f} to {high:.1f}"
-        lines.append(f"  {label:<14}{readout['top1']:<16.1f}{interval:<16}{remark}{mean}")
-    return lines
+        rows.append([label, f"{readout['top1']:.1f}", interval, remark + mean])
+    return [*lines, *(f"  {line}" for line in aligned(rows))]

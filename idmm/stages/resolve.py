@@ -88,20 +88,17 @@ def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[Fin
     """
     from idmm.models.build import has_linear_classifier
 
-    requested = config.train.classifier_init
-    if requested == "random" or (requested is None and config.init is None):
-        return replace(config, train=replace(config.train, classifier_init="random")), []
-    linear = has_linear_classifier(spec.name, spec.kwargs)
-    if requested == "features":
-        if not linear:
-            line = f"features, but the classifier of {spec.name} is not linear in them, expected random"
-            raise UserError(f"{CLASSIFIER_INIT}: {line}")
-        return config, []
-    if linear:
-        value, why = "features", "the default with an init. --train.classifier_init random starts from fresh weights"
-    else:
-        value, why = "random", f"as the classifier of {spec.name} is not linear in its features"
-    return replace(config, train=replace(config.train, classifier_init=value)), [f"{CLASSIFIER_INIT}: {value}, {why}"]
+    requested, notes = config.train.classifier_init, []
+    value = requested or ("random" if config.init is None else "features")
+    if value == "features" and not has_linear_classifier(spec.name, spec.kwargs):
+        line = f"the classifier of {spec.name} is not linear in"
+        if requested:
+            raise UserError(f"{CLASSIFIER_INIT}: features, but {line} them, expected random")
+        value, notes = "random", [f"{CLASSIFIER_INIT}: random, as {line} its features"]
+    elif requested is None and config.init is not None:
+        how = f"--{CLASSIFIER_INIT} random starts from fresh weights"
+        notes = [f"{CLASSIFIER_INIT}: features, the default with an init. {how}"]
+    return replace(config, train=replace(config.train, classifier_init=value)), notes
 
 
 def check_names(config: Any) -> tuple[Any, list[str]]:
