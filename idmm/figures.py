@@ -158,8 +158,7 @@ def confusion_figure(predictions, classes: Sequence[str]) -> Figure:
     count, correct = len(truth), int((truth == predicted).sum())
     figure.suptitle(f"{correct:,} of {count:,} test images correct ({100 * correct / count:.1f} %)", fontsize=11)
     figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
-    counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
-    np.add.at(counts, (truth, predicted), 1)
+    counts = predictions.confusion()
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     shades = shares if are_named else np.sqrt(shares)  # small cells would be too pale
     diagonal = np.eye(len(classes), dtype=bool)[..., None]

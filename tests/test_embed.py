@@ -84,8 +84,8 @@ def test_mistakes_of_similar(run, images, tmp_path, capsys):
     files, out = paths(images), ["--out", tmp_path / "s.png"]
     (tmp_path / "bad.png").write_text("no image")
     for argv, line in [
-        ([images, files[0]], f"query: '{images}' is a folder, expected an image"),
-        ([tmp_path / "none.png", images], f"query: '{tmp_path}/none.png' does not exist, expected an image"),
+        ([images, files[0]], f"query: '{images}' is no file, expected an image"),
+        ([tmp_path / "none.png", images], f"query: '{tmp_path}/none.png' is no file, expected an image"),
         ([files[0], files[0]], f"paths: there is no image but the query '{files[0]}'. Name images to compare it with"),
         ([tmp_path / "bad.png", images], f"query: '{tmp_path}/bad.png' cannot be read (not an image)"),
     ]:

@@ -63,8 +63,14 @@ class Predictions:
 
     def per_class(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of images of each class and of the correct predictions among them, int64 [K] each."""
-        correct = self.truth[self.predicted == self.truth]
-        return np.bincount(self.truth, minlength=self.num_classes), np.bincount(correct, minlength=self.num_classes)
+        counts = self.confusion()
+        return counts.sum(axis=1), counts.diagonal()
+
+    def confusion(self) -> np.ndarray:
+        """Return the number of images by true class (rows) and predicted class, int64 [K, K]."""
+        counts = np.zeros((self.num_classes, self.num_classes), dtype=np.int64)
+        np.add.at(counts, (self.truth, self.predicted), 1)
+        return counts
 
 
 @torch.no_grad()

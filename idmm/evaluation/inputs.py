@@ -39,12 +39,6 @@ def inputs(
     return out, images
 
 
-def network_options(config: UseConfig) -> dict[str, Any]:
-    """Return the keyword arguments of :func:`idmm.load_classifier` and its like."""
-    options = {"device": config.device, "batch_size": config.batch_size}
-    return {name: value for name, value in options.items() if value is not None} | {"field": "init"}
-
-
 def report_unreadable(unreadable: dict[str, str], count: int, field: str = "paths") -> None:
     """Log the images that could not be read, of ``count`` in ``field``. UserError if none could be read."""
     lines = capped([f"  {path}: {reason}" for path, reason in unreadable.items()])

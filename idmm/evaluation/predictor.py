@@ -85,14 +85,13 @@ class _Predictor:
     def __init__(self, saved: Checkpoint, num_classes: int, device: str, batch_size: int):
         self._network = Network.from_checkpoint(saved, num_classes, device, batch_size)
 
-    def _outputs(self, images: Images, forward: Forward, width: int, on_error: str, label: str | None) -> Embedding:
-        """Return the outputs of ``forward`` for images, ``width`` numbers each. With a ``label`` there is a bar."""
+    def _outputs(self, images: Images, forward: Forward, width: int, on_error: str, label: str) -> Embedding:
+        """Return the outputs of ``forward`` for images, ``width`` numbers each. ``label``: of the bar."""
         if on_error not in ("fail", "skip"):
             raise UserError(f"on_error: got '{on_error}', expected 'fail' or 'skip'")
         sources, names = listed_images(images, self._network.bands)
         unreadable: dict[str, str] = {}
-        batches = self._network.file_batches(sources, names, unreadable)
-        batches = counting(batches, len(sources), label) if label else batches
+        batches = counting(self._network.file_batches(sources, names, unreadable), len(sources), label)
         first = next(batches, None)
         rows = np.zeros((0, width), np.float32)
         if first is not None:
@@ -115,16 +114,13 @@ class Classifier(_Predictor):
         super().__init__(saved, len(classes), device, batch_size)
         self.classes = classes
 
-    def predict(
-        self, images: Images, top_k: int = 1, *, on_error: str = "fail", progress: bool = False
-    ) -> Prediction | PredictionList:
+    def predict(self, images: Images, top_k: int = 1, *, on_error: str = "fail") -> Prediction | PredictionList:
         """Return the classes of images.
 
         Args:
             images: Paths of files or folders, PIL images, arrays (see :data:`AnyImage`), or one of them.
             top_k: Number of classes in ``top`` of a prediction, at most K.
             on_error: "fail", or "skip" to leave out the images that cannot be read and list them in ``unreadable``.
-            progress: Show a bar on standard error if this takes longer than a second.
 
         Returns:
             A :class:`PredictionList`, or the :class:`Prediction` of a single image (not of a folder).
@@ -135,8 +131,7 @@ class Classifier(_Predictor):
         """
         if top_k < 1:
             raise UserError(f"top_k: got {top_k}, expected 1 or more")
-        label = "predicting" if progress else None
-        outputs = self._outputs(images, _probabilities, len(self.classes), on_error, label)
+        outputs = self._outputs(images, _probabilities, len(self.classes), on_error, "predicting")
         predictions = PredictionList(outputs, self.classes, top_k)
         return predictions[0] if is_single(images) else predictions
 
@@ -152,10 +147,9 @@ class Embedder(_Predictor):
         [H, W, 3]."""
         return composite(fitted(self._network.read(image).pixels, side))
 
-    def embed(self, images: Images, *, on_error: str = "fail", progress: bool = False) -> Embedding:
+    def embed(self, images: Images, *, on_error: str = "fail") -> Embedding:
         """Return the pooled features of images. Arguments and errors are those of :meth:`Classifier.predict`."""
-        width, label = feature_width(self._network.model), "taking features" if progress else None
-        return self._outputs(images, pooled, width, on_error, label)
+        return self._outputs(images, pooled, feature_width(self._network.model), on_error, "taking features")
 
 
 def load_classifier(run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, field="") -> Classifier:

@@ -4,7 +4,7 @@ import numpy as np
 
 from idmm.config.commands import EmbedConfig
 from idmm.data.split import counted
-from idmm.evaluation.inputs import inputs, network_options, report_unreadable
+from idmm.evaluation.inputs import inputs, report_unreadable
 from idmm.files import replacing
 
 
@@ -18,8 +18,8 @@ def embed(config: EmbedConfig) -> str:
     out, images = inputs(config, "backbone", (".npz",))
     from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is reported at once
 
-    embedder = Embedder(config.init, **network_options(config))
-    embedding = embedder.embed(images, on_error="skip", progress=True)
+    embedder = Embedder(config.init, device=config.device, batch_size=config.batch_size, field="init")
+    embedding = embedder.embed(images, on_error="skip")
     report_unreadable(embedding.unreadable, len(images))
     with replacing(out) as file:
         np.savez(file, paths=np.array(embedding.paths), features=embedding.features)

@@ -6,7 +6,7 @@ import numpy as np
 
 from idmm.config.commands import PredictConfig
 from idmm.data.split import composed, counted
-from idmm.evaluation.inputs import inputs, network_options, print_bytes, report_unreadable
+from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.files import csv_bytes, saved_info, write_bytes
 from idmm.progress import log
 
@@ -28,10 +28,10 @@ def predict(config: PredictConfig) -> str | None:
 
         return predict_dense(config)
     out, images = inputs(config, "model", (".csv",))
-    from idmm.evaluation.predictor import load_classifier  # torch takes seconds, a mistake is reported at once
+    from idmm.evaluation.predictor import BATCH, load_classifier  # torch takes seconds, a mistake is reported at once
 
-    classifier = load_classifier(config.init, **network_options(config))
-    predictions = classifier.predict(images, config.top_k, on_error="skip", progress=True)
+    classifier = load_classifier(config.init, device=config.device, batch_size=config.batch_size or BATCH, field="init")
+    predictions = classifier.predict(images, config.top_k, on_error="skip")
     report_unreadable(predictions.unreadable, len(images))
     _log_accuracy(predictions)
     rows = [COLUMNS]

@@ -8,7 +8,7 @@ import numpy as np
 from idmm.config.commands import SimilarConfig
 from idmm.data.folder import same_place
 from idmm.errors import UserError, one_line
-from idmm.evaluation.inputs import inputs, network_options, print_bytes, report_unreadable
+from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.progress import log
 
 DRAWN = 256  # short side of the images in the picture (pixels)
@@ -34,11 +34,11 @@ def similar(config: SimilarConfig) -> None:
 
     from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is reported at once
 
-    embedder = Embedder(config.init, **network_options(config))
+    embedder = Embedder(config.init, device=config.device, batch_size=config.batch_size, field="init")
     query = embedder.embed([config.query], on_error="skip")
     if query.unreadable:
         raise UserError(f"query: '{config.query}' cannot be read ({query.unreadable[config.query]})")
-    embedding = embedder.embed(others, on_error="skip", progress=True)
+    embedding = embedder.embed(others, on_error="skip")
     report_unreadable(embedding.unreadable, len(others))
     cosines = normalize(embedding.features) @ normalize(query.features)[0]  # [N]
     order = np.argsort(-cosines, kind="stable")[: config.top_k]
@@ -52,10 +52,8 @@ def similar(config: SimilarConfig) -> None:
 
 
 def _check_query(query: str) -> None:
-    if not os.path.lexists(query):
-        raise UserError(f"query: '{query}' does not exist, expected an image")
-    if os.path.isdir(query):
-        raise UserError(f"query: '{query}' is a folder, expected an image")
+    if not os.path.isfile(query):
+        raise UserError(f"query: '{query}' is no file, expected an image")
 
 
 def _draw(config: SimilarConfig, nearest: list[tuple[str, float]], embedder, note: str) -> None:

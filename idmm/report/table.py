@@ -201,19 +201,10 @@ class Table:
 
     def intervals(self) -> str:
         """Return sentences on the intervals, without markup."""
-        has_seeds = any(cell.stats.half is not None for cell in self.cells.values())
-        has_images = any(cell.stats.images is not None for cell in self.cells.values())
-        if not (has_seeds or has_images):
-            return "One run each and no number of test images: there are no intervals."
-        over = []
-        if has_seeds:
-            over.append("seeds (with the spread of all cells of a column together)")
-        if has_images:
-            over.append("test images")
-        sentences = [f"Intervals are 95 % intervals over {' and '.join(over)}."]
-        if not has_seeds:
-            sentences.append("Another seed may change a number by more.")
-        return " ".join([*sentences, "A difference whose interval contains 0 may be chance."])
+        over = "test images"
+        if any(cell.stats.half is not None for cell in self.cells.values()):
+            over += " and seeds (with the spread of all cells of a column together)"
+        return f"Intervals are 95 % intervals over {over}. A difference whose interval contains 0 may be chance."
 
 
 def legend(tables: Iterable[Table]) -> str:

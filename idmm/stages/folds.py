@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from idmm.data.listing import list_images
 from idmm.errors import UserError
 from idmm.evaluation.evaluate import remarks
 from idmm.files import holds_run
@@ -43,8 +42,6 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
     config, results = setup.config, []
     configs = list(each_fold(config))
     used = [one.out for one in configs if holds_run(one.out)]
-    if not used:  # whether the images can be split, before there is a folder
-        list_images(config.data, labelled=True)
     if holds_run(config.out) and not used:
         raise UserError(f"out: '{config.out}' holds a run without folds. Name a new folder")
     check_resume(config.out, bool(used), getattr(config, "resume", "auto"))

@@ -88,10 +88,9 @@ def log_values(setup: RunSetup, stores: Stores) -> None:
     for part, store in stores.parts.items():
         if not store.high_bit:
             continue
-        verb = "has" if store.high_bit == 1 else "have"
-        images = f"{store.high_bit:,} of {counted(len(store), f'{part} image')} {verb} more than 8 bits"
         ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in np.reshape(store.value_range, (-1, 2)).tolist())
-        log.info("images: %s. Their values %s become 0 to 1", images, ranges)
+        line = "images: %s of %s have more than 8 bits. Their values %s become 0 to 1"
+        log.info(line, f"{store.high_bit:,}", counted(len(store), f"{part} image"), ranges)
         if part == "train" and randaugment:
             line = "images: augment.randaugment: left out for the %d of more than 8 bits, which it would cut to 8"
             log.info(line, store.high_bit)

@@ -1,7 +1,5 @@
 """The files that a run leaves: weights, pictures, the accuracy of a classifier and its baseline."""
 
-import numpy as np
-
 from idmm.data.image_store import ImageStore
 from idmm.data.store import Stores
 from idmm.evaluation import evaluate
@@ -117,16 +115,12 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
 
 def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:
     """Return a row per class: test images, correct ones, their share (percent), the most frequent confusion."""
-    images, correct = predictions.per_class()
-    wrong = predictions.predicted != predictions.truth
-    pairs = np.stack([predictions.truth, predictions.predicted], axis=1)[wrong]
-    pairs, times = np.unique(pairs, axis=0, return_counts=True)
-    order = np.lexsort((-pairs[:, 1], times))  # the last entry of a class stays in the mapping
-    confusions = {pairs[i, 0]: (classes[pairs[i, 1]], times[i]) for i in order}
-    rows = [COLUMNS]
-    for c, (name, count, hits) in enumerate(zip(classes, images, correct, strict=True)):
-        accuracy = round(100 * hits / count, 2) if count else ""
-        rows.append([name, count, hits, accuracy, *confusions.get(c, ("", ""))])
+    counts, rows = predictions.confusion(), [COLUMNS]
+    for c, (name, times) in enumerate(zip(classes, counts, strict=True)):
+        images, hits, times[c] = times.sum(), times[c], 0
+        accuracy = round(100 * hits / images, 2) if images else ""
+        confused = (classes[times.argmax()], times.max()) if times.any() else ("", "")
+        rows.append([name, images, hits, accuracy, *confused])
     return rows
 
 
