@@ -33,8 +33,8 @@ def test_a_root_without_a_name_is_a_folder(pictures, tmp_path, capsys):
     assert "finished already" in capsys.readouterr().err, "the same run"
 
 
-def test_digits_are_said_to_be_digits_in_the_first_line(whole):
-    assert DIGITS in logged(whole["finetune"]).splitlines()[0]
+def test_digits_are_said_to_be_digits_early(whole):
+    assert DIGITS in logged(whole["finetune"]).splitlines()[1]
     assert yaml.safe_load((whole["finetune"] / "config.yaml").read_text())["data"]["name"] == "digits"
 
 
