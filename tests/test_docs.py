@@ -193,7 +193,7 @@ def test_demo_figures():
 
 
 def test_readme_quotes_the_papers_in_miniature():
-    quoted = re.findall(r"\d+\.\d", (ROOT / "README.md").read_text().partition("[In miniature]")[2].partition("##")[0])
+    quoted = re.findall(r"\d+\.\d", (ROOT / "README.md").read_text().partition("[in miniature]")[2].partition("##")[0])
     assert quoted and all(f"| {figure} | 1 |" in (ROOT / "docs/reproduce.md").read_text() for figure in quoted)
 
 
