@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from idmm.config.base import FieldErrors
 from idmm.config.reading import of_method, read_value, recipe, yaml_problem
-from idmm.config.schema import Key, flags_of, flatten, is_choice, is_switch, keys_of, merged, options
+from idmm.config.schema import Key, flags_of, flatten, is_choice, keys_of, merged, options
 from idmm.errors import UserError, listed, nearest
 
 log = logging.getLogger("idmm")
@@ -139,7 +139,8 @@ def _split(parser: argparse.ArgumentParser, argv: list[str], flags: dict[str, Ke
 
     A switch without a value means true. It takes only YAML's true, false and null, so that a word may follow it.
     """
-    switches = {"--print_config", *(f"--{name}" for name, key in flags.items() if is_switch(key.kind))}
+    switches = {f"--{name}" for name, key in flags.items() if {*options(key.kind)} - {type(None)} == {bool}}
+    switches.add("--print_config")
     argv = [
         f"{word}=true" if word in switches and after.lower() not in ("true", "false", "null") else word
         for word, after in zip(argv, [*argv[1:], ""], strict=False)

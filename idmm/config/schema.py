@@ -47,7 +47,10 @@ def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
         required = info.is_required() or default is None and type(None) not in options(info.annotation)
         sections = _sections(info.annotation)
         help_text = " ".join((info.description or "").split())
-        default_text = "" if required or default is None else as_flow(default)
+        default_text = ""
+        if not required and default is not None:
+            plain = TypeAdapter(Any).dump_python(default, mode="json", warnings=False)
+            default_text = yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("...\n").strip()
         keys.append(Key(prefix + name, info.annotation, help_text, default_text, required, kind, sections))
         keys += _shared_keys(sections, f"{prefix}{name}.") if len(sections) > 1 else ()
         items = [_sections(get_args(option)[0]) for option in options(info.annotation) if get_origin(option) is list]
@@ -96,17 +99,6 @@ def options(kind: Any) -> tuple:
 def is_choice(kind: Any) -> bool:
     """Return whether a type is a set of values."""
     return get_origin(kind) is Literal
-
-
-def is_switch(kind: Any) -> bool:
-    """Return whether a key is true, false or null: its flag without a value means true."""
-    return {bool} == {*options(kind)} - {type(None)}
-
-
-def as_flow(value: Any) -> str:
-    """Return a value as YAML on one line."""
-    value = TypeAdapter(Any).dump_python(value, mode="json", warnings=False)
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).strip().removesuffix("...").strip()
 
 
 def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
