@@ -248,7 +248,6 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         ({"methods": [{"name": "idmm", "label": "none"}]}, "methods: 'none' is the label of rows without pretraining"),
         ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is also the label of a source"),
         ({"targets": [{"root": ""}]}, "targets[0].root: got '', expected a folder"),
-        ({"pretrain_seeds": [1, 2, 1]}, "pretrain_seeds: 1 appears twice"),
         ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid's 'out' decides it. Set it there"),
         ({"pretrain": {"config": 3}}, "pretrain of idmm on digits: config: got 3, expected the path of one YAML file"),
         ({"pretrain": {"seed": 9}}, "pretrain: seed: 9, but the grid's 'seeds' decides it. Set it there"),

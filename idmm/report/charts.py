@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from idmm.figures import COLOURS, STYLES, look, plain_axis, save, shortened
+from idmm.figures import COLOURS, look, plain_axis, save, shortened
 
 Points = list[tuple[float, float, float]]  # images per class, mean, standard deviation (percent)
 
@@ -43,7 +43,7 @@ def comparison(
 
 
 def label_curves(
-    panels: dict[str, dict[str, Points]], path: Path, ylabel: str, largest_class: float, draws: int, fresh: list[str]
+    panels: dict[str, dict[str, Points]], path: Path, ylabel: str, largest_class: float, draws: int
 ) -> None:
     """Draw accuracy over the labelled images per class, with bars of one standard deviation over draws.
 
@@ -53,12 +53,9 @@ def label_curves(
         ylabel: Name of the accuracy.
         largest_class: Accuracy of always predicting the largest class (percent), a dotted line.
         draws: Number of draws in the mean.
-        fresh: Labels of networks with fresh weights, drawn in grey.
     """
-    labels = list(dict.fromkeys(label for curves in panels.values() for label in curves if label not in fresh))
+    labels = dict.fromkeys(label for curves in panels.values() for label in curves)
     styles = {label: look(n) for n, label in enumerate(labels)}
-    for n, label in enumerate(fresh):
-        styles[label] = {"color": "0.45", "marker": "*", "linestyle": STYLES[3 - n % 4]}
     figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):

@@ -48,8 +48,6 @@ def fewlabel(config: FewLabelConfig) -> dict:
     Raises:
         UserError: A mistake in the flags, no labels, or a class with too few images.
     """
-    if config.data.subset is not None:
-        raise UserError("data.subset: leave it out, per_class and seeds draw the labelled images")
     if config.data.folds is not None and config.data.fold is None:
         raise UserError("data.folds: this command measures on one test split. Add --data.fold to name a fold")
     backbones = _backbones(config)
@@ -175,5 +173,4 @@ def _draw(result: dict, path: Path) -> None:
         panel = panels.setdefault(READOUTS[row["readout"]], {})
         panel.setdefault(row["run"], []).append((row["per_class"], row["mean"], row["std"] or 0.0))
     ylabel = f"{METRICS[result['metric']]} on the test images of {result['dataset']} (%)"
-    fresh = [name for name, about in result["runs"].items() if about["init"] is None]
-    charts.label_curves(panels, path, ylabel, result["largest_class"], result["seeds"], fresh)
+    charts.label_curves(panels, path, ylabel, result["largest_class"], result["seeds"])

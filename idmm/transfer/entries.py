@@ -60,9 +60,6 @@ def read_entries(grid: GridConfig, faults: list[str]) -> Entries:
     """Return the valid entries of each list, and add the faults of the others to ``faults``."""
     entries = {kind: _read_list(grid, kind, faults) for kind in _KEYS}
     _check_labels(grid, entries, faults)
-    for name in ("seeds", "pretrain_seeds", "finetune_seeds"):
-        seeds = getattr(grid, name) or []
-        faults += [f"{name}: {seed} appears twice" for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
         faults.append("sources: none, and neither scratch nor weights: there is nothing to run. Name a dataset")
     backbones = [entry.label for entry in entries["backbones"]]
