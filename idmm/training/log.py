@@ -107,7 +107,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     file.addFilter(lambda record: record.levelno != PROGRESS)
     file.handleError = lambda record: None  # more important files report a full disk
     versions = ", ".join(f"{name} {version(name)}" for name in ("idmm", "torch", "timm"))
-    _log_to(file, logging.INFO, f"{shlex.join(sys.argv)} ({versions}, {platform.platform()})")
+    _log_to(file, logging.INFO, f"{shlex.join(map(str, sys.argv))} ({versions}, {platform.platform()})")
     propagate, log.propagate = log.propagate, False
     try:
         with logging_by(*screens, file):
