@@ -179,16 +179,8 @@ def test_variance_has_a_floor():
 
 
 def test_what_cannot_be():
-    one, many = DenseRelativeLocalization(4, grid_size=3), DenseRelativeLocalization([4, 5], "l1_all")
-    grid = torch.zeros(2, 4, 6, 6)
-    for module, given, message in [
-        (one, grid[:, :3], r"expected grids of widths \(4,\), got \[\[2, 3, 6, 6\]\]"),
-        (one, [grid], "mode l1 takes one grid, got list"),
-        (many, grid, "mode l1_all takes a sequence of grids, got Tensor"),
-        (many, [grid], r"expected grids of widths \(4, 5\), got \[\[2, 4, 6, 6\]\]"),
-    ]:
-        with pytest.raises(ValueError, match=f"^{message}$"):
-            module(given)
+    with pytest.raises(ValueError, match="is shorter than"):
+        DenseRelativeLocalization([4, 5], "l1_all")([torch.zeros(2, 4, 6, 6)])
     for change, message in [
         ({"mode": "l2"}, "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
         ({"in_dim": [4, 5]}, r"in_dim must be one width in mode l1, got \[4, 5\]"),

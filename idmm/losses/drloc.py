@@ -63,10 +63,11 @@ class DenseRelativeLocalization(nn.Module):
         if isinstance(in_dim, Sequence) != (mode == "l1_all") or not in_dim:
             expected = "a list of widths, one for each block" if mode == "l1_all" else "one width"
             raise ValueError(f"in_dim must be {expected} in mode {mode}, got {in_dim!r}")
-        self.in_dims = tuple(in_dim) if mode == "l1_all" else (in_dim,)
         self.mode, self.num_pairs, self.grid_size, self.alpha = mode, num_pairs, grid_size, alpha
         outputs = 2 * (2 * grid_size + 1) if mode in ("ce", "reg") else 2
-        self.heads = nn.ModuleList(PairHead(dim, hidden_dim, outputs) for dim in self.in_dims)
+        self.heads = nn.ModuleList(
+            PairHead(dim, hidden_dim, outputs) for dim in (in_dim if mode == "l1_all" else [in_dim])
+        )
 
     def forward(
         self,
@@ -86,7 +87,7 @@ class DenseRelativeLocalization(nn.Module):
             Mean over images and pairs, a scalar tensor.
 
         Raises:
-            ValueError: Number or widths of the grids differ from those of the heads.
+            ValueError: The number of grids differs from that of the heads.
         """
         grids = self._grids(grid)
         positions = [positions] if isinstance(positions, Tensor) else positions
@@ -114,13 +115,7 @@ class DenseRelativeLocalization(nn.Module):
         return drawn
 
     def _grids(self, grid: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        if isinstance(grid, Tensor) == (self.mode == "l1_all"):
-            expected = "a sequence of grids" if self.mode == "l1_all" else "one grid"
-            raise ValueError(f"mode {self.mode} takes {expected}, got {type(grid).__name__}")
-        grids = [grid] if isinstance(grid, Tensor) else list(grid)
-        if [g.shape[1] for g in grids] != list(self.in_dims):
-            raise ValueError(f"expected grids of widths {self.in_dims}, got {[list(g.shape) for g in grids]}")
-        return grids
+        return [grid] if isinstance(grid, Tensor) else list(grid)
 
     def _size(self, grid: Tensor) -> tuple[int, int]:
         """Return rows and columns after pooling."""
