@@ -106,7 +106,6 @@ def _decode(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
 def measure_range(split: Split, bands: Bands | None) -> ValueRange:
     """Return the value range of a split's images of more than 8 bits, of bands one per channel."""
     results = parallel_map(lambda i: min_max_of(split.items[i], bands), len(split), split.place, "measuring values")
-    with closing(results):
-        pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
+    pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
     ranges = as_range(np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist())
     return ranges if bands else ranges[0]

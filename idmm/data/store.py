@@ -1,7 +1,6 @@
 """The decoded images of a run, their value range, mean and standard deviation, and the fingerprint of all that."""
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 from idmm import config, distributed
@@ -101,8 +100,8 @@ def store_images(
 def _statistics(store: ImageStore, grey: bool) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel of a split as it is stored. ``grey``: of the brightness."""
     place = store.names.__getitem__
-    with closing(parallel_map(lambda i: moments(store.image(i).numpy(), grey), len(store), place, "mean")) as results:
-        return mean_and_std(sum(results))  # [C, 3]
+    results = parallel_map(lambda i: moments(store.image(i).numpy(), grey), len(store), place, "measuring mean")
+    return mean_and_std(sum(results))  # [C, 3]
 
 
 # ---------------------------------------------------------------------- the fingerprint

@@ -22,12 +22,12 @@ from idmm import config
 from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.folder import PARTS, images_under, root_folder
 from idmm.data.formats import BadImage
-from idmm.data.images import image_size, read
+from idmm.data.images import digest, image_size, read
 from idmm.data.listing import draw_subset, hold_out, narrowed
 from idmm.data.official import absent, lines
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Split, arranged, counted
-from idmm.dense.targets import IGNORED, BoxTarget, DenseSplits, MaskTarget, mask_values, rasterised, short_digest
+from idmm.dense.targets import IGNORED, BoxTarget, DenseSplits, MaskTarget, mask_values, rasterised
 from idmm.errors import UserError, capped, listed, needed, reason
 
 log = logging.getLogger("idmm")
@@ -106,9 +106,7 @@ def split_of(root: Path, folder: Path, names: list[str]) -> Split:
 
 def read_each(split: Split, read_one: Callable) -> list:
     """Return ``read_one(path)`` of each file, or a BadImage if it cannot be used."""
-    work = parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes")
-    with contextlib.closing(work) as results:
-        return list(results)
+    return list(parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes"))
 
 
 def as_text(size: tuple[int, int]) -> str:
@@ -264,7 +262,7 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, tuple[Split, li
     def read_mask(path: str) -> MaskTarget:
         content = read(path)
         values = mask_values(content)
-        return MaskTarget(path, values.shape, layout.first, short_digest(content), np.unique(values).tolist())
+        return MaskTarget(path, values.shape, layout.first, digest(content)[:8].hex(), np.unique(values).tolist())
 
     splits = {}
     for part, name in layout.folders.items():

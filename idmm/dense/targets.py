@@ -38,7 +38,7 @@ class BoxTarget:
         """16 hexadecimal digits that differ between targets."""
         segments = [s if isinstance(s, dict) else [polygon.tolist() for polygon in s] for s in self.segments or ()]
         arrays = [array.tolist() for array in (self.boxes, self.labels, self.crowd)]
-        return short_digest(repr([self.size, arrays, segments]).encode())
+        return digest(repr([self.size, arrays, segments]).encode())[:8].hex()
 
     def masks(self, height: int, width: int) -> np.ndarray:
         """Return each object's outline drawn at ``height`` x ``width`` pixels, uint8 [n, h, w]."""
@@ -106,11 +106,6 @@ def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     if mask.shape == shape:
         return mask
     return np.array(Image.fromarray(mask).resize(shape[::-1], Image.Resampling.NEAREST))
-
-
-def short_digest(content: bytes) -> str:
-    """Return 16 hexadecimal digits that differ between contents."""
-    return digest(content)[:8].hex()
 
 
 def mask_values(content: bytes) -> np.ndarray:
