@@ -21,8 +21,8 @@ HEADER = "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,sta
 WITH, WITHOUT = {"source": "flowers", "method": "idmm"}, {"source": "scratch", "method": "none"}
 
 
-def table(cells, protocol="finetune", metric="top1"):
-    return Table(grid(cells, protocol), protocol, metric)
+def table(cells, protocol="finetune"):
+    return Table(grid(cells, protocol), protocol)
 
 
 def rendered(name, cells, protocol="finetune"):
@@ -39,7 +39,7 @@ def csv_text(cells, protocol="finetune", **orders):
 
 def test_mean_std_and_t_interval_are_scipys():
     values = (90.0, 91.5, 93.0, 91.0)
-    found = seed_stats(runs(values), "top1")
+    found = seed_stats(runs(values))
     assert (found.n, found.units) == (4, 4)
     assert found.mean == pytest.approx(np.mean(values)) and found.std == pytest.approx(np.std(values, ddof=1))
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
@@ -50,12 +50,12 @@ def test_runs_of_one_pretraining_are_no_independent_draws():
     """Two pretrainings, three fine-tunings of each: the interval is that of two means."""
     values = {0: (90.0, 90.2, 90.1), 1: (92.0, 92.2, 92.1)}
     cells = [cell(pretrain_seed=p, seed=s, top1=v) for p, some in values.items() for s, v in enumerate(some)]
-    found = seed_stats(cells, "top1")
+    found = seed_stats(cells)
     assert (found.n, found.units) == (6, 2)
     assert found.half == pytest.approx(stats.t.ppf(0.975, 1) * stats.sem([90.1, 92.1]))
-    uneven = seed_stats(cells[:4], "top1")  # three runs of one pretraining and one of the other
+    uneven = seed_stats(cells[:4])  # three runs of one pretraining and one of the other
     assert uneven.mean == pytest.approx((90.1 + 92.0) / 2) and uneven.units == 2
-    one = seed_stats(cells[:3], "top1")  # of a single pretraining, fine-tuning is all that varies
+    one = seed_stats(cells[:3])  # of a single pretraining, fine-tuning is all that varies
     assert one.units == 3 and one.half == pytest.approx(stats.t.ppf(0.975, 2) * stats.sem(values[0]))
 
 
@@ -80,7 +80,7 @@ def together(column):
 def test_seeds_of_a_column_tell_together_how_far_they_move_a_number():
     """The error mean square of a one-way analysis of variance; a cell of one run has it, too."""
     values = {"a": [80.0, 82.0], "b": [70.0, 71.0, 75.0], "c": [60.0]}
-    column = together({name: seed_stats(runs(some, source=name), "top1") for name, some in values.items()})
+    column = together({name: seed_stats(runs(some, source=name)) for name, some in values.items()})
     square = sum(np.var(some) * len(some) for some in values.values()) / 3
     for name, some in values.items():
         assert (column[name].variance, column[name].freedom) == (pytest.approx(square / len(some)), 3)
@@ -88,24 +88,24 @@ def test_seeds_of_a_column_tell_together_how_far_they_move_a_number():
     assert difference(column["a"], column["c"]) == (21.0, pytest.approx((21 - half, 21 + half)))
     # means of three fine-tunings do not move as single ones do
     means = [cell("a", pretrain_seed=p, seed=s, top1=80.0 + p) for p in (0, 1) for s in range(3)]
-    column = together({"a": seed_stats(means, "top1"), "b": seed_stats(runs([1.0, 9.0]), "top1")})
+    column = together({"a": seed_stats(means), "b": seed_stats(runs([1.0, 9.0]))})
     assert [one.variance for one in column.values()] == [0.25, 16.0]
-    column = together({"a": seed_stats(means, "top1"), "b": seed_stats(runs([1.0]), "top1")})
+    column = together({"a": seed_stats(means), "b": seed_stats(runs([1.0]))})
     assert [(one.variance, one.freedom) for one in column.values()] == [(0.25, 1), (0.5, 1)], "better than nothing"
 
 
 def test_test_images_are_in_the_interval_also_of_a_single_run():
     """Newcombe's paper has this example: 56 of 70 against 48 of 80, 0.2000 (0.0524 to 0.3339)."""
-    one, other = (seed_stats([cell(top1=100 * h / n, test_size=n)], "top1") for h, n in ((56, 70), (48, 80)))
+    one, other = (seed_stats([cell(top1=100 * h / n, test_size=n)]) for h, n in ((56, 70), (48, 80)))
     found = difference(one, other)
     assert found.value == pytest.approx(20.0) and found.interval == pytest.approx((5.24, 33.39), abs=0.005)
-    own = seed_stats([cell(top1=80.0, test_size=70, top1_interval=[70.0, 85.0])], "top1")
+    own = seed_stats([cell(top1=80.0, test_size=70, top1_interval=[70.0, 85.0])])
     assert own.images == (10.0, 5.0), "what the run says itself goes first"
     # with seeds beside, lengths add up as standard errors do
     both = [[{**run, "test_size": 100} for run in runs(some)] for some in ((50.0, 54.0), (40.0, 44.0))]
-    found = difference(*together({n: seed_stats(some, "top1") for n, some in enumerate(both)}).values())
+    found = difference(*together({n: seed_stats(some) for n, some in enumerate(both)}).values())
     seeds = stats.t.ppf(0.975, 2) * np.sqrt(8.0)
-    images = [difference(*(seed_stats([cell(top1=m, test_size=100)], "top1") for m in (52.0, 42.0))).interval]
+    images = [difference(*(seed_stats([cell(top1=m, test_size=100)]) for m in (52.0, 42.0))).interval]
     assert found.interval[0] == pytest.approx(10 - np.hypot(seeds, 10 - images[0][0]), abs=0.05)
 
 

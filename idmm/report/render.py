@@ -18,7 +18,7 @@ def write(out: Path, grid: dict) -> str:
     Return the text of ``grid.md``."""
     content = sections(grid)
     markdown = render("grid.md", content)
-    write_csv(out / "grid.csv", csv_rows(content.main))
+    write_csv(out / "grid.csv", csv_rows(content.tables))
     write_text(out / "grid.md", markdown)
     write_text(out / "grid.tex", render("grid.tex", content))
     write_text(out / "grid.html", page(content))
@@ -49,7 +49,7 @@ def page(content: Sections) -> str:
             rows.append([Cell(str(v), tone=_tone(v)) if isinstance(v, Estimate) else v for v in row])
         table = [TableOf(list(block.heads), rows)] if rows else []
         parts.append(Section(block.title, [*block.lines, *table, *block.items]))
-    return html("Transfer grid", [*(table.progress for table in content.main), intro], parts)
+    return html("Transfer grid", [*(table.progress for table in content.tables), intro], parts)
 
 
 def _page_table(table: Table, backbone: str) -> TableOf:

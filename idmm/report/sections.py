@@ -5,7 +5,7 @@ from itertools import product
 from typing import NamedTuple
 
 from idmm.report.stats import Estimate, format_number
-from idmm.report.table import NO_BETTER, READOUTS, Row, Table, run_label
+from idmm.report.table import NO_BETTER, Row, Table, run_label
 
 
 @dataclass(frozen=True)
@@ -85,27 +85,24 @@ class Sections(NamedTuple):
     """The content of a grid's reports."""
 
     grid: dict  # grid.json
-    main: list[Table]  # the main table of each protocol
-    tables: list[Table]  # those with values
+    tables: list[Table]  # of each protocol
     blocks: list[Block]  # those with content, in the order of every format
 
 
 def sections(grid: dict) -> Sections:
     """Compute the content of a grid's reports."""
     protocols = grid.get("protocols", [grid["protocol"]])
-    tables = [Table(grid, *key) for protocol in protocols for key in READOUTS if key[0] == protocol]
-    with_values = [table for table in tables if table and (table.is_main or table.usual_n)]
-    main = [table for table in with_values if table.is_main] or tables[:1]
-    blocks = [(table, best_sources(table)) for table in main]
-    several = len(main) > 1
+    tables = [Table(grid, protocol) for protocol in protocols]
+    blocks = [(table, best_sources(table)) for table in tables]
+    several = len(tables) > 1
     named = [
         replace(block, title=f"{block.title}: {table.label}") if several else block for table, block in blocks if block
     ]
-    named.append(Block("Without a network", [], items=baselines(main[0])))
+    named.append(Block("Without a network", [], items=baselines(tables[0])))
     failures = []
     for run in grid["cells"]:
         if run["status"] == "failed":
             log = f" (log: {run['log']})" if run.get("log") else ""
             failures.append(f"{run_label(run)}: {run.get('error') or 'unknown reason'}{log}")
     named.append(Block("Failed", [], items=failures))
-    return Sections(grid, main, with_values, [block for block in named if block.lines or block.items])
+    return Sections(grid, tables, [block for block in named if block.lines or block.items])

@@ -69,16 +69,16 @@ class SeedStats:
         return sum(run["status"] == "failed" for run in self.runs)
 
 
-def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
+def seed_stats(runs: Iterable[dict]) -> SeedStats:
     """Return the statistics of runs that differ only in their seeds."""
     runs = tuple(runs)
     groups: dict[tuple, list[float]] = {}
     distances = []
     for run in runs:
-        value = run.get(metric) if run["status"] == "ok" else None
+        value = run.get("top1") if run["status"] == "ok" else None
         if isinstance(value, (int, float)) and math.isfinite(value):
             groups.setdefault((run["source"], run["pretrain_seed"]), []).append(float(value))
-            distances.append(_image_distances(run, metric))
+            distances.append(_image_distances(run))
     if not groups:
         return SeedStats(runs)
     values = [value for group in groups.values() for value in group]
@@ -97,9 +97,9 @@ def seed_stats(runs: Iterable[dict], metric: str) -> SeedStats:
     )
 
 
-def _image_distances(run: dict, metric: str) -> tuple[float, float] | None:
+def _image_distances(run: dict) -> tuple[float, float] | None:
     """Return the distances (points) from a run's accuracy to the limits of its interval, or Wilson's, over images."""
-    value, interval, count = run[metric], run.get(f"{metric}_interval"), run.get("test_size")
+    value, interval, count = run["top1"], run.get("top1_interval"), run.get("test_size")
     if not interval and count:
         interval = wilson_interval(value / 100 * count, count)
     return (value - interval[0], interval[1] - value) if interval else None

@@ -13,20 +13,7 @@ MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
 BELOW_BASELINE = "§"
 
 
-class Readout(NamedTuple):
-    """A measured score, in percent."""
-
-    label: str  # name of the table
-    description: str
-
-
-# by protocol and the result's name. The first of each protocol is its main score
-READOUTS = {
-    ("finetune", "top1"): Readout("fine-tuning", "Top-1 accuracy after fine-tuning"),
-    ("probe", "top1"): Readout("linear probe", "Top-1 accuracy of a linear probe"),
-    ("probe", "knn"): Readout("kNN", "Top-1 accuracy of kNN"),
-}
-MAIN = {protocol: metric for protocol, metric in reversed(READOUTS)}
+LABELS = {"finetune": "fine-tuning", "probe": "linear probe"}  # of tables, by protocol
 
 
 class Row(NamedTuple):
@@ -91,7 +78,7 @@ class TableCell:
 
 
 class Table:
-    """The cells of one readout of a grid (grid.json), in the user's order, scratch first.
+    """The top-1 accuracies of a grid (grid.json) by one protocol, in the user's order, scratch first.
 
     Attributes:
         counts: Runs by their status.
@@ -101,9 +88,8 @@ class Table:
         usual_n: The most frequent number of runs per cell, the larger of equals, 0 without any value.
     """
 
-    def __init__(self, grid: dict, protocol: str, metric: str | None = None):
-        self.protocol, self.metric = protocol, metric or MAIN[protocol]
-        self.label, self.description = READOUTS[protocol, self.metric]
+    def __init__(self, grid: dict, protocol: str):
+        self.protocol, self.label = protocol, LABELS[protocol]
         runs = [run for run in grid["cells"] if run["protocol"] == protocol]
         self.backbones, self.targets, sources, methods = (
             _ordered(grid[f"{name}s"], (run[name] for run in runs))
@@ -122,7 +108,7 @@ class Table:
             if run.get("baseline_top1") is not None:
                 baselines.setdefault(run["target"], []).append(run["baseline_top1"])
         self.baseline = {target: statistics.fmean(values) for target, values in baselines.items()}
-        self._stats = {place: seed_stats(group, self.metric) for place, group in groups.items()}
+        self._stats = {place: seed_stats(group) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
             cells = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
             # a run that predicts one class does not depend on the seed, unlike the others
@@ -133,18 +119,10 @@ class Table:
         self.cells = {place: self._cell(*place) for place in self._stats}
 
     @property
-    def is_main(self) -> bool:
-        """Whether it has the main score of its protocol."""
-        return self.metric == MAIN[self.protocol]
-
-    @property
     def progress(self) -> str:
         """The counts of runs, without markup."""
         rest = "".join(f", {self.counts[status]} {status}" for status in ("failed", "missing") if self.counts[status])
         return f"{self.protocol}: {self.counts['ok']} of {self.counts.total()} cells done{rest}"
-
-    def __bool__(self) -> bool:
-        return bool(self.cells)
 
     def _cell(self, backbone: str, row: Row, target: str) -> TableCell:
         stats = self._stats[backbone, row, target]
@@ -193,7 +171,7 @@ class Table:
         """Return a sentence on the numbers, without markup."""
         over = f"mean ± {spread} over n = {self.usual_n} runs" if self.usual_n > 1 else "one run each"
         exceptions = ", another n if noted" if any(cell.unusual_n for cell in self.cells.values()) else ""
-        return f"{self.description}, in percent, {over}{exceptions}."
+        return f"Top-1 accuracy by {self.label}, in percent, {over}{exceptions}."
 
     def legend(self) -> str:
         """Return the meaning of the marks in it."""
