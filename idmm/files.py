@@ -65,9 +65,9 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Any, indent: int = 2) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file atomically."""
-    write_text(path, json.dumps(value, indent=indent) + "\n")
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_csv(path: Path, rows: Iterable[Iterable]) -> None:

@@ -83,6 +83,9 @@ def test_what_is_no_finished_run(tmp_path):
     (fold / "config.yaml").write_text("{")
     (line,) = faults(runs.config_of, fold)
     assert line.startswith(f"{fold}: config.yaml cannot be read: ")
+    (fold / "config.yaml").write_text("init: runs/a\nsize: 32\ncrop_pct: 0.9\n")
+    line = f"{fold}: is a run of idmm probe, expected one of pretraining or fine-tuning"
+    assert faults(runs.config_of, fold) == [line]
 
 
 def test_the_log_begins_with_the_command(root, tmp_path, monkeypatch):

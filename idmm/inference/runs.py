@@ -79,7 +79,7 @@ def config_of(run: Path) -> PretrainConfig | FinetuneConfig:
         raise UserError(f"{run}: is no finished run, it has no result.json. {how}")
     config = read_config(run)
     if not isinstance(config, PretrainConfig | FinetuneConfig):
-        raise UserError(f"{run}: is a run of idmm {config.STAGE}, expected one of pretraining or fine-tuning")
+        raise UserError(f"{run}: is a run of idmm {stage_of(config).NAME}, expected one of pretraining or fine-tuning")
     return config
 
 

@@ -46,8 +46,7 @@ class Picture(NamedTuple):
     """A PNG file, of which the page has a copy."""
 
     path: Path
-    alt: str
-    caption: str = ""
+    caption: str
 
     @property
     def source(self) -> str:

@@ -61,7 +61,7 @@ def write(out: Path, runs: list[RunFacts], comparisons: list[list[str]], notes: 
     """
     sections = [Section("Results", list(_results(runs, comparisons)))]
     for run in runs:
-        sections.append(Section(run.label, [Picture(path, title, title) for title, path in run.pictures.items()]))
+        sections.append(Section(run.label, [Picture(path, title) for title, path in run.pictures.items()]))
     sections.append(Section("Settings", list(_settings(runs))))
     lines = [*notes, *(f"{run.label}: {run.summary} ({run.path})" for run in runs)]
     tasks, data = listed(dict.fromkeys(run.task for run in runs)), listed(dict.fromkeys(run.data for run in runs))

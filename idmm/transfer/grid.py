@@ -47,7 +47,7 @@ def transfer(config: GridConfig | dict | str) -> dict:
                 importlib.import_module(f"idmm.transfer.{RUNNERS[config.engine]}").run(grid)
         finally:
             results = grid.results()
-            write_json(grid.out / "grid.json", results, indent=1)
+            write_json(grid.out / "grid.json", results)
             text = render.write(grid.out, results)
         for failure in grid.failures().values():
             log.error("failed: %s: %s (%s)", failure.title, failure.error, grid.out / failure.log)
