@@ -280,7 +280,7 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     line = f"size: {size} px" + (f" on all images, {label_size} px on labelled ones" if plan.pseudolabel else "")
     if plan.joined and size < hand_size:
         line += f", {hand_size} px for hand-made features"
-    enlarged = ", so they are enlarged" if counts.side < (hand_size if plan.joined else size) else ""
+    enlarged = ". Smaller images are enlarged" if counts.side < (hand_size if plan.joined else size) else ""
     why = [*plan.why, f"{line}. The images' short side is {counts.side} px (median){enlarged}"]
     sizes = {"size": size, "label_size": label_size, "hand_size": hand_size, "scratch_size": scratch_size}
     return replace(plan, **sizes, why=why)
