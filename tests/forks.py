@@ -6,7 +6,7 @@ import runpy
 import sys
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["idmm.transfer.grid", "idmm.stages.pretrain",
+SERVER.set_forkserver_preload(["idmm.transfer.grid", "idmm.report.grid_pictures", "idmm.stages.pretrain",
                                "idmm.stages.finetune", "sklearn.datasets"])  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from helpers import call, inside, refused
 from PIL import Image
 
 from idmm.inference.runs import finished_runs
+from idmm.report import grid_pictures
+from idmm.report.grid_pictures import heat_maps
 from idmm.report.render import page as grid_page
 from idmm.report.sections import sections
 from idmm.report.stats import compared, mcnemar
@@ -155,6 +157,53 @@ def test_without_groups_it_is_mcnemars():
     assert mcnemar(one, other)["p"] == pytest.approx(scipy.stats.binomtest(12, 17).pvalue)
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures that were saved, as objects."""
+    kept, save = [], grid_pictures.save
+    monkeypatch.setattr(grid_pictures, "save", lambda figure, path: (kept.append(figure), save(figure, path)))
+    return kept
+
+
+def table(cells, protocol="finetune"):
+    return Table(grid(cells, protocol), protocol)
+
+
+def texts(axis):
+    return {tuple(map(round, text.get_position())): text.get_text() for text in axis.texts if text.get_fontsize() > 7}
+
+
+def panels(figure):
+    return [axis for axis in figure.axes if axis.get_images()]
+
+
+def broken():
+    """Flowers' failed on pets, dtd's is missing on flowers, and one of two seeds of scratch failed on flowers."""
+    cells = changed(full(3, ("idmm",), 2, 2), failed, source="flowers", target="pets")
+    cells = changed(cells, missing, source="dtd", target="flowers")
+    return changed(cells, failed, source="scratch", target="flowers", seed=1)
+
+
+def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
+    found = table(broken())
+    heat_maps([found], tmp_path / "grid.png")
+    (accuracy,) = panels(drawn[0])
+    rows = [label.get_text() for label in accuracy.get_yticklabels()]
+    assert rows == ["from scratch", "flowers", "pets", "dtd"], "one method is not named"
+    assert [label.get_text() for label in accuracy.get_xticklabels()] == ["flowers", "pets"]
+    shown = texts(accuracy)
+    for y, row in enumerate(found.rows):
+        for x, target in enumerate(found.targets):
+            mean = found.mean("net", row, target)
+            if mean is not None:
+                assert shown[x, y] == f"{mean:.1f}"
+    assert (shown[1, 1], shown[0, 3]) == ("failed", "—")
+    assert [text.get_text() for text in accuracy.texts if "†" in text.get_text()] == ["n = 1 †"]
+    assert {t.get_text() for t in accuracy.texts if t.get_weight() == "bold"} == {
+        f"{max(found.mean('net', row, target) or 0 for row in found.rows):.1f}" for target in found.targets
+    }  # fmt: skip
+
+
 BACKBONES = ("pvt_v2_b0", "a_b & c%")
 
 
@@ -168,8 +217,8 @@ def cells():
     return changed(found, failed, source="pets", target="flowers", seed=1, **place)
 
 
-def test_tables_with_intervals_gains_and_statuses():
-    read, found = Reader(grid_page(sections(grid(cells())))), Table(grid(cells()), "finetune")
+def test_tables_with_intervals_gains_and_statuses(tmp_path):
+    read, found = Reader(grid_page(tmp_path, sections(grid(cells())))), Table(grid(cells()), "finetune")
     assert "finetune: 55 of 60 cells done, 3 failed, 2 missing probe: 30 of 30 cells done" in read.text
     assert read.text.count("source method flowers pets dtd from scratch no pretraining") == 2 * 2
     one = found.cells[BACKBONES[0], ("flowers", "idmm"), "flowers"]

@@ -5,6 +5,7 @@ import io
 import re
 import statistics
 from html import unescape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def rendered(name, cells, protocol="finetune"):
     """The text of one of the files."""
     found = sections.sections(grid(cells, protocol))
     if name == "grid.html":
-        return unescape(re.sub("<[^>]*>", " ", render.page(found)))
+        return unescape(re.sub("<[^>]*>", " ", render.page(Path("none"), found)))
     return render.render(name, found)
 
 
@@ -252,7 +253,7 @@ def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
 def test_report_never_fails(tmp_path, cells):
     given = grid(cells)
     text = render.write(tmp_path, given)
-    wanted = {"grid.csv", "grid.md", "grid.tex", "grid.html"}
+    wanted = {"grid.csv", "grid.md", "grid.tex", "grid.html"} | ({"grid.png"} if cells else set())
     found = {path.name for path in tmp_path.iterdir()}
     assert found == wanted
     structure((tmp_path / "grid.tex").read_text(), columns=2 + len(given["targets"]))

@@ -8,6 +8,7 @@ import yaml
 from helpers import ROOT, VIT, Forked, call
 
 from idmm.config import parsing
+from idmm.report import grid_pictures
 
 GRID = {
     "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
@@ -75,7 +76,7 @@ def begun(out):
 
 
 class Made:
-    """Jobs that are not run but made up: lists titles in ``asked``, does what ``instead`` says.
+    """Jobs that are not run but made up, and no pictures: lists titles in ``asked``, does what ``instead`` says.
 
     Their results hold what is ``told``, too.
     """
@@ -84,6 +85,7 @@ class Made:
         self.asked, self.instead = [], {}
         self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **told}
         monkeypatch.setattr("idmm.transfer.run.run_stage", lambda config: self(parsing.to_dict(config)))
+        monkeypatch.setattr(grid_pictures, "heat_maps", lambda *_: None)
 
     def __call__(self, config):
         folder = Path(config["out"])

@@ -1,27 +1,34 @@
-"""The reports of a grid: CSV, Markdown, LaTeX and a page."""
+"""The reports of a grid: CSV, Markdown, LaTeX, a figure and a page."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from idmm.files import write_csv, write_text
-from idmm.report.page import Cell, Section, TableOf, environment, html
+from idmm.progress import drawing
+from idmm.report.page import Cell, Picture, Section, TableOf, environment, html
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate, format_number
 from idmm.report.table import BELOW_BASELINE, MISSING, NO_BETTER, SOME_FAILED, Table, TableCell, legend
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
+FIGURE = "Accuracy"
 
 
 def write(out: Path, grid: dict) -> str:
-    """Write the tables and the page of a grid (``grid.json``) into its folder, each atomically (RunError).
+    """Write the tables, the figure and the page of a grid (``grid.json``) into its folder, each atomically (RunError).
     Return the text of ``grid.md``."""
     content = sections(grid)
     markdown = render("grid.md", content)
     write_csv(out / "grid.csv", csv_rows(content.tables))
     write_text(out / "grid.md", markdown)
     write_text(out / "grid.tex", render("grid.tex", content))
-    write_text(out / "grid.html", page(content))
+    if any(table.cells for table in content.tables):
+        with drawing("grid.png"):
+            from idmm.report.grid_pictures import heat_maps  # matplotlib takes a second
+
+            heat_maps(content.tables, out / "grid.png")
+    write_text(out / "grid.html", page(out, content))
     return markdown
 
 
@@ -35,14 +42,16 @@ def render(name: str, content: Sections) -> str:
     return ENVIRONMENTS[name.rpartition(".")[2]].get_template(f"{name}.j2").render(content._asdict())
 
 
-def page(content: Sections) -> str:
-    """Return the text of ``grid.html``."""
+def page(out: Path, content: Sections) -> str:
+    """Return the text of ``grid.html``, with the figures in ``out``."""
     intro = (
         "Below a mean is its gain over training from scratch with its 95 % interval. Blue is a gain, orange a loss. "
     )
     intro += "Without colour these runs show no difference."
     tables = [_page_table(table, backbone) for table in content.tables for backbone in table.backbones]
     parts = [Section("Results", [*tables, legend(content.tables)])]
+    if (path := out / "grid.png").exists():
+        parts.append(Section("Figure", [Picture(path, FIGURE)]))
     for block in content.blocks:
         rows = []
         for row in block.rows:
