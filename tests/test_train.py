@@ -353,13 +353,20 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
     frozen = ("last", "hog_conv", 1, True)
     for linear, epochs, last in (
         (62.0, 1, ("last", "hog_conv", None, None)),  # the network has more time in the end
-        (62.0, 0, frozen),  # of the trial that would speak for the network
+        (62.0, 0, ("last", "hog_conv", None, None)),  # the trial was too short, but there is time in the end
         (99.0, 1, frozen),
     ):
         out = tmp_path / f"x{linear}{epochs}"
         assert call(["train", root, "--out", out, "--minutes", 10, "--device", "cpu"]) == 0
         assert [part for part, *_ in ran[-2:]] == ["trial", "last"] and ran[-1] == last
-        assert f"  linear classifier on hog_conv: {linear:.1f} %" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert f"  linear classifier on hog_conv: {linear:.1f} %" in printed
+        assert ("  hog_conv: not measured, as the trial was too short (kept)" in printed) == (epochs == 0)
+    monkeypatch.setattr(train_plan, "PIXELS", {"cpu": 1000.0})
+    linear, epochs = 62.0, 0
+    assert call(["train", root, "--out", tmp_path / "slow", "--minutes", 10, "--device", "cpu"]) == 0
+    assert ran[-1] == frozen, "no time for enough passes"
+    capsys.readouterr()
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").touch()
     line = f"out: '{tmp_path}/other' has other files. Name a new folder"

@@ -1,5 +1,6 @@
 """The datasets by name, the rows of ``datasets.yaml``, and how their images are listed."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
@@ -45,6 +46,10 @@ def spec_of(name: str) -> Spec:
     """Return the dataset of ``data.name``. UserError if it is unknown."""
     if name in DATASETS:
         return DATASETS[name]
+    if os.path.isdir(name):
+        raise UserError(
+            f"data.name: '{name}' is a folder, expected the name of a dataset. Pass a folder by --root or --data.root"
+        )
     raise UserError(f"data.name: '{name}' is not known, expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")
 
 

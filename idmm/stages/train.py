@@ -39,6 +39,7 @@ from idmm.stages.train_plan import (
     JOINED_PSEUDO,
     LABELS,
     LINEAR,
+    PASSES,
     PRETRAINED,
     PSEUDO,
     STARTUP,
@@ -251,7 +252,7 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
     shares = list(state.plan.shares.items())
     for number, (part, share) in enumerate(shares):
         if part == "last" and "choice" not in minutes_of:
-            minutes_of["choice"] = _choose_classifier(command, state, results)
+            minutes_of["choice"] = _choose_classifier(command, state, results, remaining)
         if part == "last":
             remaining -= minutes_of["choice"]
         minutes = remaining * share / sum(share for _, share in shares[number:])
@@ -265,13 +266,13 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
         write_json(out / "result.json", state.result)
 
 
-def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[str, dict]) -> float:
+def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[str, dict], remaining: float) -> float:
     """Choose what the last stage trains. Return the minutes that this took."""
     began = clock.now()
     if state.plan.pseudolabel:
         _choose_by_neighbours(command, state)
     elif state.plan.trial:
-        _choose_by_trial(state, results["trial"])
+        _choose_by_trial(state, results["trial"], 60 * remaining)
     return distributed.broadcast((clock.now() - began) / 60)
 
 
@@ -289,16 +290,23 @@ def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
         state.best = PSEUDO if trusted else PRETRAINED
 
 
-def _choose_by_trial(state: TrainState, trial: dict) -> None:
+def _choose_by_trial(state: TrainState, trial: dict, seconds: float) -> None:
     """Choose with all labels, by the accuracy of a trial on held-out training images.
 
-    The network trains longer in the end. So a simpler candidate is kept only if it leads by a standard error, or if the
-    trial was too short for one pass over the images.
+    The network trains longer in the end. So a simpler candidate is kept only if it leads by a standard error. If the
+    trial was too short for one pass over the images, because linear fits took its time, the network is kept if there
+    is time for enough passes after the fits to all images.
+
+    ``seconds`` is the time that is left for the last stage.
     """
     names = {BASELINE: "baseline_top1", LINEAR: "start_top1", TUNED: "top1"}
     state.candidates = {label: trial[name] for label, name in names.items() if name in trial}
     if not trial["whole_epochs"]:
         del state.candidates[TUNED]
+        plan, counts = state.plan, state.counts
+        if (seconds - trial["seconds"] / (1 - HELD_OUT)) * plan.pixels >= PASSES * counts.labelled * plan.size**2:
+            state.best = TUNED
+            return
     leader = max(state.candidates, key=state.candidates.get)
     share, count = state.candidates[leader] / 100, round(HELD_OUT * state.counts.labelled)
     lead = state.candidates[leader] - state.candidates.get(TUNED, -100.0)
@@ -310,7 +318,7 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
     config = stage_config(command, state, part, minutes)
     folder, parts = Path(config["out"]), [*state.plan.shares, *(["scratch"] if command.compare else [])]
     step = f"step {parts.index(part) + 1} of {len(parts)}"
-    time_of_stage = "a few seconds" if state.is_fitted(part) else duration(60 * minutes)
+    time_of_stage = "fitted without training" if state.is_fitted(part) else duration(60 * minutes)
     resumed = ", resumed" if holds_run(folder) else ""
     line = "%s%s: %s at %d px, %s. Details: %s"
     log.info(line, step, resumed, state.label(part), state.size(part), time_of_stage, folder / "log.txt")
@@ -328,7 +336,8 @@ def _report(state: TrainState) -> None:
         for label, value in state.candidates.items():
             print(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
         if state.best not in state.candidates:
-            print(f"  {state.best}: not measured, as labels are few (kept)")
+            why = "labels are few" if state.plan.pseudolabel else "the trial was too short"
+            print(f"  {state.best}: not measured, as {why} (kept)")
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"

@@ -44,6 +44,7 @@ LINEAR_FIT_ONLY = {
     "train.precision": "fp32",
     "model.freeze": True,
     "train.max_epochs": 1,
+    "train.layer_decay": 1.0,
     "train.lr": 1e-9,
     "train.warmup_epochs": 0,
 }

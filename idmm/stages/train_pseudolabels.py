@@ -30,7 +30,7 @@ from idmm.seeding import numpy_rng
 from idmm.stages.train_plan import BASELINE, FEATURES, HOG_CONV, JOINED_LINEAR, PSEUDOLABELS, Plan, PseudoLabels
 
 AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
-SAY = 0.25  # of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
+SAY = 0.125  # of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
 NEIGHBOURS = 10  # nearest images that each image is joined to
 
 
