@@ -214,6 +214,6 @@ def test_figures_of_held_out_sets():
     assert f"{held_out.MARK}\n\n{held_out.table(runs)}\n{held_out.MARK}" in page
     for labels in ("five", "all"):
         means = [held_out.gain(runs, name, labels) for name in held_out.SETS]
-        points = f"{min(means):.0f} to {max(means):.0f} points"
+        points = f"{round(min(means))} to {round(max(means))} points"
         assert f"[{points}](docs/train.md#sets-that-no-recipe-was-made-on) over the baseline" in readme, points
         assert f"{points} with {labels} labels" in page, points

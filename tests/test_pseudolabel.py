@@ -165,19 +165,23 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     assert call(argv) == 0 and read(out / "train.json") == kept, "finished"
 
 
-def test_joined_features_are_the_classifier(tmp_path, capsys):
+@pytest.mark.parametrize("alone", [0, 101])
+def test_joined_features_are_the_classifier(alone, tmp_path, capsys, monkeypatch):
     """If pseudo-labels are not used: a network on pixels and hand-made features in one file."""
+    monkeypatch.setattr(train_pseudolabels, "ALONE", alone)
     root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 4, "dog": 4})
     argv = ["train", root, *FEW, "--data.workers", 0, "--device", "cpu", "--minutes", 0.2, "--out", tmp_path / "x"]
     assert call(argv) == 0
     kept, said = read(tmp_path / "x/train.json"), capsys.readouterr().out
-    assert kept["best"] == "joined features and ConvNet" and "  linear classifier on joined features: " in said
-    assert kept["result"]["train_size"] == 4 and kept["result"]["start_top1"] >= 0
+    linear = kept["best"] == "linear classifier on joined features"
+    assert linear == (alone == 0) and "  linear classifier on joined features: " in said
+    assert kept["result"]["train_size"] == 4
+    assert not linear or kept["result"]["top1"] == kept["result"]["start_top1"], "nothing is trained"
     info = read(tmp_path / "x/model.json")
     assert info["name"] == "hog_conv" and info["kwargs"]["frozen"]["name"] == "resnet10t"
     model = timm.create_model(info["name"], **info["kwargs"])
     model.load_state_dict(load_file(tmp_path / "x/model.safetensors"), strict=True)
-    assert 0 < model.learned_weight < 1, "a ConvNet that learned from four images is too sure"
+    assert linear or 0 < model.learned_weight < 1, "a ConvNet that learned from four images is too sure"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,15 @@ def test_what_the_last_stage_starts_from(way, agreement, label_weight, init, ima
     assert ran[-1][1:3] == (init and str(out / init), str(out / "pseudolabels.csv") if agreement == 90 else None)
 
 
-def test_trusted_pseudolabels_go_to_the_joined_features_and_a_convnet(images, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("agreement", "best", "frozen"),
+    [
+        (90, "joined features and ConvNet on pseudo-labels", None),
+        (60, "linear classifier on joined features", True),
+        (40, "joined features and ConvNet", None),
+    ],
+)
+def test_what_learns_next_to_the_joined_features(agreement, best, frozen, images, tmp_path, monkeypatch):
     ran, out = [], tmp_path / "x"
 
     def stage(given, state, part, minutes):
@@ -218,12 +230,12 @@ def test_trusted_pseudolabels_go_to_the_joined_features_and_a_convnet(images, tm
         return RESULT
 
     monkeypatch.setattr(train, "_stage", stage)
-    monkeypatch.setattr(train, "pseudolabel", lambda *_: (train_plan.PseudoLabels(4, 18, 90, 40.0), {}))
+    monkeypatch.setattr(train, "pseudolabel", lambda *_: (train_plan.PseudoLabels(4, 18, agreement, 40.0), {}))
     assert call(["train", images, *FEW, "--minutes", 10, "--out", out]) == 0
     config, state = ran[-1], read(out / "train.json")
-    assert (config["init"], config.get("model")) == (str(out / "features"), None)
-    assert state["best"] == train_plan.JOINED_PSEUDO
-    assert config["data"]["labels"] == str(out / "pseudolabels.csv") and state["result"]["baseline_top1"] == 40.0
+    assert config["init"] == str(out / "features") and config.get("model", {}).get("freeze") == frozen
+    assert state["best"] == best and ("baseline_top1" in state["result"]) == (agreement == 90)
+    assert config["data"]["labels"] == (str(out / "pseudolabels.csv") if agreement == 90 else None)
 
 
 RESULT = {"top1": 60.0, "top1_interval": [50.0, 70.0], "test_size": 9, "largest_class": 50.0, "seconds": 60.0}

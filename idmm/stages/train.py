@@ -35,8 +35,6 @@ from idmm.stages.train_plan import (
     COPIES,
     FILE,
     FIRST,
-    JOINED,
-    JOINED_PSEUDO,
     LABELS,
     LINEAR,
     PASSES,
@@ -54,7 +52,7 @@ from idmm.stages.train_plan import (
     way_of,
     with_model_of_init,
 )
-from idmm.stages.train_pseudolabels import AGREEMENT, pseudolabel
+from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.training import clock
 from idmm.training.device import pick_device
 from idmm.training.log import details_in_file, logging_by, screen
@@ -283,11 +281,10 @@ def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
         source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
         outcome = pseudolabel(source, state.plan, data_of(command, state), command.device, command.seed, out)
     state.pseudolabels, candidates = distributed.broadcast(outcome)
-    trusted = state.pseudolabels.agreement >= AGREEMENT
     if state.plan.joined:
-        state.best, state.candidates = JOINED_PSEUDO if trusted else JOINED, candidates
+        state.best, state.candidates = joined_by(state.pseudolabels.agreement), candidates
     else:
-        state.best = PSEUDO if trusted else PRETRAINED
+        state.best = PSEUDO if state.pseudolabels.agreement >= AGREEMENT else PRETRAINED
 
 
 def _choose_by_trial(state: TrainState, trial: dict, seconds: float) -> None:
@@ -332,7 +329,8 @@ def _report(state: TrainState) -> None:
     if state.candidates:
         print("accuracy on held-out training images:")
         leads = state.best == max(state.candidates, key=state.candidates.get)
-        kept = " (kept)" if leads else " (kept, as it trains longer in the end)"
+        why = "labels are few" if state.plan.pseudolabel else "it trains longer in the end"
+        kept = " (kept)" if leads else f" (kept, as {why})"
         for label, value in state.candidates.items():
             print(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
         if state.best not in state.candidates:

@@ -14,6 +14,7 @@ from idmm.data import user_lists
 from idmm.data.listing import hold_out, list_images
 from idmm.files import write_csv
 from idmm.stages.train_plan import (
+    ALL_JOINED,
     BASELINE,
     CONVNET,
     COPIES,
@@ -21,7 +22,6 @@ from idmm.stages.train_plan import (
     FIRST,
     HOG_CONV,
     JOINED,
-    JOINED_PSEUDO,
     LABELS,
     PRETRAINED,
     PSEUDOLABELS,
@@ -152,7 +152,7 @@ def _start(state: TrainState, part: str, out: Path) -> tuple[str, str | None]:
     if part == "scratch":
         return RECIPES["scratch"], None
     if state.uses_hog_conv(part):
-        return RECIPES["finetune"], str(out / FEATURES) if state.best in (JOINED, JOINED_PSEUDO) else None
+        return RECIPES["finetune"], str(out / FEATURES) if state.best in ALL_JOINED else None
     if state.trusted and not plan.init:  # fresh weights learn more from pseudo-labels than those that found them
         return RECIPES["scratch"], None
     if plan.init or plan.way == "joint" or state.best == PRETRAINED:

@@ -51,8 +51,9 @@ MANY_IMAGES = 3  # images per label from which on labels count as few
 BASELINE, LINEAR, TUNED = "baseline", "linear classifier on hog_conv", "hog_conv"
 JOINED_LINEAR = "linear classifier on joined features"
 JOINED, JOINED_PSEUDO = "joined features and ConvNet", "joined features and ConvNet on pseudo-labels"
+ALL_JOINED = (JOINED_LINEAR, JOINED, JOINED_PSEUDO)
 PRETRAINED, PSEUDO = "pretrained network", "network on pseudo-labels"  # with --init or --model.name
-FITTED = (BASELINE, LINEAR)  # by logistic regression only
+FITTED = (BASELINE, LINEAR, JOINED_LINEAR)  # by logistic regression only
 FILE, LABELS, PSEUDOLABELS, COPIES = "train.json", "labels.csv", "pseudolabels.csv", "duplicates.txt"
 FEATURES = "features"  # folder of the joined features
 
@@ -130,7 +131,7 @@ class TrainState:
 
     def uses_hog_conv(self, part: str) -> bool:
         """Return whether a stage's network has hand-made features."""
-        return part == "trial" or (part == "last" and self.best in (*FITTED, TUNED, JOINED, JOINED_PSEUDO))
+        return part == "trial" or (part == "last" and self.best in (*FITTED, *ALL_JOINED, TUNED))
 
     def is_fitted(self, part: str) -> bool:
         """Return whether a stage is logistic regression only, which takes seconds."""

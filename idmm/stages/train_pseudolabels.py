@@ -27,10 +27,21 @@ from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
 from idmm.progress import counting, log
 from idmm.seeding import numpy_rng
-from idmm.stages.train_plan import BASELINE, FEATURES, HOG_CONV, JOINED_LINEAR, PSEUDOLABELS, Plan, PseudoLabels
+from idmm.stages.train_plan import (
+    BASELINE,
+    FEATURES,
+    HOG_CONV,
+    JOINED,
+    JOINED_LINEAR,
+    JOINED_PSEUDO,
+    PSEUDOLABELS,
+    Plan,
+    PseudoLabels,
+)
 
 AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
-SAY = 0.125  # of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
+SAY = 0.25  # of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
+ALONE = 55  # percent of agreement from which on that ConvNet did harm (the same record)
 NEIGHBOURS = 10  # nearest images that each image is joined to
 
 
@@ -78,15 +89,17 @@ class JoinedFeatures:
         rows = self.network.outputs(counting(batches, len(split), "taking features"), forward)
         return split.take([i for i, path in enumerate(split.items) if path not in unreadable]), rows
 
-    def save(self, out: Path, pseudo: bool) -> None:
+    def save(self, out: Path, best: str) -> None:
         """Write ``hog_conv``, weights and JSON, to a folder.
 
-        For the given labels its ConvNet has the weights of the pretrained network. For pseudo-labels it has fresh ones,
-        which learn more from them than the weights that found them.
+        For the given labels its ConvNet, if ``best`` has one, starts from the weights of the pretrained network. For
+        pseudo-labels it has fresh ones, which learn more from them than the weights that found them.
         """
         model, saved = self.network.model, self.saved
         kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.size}}
-        if not pseudo:
+        if best == JOINED_LINEAR:
+            model.learned, kwargs["learned"] = None, {}
+        elif best == JOINED:
             kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.label_size}, "say": SAY}
             model.learned.network.load_state_dict(
                 model.frozen.network.state_dict(), strict=False
@@ -136,7 +149,7 @@ def pseudolabel(
     table = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
     write_csv(out / PSEUDOLABELS, table)
     if plan.joined:
-        features.save(out / FEATURES, pseudo=agreement >= AGREEMENT)
+        features.save(out / FEATURES, joined_by(agreement))
     baseline_top1 = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
     pseudolabels = PseudoLabels(int(is_given.sum()), int((labels[~is_given] >= 0).sum()), agreement, baseline_top1)
     images = counted(pseudolabels.added, "image")
@@ -147,6 +160,13 @@ def pseudolabel(
     else:
         log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
     return pseudolabels, candidates
+
+
+def joined_by(agreement: float) -> str:
+    """Return what learns next to joined features, by the agreement of neighbouring images (percent)."""
+    if agreement >= AGREEMENT:
+        return JOINED_PSEUDO
+    return JOINED_LINEAR if agreement >= ALONE else JOINED
 
 
 def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
