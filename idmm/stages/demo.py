@@ -56,7 +56,8 @@ def demo(command: DemoConfig) -> dict:
     for label, values in rows.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         print(f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({', '.join(f'{v:.1f}' for v in values)})")
-    print(f"  gain          {result['gain']:+5.1f} points\nwritten: {out / 'demo.json'}, {out / 'comparison.png'}")
+    print(f"  lead          {result['gain']:+5.1f} points over the better of both")
+    print(f"written: {out / 'demo.json'}, {out / 'comparison.png'}")
     print("next, your own images: idmm train DIR --minutes 20 --out runs/x")
     if result["gain"] < LEAST_GAIN:
         raise RunError(
