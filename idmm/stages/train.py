@@ -271,6 +271,7 @@ def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[s
         _choose_by_neighbours(command, state)
     elif state.plan.trial:
         _choose_by_trial(state, results["trial"], 60 * remaining)
+        state.best = distributed.broadcast(state.best)  # clocks of processes differ
     return distributed.broadcast((clock.now() - began) / 60)
 
 
