@@ -19,6 +19,7 @@ from idmm.config import parsing
 from idmm.errors import Interrupted, install
 from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig
+from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check
 from idmm.transfer.run import Grid
 
@@ -78,8 +79,9 @@ def joined():
 
 
 def make(out, **changes):
-    grid = Grid(parsing.build(GridConfig, {**GRID, **CHANGES, **changes, "out": str(out)}))
-    grid.write_config()
+    config = parsing.build(GridConfig, {**GRID, **CHANGES, **changes, "out": str(out)})
+    grid = Grid(config, GridPlan(config))
+    grid.start()
     return grid
 
 

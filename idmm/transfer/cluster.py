@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from idmm.data.parallel import cores
-from idmm.errors import Interrupted, UserError
+from idmm.errors import Interrupted, UserError, in_short
 from idmm.progress import log
 from idmm.transfer.config import Ray
 from idmm.transfer.plan import Job
@@ -134,8 +134,7 @@ def _join(ray: Any, config: Ray) -> None:
     try:
         ray.init(**options)
     except Exception as error:  # of many kinds
-        reason = textwrap.shorten(str(error), 200, placeholder=" ...")
-        raise UserError(f"{problem} ({reason}). {cure}") from None
+        raise UserError(f"{problem} ({in_short(error)}). {cure}") from None
 
 
 def _check_resources(ray: Any, config: Ray) -> None:

@@ -1,7 +1,7 @@
 """The keys of a transfer grid."""
 
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,8 +10,6 @@ from idmm.config.base import REQUIRED
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 TRAINING = tuple(KINDS)
-Protocol = Literal["finetune", "probe"]
-PROTOCOLS = get_args(Protocol)
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -31,7 +29,7 @@ class Ray:
 class Target:
     """The measurement of a cell."""
 
-    protocol: Protocol = "finetune"
+    protocol: Literal["finetune", "probe"] = "finetune"
     """Measurement per target: fine-tuning, or a probe of frozen features (minutes). A target may name its own."""
 
 

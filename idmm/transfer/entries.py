@@ -9,7 +9,7 @@ from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
 from idmm.files import expand_home, is_public, weights_file
-from idmm.transfer.config import PROTOCOLS, TRAINING, GridConfig
+from idmm.transfer.config import TRAINING, GridConfig, Target
 
 SCRATCH, NONE = "scratch", "none"
 SIDES = ("sources", "targets")
@@ -91,17 +91,18 @@ def _read_list(grid: GridConfig, kind: str, faults: list[str]) -> list[Entry]:
         if not isinstance(values.get(required), str):
             faults.append(f"{place}: got {value!r}, expected a name or a mapping with '{required}'")
             continue
-        entry = Entry(kind, place, str(values.get("label")), values)
-        entries.append(entry if values.get("label") is not None else replace(entry, label=_default_label(entry)))
+        label = values.get("label")
+        entries.append(Entry(kind, place, _default_label(kind, values) if label is None else str(label), values))
     return entries
 
 
-def _default_label(entry: Entry) -> str:
+def _default_label(kind: str, values: dict[str, Any]) -> str:
     """Return the name, or the last part of a folder's path, with the subset."""
-    subset, root = entry.values.get("subset"), entry.values.get("root")
+    name, subset, root = values["name"], values.get("subset"), values.get("root")
+    if kind in SIDES and name == "folder" and root is not None:
+        name = os.path.basename(os.path.abspath(expand_home(str(root))))
     parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
-    is_folder = entry.kind in SIDES and entry.name == "folder" and root is not None
-    return "-".join([os.path.basename(os.path.abspath(expand_home(str(root)))) if is_folder else entry.name, *parts])
+    return "-".join([name, *parts])
 
 
 def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None:
@@ -128,10 +129,8 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None
 def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
     """Return an entry, public weights pinned to their commit and fetched, or raise UserError with its faults."""
     values, faults = entry.values, []
-    protocol = values.get("protocol", PROTOCOLS[0])
-    if protocol not in PROTOCOLS:
-        expected = f"expected one of {', '.join(PROTOCOLS)}{nearest(str(protocol), PROTOCOLS)}"
-        raise UserError(f"protocol: got {protocol!r}, {expected}")
+    if "protocol" in values:
+        parsing.build(Target, {"protocol": values["protocol"]})
     if entry.kind in SIDES:
         resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
     elif entry.kind == "methods" and entry.name not in METHODS:

@@ -1,19 +1,17 @@
 """Stage 3, from top to bottom: check, plan, run, report."""
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 
 from idmm.config import parsing
 from idmm.files import Lock, write_json
 from idmm.progress import log
 from idmm.training.log import logging_to
+from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 from idmm.transfer.preflight import check
-from idmm.transfer.run import Grid
-
-RUNNERS = {"local": "run", "ray": "cluster"}  # modules
+from idmm.transfer.run import Grid, run
 
 
 def transfer(config: GridConfig | dict | str) -> dict:
@@ -38,13 +36,17 @@ def transfer(config: GridConfig | dict | str) -> dict:
         return grid.results()
     from idmm.report import render
 
-    with _locked(grid), logging_to(grid.out):
+    lock = Lock(grid.out / ".lock")
+    lock.acquire_output(grid.out)
+    with contextlib.closing(lock), logging_to(grid.out):
+        grid.start()
         for note in plan.notes:
             log.info("%s", note)
         try:
             grid.log_progress()
             if grid.remaining():
-                importlib.import_module(f"idmm.transfer.{RUNNERS[config.engine]}").run(grid)
+                run_jobs = cluster.run if config.engine == "ray" else run
+                run_jobs(grid)
         finally:
             results = grid.results()
             write_json(grid.out / "grid.json", results)
@@ -59,17 +61,6 @@ def command(config: GridConfig) -> int:
     """Run ``idmm transfer``, and return the exit code: 1 if a cell has no result."""
     cells = transfer(config)["cells"]
     return int(not config.plan and any(cell["status"] != "ok" for cell in cells))
-
-
-@contextlib.contextmanager
-def _locked(grid: Grid) -> Iterator[None]:
-    """Hold the folder's lock and start the grid."""
-    with contextlib.closing(Lock(grid.out / ".lock")) as lock:
-        lock.acquire_output(grid.out)
-        grid.write_config()
-        for path in grid.out.glob("jobs/*.failed.json"):  # a new start retries failed jobs
-            path.unlink()
-        yield
 
 
 def _planned(grid: Grid) -> Iterator[str]:

@@ -72,22 +72,17 @@ class GridPlan:
         self.cells: dict[Cell, str] = {}
         self.faults: list[str] = []
         self.notes: dict[str, None] = {}
-        self._reported: set[tuple[str, str]] = set()  # stages and faults of options, reported once
+        self._places: dict[tuple[str, str], str] = {}  # by stage and fault of its options: where it occurred first
         self._recipes: dict[tuple[str, str], dict] = {}
         self._seed_pairs = _seed_pairs(grid)
         self.entries = read_entries(grid, self.faults)
         for stage in TRAINING:
-            self._add_faults(stage, stage, self._overruled(stage, getattr(grid, stage)))
+            self._check_options(stage)
         for backbone in self.entries["backbones"]:
             for row, target in product(self._rows(backbone), self.entries["targets"]):
                 if grid.pairs == "all" or row.needs is None or target.label == row.source:
                     self._add_cells(row, backbone, target)
-
-    def checked(self) -> "GridPlan":
-        """Return itself, or raise UserError with all its faults."""
-        if self.faults:
-            raise UserError(*self.faults)
-        return self
+        self.faults += [f"{place}: {fault}" for (_, fault), place in self._places.items()]
 
     def remaining(self, finished: Collection[str] = ()) -> list[Job]:
         """Return the jobs that cells still need if ``finished`` (keys) are done, each after the one it needs."""
@@ -117,20 +112,19 @@ class GridPlan:
 
     def _pretrain_job(self, source: Entry, method: Entry, backbone: Entry, seed: int) -> Job | None:
         layers = [self.grid.pretrain, *(entry.options("pretrain") for entry in (source, method, backbone))]
-        decided = {"data": source.data(self.grid), "method": {"name": method.name}}
-        config, faults = self._resolved("pretrain", layers, {**decided, "model": _model(backbone), "seed": seed})
-        self._add_faults("pretrain", f"pretrain of {method.label} on {source.label}", faults)
+        decided = {"data": source.data(self.grid), "method": {"name": method.name}, "model": _model(backbone)}
+        place = f"pretrain of {method.label} on {source.label}"
+        config = self._resolved("pretrain", place, layers, {**decided, "seed": seed})
         title = f"{source.label}-{method.label}-{backbone.label}-s{seed}"
         return config and _job("pretrain", parsing.to_dict(config), title)
 
     def _add_cells(self, row: _Row, backbone: Entry, target: Entry) -> None:
         protocol, entries = target.protocol(self.grid), (*row.entries, backbone, target)
         layers = [self.grid.finetune, *(entry.options("finetune") for entry in entries)]
+        decided = {"data": target.data(self.grid), "model": _model(backbone)}
+        decided["init"] = row.init or row.needs  # a job's key, as only its runner knows its folder
         for seed in row.seeds:
-            decided = {"data": target.data(self.grid), "model": _model(backbone), "seed": seed}
-            decided["init"] = row.init or row.needs  # a job's key, as only its runner knows its folder
-            config, faults = self._resolved("finetune", layers, decided)
-            self._add_faults("finetune", f"finetune on {target.label}", faults)
+            config = self._resolved("finetune", f"finetune on {target.label}", layers, {**decided, "seed": seed})
             if config is None:
                 return
             values = parsing.to_dict(config)
@@ -152,11 +146,10 @@ class GridPlan:
         model = {name: values["model"][name] for name in ("name", "kwargs", "drop_path")}
         return {**common, "model": model, "device": values["train"]["device"], "size": sizes[0] if sizes else None}
 
-    def _resolved(self, stage: str, layers: list[dict], decided: dict) -> tuple[Any, list[str]]:
+    def _resolved(self, stage: str, place: str, layers: list[dict], decided: dict) -> Any:
         """Merge the recipe of the last layer that names one, the layers' keys, and the keys that the grid decides.
 
-        Returns:
-            The config, or None and its faults.
+        Return the config, or None if it has faults. ``place`` names the layers in messages on them.
         """
         recipe = next((layer["config"] for layer in reversed(layers) if layer.get("config")), None)
         try:
@@ -170,31 +163,22 @@ class GridPlan:
                 self.notes |= dict.fromkeys(notes)
             layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
             config = STAGES[stage].build(merged(values, *layers, {**decided, "out": None, "resume": "auto"}))
-            return STAGES[stage](config).fill_names()[0], []
+            return STAGES[stage](config).fill_names()[0]
         except UserError as error:
-            # the flag that a recipe's reader blames is a key here
-            return None, [f.removeprefix("config: ").replace("--config: ", "config: ", 1) for f in error.faults]
+            for fault in error.faults:  # the flag that a recipe's reader blames is a key here
+                fault = fault.removeprefix("config: ").replace("--config: ", "config: ", 1)
+                self._places.setdefault((stage, fault), place)
 
-    def _add_faults(self, stage: str, place: str, faults: list[str]) -> None:
-        """Add the faults of a stage's options that were not reported yet."""
-        new = [fault for fault in faults if (stage, fault) not in self._reported]
-        self.faults += [f"{place}: {fault}" for fault in new]
-        self._reported |= {(stage, fault) for fault in new}
-
-    def _overruled(self, stage: str, layer: dict) -> list[str]:
-        """Return a fault for each key that the grid decides and the layer sets to something else."""
-        pretrain = stage == "pretrain"
-        lists = {"data.name": "sources" if pretrain else "targets", "method.name": "methods"}
-        lists |= {"model.name": "backbones", "model.kwargs": "backbones"}
-        values = {key: [entry.values.get(key.partition(".")[2]) for entry in self.entries[name]]
-                  for key, name in lists.items()}  # fmt: skip
-        values["seed"] = [first if pretrain else second for first, second in self._seed_pairs]
-        lists |= {"seed": "seeds", "out": "out"} | ({} if pretrain else {"init": "weights"})
-        return [
-            f"{key}: {value!r}, but the grid's '{lists[key]}' decides it. Set it there"
-            for key, value in parsing.flatten(merged(layer)).items()
-            if key in lists and value not in (None, {}, *values.get(key, []))
-        ]
+    def _check_options(self, stage: str) -> None:
+        """Find the grid's own options for a stage that its lists decide."""
+        lists = {"data.name": "sources" if stage == "pretrain" else "targets", "method.name": "methods"}
+        lists |= {"model.name": "backbones", "model.kwargs": "backbones", "seed": "seeds", "out": "out"}
+        if stage == "finetune":
+            lists["init"] = "weights"
+        for key, value in parsing.flatten(merged(getattr(self.grid, stage))).items():
+            if key in lists and value not in (None, {}):
+                fault = f"{key}: {value!r}, but the grid's '{lists[key]}' decides it. Set it there"
+                self._places.setdefault((stage, fault), stage)
 
 
 def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:

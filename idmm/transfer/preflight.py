@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config import parsing
-from idmm.data.split import Listing
 from idmm.errors import UserError, needed
 from idmm.files import free_folder
 from idmm.models.spec import model_spec
@@ -52,8 +51,9 @@ class _Checks:
         """Check the needs of a job. ``side`` and ``backbone`` name the entries of its data and model."""
         config = STAGES[job.stage].build(job.config)
         stage = stage_of(config)
-        listing = self.listed(stage, side)
-        if listing:
+        needs = [stage.needs.labels, stage.needs.test, stage.needs.unlabelled]
+        data = ["data", parsing.to_dict(config.data), *needs]
+        if listing := self.once(data, side, stage.list_images):
             self.faults += [f"{side}: {fault}" for fault in stage.count_faults(len(listing.train))]
             self.once(["val", job.config["data"], stage.needs.val], side, check_val, stage, listing)
         if self.grid.engine == "local":
@@ -77,11 +77,6 @@ class _Checks:
         for phase in setup.phases:
             key = [*model, phase.size, phase.other_sizes, drloc if drloc.get("weight") else 0]
             self.once(key, backbone, try_model, setup, phase, True)
-
-    def listed(self, stage: Stage, side: str) -> Listing | None:
-        """Return the listing of a stage's images, or None if they have faults."""
-        needs = [stage.needs.labels, stage.needs.test, stage.needs.unlabelled]
-        return self.once(["data", parsing.to_dict(stage.config.data), *needs], side, stage.list_images)
 
     def once(self, key: Any, place: str, call: Callable, *args) -> Any:
         """Return ``call(*args)``, or None after a user's mistake. Its lines begin with ``place``."""

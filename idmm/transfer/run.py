@@ -30,13 +30,10 @@ class Grid:
 
     ``jobs/KEY.started`` has the number of starts of a job that did not end. It is left only if the process was killed.
     ``jobs/KEY.failed.json`` has a :class:`Failure`.
-
-    Raises:
-        UserError: The faults of the grid.
     """
 
-    def __init__(self, config: GridConfig, plan: GridPlan | None = None):
-        self.config, self.plan, self.out = config, (plan or GridPlan(config)).checked(), Path(config.out)
+    def __init__(self, config: GridConfig, plan: GridPlan):
+        self.config, self.plan, self.out = config, plan, Path(config.out)
         self._logged = ""  # progress
         # a job continues in its folder, even if its title has changed
         for path in sorted((self.out / "runs").glob("*/*")):
@@ -44,12 +41,17 @@ class Grid:
             if key in self.plan.jobs and path.is_dir():
                 self.plan.jobs[key] = replace(self.plan.jobs[key], folder=str(path.relative_to(self.out)))
 
-    def write_config(self) -> None:
-        """Write ``grid.yaml``, which marks the folder as a grid's, and ``cells.json`` for its status."""
+    def start(self) -> None:
+        """Write ``grid.yaml``, which marks the folder as a grid's, and ``cells.json`` for its status.
+
+        Jobs that failed before are tried again.
+        """
         jobs = [self.plan.jobs[key] for key in self.plan.cells.values()]
         folders = [[job.folder, self.plan.jobs[job.needs].folder if job.needs else None] for job in jobs]
         write_text(self.out / "grid.yaml", parsing.dump(self.config))
         write_json(self.out / "cells.json", folders)
+        for path in self.out.glob("jobs/*.failed.json"):
+            path.unlink()
 
     def finished(self) -> set[str]:
         """Return the keys of the jobs that have a result."""
@@ -159,13 +161,10 @@ def attempt(grid: Grid, job: Job) -> str | None:
                 with drawing("log.txt", "written"):
                     before = file.read_text() if file.exists() else ""
                     write_text(file, before + (str(error) if is_known else traceback.format_exc()) + "\n")
-            return message_for_grid(str(error) if is_known else f"{type(error).__name__}: {error}", job.stage)
-
-
-def message_for_grid(text: str, stage: str) -> str:
-    """Return a run's message with the grid's flags. A changed option is another job, so no new folder is needed."""
-    text = " ".join(text.split()).removesuffix(", in a new --out")
-    return re.sub(r"--(?=[a-z]+\.)", f"--{'pretrain' if stage == 'pretrain' else 'finetune'}.", text)
+            text = " ".join((str(error) if is_known else f"{type(error).__name__}: {error}").split())
+            # with the grid's flags. A changed option is another job, so no new folder is needed
+            flag = "--pretrain." if job.stage == "pretrain" else "--finetune."
+            return re.sub(r"--(?=[a-z]+\.)", flag, text.removesuffix(", in a new --out"))
 
 
 def run(grid: Grid) -> None:
