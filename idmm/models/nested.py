@@ -26,7 +26,7 @@ OBJECTS = "Python objects, which are never run"
 REMEDY = "Use the file that the tool exports, or save only the weights: torch.save(model.state_dict(), path)"
 
 
-def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[str]]:
+def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str]:
     """Read the weights in all entries of a file, at any depth.
 
     Args:
@@ -35,13 +35,12 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[s
 
     Returns:
         The weights by name. A name begins with the entries that hold the weight, joined by dots. Then the common prefix
-        that was removed from all names: a common entry, ``module.`` and ``_orig_mod.``. Then the entries without
-        weights.
+        that was removed from all names: a common entry, ``module.`` and ``_orig_mod.``.
 
     Raises:
         UserError: The file is damaged, has no weights, or has Python objects.
     """
-    state, others, places = {}, [], set()
+    state, places = {}, set()
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # torch warns of files that it then refuses
@@ -51,16 +50,15 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str, list[s
                 content = torch.load(path, map_location="cpu", weights_only=True)
         if isinstance(content, dict):
             _collect(content, "", state, places)
-            others = [name for name in map(_printable, content) if name not in state]
-            others = [name for name in others if not any(weight.startswith(f"{name}.") for weight in state)]
     except Exception as error:  # a damaged file can raise anything
         raise UserError(f"{weights_label(path, field)} {_refusal(str(error), type(error).__name__)}") from error
     if not state:
-        entries = f" (its entries: {listed(others, 8)})" if others else ""
+        names = listed(map(_printable, content), 8) if isinstance(content, dict) else ""
+        entries = f" (its entries: {names})" if names else ""
         raise UserError(f"{weights_label(path, field)} holds no weights{entries}, {WEIGHTS_EXPECTED}")
     nest = places.pop() if len(places) == 1 else ""
     nest += re.match(r"((module|_orig_mod)\.)*", commonprefix([name[len(nest) :] for name in state])).group()
-    return {name[len(nest) :]: value for name, value in state.items()}, nest, others
+    return {name[len(nest) :]: value for name, value in state.items()}, nest
 
 
 def _collect(entries: dict, place: str, state: dict[str, Tensor], places: set[str]) -> None:

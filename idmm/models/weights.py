@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table, to_2tuple
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
@@ -45,7 +46,6 @@ class Checkpoint:
     interpolation: str = INTERPOLATION
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # the rest of the JSON, e.g. classes
     nest: str = ""  # common prefix of all names in the file, e.g. state_dict.module.
-    others: list[str] = dataclasses.field(default_factory=list)  # entries of the file without weights, e.g. epoch
 
     @property
     def in_chans(self) -> int:
@@ -102,7 +102,6 @@ class Checkpoint:
             adapted=adapted,
             prefix=prefix,
             skipped=count_others(full_names, prefix),
-            others=self.others,
         )
 
 
@@ -121,7 +120,6 @@ class Report:
     adapted: str = ""  # how the first layer was adapted to other channels
     prefix: str = ""  # removed from the names of the checkpoint's weights
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)  # number of weights with other prefixes
-    others: list[str] = dataclasses.field(default_factory=list)  # entries of the file without weights
 
     def __str__(self) -> str:
         lists = {"resized": self.resized, "dropped": self.dropped, "fresh": self.fresh}
@@ -131,7 +129,6 @@ class Report:
             groups = Counter(name.partition(".")[0] for name in names)
             lines += [f"  {kind}: {listed(names, 8) if len(names) <= 8 else _counts(groups)}"] if names else []
         file = {"read from": self.prefix.rstrip("."), "skipped": _counts(self.skipped)}
-        file["without weights"] = listed(self.others, 20)
         lines += ["  " + "; ".join(f"{title}: {text}" for title, text in file.items() if text), f"  {self.adapted}"]
         return "\n".join(line for line in lines if line.strip())
 
@@ -159,11 +156,11 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
     if is_public(path):
         public = public_weights(str(path), field)
         return Checkpoint(field=field, **public.read(read_weights(public.file, field)[0]))
-    (state, nest, others), info = read_weights(path, field), saved_info(path)
+    (state, nest), info = read_weights(path, field), saved_info(path)
     info.pop("channels", None)  # kwargs has them
     metadata = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     metadata |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
-    return Checkpoint(state, str(path), field, **metadata, extra=info, nest=nest, others=others)
+    return Checkpoint(state, str(path), field, **metadata, extra=info, nest=nest)
 
 
 def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) -> nn.Module:
@@ -268,8 +265,6 @@ def _check_overlap(
 
 def _fit(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor:
     """Return a value in the target's dtype and shape. ValueError if it cannot be converted."""
-    if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
-        raise ValueError("is sparse, quantized, complex or without data")
     value = value.to(target.dtype)
     if value.shape == target.shape:
         return value
@@ -291,37 +286,23 @@ def _fit(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor:
     raise ValueError(mismatch)
 
 
-# ---------------------------------------------------------------------- other channels
-def repeated(weight: Tensor, in_chans: int) -> Tensor:
-    """Return first-layer weights for ``in_chans`` channels, [O, base, ...] -> [O, in_chans, ...].
-
-    Like timm's ``adapt_input_conv``, which is limited to 3 channels in the checkpoint. For one channel the weights are
-    summed. Otherwise they are repeated in turn and scaled by base / in_chans. So if base divides in_chans, an image
-    whose channels are repeated gives the same outputs.
-    """
-    base = weight.shape[1]
-    if in_chans == 1:
-        return weight.sum(1, keepdim=True)
-    return weight[:, torch.arange(in_chans) % base] * (base / in_chans)
-
-
 def adapt_input(model: nn.Module, state: dict[str, Tensor], in_chans: int, label: str) -> tuple[dict[str, Tensor], str]:
-    """Return weights whose first layer fits a model of ``in_chans`` channels, and a description of the change.
+    """Return weights for RGB with a first layer for ``in_chans`` channels, as in timm, and a line on the change.
+
+    For one channel the weights are summed. Otherwise they repeat over the channels, scaled by 3 / in_chans.
 
     Raises:
         UserError: The first layer cannot be adapted. ``label`` begins the message.
     """
     names = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
-    adapted, base, targets = {}, 0, model.state_dict()
+    adapted, targets = {}, model.state_dict()
     for key in (f"{name}.weight" for name in ([names] if isinstance(names, str) else names)):
         value, target = state.get(key), targets.get(key)
         if value is None or target is None or value.shape == target.shape:
             continue
-        if value.ndim != 4 or target.shape[1] != in_chans:
-            why = f"{key} of {model_name(model)} is no plain convolution and cannot be adapted to {in_chans} channels"
+        if value.ndim != 4 or value.shape[1] != 3 or target.shape[1] != in_chans:
+            why = f"{key} of {model_name(model)} is no convolution of RGB and cannot be adapted to {in_chans} channels"
             raise UserError(f"{label} {why}. Leave out data.in_chans or init")
-        base = value.shape[1]
-        adapted[key] = repeated(value, in_chans)
-    how = "repeated in turn" if in_chans > base else f"the first {in_chans}"
-    how = "summed" if in_chans == 1 else f"{how}, scaled by {base}/{in_chans}"
-    return state | adapted, f"{', '.join(adapted)}: from {base} channels to {in_chans}: {how}" if adapted else ""
+        adapted[key] = adapt_input_conv(in_chans, value)
+    how = "summed" if in_chans == 1 else f"repeated in turn, scaled by 3/{in_chans}"
+    return state | adapted, f"{', '.join(adapted)}: from 3 channels to {in_chans}: {how}" if adapted else ""
