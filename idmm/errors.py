@@ -87,6 +87,7 @@ def install(extra: str) -> str:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return ``. Did you mean 'x'?`` for the most similar of ``words``, or an empty text."""
+    word = word.replace("learning_rate", "lr").replace("num_", "").replace("image_size", "size")  # of other tools
     matches = difflib.get_close_matches(word, list(words), n=1)
     return f". Did you mean '{matches[0]}'?" if matches else ""
 

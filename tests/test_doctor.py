@@ -145,7 +145,7 @@ def test_transparent_and_one_coloured_images_are_listed_and_stay(tmp_path, capsy
         Image.new("RGB", (40, 40), colour).save(root / f"train/b/{name}.png")
     Image.new("RGBA", (40, 40), (0, 200, 0, 0)).save(root / "train/b/green.png")
     code, text, found = checked(root, tmp_path / "c", capsys)
-    assert code == 0 and found["clean"] and "Nothing to fix. Look at: transparent, one colour." in text
+    assert code == 0 and found["clean"] and "\nLook at: transparent, one colour.\n" in text
     assert found["transparent"] == [
         {"split": "train", "name": "train/a/0.png"},
         {"split": "train", "name": "train/b/green.png"},

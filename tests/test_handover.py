@@ -125,6 +125,8 @@ def test_the_start_is_the_probes_accuracy(init, tuned):
     assert f"features of 96 training images, C = {strength:g}, chosen by 5 of 5 stratified folds of train" in text
     assert f"before the first step: top-1 {found['start_top1']:.2f} on 360 test images" in text
     assert "features for the classifier, of train: 96 images" in text
+    fell = f"top-1 fell from {found['start_top1']:.1f} before the first step to {found['top1']:.1f}"
+    assert (fell in text) == (found["top1"] < found["start_top1"])
 
 
 def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned, tmp_path, monkeypatch):
@@ -145,8 +147,11 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned,
 def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, capsys):
     """A collapsed backbone: weights that tell its features apart would be so large that the loss explodes."""
     monkeypatch.setattr("idmm.stages.first_weights.spread", lambda features: 0.001)
-    assert inside("finetune", tmp_path / "x", **RUN, init=str(init), train__classifier_init="features") == 0
-    assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in capsys.readouterr().err
+    larger = {**RUN, "stages": [{"size": 24, "epochs": 1}]}
+    assert inside("finetune", tmp_path / "x", **larger, init=str(init), train__classifier_init="features") == 0
+    said = capsys.readouterr().err
+    assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in said
+    assert "train.size: 24 px. The weights of init come from images of 16 px" in said
     assert "start_top1" not in result(tmp_path / "x")
 
 

@@ -298,6 +298,8 @@ def test_another_config_lists_every_field(whole, cut, capsys):
     assert inside("finetune", whole["finetune"], data__subset=None, stages=[{"size": 16}]) == 2
     faults = "\n".join(lines(capsys))
     assert "data.subset" in faults and "stages: the run in" in faults
+    assert inside("finetune", whole["finetune"], train__lr=0.5) == 2
+    assert [line.partition(":")[0] for line in lines(capsys)] == ["train.lr", "out"]
 
 
 def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):

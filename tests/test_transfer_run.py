@@ -72,6 +72,7 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     assert all({name: cell[name] for name in told} == told for cell in found["cells"])
     assert found == results(tmp_path / "out")
     said = capsys.readouterr().out
+    assert "| few | idmm | tiny | 7 | 2 | 32 | 2 | adamw |" in said
     assert "6 of 6 cells done" in said and "the largest class 10.3 %, the baseline 33.3 %" in said
     for source in ("digits", "few"):
         tuned = [made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other")]
@@ -111,7 +112,7 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
     assert status(out, capsys)[0] == "grid: 3 of 6 cells, 3 failed"
     assert inside(out, "--plan") == 0
     said = capsys.readouterr().out
-    assert "few-idmm-tiny-s3, failed before\n" in said and "4 jobs for 3 cells, 3 cells are done\n" in said
+    assert "few-idmm-tiny-s3  2 epochs, batches of 32, adamw, failed before\n" in said and "4 jobs for 3 cells, 3 cells are done\n" in said
     made.asked.clear(), made.instead.clear()
     assert inside(out) == 0
     assert sorted(made.asked) == sorted([*titles, *(f"few-idmm-s3-tiny-to-{t}-s3" for t in ("digits", "other"))])

@@ -233,7 +233,8 @@ def _faults(kind: type, error: dict) -> list[str]:
     if error["type"] == "union_tag_invalid":
         return [f"{key}.name: got '{error['ctx']['tag']}', expected one of {error['ctx']['expected_tags']}"]
     got = "null" if error["input"] is None else repr(error["input"])
-    return [f"{key}: got {got}, expected {_expected(error)}"]
+    example = re.search(r"e\.g\. '(.*?)'", _help(kind, key))
+    return [f"{key}: got {got}, expected {_expected(error)}{f', e.g. {example[1]}' if example else ''}"]
 
 
 def _expected(error: dict) -> str:
@@ -244,9 +245,13 @@ def _expected(error: dict) -> str:
     return text.replace("a valid integer", "an integer").replace("a valid ", "a ")
 
 
+def _help(kind: type, key: str) -> str:
+    return next((option.help for option in keys_of(kind) if option.key == _shape(key)), "")
+
+
 def _described(kind: type, key: str) -> str:
     """Return the first sentence of a key's help."""
-    text = next((option.help for option in keys_of(kind) if option.key == _shape(key)), "")
+    text = _help(kind, key)
     text = re.split(r"(?<!e\.g)\.(?=\s|$)", text, maxsplit=1)[0] or "a value"
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 

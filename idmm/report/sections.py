@@ -5,7 +5,7 @@ from itertools import product
 from typing import NamedTuple
 
 from idmm.report.stats import Estimate, format_number
-from idmm.report.table import NO_BETTER, Row, Table, run_label
+from idmm.report.table import MISSING, NO_BETTER, Row, Table, run_label
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,24 @@ def baselines(table: Table) -> list[str]:
     return lines
 
 
+def pretrainings(grid: dict) -> Block:
+    """Return a row per source, method and backbone with the length of its pretraining.
+
+    Equal epochs can be very different numbers of optimizer steps.
+    """
+    heads = ("source", "method", "backbone", "images", "epochs", "batch size", "steps", "optimizer")
+    rows: dict[tuple[str, ...], None] = {}  # each once
+    for run in grid["cells"]:
+        if (images := run.get("source_size")) and (config := run.get("pretrain_config")):
+            train = config["train"]
+            epochs, steps = train["epochs"], train["epochs"] * -(-images // train["batch_size"])
+            if train["minutes"] is not None:
+                epochs, steps = f"{train['minutes']:g} min", MISSING
+            length = (images, epochs, train["batch_size"], steps, train["optimizer"])
+            rows[run["source"], run["method"], run["backbone"], *map(str, length)] = None
+    return Block("Pretraining", [], heads, list(rows))
+
+
 class Sections(NamedTuple):
     """The content of a grid's reports."""
 
@@ -98,6 +116,7 @@ def sections(grid: dict) -> Sections:
     named = [
         replace(block, title=f"{block.title}: {table.label}") if several else block for table, block in blocks if block
     ]
+    named.append(pretrainings(grid))
     named.append(Block("Without a network", [], items=baselines(tables[0])))
     failures = []
     for run in grid["cells"]:
@@ -105,4 +124,4 @@ def sections(grid: dict) -> Sections:
             log = f" (log: {run['log']})" if run.get("log") else ""
             failures.append(f"{run_label(run)}: {run.get('error') or 'unknown reason'}{log}")
     named.append(Block("Failed", [], items=failures))
-    return Sections(grid, tables, [block for block in named if block.lines or block.items])
+    return Sections(grid, tables, [block for block in named if block.lines or block.rows or block.items])

@@ -93,8 +93,8 @@ def report_lines(report: DatasetReport) -> list[str]:
             are_listed = are_listed and len(examples) <= _NAMED
     if not are_listed:
         lines.append("check.json in your --out folder lists all of these images.")
-    verdict = f"Fix: {', '.join(certain)}." if certain else "Nothing to fix."
-    return [*lines, f"{verdict} Look at: {', '.join(suspected)}." if suspected else verdict]
+    verdicts = [f"{verb}: {', '.join(kinds)}." for verb, kinds in (("Fix", certain), ("Look at", suspected)) if kinds]
+    return [*lines, " ".join(verdicts) or "Nothing to fix."]
 
 
 def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str, bool]]:

@@ -23,6 +23,7 @@ from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
 log = logging.getLogger("idmm")
+FALL = "More epochs or a smaller --train.lr may help. idmm probe evaluates the features as they are"
 
 
 def finetune(config: FinetuneConfig | RunSetup | dict | str) -> dict:
@@ -123,5 +124,9 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, 
     if images.val is not None or predictions is None:  # not evaluated on test, or before the last resume
         predictions = build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.averaged)
     export(run, loop, setup, images, backbone_state(loop.averaged), {"classes": images.train.classes})
-    start = {name: value for name, value in run.folder.start_scores.items() if name == "start_top1"}
-    return {**classifier_result(run, setup, images, predictions), **start, **best, **common_result(run, setup, images)}
+    result = {**classifier_result(run, setup, images, predictions), **best, **common_result(run, setup, images)}
+    if (start := run.folder.start_scores.get("start_top1")) is None:
+        return result
+    if result["top1"] < start:
+        log.warning("top-1 fell from %.1f before the first step to %.1f. %s", start, result["top1"], FALL)
+    return {**result, "start_top1": start}

@@ -48,6 +48,9 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     if isinstance(config, FinetuneConfig):
         config, more = fill_classifier_init(config, spec)
         notes += more
+        size = config.resolved_stages()[0].size
+        if spec.init is not None and size != default_size(spec):
+            notes.append(f"train.size: {size} px. The weights of init come from images of {default_size(spec)} px")
     train, (lr, warmup_epochs) = config.train, family_rates(spec.name)
     if train.lr is None:
         train = replace(train, lr=lr)

@@ -202,12 +202,12 @@ def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, An
     Raises:
         UserError: A line per key that differs. Another spelling of the same path is no difference.
     """
-    faults = [
-        f"{key}: the run in '{path}' has {_text(old.get(key))}, this command has {_text(new.get(key))}"
-        for key in dict.fromkeys([*new, *old])
-        if key not in RESUME_IGNORED and not _same(key, old.get(key), new.get(key))
-    ]
-    if faults:
+    keys = [key for key in {**new, **old} if key not in RESUME_IGNORED and not _same(key, old.get(key), new.get(key))]
+    if {"train.size", "train.epochs", "train.lr", "train.batch_size"}.intersection(keys):  # ``stages`` repeats them
+        keys = [key for key in keys if key != "stages"]
+    if keys:
+        values = ((key, _text(old.get(key)), _text(new.get(key))) for key in keys)
+        faults = [f"{key}: the run in '{path}' has {before}, this command has {now}" for key, before, now in values]
         raise UserError(*faults, f"out: '{path}' belongs to another config. Use a new --out")
 
 

@@ -69,6 +69,10 @@ def _planned(grid: Grid) -> Iterator[str]:
     remaining = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start retries the failed ones
     for key, job in remaining.items():
         line = f"{job.stage:9} {key}  {job.title}"
+        if job.stage == "pretrain":
+            train = job.config["train"]
+            length = f"{train['epochs']} epochs" if train["minutes"] is None else f"{train['minutes']:g} min"
+            line += f"  {length}, batches of {train['batch_size']}, {train['optimizer']}"
         if job.needs in remaining:
             line += f"  after {jobs[job.needs].title}"
         yield f"{line}, failed before" if key in failures else line

@@ -50,11 +50,16 @@ def status(config: StatusConfig) -> str:
     out = Path(config.out)
     if not (out / "cells.json").exists():
         raise UserError(f"out: '{out}' holds no grid, expected the folder of a transfer run")
-    lines = [progress(out)]
+    lines, running = [progress(out)], set()
     for path in sorted(out.glob("jobs/*.started")):
         run = next(out.glob(f"runs/*/*-{path.stem}"), path).name
+        running.add(run)
         lines.append(f"  running, or killed: {run}, start {path.read_text()}")
-    for failure in read_failures(out).values():
+    failures = read_failures(out).values()
+    stopped = {path.parent.name for path in out.glob("runs/*/*/config.yaml") if not path.with_name("result.json").exists()}
+    stopped -= {Path(failure.log).parent.name for failure in failures} | running
+    lines += [f"  stopped: {run}. Repeat the command to continue it" for run in sorted(stopped)]
+    for failure in failures:
         lines.append(f"  failed: {failure.title}: {failure.error} ({out / failure.log})")
     if (out / "grid.md").exists():
         lines.append(f"  results so far: {out / 'grid.md'}")
