@@ -106,7 +106,10 @@ FAULTS = {
         "method.queue: got 3, but simclr has no such option. Leave it out.",
     ),
     "not a section": ("--data.subset 10", "data.subset: got 10, expected a mapping, e.g. {per_class: 10}"),
-    "another tool's name": ("--train.learning_rate 1", "--train.learning_rate: unknown flag. Did you mean '--train.lr'?"),
+    "another tool's name": (
+        "--train.learning_rate 1",
+        "--train.learning_rate: unknown flag. Did you mean '--train.lr'?",
+    ),
     "a range of one value": (
         ["--data.range", "[5, 5]"],
         "data.range: got [5, 5], expected auto or [low, high] with low < high",

@@ -56,7 +56,8 @@ def status(config: StatusConfig) -> str:
         running.add(run)
         lines.append(f"  running, or killed: {run}, start {path.read_text()}")
     failures = read_failures(out).values()
-    stopped = {path.parent.name for path in out.glob("runs/*/*/config.yaml") if not path.with_name("result.json").exists()}
+    stopped = {path.parent.name for path in out.glob("runs/*/*/config.yaml")}
+    stopped -= {path.parent.name for path in out.glob("runs/*/*/result.json")}
     stopped -= {Path(failure.log).parent.name for failure in failures} | running
     lines += [f"  stopped: {run}. Repeat the command to continue it" for run in sorted(stopped)]
     for failure in failures:
