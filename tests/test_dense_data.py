@@ -16,7 +16,7 @@ from idmm.data.image_store import store_split
 from idmm.data.split import LabelsMissing
 from idmm.dense.evaluate import Objects, detection_scores
 from idmm.dense.read import read_detection, read_segmentation
-from idmm.dense.targets import IGNORED
+from idmm.dense.targets import IGNORED, outlined
 from idmm.dense.transforms import DenseTransform, letterboxed
 
 UNUSABLE = "cannot be used:"
@@ -30,19 +30,20 @@ def of(root, **fields):
 def test_boxes_are_those_of_the_file(tmp_path, form, official):
     made = coco_tree(tmp_path, form, official, train=3, val=2)
     found = read_detection(of(tmp_path))
-    assert found.classes == CLASSES and found.categories == list(IDS) and found.outlined == (form != "boxes")
-    assert list(found.targets) == ["train", "test"] and found.splits.val is None
+    assert found.train.classes == CLASSES and found.categories == list(IDS)
+    assert outlined(found.train.targets) == (form != "boxes")
+    assert list(found.parts) == ["train", "test"] and found.val is None
     for part, wrote in (("train", "train"), ("test", "val")):
-        split = getattr(found.splits, part)
+        split = getattr(found, part)
         folder = f"{wrote}2017" if official else wrote
         assert split.names == [f"{folder}/{name}" for name in made[wrote]] and split.labels is None
-        for target, scene in zip(found.targets[part], made[wrote].values(), strict=True):
+        for target, scene in zip(split.targets, made[wrote].values(), strict=True):
             np.testing.assert_array_equal(target.boxes, scene.boxes)
             np.testing.assert_array_equal(target.labels, scene.labels)
             assert target.size == scene.image.shape[:2] and not target.crowd.any()
             if form != "boxes":
                 np.testing.assert_array_equal(target.masks(*target.size), scene.masks)
-    assert [target.image_id for target in found.targets["train"]] == [100, 101, 102]
+    assert [target.image_id for target in found.train.targets] == [100, 101, 102]
 
 
 def test_unusual_objects(tmp_path, caplog):
@@ -64,12 +65,12 @@ def test_unusual_objects(tmp_path, caplog):
 
     made = coco_tree(tmp_path, change=change, train=2, val=2)
     found = read_detection(of(tmp_path))
-    first, *_, empty = found.targets["train"]
+    first, *_, empty = found.train.targets
     assert first.crowd.tolist() == [True] + [False] * (len(first.labels) - 1)
-    assert found.targets["train"][1].boxes[0].tolist() == [0, 50, 64, 96]
+    assert found.train.targets[1].boxes[0].tolist() == [0, 50, 64, 96]
     np.testing.assert_array_equal(first.masks(*first.size), made["train"]["000.png"].masks)
     assert empty.boxes.shape == (0, 4) and empty.segments == [] and empty.masks(5, 6).shape == (0, 5, 6)
-    target, scene = found.targets["test"][0], made["val"]["000.png"]
+    target, scene = found.test.targets[0], made["val"]["000.png"]
     x1, y1, x2, y2 = scene.boxes[0].astype(int)
     mask = target.masks(*target.size)[0]
     assert mask[y1:y2, x1:x2].all() and mask.sum() == (x2 - x1) * (y2 - y1)
@@ -77,7 +78,7 @@ def test_unusual_objects(tmp_path, caplog):
     scores, _ = detection_scores([seen], [target], CLASSES)
     assert [scores["ap"], scores["mask_ap"]] == pytest.approx([100, 100])
     coco_tree(tmp_path, change=lambda part, content: content["annotations"][0].update(segmentation=[]))
-    assert not read_detection(of(tmp_path)).outlined and "1 of 16 objects have no outline" in caplog.text
+    assert not outlined(read_detection(of(tmp_path)).train.targets) and "1 of 16 objects have no outline" in caplog.text
 
 
 DAMAGED = r".* is not in the image \(\d+ x \d+ pixels\), expected \[x, y, width, height\], and polygons or RLE"
@@ -151,24 +152,28 @@ def test_masks_are_those_of_the_files(tmp_path):
         (tmp_path / kind / "train" / "a").mkdir()
         (tmp_path / kind / "train" / "000.png").rename(tmp_path / kind / "train" / "a" / "x.png")
     found = read_segmentation(of(tmp_path))
-    assert found.classes == ["background", *CLASSES] and not found.outlined
+    assert found.train.classes == ["background", *CLASSES] and not outlined(found.train.targets)
     first = made["train"].pop("000.png")
     made["train"]["a/x.png"] = first
-    for target, name in zip(found.targets["train"], found.splits.train.names, strict=True):
+    for target, name in zip(found.train.targets, found.train.names, strict=True):
         scene, mask = made["train"][name.removeprefix("images/train/")], target.mask()
         assert mask.dtype == np.uint8 and (mask[0] == IGNORED).all() and target.size == mask.shape
         np.testing.assert_array_equal(mask[1:-1, 1:-1], scene.mask[1:-1, 1:-1])
     (tmp_path / "classes.txt").unlink()
-    assert read_segmentation(of(tmp_path)).classes == ["0", "1", "2", "3"]
+    assert read_segmentation(of(tmp_path)).train.classes == ["0", "1", "2", "3"]
     paint(tmp_path / "images" / "test" / "1.png")  # a test set whose masks are kept by others
-    assert list(read_segmentation(of(tmp_path)).targets) == ["train", "test"]
+    assert list(read_segmentation(of(tmp_path)).parts) == ["train", "test"]
 
 
 def test_ade20k(tmp_path):
     made = ade_tree(tmp_path)
     found = read_segmentation(of(tmp_path))
-    assert len(found.classes) == 150 and found.classes[:3] == CLASSES and found.categories == list(range(1, 151))
-    target, scene = found.targets["test"][0], next(iter(made["val"].values()))
+    assert (
+        len(found.train.classes) == 150
+        and found.train.classes[:3] == CLASSES
+        and found.categories == list(range(1, 151))
+    )
+    target, scene = found.test.targets[0], next(iter(made["val"].values()))
     np.testing.assert_array_equal(target.mask(), np.where(scene.mask == 0, IGNORED, scene.mask - 1))
 
 
@@ -203,12 +208,12 @@ def test_subset_held_out_and_left_out(tmp_path):
         read_detection(of(tmp_path))
     fields = {"val_fraction": 0.25, "exclude": str(tmp_path / "exclude.txt")}
     found = read_detection(of(tmp_path, **fields))
-    assert len(found.splits.train) == 5 and len(found.splits.test) == 2 and found.splits.excluded == 1
+    assert len(found.train) == 5 and len(found.test) == 2 and found.excluded == 1
     drawn = read_detection(of(tmp_path, subset={"total": 3}, **fields))
-    assert len(drawn.splits.train) == 3 and drawn.splits.test.names == found.splits.test.names
-    names = drawn.splits.train.names + drawn.splits.test.names
+    assert len(drawn.train) == 3 and drawn.test.names == found.test.names
+    names = drawn.train.names + drawn.test.names
     assert len(set(names)) == 5 and "train/000.png" not in names
-    for name, target in zip(names, [*drawn.targets["train"], *drawn.targets["test"]], strict=True):
+    for name, target in zip(names, [*drawn.train.targets, *drawn.test.targets], strict=True):
         np.testing.assert_array_equal(target.boxes, made["train"][name[6:]].boxes)
 
 
@@ -219,8 +224,7 @@ EVERY = np.arange(6)
 
 
 def stored(found, data, bound=2 * SIDE):
-    store = store_split(found.splits.train, stored_size=bound, data=data)
-    return store, found.targets["train"]
+    return store_split(found.train, stored_size=bound, data=data)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +258,7 @@ def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
     """A digit's pixels are bright: its mask covers them, and its box is that of the mask."""
     seen = 0
     for epoch in range(4):
-        batch = DenseTransform(*boxes.given, *LOOKS, augment, 5)(epoch, EVERY)
+        batch = DenseTransform(boxes.given, *LOOKS, augment, 5)(epoch, EVERY)
         for b in EVERY:
             bright = shown(batch, b).mean(axis=2) > 0.45
             kept = batch["labels"][b] >= 0
@@ -273,7 +277,7 @@ def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
 
 def test_classes_stay_on_the_digits(masks):
     for epoch in range(3):
-        batch = DenseTransform(*masks.given, *LOOKS, plain(), 6)(epoch, EVERY)
+        batch = DenseTransform(masks.given, *LOOKS, plain(), 6)(epoch, EVERY)
         for b in EVERY:
             mask, bright = batch["mask"][b].numpy(), shown(batch, b).mean(axis=2) > 0.45
             assert ((mask > 0) == bright)[mask != IGNORED].mean() > 0.95
@@ -281,7 +285,7 @@ def test_classes_stay_on_the_digits(masks):
 
 
 def test_a_draw_is_of_key_epoch_and_image(boxes):
-    transform = DenseTransform(*boxes.given, *LOOKS, AUGMENT, 7)
+    transform = DenseTransform(boxes.given, *LOOKS, AUGMENT, 7)
     whole, state = transform(2, EVERY), torch.get_rng_state()
     alone = transform(2, np.array([4, 1]))
     assert torch.equal(state, torch.get_rng_state())
@@ -289,14 +293,14 @@ def test_a_draw_is_of_key_epoch_and_image(boxes):
         assert torch.equal(alone["images"][place], whole["images"][i])
         n = int((alone["labels"][place] >= 0).sum())
         assert all(torch.equal(alone[name][place, :n], whole[name][i, :n]) for name in ("boxes", "masks"))
-    for again in (transform(3, EVERY), DenseTransform(*boxes.given, *LOOKS, AUGMENT, 8)(2, EVERY)):
+    for again in (transform(3, EVERY), DenseTransform(boxes.given, *LOOKS, AUGMENT, 8)(2, EVERY)):
         assert all(not torch.equal(again["images"][i], whole["images"][i]) for i in EVERY)
 
 
 def test_flips_happen_and_do_not(boxes):
-    still = DenseTransform(*boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=0.0), 7)(0, EVERY)
-    turned = DenseTransform(*boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=1.0), 7)(0, EVERY)
-    torch.testing.assert_close(still["images"], DenseTransform(*boxes.given, *LOOKS)(0, EVERY)["images"])
+    still = DenseTransform(boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=0.0), 7)(0, EVERY)
+    turned = DenseTransform(boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=1.0), 7)(0, EVERY)
+    torch.testing.assert_close(still["images"], DenseTransform(boxes.given, *LOOKS)(0, EVERY)["images"])
     for b, scene in enumerate(boxes.scenes):
         w = letterboxed(scene.image.shape[:2], SIDE)[1]
         for name in ("images", "masks"):
@@ -318,14 +322,14 @@ def test_unusual_images(tmp_path):
     data = section(tmp_path, cache="off", range=[0, 65535])
     found = read_detection(data)
     given = stored(found, data)
-    batch = DenseTransform(*given, *LOOKS)(0, EVERY)
+    batch = DenseTransform(given, *LOOKS)(0, EVERY)
     counts = [len(scene.labels) for scene in made["train"].values()]
     assert (batch["labels"] >= 0).sum(dim=1).tolist() == [counts[0] - 1, counts[1] - 1, *counts[2:6]]
-    alone = DenseTransform(*given, *LOOKS)(0, np.array([6]))
+    alone = DenseTransform(given, *LOOKS)(0, np.array([6]))
     assert alone["boxes"].shape == (1, 0, 4) and alone["masks"].shape == (1, 0, SIDE, SIDE)
 
     scene = made["train"]["003.png"]
-    small = DenseTransform(*stored(found, data, 40), 48, *LOOKS[1:])(0, np.array([3]))
+    small = DenseTransform(stored(found, data, 40), 48, *LOOKS[1:])(0, np.array([3]))
     n = len(scene.labels)
     np.testing.assert_allclose(small["boxes"][0, :n], scene.boxes / 2)
     h = scene.image.shape[0] // 2
@@ -334,6 +338,6 @@ def test_unusual_images(tmp_path):
 
     for name, one in made["train"].items():
         cv2.imwrite(str(tmp_path / "train" / name), one.image[:, :, ::-1].astype(np.uint16) * 257)
-    deep = DenseTransform(*stored(read_detection(data), data), *LOOKS)(0, np.array([3]))
+    deep = DenseTransform(stored(read_detection(data), data), *LOOKS)(0, np.array([3]))
     h, w = scene.image.shape[:2]
     np.testing.assert_allclose(shown(deep, 0)[:h, :w] * 255, scene.image, atol=0.01)

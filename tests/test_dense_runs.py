@@ -18,7 +18,7 @@ from idmm.config import Data
 from idmm.data.image_store import store_split
 from idmm.dense.evaluate import classes_on_file, segmented
 from idmm.dense.network import Detector, Segmenter, build_network
-from idmm.dense.read import read_detection, read_segmentation
+from idmm.dense.read import read_segmentation
 from idmm.dense.transforms import DenseTransform
 from idmm.errors import Interrupted
 from idmm.files import read_csv as rows
@@ -124,12 +124,11 @@ def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
     side, answers, prepare = 192, {}, DenseTransform.__call__  # twice the files' long side
     ade_tree(tmp_path / "masks", train=4, val=4)
     coco_tree(tmp_path / "coco", train=4, val=4)
-    truth = (read_detection if stage == "detect" else read_segmentation)(Data(root=str(tmp_path / STAGES[stage])))
 
     def peeked(transform, epoch, indices):
         if transform.augment is not None:
             return prepare(transform, epoch, indices)
-        known = DenseTransform(transform.store, truth.targets["test"], side, transform.mean, transform.std)
+        known = DenseTransform(transform.store, side, transform.mean, transform.std)
         batch = prepare(known, epoch, indices)
         for b, image in enumerate(batch["images"]):
             answers[image.numpy().tobytes()] = {name: value[b] for name, value in batch.items()}
@@ -214,11 +213,11 @@ def predicted(run, trees):
     """The masks that a run's network gives for the test images, by their names, through the loaders of a run."""
     saved = read_checkpoint(run, stem="model")
     there = read_segmentation(Data(root=str(trees / "masks")))
-    store = store_split(there.splits.test, stored_size=SIDE, data=Data(cache="off"))
-    batch = DenseTransform(store, there.targets["test"], SIDE, saved.mean, saved.std)(0, np.arange(3))
+    store = store_split(there.test, stored_size=SIDE, data=Data(cache="off"))
+    batch = DenseTransform(store, SIDE, saved.mean, saved.std)(0, np.arange(3))
     with torch.no_grad():
         shares = segmented(build_network(saved), batch["images"])
-    found = zip(store.names, shares, there.targets["test"], strict=True)
+    found = zip(store.names, shares, store.targets, strict=True)
     return {name.split("/")[-1]: classes_on_file(own, target.size, SIDE).numpy() for name, own, target in found}
 
 
@@ -276,5 +275,5 @@ def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
     content["annotations"][0]["bbox"][2] -= 2
     file.write_text(json.dumps(content))
     said = refused(capsys, words("detect", root, out))
-    assert any(line.startswith("train: other boxes or masks of 1 image: ") for line in said)
+    assert any(line.startswith("train: 1 image relabelled: ") for line in said)
     assert said[-1].startswith("data.root: the images changed since the run")

@@ -48,7 +48,7 @@ class ImageStore:
         reading: How their files are read.
 
     Attributes:
-        names, labels, classes, groups: The split's.
+        names, labels, classes, groups, targets: The split's.
         sizes: Height and width of each image (pixels), int64 [N, 2].
         pixel_bytes: Bytes per pixel, all channels, [N].
         channels: Channels of an image. 3 for pictures.
@@ -61,6 +61,7 @@ class ImageStore:
 
     def __init__(self, split: Split, index: Index, pixels: Path | None, reading: Reading):
         self.names, self.labels, self.classes, self.groups = split.names, split.labels, split.classes, split.groups
+        self.targets = split.targets
         self.sizes, self.pixel_bytes = index.sizes, index.pixel_bytes
         self._digests, self._ends = index.digests, index.ends
         if reading.bands:

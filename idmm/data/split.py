@@ -33,6 +33,7 @@ class Split:
     classes: list[str] | None  # name of each label
     drawn: str = ""  # how it was drawn from a whole split. Empty: it is whole
     groups: np.ndarray | None = None  # name of each image's group, [N]. A group is never divided between splits
+    targets: list | None = None  # boxes or mask of each image, see :mod:`idmm.dense.targets`
 
     def __len__(self) -> int:
         return len(self.names)
@@ -46,7 +47,8 @@ class Split:
         indices = np.asarray(indices, dtype=np.int64)
         items = [self.items[i] for i in indices] if isinstance(self.items, list) else self.items[indices]
         labels, groups = (None if values is None else values[indices] for values in (self.labels, self.groups))
-        return replace(self, items=items, names=[self.names[i] for i in indices], labels=labels, groups=groups)
+        names, targets = [self.names[i] for i in indices], self.targets and [self.targets[i] for i in indices]
+        return replace(self, items=items, names=names, labels=labels, groups=groups, targets=targets)
 
 
 @dataclass(frozen=True)

@@ -108,11 +108,14 @@ def _statistics(store: ImageStore, grey: bool) -> tuple[list[float], list[float]
 def fingerprint(store: ImageStore) -> dict:
     """Return what identifies the images, for JSON: ``{"classes": [...] or None, "images": {name: "digest label"}}``.
 
-    Digests are cut to 16 hexadecimal digits. Images without a label have none. The order counts.
+    Digests are cut to 16 hexadecimal digits. The label is that of boxes or a mask, too. Images without a label have
+    none. The order counts.
     """
     labels = [-1] * len(store) if store.labels is None else store.labels.tolist()
+    if store.targets is not None:
+        labels = [target.digest for target in store.targets]
     images = {
-        name: digest[:16] if label < 0 else f"{digest[:16]} {label}"
+        name: digest[:16] if label == -1 else f"{digest[:16]} {label}"
         for name, digest, label in zip(store.names, store.digests, labels, strict=True)
     }
     return {"classes": store.classes, "images": images}

@@ -1,7 +1,6 @@
 """Detection: from images with boxes, and masks if there are any, to a detector."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -76,10 +75,9 @@ class BoxEvaluator(DenseEvaluator):
 
     @torch.no_grad()
     def scores(self, network, final=False):
-        boxes_only = [replace(target, segments=None) for target in self.targets]  # masks are compared on the files
         objects = {}  # by the image's number
         with evaluating(network):
-            for batch in self.batches(boxes_only, final):
+            for batch in self.batches(final):
                 images = batch["images"].to(self.run.device, non_blocking=True)
                 with self.run.autocast():
                     outputs = network(images)
@@ -99,5 +97,5 @@ class BoxEvaluator(DenseEvaluator):
         write_csv(folder / "per_class.csv", rows)
         results = []
         for number, objects in self.objects.items():
-            results += objects.results(self.targets[number].image_id, self.listing.categories)
+            results += objects.results(self.targets[number].image_id, self.categories)
         write_text(folder / "predictions.json", json.dumps(results) + "\n")

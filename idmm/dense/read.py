@@ -27,11 +27,11 @@ from idmm.data.listing import draw_subset, hold_out, narrowed
 from idmm.data.official import absent, lines
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Split, arranged, counted
-from idmm.dense.targets import IGNORED, BoxTarget, DenseSplits, MaskTarget, mask_values, rasterised
+from idmm.dense.targets import IGNORED, BoxTarget, DenseListing, MaskTarget, mask_values, rasterised
 from idmm.errors import UserError, capped, listed, needed, reason
 
 log = logging.getLogger("idmm")
-Reader = Callable[[Path, list[str]], tuple[dict[str, tuple[Split, list]], dict[int, str]]]
+Reader = Callable[[Path, list[str]], tuple[dict[str, Split], dict[int, str]]]
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
 FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
@@ -52,7 +52,7 @@ LAYOUTS = (
 )
 
 
-def read_detection(data: config.Data) -> DenseSplits:
+def read_detection(data: config.Data) -> DenseListing:
     """Return the images of a folder in COCO's format with their objects, by the ``data`` section of a config.
 
     ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws some.
@@ -64,31 +64,30 @@ def read_detection(data: config.Data) -> DenseSplits:
     return _read(read_coco, data)
 
 
-def read_segmentation(data: config.Data) -> DenseSplits:
+def read_segmentation(data: config.Data) -> DenseListing:
     """Return images with a mask each, as :func:`read_detection` does. ADE20K's layout is accepted, too."""
     return _read(read_masks, data)
 
 
-def _read(reader: Reader, data: config.Data) -> DenseSplits:
+def _read(reader: Reader, data: config.Data) -> DenseListing:
     root, faults = root_folder(data), []
     parts, classes = reader(root, faults)
     if faults:
         raise UserError(*faults)
     # as for class labels, with all images in one class
-    labelled = {p: replace(s, labels=np.zeros(len(s), int), classes=["image"]) for p, (s, _) in parts.items()}
-    splits = hold_out(narrowed(arranged(labelled), data, labelled=True), data.val_fraction)
-    bare = {part: replace(split, classes=None, labels=None) for part, split in splits.parts.items()}
-    splits = replace(splits, **bare)
+    labelled = {p: replace(split, labels=np.zeros(len(split), int), classes=["image"]) for p, split in parts.items()}
+    listing = hold_out(narrowed(arranged(labelled), data, labelled=True), data.val_fraction)
+    names = list(classes.values())
+    splits = {part: replace(split, classes=names, labels=None) for part, split in listing.parts.items()}
+    listing = DenseListing(**{**vars(listing), **splits}, categories=list(classes))
     if data.subset is not None:
-        splits = replace(splits, train=draw_subset(splits.train, data.subset))
-    if splits.test is None:
+        listing = replace(listing, train=draw_subset(listing.train, data.subset))
+    if listing.test is None:
         raise LabelsMissing(
             f"data.root: '{root}' has no part 'val' or 'test' to evaluate on. "
             "Add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
         )
-    by_name = {name: t for split, targets in parts.values() for name, t in zip(split.names, targets, strict=True)}
-    targets = {part: [by_name[name] for name in split.names] for part, split in splits.parts.items()}
-    return DenseSplits(splits, targets, list(classes.values()), list(classes))
+    return listing
 
 
 # ---------------------------------------------------------------------- both
@@ -115,11 +114,11 @@ def as_text(size: tuple[int, int]) -> str:
 
 
 # ---------------------------------------------------------------------- boxes
-def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, tuple[Split, list[BoxTarget]]], dict[int, str]]:
+def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int, str]]:
     """Read all parts.
 
     Returns:
-        Images and targets by part, and class names by category number, in the order of these.
+        Images with targets by part, and class names by category number, in the order of these.
 
     Raises:
         UserError: There is no such layout, or a file is not in COCO's format.
@@ -163,7 +162,7 @@ def _opened(path: Path, faults: list[str]):
         faults.append(f"data.root: '{path}' is not in COCO's format ({type(error).__name__}: {error})")
 
 
-def _part(root: Path, path: Path, coco, labels: dict[int, int], faults: list[str]) -> tuple[Split, list[BoxTarget]]:
+def _part(root: Path, path: Path, coco, labels: dict[int, int], faults: list[str]) -> Split:
     """Return the images that exist in the size of the annotation file, and their objects."""
     objects, reasons, without_area = defaultdict(list), [], 0
     for row in coco.dataset["annotations"]:
@@ -209,7 +208,7 @@ def _part(root: Path, path: Path, coco, labels: dict[int, int], faults: list[str
         boxes, crowd = np.array(boxes, dtype=np.float32).reshape(-1, 4), np.array(crowd, dtype=bool)
         segments = list(segments) if outlined else None
         targets.append(BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, _size(image), image["id"]))
-    return split, targets
+    return replace(split, targets=targets)
 
 
 def _box(bbox: list, size: tuple[int, int]) -> np.ndarray:
@@ -243,11 +242,11 @@ def _size(image: dict) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------- masks
-def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, tuple[Split, list[MaskTarget]]], dict[int, str]]:
+def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int, str]]:
     """Read all parts.
 
     Returns:
-        Images and targets by part, and class names by mask value.
+        Images with targets by part, and class names by mask value.
 
     Raises:
         UserError: There is no such layout.
@@ -283,7 +282,7 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, tuple[Split, li
         reasons = [_fault(target, size, len(classes)) for target, size in zip(targets, sizes, strict=True)]
         wrong = [f"'{path}': {fault}" for path, fault in zip(masks.items, reasons, strict=True) if fault]
         faults += unusable(root / layout.masks, counted(len(masks), "mask"), wrong)
-        parts[part] = images, targets
+        parts[part] = replace(images, targets=targets)
     return parts, dict(enumerate(classes, start=layout.first))
 
 

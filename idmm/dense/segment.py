@@ -85,7 +85,7 @@ class PixelEvaluator(DenseEvaluator):
         scales = self.setup.config.eval_scales if final else [1.0]
         confusion = np.zeros((classes, classes), dtype=np.int64)
         with evaluating(network):
-            for batch in self.batches(self.targets, final):
+            for batch in self.batches(final):
                 with self.run.autocast():
                     outputs = segmented(network, batch["images"].to(self.run.device), scales)  # [B, K, S, S]
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):

@@ -69,18 +69,15 @@ Target = BoxTarget | MaskTarget
 
 
 @dataclass(frozen=True)
-class DenseSplits:
-    """Images and targets: ``targets[part][i]`` belongs to image i of ``splits.parts[part]``."""
+class DenseListing(Listing):
+    """Images with their targets and the names of classes, as ``targets`` and ``classes`` of each split."""
 
-    splits: Listing
-    targets: dict[str, Sequence[Target]]
-    classes: list[str]
-    categories: list[int]  # number of each class in the dataset's own files
+    categories: Sequence[int] = ()  # number of each class in the dataset's own files
 
-    @property
-    def outlined(self) -> bool:
-        """Whether the training objects have outlines, so that instance masks can be learned."""
-        return any(getattr(target, "segments", None) is not None for target in self.targets["train"])
+
+def outlined(targets: Sequence[Target]) -> bool:
+    """Return whether objects have outlines, so that instance masks can be learned."""
+    return any(getattr(target, "segments", None) is not None for target in targets)
 
 
 def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:

@@ -3,7 +3,7 @@
 An image keeps its aspect and lies in the upper left of its canvas. The rest has the mean colour. Masks ignore it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torchvision.transforms.v2 import functional as F
 from idmm.data.image_store import ImageStore
 from idmm.data.values import unit
 from idmm.data.views import normalise, numbered, resize
-from idmm.dense.targets import IGNORED, BoxTarget, Target, nearest
+from idmm.dense.targets import IGNORED, BoxTarget, nearest, outlined
 from idmm.seeding import derive, seeded
 
 # Strengths of SSD (Liu et al., ECCV 2016) without its channel swaps, each with probability 0.5
@@ -52,21 +52,28 @@ class DenseTransform:
     cropped at random if it is larger than the canvas, flipped and recoloured, by torchvision.
 
     Args:
-        store: Images by number.
-        targets: One per image of the store, all of one kind.
+        store: Images by number, with targets of one kind.
         size: Side of the canvas (pixels).
         mean, std: One value per channel. A single one makes RGB images grey.
         augment: Has ``scale`` (lowest and highest, of the letterboxed size), ``flip`` (probability) and
             ``photometric`` (whether colours change). None: no augmentation, for evaluation.
         key: From :func:`idmm.seeding.derive`, different per seed and stage.
+        only_images: Leave out the targets.
     """
 
     def __init__(
-        self, store: ImageStore, targets: Sequence[Target], size: int, mean, std, augment: Any = None, key: int = 0
+        self,
+        store: ImageStore,
+        size: int,
+        mean,
+        std,
+        augment: Any = None,
+        key: int = 0,
+        only_images: bool = False,
     ):
-        self.store, self.targets, self.size, self.mean, self.std = store, targets, size, mean, std
-        self.augment, self.key = augment, key
-        self.outlined = any(getattr(target, "segments", None) is not None for target in targets)
+        self.store, self.size, self.mean, self.std = store, size, mean, std
+        self.augment, self.key, self.only_images = augment, key, only_images
+        self.outlined = outlined(store.targets)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Return a batch of B images as padded tensors.
@@ -88,7 +95,7 @@ class DenseTransform:
                 for canvases, sample in zip(batch["masks"], samples, strict=True):
                     n, h, w = sample["masks"].shape
                     canvases[:n, :h, :w] = sample["masks"]
-        else:
+        elif "masks" in samples[0]:
             masks = [on_canvas(sample["masks"], self.size, IGNORED) for sample in samples]
             batch["mask"] = torch.cat(masks).long()
         return numbered(batch, self.store, indices)
@@ -118,9 +125,11 @@ class DenseTransform:
         It has ``image`` float32 [C, h, w] in [0, 1]. Detection adds ``boxes`` [n, 4], ``labels`` [n] and, with
         outlines, ``masks`` uint8 [n, h, w]. Segmentation adds ``masks`` uint8 [1, h, w].
         """
-        target = self.targets[i]
+        target = self.store.targets[i]
         h, w = letterboxed(target.size, self.size, scale)
         sample = {"image": tv_tensors.Image(resized_to(self.store.image(i), (h, w)))}
+        if self.only_images:
+            return sample
         if not isinstance(target, BoxTarget):
             return sample | {"masks": tv_tensors.Mask(torch.from_numpy(nearest(target.mask(), (h, w)))[None])}
         target = target.take(~target.crowd)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from idmm.data.images import StoredSize
-    from idmm.data.split import Listing
-    from idmm.dense.targets import DenseSplits
+    from idmm.dense.targets import DenseListing
     from idmm.models.spec import ModelSpec
 
 PRETRAIN_CROP = 0.875  # share of the short side that the centre crops cover on which features are measured
@@ -96,8 +95,8 @@ class FinetuneStage(Stage):
 class DenseStage(Stage):
     """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off.
 
-    ``read`` lists the images with their boxes or masks, all checked. ``build_network`` puts the layers that predict
-    them for K classes on a backbone, with fresh weights of torch's generators. ``masks``: predict one per box.
+    ``list_images`` also reads and checks their boxes or masks. ``build_network`` puts the layers that predict them for
+    K classes on a backbone, with fresh weights of torch's generators. ``masks``: predict one per box.
     """
 
     crop_pct = 1.0
@@ -107,11 +106,11 @@ class DenseStage(Stage):
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
         self.build_network(backbone, spec, 1, False)
 
-    def list_images(self) -> "Listing":
-        return self.read().splits
-
     def stored_size(self, size: int) -> "StoredSize":
         return math.ceil(size * max(1.0, *self.config.augment.scale))
+
+    def eval_stored_size(self, size: int) -> "StoredSize":
+        return size
 
     @property
     def phases(self) -> list[Phase]:
@@ -135,7 +134,7 @@ class DetectStage(DenseStage):
     NAME, CONFIG = "detect", DetectConfig
     LABELS, FOLDER = "boxes", "boxes (COCO)"
 
-    def read(self) -> "DenseSplits":
+    def list_images(self) -> "DenseListing":
         from idmm.dense.read import read_detection
 
         return read_detection(self.config.data)
@@ -153,7 +152,7 @@ class SegmentStage(DenseStage):
     NAME, CONFIG = "segment", SegmentConfig
     LABELS, FOLDER = "masks", "masks"
 
-    def read(self) -> "DenseSplits":
+    def list_images(self) -> "DenseListing":
         from idmm.dense.read import read_segmentation
 
         return read_segmentation(self.config.data)
@@ -189,9 +188,7 @@ class ProbeStage(Stage):
         return Needs()
 
     def stored_size(self, size: int) -> "StoredSize":
-        from idmm.data.images import CentreCrop
-
-        return CentreCrop(size, self.crop_pct)
+        return self.eval_stored_size(size)
 
 
 STAGES: dict[str, type[Stage]] = {

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from idmm import distributed
 from idmm.data.image_store import ImageStore
-from idmm.data.images import CentreCrop
 from idmm.data.loaders import centre_crops
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
@@ -35,7 +33,7 @@ BASELINE_BATCH = 64  # images at a time
 def store_run_images(
     setup: RunSetup, listing: Listing, folder: RunFolder | None = None, parts: tuple[str, ...] = PARTS
 ) -> Stores:
-    """Store the images of a run, those of val and test in centre crops at the size of each phase.
+    """Store the images of a run, those of val and test for the size of each phase.
 
     Args:
         setup: Of the run.
@@ -53,12 +51,11 @@ def store_run_images(
     check_val(stage, listing)
     sizes = dict.fromkeys(phase.size for phase in setup.phases)
     saved = (folder and folder.image_values()) or {"range": None, "mean": None, "std": None}
-    data = replace(setup.config.data, in_chans=spec.in_chans, bands=spec.bands)
     stores = store_images(
         listing,
-        data,
+        setup.config.data,
         stage.stored_size(max(sizes)),
-        {size: CentreCrop(size, stage.crop_pct) for size in sizes},
+        {size: stage.eval_stored_size(size) for size in sizes},
         parts=parts if stage.needs.eval_pixels else ("train",),
         value_range=saved["range"] or spec.range,
         mean=spec.mean or saved["mean"],
@@ -71,7 +68,7 @@ def store_run_images(
         folder.check_images(stores.fingerprint(), image_differences)
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
         how = "decoded at each use" if stores.train.decodes else "decoded once"
-        log.info("images: %s of %s (%s)", counts, data.name, how)
+        log.info("images: %s of %s (%s)", counts, setup.config.data.name, how)
     return stores
 
 

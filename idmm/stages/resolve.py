@@ -36,15 +36,18 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     from idmm.models.hub import pin_commit
     from idmm.models.spec import model_spec
 
+    spec = model_spec(config)
+    model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
+    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
+    if spec.bands is not None:  # images with boxes or masks have none
+        data = replace(data, bands=spec.bands)
+    config = replace(config, init=pin_commit(config.init), model=model, data=data)
     if isinstance(config, ProbeConfig):
-        config = replace(config, init=pin_commit(config.init))
-        spec = model_spec(replace(config, model=replace(config.model, drop_path=0.0)))
         if config.size is None:
             config = replace(config, size=default_size(spec))
             notes.append(f"size: {config.size} px, the default for {spec.name}. --size sets another")
         stage = stage_of(config)
         return RunSetup(stage, spec, tuple(stage.phases), tuple(notes), started_at)
-    spec = model_spec(config)
     if isinstance(config, FinetuneConfig):
         config, more = fill_classifier_init(config, spec)
         notes += more
@@ -58,11 +61,7 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     if train.warmup_epochs is None:
         train = replace(train, warmup_epochs=warmup_epochs)
         notes.append(f"train.warmup_epochs: {warmup_epochs:g}, the recipe's for {spec.name}")
-    model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
-    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
-    if spec.bands is not None:  # images with boxes or masks have none
-        data = replace(data, bands=spec.bands)
-    config = replace(config, init=pin_commit(config.init), train=train, model=model, data=data)
+    config = replace(config, train=train)
     phases = stage_of(config).phases  # they name the keys that the user gave
     if isinstance(config, FinetuneConfig):
         config = replace(config, stages=config.resolved_stages())

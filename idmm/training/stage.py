@@ -69,6 +69,12 @@ class Stage:
         """The images that the run needs."""
         return Needs(val=self.config.train.keep == "best")
 
+    def eval_stored_size(self, size: int) -> "StoredSize":
+        """Return what is stored of the images to evaluate on at a size (pixels)."""
+        from idmm.data.images import CentreCrop
+
+        return CentreCrop(size, self.crop_pct)
+
     def list_images(self) -> "Listing":
         """List the images of the run and decode nothing."""
         from idmm.data.listing import list_images
