@@ -114,7 +114,7 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     assert floor["images"] == 8 and floor["of"] == "test" and floor["largest_class"] == 50
     assert found == {
         "layout": [], "unreadable": [], "pairs": [], "bands": None, "range": None, "clean": True,
-        "transparent": [], "one_colour": [], "enough_to_pretrain": True,
+        "one_colour": [], "enough_to_pretrain": True,
         "dataset": "folder", "root": str(healthy), "images": {"train": 32, "test": 8},
         "classes": {"train": {"china": 16, "flower": 16}, "test": {"china": 4, "flower": 4}},
         "sides": {"train": [128, 128, 128], "test": [128, 128, 128]},
@@ -135,28 +135,18 @@ def test_what_suffices_for_pretraining_is_no_fault(form, tmp_path, capsys):
     assert ("--data.val_fraction" in out) == (form == "train alone")
 
 
-def test_transparent_and_one_coloured_images_are_listed_and_stay(tmp_path, capsys):
+def test_images_of_one_colour_are_listed_and_stay(tmp_path, capsys):
     root = tree(tmp_path / "d", train={"a": 4, "b": 4}, val={"a": 2, "b": 2})
-    for path in (root / "train/a/0.png", root / "val/b/1.png"):
-        image = Image.open(path).convert("RGB")
-        image.putalpha(0)
-        image.save(path)
     for name, colour in (("white", (255, 255, 255)), ("red", (200, 10, 10))):
         Image.new("RGB", (40, 40), colour).save(root / f"train/b/{name}.png")
-    Image.new("RGBA", (40, 40), (0, 200, 0, 0)).save(root / "train/b/green.png")
     code, text, found = checked(root, tmp_path / "c", capsys)
-    assert code == 0 and found["clean"] and "\nLook at: transparent, one colour.\n" in text
-    assert found["transparent"] == [
-        {"split": "train", "name": "train/a/0.png"},
-        {"split": "train", "name": "train/b/green.png"},
-        {"split": "test", "name": "val/b/1.png"},
-    ]
-    names = [f"train/b/{name}.png" for name in ("green", "red", "white")]
+    assert code == 0 and found["clean"] and "\nLook at: one colour.\n" in text
+    names = [f"train/b/{name}.png" for name in ("red", "white")]
     assert found["one_colour"] == [{"split": "train", "name": name} for name in names]
-    assert "\ntransparent: 3 images (train/a/0.png, " in text and f"\none colour: 3 images ({', '.join(names)})" in text
+    assert f"\none colour: 2 images ({', '.join(names)})" in text
     lines = (tmp_path / "c/exclude.txt").read_text().splitlines()
-    assert all(line.startswith("#") for line in lines) and f"#{names[1]}" in lines
-    assert lines[lines.index("#train/b/green.png") - 1] == "# transparent; of one colour"
+    assert all(line.startswith("#") for line in lines)
+    assert lines[lines.index("#train/b/red.png") - 1] == "# of one colour"
 
 
 def test_a_missing_folder_is_one_line_and_exit_2(tmp_path, capsys):

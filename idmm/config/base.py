@@ -34,12 +34,6 @@ class FieldErrors(ValueError):
         self.faults = faults
 
 
-def raise_faults(faults: dict[str, str]) -> None:
-    """Raise FieldErrors if there are any faults."""
-    if faults:
-        raise FieldErrors(faults)
-
-
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def section(cls: type) -> type:
     """Make a class a frozen, checked section of a config. A field without a docstring takes its base class's.

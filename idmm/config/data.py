@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from idmm.config.base import distinct, raise_faults, section
+from idmm.config.base import FieldErrors, distinct, section
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -89,7 +89,8 @@ class Images:
             faults["in_chans"] = f"got {self.in_chans} for {used} bands, expected {used}, or no in_chans"
         if self.fold is not None and self.fold > (self.folds or 0):
             faults["fold"] = f"got {self.fold}, expected data.folds of at least {self.fold}"
-        raise_faults(faults)
+        if faults:
+            raise FieldErrors(faults)
         return self
 
 

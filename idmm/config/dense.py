@@ -83,10 +83,8 @@ class DenseAugment:
 
 
 @section
-class DetectConfig(Common):
-    """Train a detector of boxes (and masks if there are any), from a pretrained backbone or from scratch."""
-
-    STAGE: ClassVar[str] = "detect"
+class DenseConfig(Common):
+    """Keys of detection and of semantic segmentation."""
 
     data: DenseData = field(default_factory=DenseData)
     model: DenseModel = field(default_factory=DenseModel)
@@ -95,20 +93,20 @@ class DetectConfig(Common):
 
 
 @section
-class SegmentConfig(Common):
+class DetectConfig(DenseConfig):
+    """Train a detector of boxes (and masks if there are any), from a pretrained backbone or from scratch."""
+
+    STAGE: ClassVar[str] = "detect"
+
+
+@section
+class SegmentConfig(DenseConfig):
     """Train a semantic segmentation (a class per pixel), from a pretrained backbone or from scratch."""
 
     STAGE: ClassVar[str] = "segment"
 
-    data: DenseData = field(default_factory=DenseData)
-    model: DenseModel = field(default_factory=DenseModel)
-    train: DenseTrain = field(default_factory=DenseTrain)
-    augment: DenseAugment = field(default_factory=DenseAugment)
     eval_scales: list[Annotated[float, Field(gt=0, le=4)]] = Field(default_factory=lambda: [1.0], min_length=1)
     """Factors of train.size at which test images are predicted and averaged at the end, e.g. '[0.5, 1.0, 1.5]'."""
-
-
-DenseConfig = DetectConfig | SegmentConfig
 
 
 def tested_sides(size: int, scales: Sequence[float]) -> list[int]:

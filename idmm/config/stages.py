@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import raise_faults, section
+from idmm.config.base import FieldErrors, section
 from idmm.config.data import Data
 from idmm.config.methods import IDMM, MethodOptions
 from idmm.config.train import FinetuneTrain, PretrainTrain
@@ -169,7 +169,8 @@ class FinetuneConfig(Common):
         if self.drloc.weight and self.model.freeze:
             why = "but model.freeze is true, so nothing of the backbone learns from it. Leave one of them out."
             faults["drloc.weight"] = f"got {self.drloc.weight:g}, {why}"
-        raise_faults(faults)
+        if faults:
+            raise FieldErrors(faults)
         return self
 
     def resolved_stages(self) -> list[Stage]:

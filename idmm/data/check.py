@@ -84,7 +84,6 @@ class DatasetReport:
     images: dict[str, int] = field(default_factory=dict)  # of each split
     layout: list[str] = field(default_factory=list)  # why fine-tuning would refuse the dataset
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
-    transparent: list[dict] = field(default_factory=list)  # {"split", "name"}: opacity 0 everywhere, colours are read
     one_colour: list[dict] = field(default_factory=list)  # {"split", "name"}: every pixel is the same
     range: ValueRange = None  # of training images of more than 8 bits under data.range auto
     bands: Bands | None = None  # channels that are used. None: the images are pictures
@@ -114,7 +113,6 @@ class _Summary:
     file: bytes
     pixels: bytes
     size: tuple[int, int]
-    transparent: bool
     one_colour: bool
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
@@ -153,7 +151,6 @@ def check(
                 report.unreadable.append({**name, "reason": summary.reason})
                 continue
             summaries.append(summary)
-            report.transparent += [name] if summary.transparent else []
             report.one_colour += [name] if summary.one_colour else []
         if sides := [min(summary.size) for summary in summaries]:
             report.sides[part] = [min(sides), int(np.median(sides)), max(sides)]
@@ -200,7 +197,6 @@ def _summaries(report: DatasetReport, part: str, split: Split, chosen: Sequence[
             file=decoded.digest,
             pixels=digest(repr(image.shape).encode() + image.tobytes()),
             size=image.shape[:2],
-            transparent=decoded.transparent,
             one_colour=bool((image == image[0, 0]).all()),
             hash=perceptual_hash(picture),
             thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
@@ -268,15 +264,13 @@ def similarity(one: np.ndarray, two: np.ndarray) -> float:
 
 
 # ---------------------------------------------------------------------- the file for data.exclude
-def exclusions(
-    pairs: Sequence[Pair], unreadable: Sequence[dict] = (), suspected: dict[str, Sequence[dict]] | None = None
-) -> list[str]:
+def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colour: Sequence[dict] = ()) -> list[str]:
     """Return the lines of a file for ``data.exclude``, each under a comment with all reasons.
 
     Broken files come first, then images that are the same, then those that are nearly so. Of images that are the same
     one stays: the first of the test split, else of val, else of train. If those of that split are of different classes
     none stays, as one of them is wrong. Nearly equal ones are commented out: of a pair across splits the training
-    image, else the second. So are ``suspected`` images, by their reason.
+    image, else the second. So are images of one colour.
     """
     reasons: dict[str, list[str]] = {bad["name"]: [f"unreadable ({bad['reason']})"] for bad in unreadable}
     same: dict[ImageRef, list[ImageRef]] = {}
@@ -295,9 +289,8 @@ def exclusions(
             if image != other:
                 reasons.setdefault(image.name, []).append(f"the same as {quoted(other.name)}{why}")
     certain = set(reasons)
-    for why, images in (suspected or {}).items():
-        for image in images:
-            reasons.setdefault(image["name"], []).append(why)
+    for image in one_colour:
+        reasons.setdefault(image["name"], []).append("of one colour")
     for pair in pairs:
         if not pair.exact:
             out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)

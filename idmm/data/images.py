@@ -46,8 +46,6 @@ class Decoded(NamedTuple):
     """uint8, or uint16 if it has more than 8 bits, [H, W, C], contiguous. The type's largest value stands for 1."""
     digest: bytes
     """BLAKE2b of its file, or of the pixels if it has none."""
-    transparent: bool
-    """Whether the opacity is 0 everywhere. The colours are then shown as if there were none."""
 
 
 def read(path: str | os.PathLike) -> bytes:
@@ -73,8 +71,8 @@ Item = bytes | str | os.PathLike | np.ndarray | Image.Image  # a file's content 
 def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
     """Decode an image, upright by EXIF's orientation. Of an animation the first frame counts.
 
-    A picture has three channels, which are equal if it is grey. Its transparent pixels are white, unless all are. Bands
-    are the channels of the file. Those of a palette are its colours'.
+    A picture has three channels, which are equal if it is grey. Its transparent pixels are white. If all are, its
+    colours are used as if it had no opacity. Bands are the channels of the file. Those of a palette are its colours'.
 
     Args:
         item: A file's path or content, numbers as files have them ([H, W] or [H, W, C]), or an open image of Pillow's,
@@ -89,10 +87,6 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
     """
     content = read(item) if isinstance(item, (str, os.PathLike)) else item
     values, alpha = _values(content, bands)
-    transparent, opaque = alpha is not None and not (alpha > 0).any(), 1.0
-    if alpha is not None:
-        opaque = 1.0 if alpha.dtype.kind == "f" else np.iinfo(alpha.dtype).max
-        alpha = None if transparent or (alpha >= opaque).all() else alpha
     if values.dtype != np.uint8:
         if value_range == AUTO:
             raise RangeUnknown
@@ -100,15 +94,23 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
         if value_range is None:
             raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
         values = rescale(values, value_range)
-    if alpha is not None and alpha.dtype == np.uint8:  # blended with white, rounded. 65152: 255 * 255 + 127
-        values = ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)
-    elif alpha is not None:
-        opacity = np.clip(alpha / opaque, 0, 1)
-        values = np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
+    if alpha is not None and (alpha > 0).any():
+        values = _on_white(values, alpha)
     if bands is None and values.shape[2] == 1:
         values = np.repeat(values, 3, axis=2)
     pixels = np.ascontiguousarray(values)
-    return Decoded(pixels, digest(content if isinstance(content, bytes) else content.tobytes()), transparent)
+    return Decoded(pixels, digest(content if isinstance(content, bytes) else content.tobytes()))
+
+
+def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Return an image, uint8 or uint16 [H, W, C], blended with white by its opacity in the file's numbers [H, W, 1]."""
+    opaque = 1.0 if alpha.dtype.kind == "f" else np.iinfo(alpha.dtype).max
+    if (alpha >= opaque).all():
+        return values
+    if values.dtype == np.uint8:  # 65152: 255 * 255 + 127, which rounds
+        return ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)
+    opacity = np.clip(alpha / opaque, 0, 1)
+    return np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
 
 
 def min_max_of(path: Item, bands: Bands | None) -> tuple[MinMax, ...]:

@@ -63,8 +63,7 @@ def checkup(given: DataCheckConfig) -> int:
         if report.pairs:
             _draw(report, listing, out / "check.png")
         command = " ".join(filter(None, ["idmm data check", given.name, given.root and f"--root {given.root}"]))
-        suspected = {"transparent": report.transparent, "of one colour": report.one_colour}
-        lines = exclusions(report.pairs, report.unreadable, suspected)
+        lines = exclusions(report.pairs, report.unreadable, report.one_colour)
         print(f"written: {write_exclusions(command, given.exclude, lines, out / 'exclude.txt')}")
     return int(not report.clean)
 
@@ -103,12 +102,9 @@ def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str,
     reasons = by_reason(*([image[key] for image in bad] for key in ("name", "reason")))
     advice = "Training stops on them. Replace them, or leave them out by exclude.txt of your --out folder."
     yield "unreadable", counted(len(bad), "file"), reasons, advice, True
-    for kind, images, advice in (
-        ("transparent", report.transparent, "Their opacity is 0 everywhere, so training uses the hidden colours."),
-        ("one colour", report.one_colour, "All their pixels are equal. Look if they are broken."),
-    ):
-        names = [quoted(image["name"]) for image in images]
-        yield kind, counted(len(names), "image"), names, advice, False
+    names = [quoted(image["name"]) for image in report.one_colour]
+    advice = "All their pixels are equal. Look if they are broken."
+    yield "one colour", counted(len(names), "image"), names, advice, False
     groups: dict[tuple[bool, bool], list[Pair]] = {}
     for pair in report.pairs:
         groups.setdefault((pair.leaks, pair.certain if pair.leaks else pair.exact), []).append(pair)
