@@ -8,11 +8,19 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, Mlp, get_act_layer, to_2tuple, trunc_normal_
+from timm.layers import (
+    DropPath,
+    Mlp,
+    calculate_drop_path_rates,
+    get_act_layer,
+    global_pool_nlc,
+    to_2tuple,
+    trunc_normal_,
+)
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Grid, TokenModel, Window, as_map, drop_path_rates, timm_cfg, window_grids
+from idmm.models.base import WINDOWS, Grid, Window, as_map, renamed, timm_cfg, window_grids
 
 
 class ConvEmbed(nn.Module):
@@ -116,7 +124,7 @@ class ConvStage(nn.Module):
         return x, grid
 
 
-class CvT(TokenModel):
+class CvT(nn.Module):
     """CvT: three stages, each with a grid of half the side, and a class token in the last (paper: section 3, Table 2).
 
     There are no position embeddings, so images of any size are accepted. ``img_size`` only sets ``grid_size``. A side
@@ -137,6 +145,7 @@ class CvT(TokenModel):
     """
 
     pos_embed = None
+    num_prefix_tokens = 1
     release_names = (
         (r"^stage(\d)\.", r"stages.\1."),
         (r"\.attn\.conv_proj_([qkv])\.", r".attn.conv_\1."),
@@ -161,11 +170,26 @@ class CvT(TokenModel):
         self.grid_size = window_grids(self.img_size)[-1]
         stages, last = [], len(WINDOWS) - 1
         for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, WINDOWS, strict=True)):
-            rates = drop_path_rates(drop_path_rate if i == last else 0.0, depth)
+            rates = calculate_drop_path_rates(drop_path_rate if i == last else 0.0, depth)
             chans = embed_dims[i - 1] if i else in_chans
             stages.append(ConvStage(chans, dim, embed, int(i == last), rates, heads, mlp_ratio))
         self.stages = nn.ModuleList(stages)
-        self.add_head(embed_dims[-1], num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dims[-1]))
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
+        self.norm = nn.LayerNorm(self.embed_dim)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.apply(_initialise)
+        self.reset_classifier(num_classes, global_pool)
+
+    def get_classifier(self) -> nn.Module:
+        """Return the classifier, an ``Identity`` if there is none."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the classifier (0 classes: none) and, unless None, the pooling."""
+        self.global_pool = global_pool or self.global_pool
+        self.num_classes = num_classes
+        self.head = nn.Linear(self.embed_dim, num_classes).apply(_initialise) if num_classes else nn.Identity()
+        self.head.to(self.norm.weight.device, self.norm.weight.dtype)
 
     def no_weight_decay(self) -> set[str]:
         """Return names of parameters without weight decay."""
@@ -181,6 +205,27 @@ class CvT(TokenModel):
         for stage in self.stages[:-1]:
             x = as_map(*stage(x))
         return self.norm(self.stages[-1](x)[0])
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return logits, [B, 1 + h w, D] -> [B, num_classes], or the pooled features [B, D]."""
+        x = self.head_drop(global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=1))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or [B, D] without a classifier."""
+        return self.forward_head(self.forward_features(x))
+
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights with the public release's names replaced by ours."""
+        return renamed(state_dict, self.release_names)
+
+
+def _initialise(module: nn.Module) -> None:
+    """Draw linear weights with std 0.02 and zero the biases, as in the release. Other layers keep torch's."""
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 _cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")

@@ -7,15 +7,16 @@ papers and from the shapes of the public release, https://github.com/yitu-openso
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp, resample_abs_pos_embed, to_2tuple, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models.vision_transformer import Block
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, TokenModel, Window, as_map, drop_path_rates, sinusoids, timm_cfg, window_grids
+from idmm.models.base import WINDOWS, Window, as_map, renamed, sinusoids, timm_cfg, window_grids
 
 
 class TokenPerformer(nn.Module):
@@ -61,33 +62,35 @@ class TokenPerformer(nn.Module):
 
 
 class TokensToToken(nn.Module):
-    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h w, dim], about a 16th of each side.
+    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h, w, embed_dim], about a 16th of each side.
 
     A split makes tokens from overlapping windows, and a layer between two splits mixes them (paper: section 3.1,
     Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
     """
 
-    def __init__(self, img_size: int | Sequence[int], in_chans: int, dim: int, token_dim: int, drop: float):
-        super().__init__()
+    def __init__(
+        self, img_size: int | Sequence[int], in_chans: int, embed_dim: int, token_dim: int, drop: float, **patches
+    ):
+        super().__init__()  # ``patches``: timm's arguments for plain patches
         self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
         self.num_patches = math.prod(self.grid_size)
         first, second, third = (kernel**2 for kernel, _, _ in WINDOWS)  # pixels of the windows
         self.performer1 = TokenPerformer(in_chans * first, token_dim, drop)
         self.performer2 = TokenPerformer(token_dim * second, token_dim, drop)
-        self.proj = nn.Linear(token_dim * third, dim)
+        self.proj = nn.Linear(token_dim * third, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        size = tuple(x.shape[-2:])
+        grids = window_grids(tuple(x.shape[-2:]))
         performers = (self.performer1, self.performer2)
-        for performer, split, grid in zip(performers, WINDOWS, window_grids(size), strict=False):
+        for performer, split, grid in zip(performers, WINDOWS, grids, strict=False):
             x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
             x = as_map(performer(x), grid)  # [B, token_dim, h, w]
-        return self.proj(_soft_split(x, WINDOWS[2]))
+        return self.proj(_soft_split(x, WINDOWS[2])).unflatten(1, grids[2])
 
 
-class T2TViT(TokenModel):
-    """T2T-ViT: :class:`TokensToToken`, then a class token, fixed positions and ViT's blocks (paper: section 3.2).
+class T2TViT(VisionTransformer):
+    """T2T-ViT: :class:`TokensToToken`, then timm's vision transformer with fixed positions (paper: section 3.2).
 
     A side of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 if 16 divides n.
     ``forward_features`` returns [B, 1 + h w, D], the class token first. ``patch_embed.grid_size`` is (h, w).
@@ -98,16 +101,9 @@ class T2TViT(TokenModel):
 
     Args:
         img_size: Image side, or (height, width), in pixels.
-        global_pool: 'token' (the class token) or 'avg' (the mean of the others).
-        embed_dim: Width D of the tokens.
-        num_heads: Heads per block. Attention is scaled by the head's width, as in the release.
         token_dim: Width of the tokens between the soft splits.
         token_drop_rate: Dropout in the performers, always 0.1 in the release.
-        drop_path_rate: Stochastic depth of the last block. It rises linearly from 0 in the first.
-        in_chans, num_classes, depth, mlp_ratio, drop_rate: As in timm's vision transformers.
-
-    Raises:
-        ValueError: A size or a pooling that it does not accept.
+        **kwargs: Of timm's vision transformer.
     """
 
     antialias_positions = False  # as in the release, also for weights of another size
@@ -119,45 +115,24 @@ class T2TViT(TokenModel):
     )
 
     def __init__(
-        self,
-        img_size: int | Sequence[int] = 224,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "token",
-        embed_dim: int = 384,
-        depth: int = 14,
-        num_heads: int = 6,
-        mlp_ratio: float = 3.0,
-        token_dim: int = 64,
-        token_drop_rate: float = 0.1,
-        drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        self, img_size: int | Sequence[int] = 224, token_dim: int = 64, token_drop_rate: float = 0.1, **kwargs
     ):
-        super().__init__()
-        self.embed_dim = embed_dim
-        self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, embed_dim), std=0.02))
-        self.patch_embed = TokensToToken(img_size, in_chans, embed_dim, token_dim, token_drop_rate)
-        rates = drop_path_rates(drop_path_rate, depth)
-        blocks = [Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, norm_layer=nn.LayerNorm) for rate in rates]
-        self.blocks = nn.Sequential(*blocks)
-        self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, embed_dim).to(self.cls_token))
-        self.add_head(embed_dim, num_classes, global_pool, drop_rate, nn.LayerNorm(embed_dim))
+        embed = partial(TokensToToken, token_dim=token_dim, drop=token_drop_rate)
+        fixed = dict(qkv_bias=False, fc_norm=False, norm_layer=nn.LayerNorm, pos_embed="none", embed_layer=embed)
+        super().__init__(img_size, **kwargs, **fixed)
+        trunc_normal_(self.cls_token, std=0.02)
+        del self.pos_embed  # None
+        self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, self.embed_dim))
 
-    def no_weight_decay(self) -> set[str]:
-        """Return names of parameters without weight decay."""
-        return {"cls_token"}
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        """Return tokens with the class token first and positions added, [B, h, w, D] -> [B, 1 + h w, D]."""
+        old, new = list(self.patch_embed.grid_size), list(x.shape[1:3])
+        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x.flatten(1, 2)], dim=1)
+        return tokens + resample_abs_pos_embed(self.pos_embed, new, old, antialias=self.antialias_positions)
 
-    def group_matcher(self, coarse: bool = False) -> dict:
-        """Return patterns of parameters per layer, for layer-wise learning rates."""
-        return dict(stem=r"^cls_token|patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return normalised tokens, [B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
-        tokens, grid = self.patch_embed(x), window_grids(tuple(x.shape[-2:]))[-1]
-        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens], dim=1)
-        old = list(self.patch_embed.grid_size)
-        positions = resample_abs_pos_embed(self.pos_embed, list(grid), old, antialias=self.antialias_positions)
-        return self.norm(self.blocks(tokens + positions))
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights with the public release's names replaced by ours."""
+        return renamed(state_dict, self.release_names)
 
 
 def _soft_split(x: Tensor, window: Window) -> Tensor:
