@@ -87,7 +87,8 @@ def measure(backbone) -> dict:
         some = np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:10] for c in range(10)])
         predicted = evaluate.probe_predict(train[some], labels[some], test)
         probes.append(100 * float(np.mean(predicted == truth)))
-    return {"knn": evaluate.knn_accuracy(train, labels, test, truth), "probe": float(np.mean(probes))}
+    knn = evaluate.score(evaluate.knn_predict(train, labels, test), truth)["top1"]
+    return {"knn": knn, "probe": float(np.mean(probes))}
 
 
 def table(out: Path, seeds: int) -> str:

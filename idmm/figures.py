@@ -149,7 +149,8 @@ def confusion_figure(predictions, classes: Sequence[str]) -> Figure:
     """
     names = [shortened(" ".join(name.split()), 30) for name in classes]
     truth, predicted, are_named = predictions.truth, predictions.predicted, len(classes) <= NAMED_CLASSES
-    rows = [f"{name} ({images:,})" for name, images in zip(names, predictions.per_class()[0], strict=True)]
+    counts = predictions.confusion()
+    rows = [f"{name} ({images:,})" for name, images in zip(names, counts.sum(axis=1), strict=True)]
     side = 0.9 + max(6, len(classes)) * CELL + max(map(len, rows)) * LETTER if are_named else 6.4
     figure = Figure(figsize=(side, side + 0.2), layout="constrained")
     axis, order = figure.subplots(), "" if are_named else f", 1 to {len(classes)} as in per_class.csv"
@@ -158,7 +159,6 @@ def confusion_figure(predictions, classes: Sequence[str]) -> Figure:
     count, correct = len(truth), int((truth == predicted).sum())
     figure.suptitle(f"{correct:,} of {count:,} test images correct ({100 * correct / count:.1f} %)", fontsize=11)
     figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
-    counts = predictions.confusion()
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     shades = shares if are_named else np.sqrt(shares)  # small cells would be too pale
     diagonal = np.eye(len(classes), dtype=bool)[..., None]

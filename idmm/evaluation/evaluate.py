@@ -46,7 +46,7 @@ class Predictions:
     truth: np.ndarray  # int64 [N], the true classes
     ranked: np.ndarray  # int64 [N, min(5, K)], the likeliest classes, best first
     num_classes: int  # K
-    probability: np.ndarray | None = None  # float32 [N], of the likeliest class. None: not known
+    probability: np.ndarray  # float32 [N], of the likeliest class
 
     @property
     def predicted(self) -> np.ndarray:
@@ -60,11 +60,6 @@ class Predictions:
         """
         hits = self.ranked == self.truth[:, None]  # [N, min(5, K)]
         return score(self.predicted, self.truth) | {"top5": float(100 * hits.any(1).sum() / len(hits))}
-
-    def per_class(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of images of each class and of the correct predictions among them, int64 [K] each."""
-        counts = self.confusion()
-        return counts.sum(axis=1), counts.diagonal()
 
     def confusion(self) -> np.ndarray:
         """Return the number of images by true class (rows) and predicted class, int64 [K, K]."""
@@ -111,15 +106,9 @@ def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> np.ndarray:
         return model.fit(train, train_labels).predict(test)
 
 
-def knn_accuracy(train, train_labels, test, test_labels, k: int = NEIGHBOURS) -> float:
-    """Return the accuracy of :func:`knn_predict` in percent. ``test_labels`` [M] are the true classes."""
-    return 100 * float(np.mean(knn_predict(train, train_labels, test, k) == np.asarray(test_labels)))
-
-
 def probe_predict(train, train_labels, test, strength: float = USUAL_STRENGTH) -> np.ndarray:
     """Return the same by logistic regression on standardised features. ``strength`` is scikit-learn's C."""
-    with warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
-        return _fitted(train, train_labels, strength).predict(test)
+    return _fitted(train, train_labels, strength).predict(test)
 
 
 def fit_linear(
@@ -179,8 +168,9 @@ def class_counts(predicted, truth, classes: int) -> dict[str, list[int]]:
 
     Folds are added up by these counts. ``predicted`` and ``truth`` are classes [M].
     """
-    images, correct = Predictions(np.asarray(truth), np.asarray(predicted)[:, None], classes).per_class()
-    return {"images": images.tolist(), "correct": correct.tolist()}
+    truth = np.asarray(truth)
+    sets = {"images": truth, "correct": truth[np.asarray(predicted) == truth]}
+    return {name: np.bincount(labels, minlength=classes).tolist() for name, labels in sets.items()}
 
 
 def largest_class(truth) -> float:
@@ -237,11 +227,10 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, clas
         splits, by = [(train, labels, np.asarray(val[0]), np.asarray(val[1]))], "val"
     else:
         fold = folds(labels, seed)
-        held_out = [fold == n for n in range(fold.max() + 1)]
-        images = np.cumsum([held.sum() for held in held_out])
-        used = min(len(held_out), 1 + int((images < ENOUGH).sum()))
-        splits = [(train[~held], labels[~held], train[held], labels[held]) for held in held_out[:used]]
-        by = f"{used} of {len(held_out)} stratified folds of train"
+        sizes = np.bincount(fold[fold >= 0])  # images of each fold
+        used = min(len(sizes), 1 + int((sizes.cumsum() < ENOUGH).sum()))
+        splits = [(train[fold != n], labels[fold != n], train[fold == n], labels[fold == n]) for n in range(used)]
+        by = f"{used} of {len(sizes)} stratified folds of train"
     if not splits:
         return Choice(USUAL_STRENGTH, "nothing: there are too few images to hold any out", {})
     hits = sum(_held_out_hits(*split, class_weight) for split in splits)
@@ -312,9 +301,7 @@ def _held_out_hits(train, labels, held_out, truth, class_weight: str | None = No
         train, held_out = train @ axes, held_out @ axes
     model = LogisticRegression(max_iter=500, warm_start=True, class_weight=class_weight)
     hits = []
-    with warnings.catch_warnings(
-        action="ignore"
-    ):  # also of fits that did not converge: they are near enough to compare
+    with warnings.catch_warnings(action="ignore"):  # also of fits that did not converge, which are near enough
         for strength in STRENGTHS:
             hits.append((model.set_params(C=strength).fit(train, labels).predict(held_out) == truth).sum())
     return np.array(hits)
@@ -340,19 +327,15 @@ def readouts(
     """
     choice = choose_strength(train, labels, seed, val)
     accuracies = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}
-    predictions = {
-        "knn": knn_predict(train, labels, test),
-        "probe": probe_predict(train, labels, test, choice.strength),
-    }
-    measured = {
-        "knn": {"k": min(NEIGHBOURS, len(labels))},
-        "probe": {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies},
-    }
-    for name, predicted in predictions.items():
-        scores = score(predicted, truth)
+    chosen = {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies}
+
+    def scores(predicted: np.ndarray) -> dict[str, Any]:
+        values = score(predicted, truth)
         if metric != "mean_per_class":
-            del scores["mean_per_class"]
-        if fold:
-            scores["per_class"] = class_counts(predicted, truth, int(np.max(labels)) + 1)
-        measured[name] = scores | measured[name]
-    return measured
+            del values["mean_per_class"]
+        return values | ({"per_class": class_counts(predicted, truth, int(np.max(labels)) + 1)} if fold else {})
+
+    return {
+        "knn": scores(knn_predict(train, labels, test)) | {"k": min(NEIGHBOURS, len(labels))},
+        "probe": scores(probe_predict(train, labels, test, choice.strength)) | chosen,
+    }

@@ -1,13 +1,15 @@
 """The evaluators of a training run: each is called with a model and returns numbers for ``metrics.jsonl``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from idmm.data.image_store import ImageStore
-from idmm.evaluation.evaluate import Predictions, knn_accuracy, predict
+from idmm.evaluation.evaluate import Predictions, knn_predict, predict
 
 
 class Evaluator(ABC):
@@ -30,45 +32,41 @@ Extract = Callable[..., Tensor]
 """(backbone, store, images=None) -> pooled features of a split's images, all or those of the given numbers, [n, d]."""
 
 
+@dataclass(frozen=True)
 class KNNAccuracy(Evaluator):
-    """Classifies held-out images by their nearest labelled training images.
+    """Classifies held-out images by their nearest labelled training images."""
 
-    Args:
-        extract: Takes the features.
-        train: Training images. Those without a label are not used.
-        held_out: Images to classify.
-        every: Epochs from one call to the next.
-    """
+    extract: Extract
+    train: ImageStore  # images without a label are not used
+    held_out: ImageStore
+    every: int
 
-    def __init__(self, extract: Extract, train: ImageStore, held_out: ImageStore, every: int):
-        self.extract, self.train, self.held_out, self.every = extract, train, held_out, every
-        self.labelled = np.flatnonzero(train.labels >= 0)
-        self.images = len(self.labelled) + len(held_out)
+    @property
+    def images(self) -> int:
+        """Images that a call reads."""
+        return int((self.train.labels >= 0).sum()) + len(self.held_out)
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``knn``, the accuracy in percent."""
-        train = self.extract(model, self.train, self.labelled)
-        held_out = self.extract(model, self.held_out)
-        return {"knn": knn_accuracy(train, self.train.labels[self.labelled], held_out, self.held_out.labels)}
+        labelled = np.flatnonzero(self.train.labels >= 0)
+        train, held_out = self.extract(model, self.train, labelled), self.extract(model, self.held_out)
+        predicted = knn_predict(train, self.train.labels[labelled], held_out)
+        return {"knn": 100 * float(np.mean(predicted == self.held_out.labels))}
 
 
+@dataclass
 class Accuracy(Evaluator):
-    """Evaluates a classifier on a split and keeps its latest predictions.
+    """Evaluates a classifier on a split and keeps its latest predictions."""
 
-    Args:
-        batches: Makes this process's batches of the split. Its argument is a label for progress in the log, or None.
-        images: Images of the split.
-        every: Epochs from one call to the next.
-        device, autocast: Where and in which precision the model runs.
-        metrics: Scores of :meth:`idmm.evaluation.evaluate.Predictions.scores` that a call returns.
-    """
-
-    def __init__(
-        self, batches: Callable[..., Iterable[dict]], images: int, every: int, device, autocast, metrics: Iterable[str]
-    ):
-        self.batches, self.images, self.every = batches, images, every
-        self.device, self.autocast, self.metrics = device, autocast, set(metrics)
-        self.latest: Predictions | None = None
+    batches: Callable[..., Iterable[dict]]
+    """Makes this process's batches of the split. Its argument is a label for progress in the log, or None."""
+    images: int  # of the split
+    every: int
+    device: Any  # the model runs on
+    autocast: Callable
+    metrics: Collection[str]
+    """Scores of :meth:`idmm.evaluation.evaluate.Predictions.scores` that a call returns."""
+    latest: Predictions | None = None
 
     def predict(self, model: nn.Module, label: str | None = None) -> Predictions:
         """Return the predictions for all images. With a ``label`` the log shows the progress."""

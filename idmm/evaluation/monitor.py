@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,24 +43,22 @@ def effective_rank(rows: Tensor) -> float:
     return float(torch.exp(-(share * share.clamp(min=1e-30).log()).sum()))
 
 
+@dataclass
 class CollapseMonitor(Evaluator):
-    """Measures a method on a few training images and warns once if it collapses.
+    """Measures a method on a few training images and warns once if it collapses."""
 
-    Args:
-        method: The method in training. Its own backbone is measured, not its average.
-        extract: Takes the features.
-        train: The training images.
-        numbers: Numbers of the images to measure, int64 [n].
-        history: Returns the records of the epochs so far.
-        every: Epochs from one call to the next.
-    """
+    method: Method  # its own backbone is measured, not its average
+    extract: Extract
+    train: ImageStore
+    numbers: np.ndarray  # of the images to measure, int64 [n]
+    history: Callable[[], list[dict]]  # returns the records of the epochs so far
+    every: int
+    warned: bool = False
 
-    def __init__(
-        self, method: Method, extract: Extract, train: ImageStore, numbers: np.ndarray, history: Callable, every: int
-    ):
-        self.method, self.extract, self.train, self.numbers = method, extract, train, numbers
-        self.history, self.every, self.images = history, every, len(numbers)
-        self.warned = False
+    @property
+    def images(self) -> int:
+        """Images that a call reads."""
+        return len(self.numbers)
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own values."""
