@@ -136,9 +136,9 @@ class HogConv(Hog):
         Args:
             logits: Of the classifier on fixed features for the training images, [N, K].
             labels: Their classes, int64 [N].
-            smoothing: From above 0 to below 1.
+            smoothing: From 0 to below 1. Without any, the margin has no limit and nothing is set.
         """
-        if not self.say:
+        if not self.say or not smoothing:
             return
         others = logits.shape[1] - 1
         right = logits.gather(1, labels[:, None])[:, 0]
