@@ -33,9 +33,9 @@ from small_sets import STAMPS, stamps, write
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE, MARK = ROOT / "benchmarks/results/held_out.json", ROOT / "docs/train.md", "<!-- held out -->"
 SETS = {
-    "drawings": "drawings (12 classes, 465 images)", "voices": "spectrograms of voices (5, 1,122)",
-    "letters": "letters in 56 fonts (24, 1,008)", "icons": "icons (7, 594)",
-    "textures": "textures of a game (8, 1,024)",
+    "drawings": "drawings (12 classes, 465 images)", "voices": "voices (5 classes, 1,122 spectrograms)",
+    "letters": "letters (24 classes, 1,008 images)", "icons": "icons (7 classes, 594 images)",
+    "textures": "textures of a game (8 classes, 1,024 images)",
 }  # fmt: skip
 VIEWS = {"voices": ["--flip", "0", "--jitter", "0"], "letters": ["--flip", "0"]}
 FEW = ["--data.labelled", "{per_class: 5}"]

@@ -171,7 +171,7 @@ def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path, capsy
     assert "gain" not in kept and not (tmp_path / "x/stage1").exists()
     assert read(tmp_path / "x/config.yaml")["stages"][0]["batch_size"] == 8, "for so few images"
     said = capsys.readouterr().err
-    step = rf"step 1 of 1: the classifier \({MODEL[1]}\) at 16 px, \d s. Details: {tmp_path}/x/log.txt"
+    step = rf"step 1 of 1: the classifier \({MODEL[1]}\), \d s. Details: {tmp_path}/x/log.txt"
     assert re.search(rf" 4 of them labelled .*\n0.15 min, until about \d\d:\d\d\n{step}", said, re.DOTALL)
     assert " training on cpu" not in said
     assert " training on cpu" in (tmp_path / "x/log.txt").read_text()
@@ -361,7 +361,7 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
         assert [part for part, *_ in ran[-2:]] == ["trial", "last"] and ran[-1] == last
         printed = capsys.readouterr().out
         assert f"  linear classifier on hog_conv: {linear:.1f} %" in printed
-        assert ("  hog_conv: not measured, as the trial was too short (kept)" in printed) == (epochs == 0)
+        assert ("  hog_conv: kept without a measurement, as the trial was too short" in printed) == (epochs == 0)
     monkeypatch.setattr(train_plan, "PIXELS", {"cpu": 1000.0})
     linear, epochs = 62.0, 0
     assert call(["train", root, "--out", tmp_path / "slow", "--minutes", 10, "--device", "cpu"]) == 0

@@ -79,7 +79,7 @@ def report_lines(report: DatasetReport) -> list[str]:
     if floor := report.floor:
         of = "held-out training" if floor["of"] == "train" else floor["of"]
         text = "baseline: {baseline_top1:.1f} % top-1 by logistic regression on hand-made features "
-        text += "(largest class {largest_class:.1f} %), fitted to {train_images:,} training images"
+        text += "(the largest class every time: {largest_class:.1f} %), fitted to {train_images:,} training images"
         lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {CROP.size} px")
     if report.layout:
         how = "fine-tuning needs more" if report.enough_to_pretrain else "fine-tuning would refuse them"

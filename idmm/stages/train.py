@@ -276,7 +276,7 @@ def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[s
 
 
 def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
-    """Choose with few labels: pseudo-labels are used if neighbouring images agree on the class."""
+    """Choose with few labels: pseudo-labels are used if similar images agree on the class."""
     out, outcome = Path(command.out), None
     if distributed.rank() == 0:
         source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
@@ -318,8 +318,7 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
     step = f"step {parts.index(part) + 1} of {len(parts)}"
     time_of_stage = "fitted without training" if state.is_fitted(part) else duration(60 * minutes)
     resumed = ", resumed" if holds_run(folder) else ""
-    line = "%s%s: %s at %d px, %s. Details: %s"
-    log.info(line, step, resumed, state.label(part), state.size(part), time_of_stage, folder / "log.txt")
+    log.info("%s%s: %s, %s. Details: %s", step, resumed, state.label(part), time_of_stage, folder / "log.txt")
     with details_in_file(warnings=part != "trial"):  # a trial is short, and only compared
         return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
@@ -336,11 +335,11 @@ def _report(state: TrainState) -> None:
             print(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
         if state.best not in state.candidates:
             why = "labels are few" if state.plan.pseudolabel else "the trial was too short"
-            print(f"  {state.best}: not measured, as {why} (kept)")
+            print(f"  {state.best}: kept without a measurement, as {why}")
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
-    print(f"{state.best or state.plan.way} at {state.size('last')} px: top-1 {result['top1']:.1f} % {tested}")
+    print(f"{state.best or state.plan.way}: top-1 {result['top1']:.1f} % {tested}")
     floors = {"the baseline, trained on the given labels only": result.get("baseline_top1")}
     floors["the largest class every time"] = result["largest_class"]
     for label, value in floors.items():

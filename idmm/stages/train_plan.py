@@ -104,7 +104,7 @@ class PseudoLabels:
 
     given: int  # images that had a label
     added: int  # images that got one. A label may not reach all
-    agreement: float  # of neighbouring images on the class, in percent, with chance at 0
+    agreement: float  # of similar images on the class, in percent, with chance at 0
     baseline_top1: float | None  # of the baseline on the given labels, if the pseudo-labels are used (percent)
 
 

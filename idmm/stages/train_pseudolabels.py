@@ -154,7 +154,7 @@ def pseudolabel(
     pseudolabels = PseudoLabels(int(is_given.sum()), int((labels[~is_given] >= 0).sum()), agreement, baseline_top1)
     images = counted(pseudolabels.added, "image")
     log.info("%s: %s without a label got one, from %d that had one", out / PSEUDOLABELS, images, pseudolabels.given)
-    line = f"neighbouring images agree on the class in {agreement:.0f} % of cases, corrected for chance"
+    line = f"similar images agree on the class in {agreement:.0f} % of cases, corrected for chance"
     if agreement < AGREEMENT:
         log.info("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
     else:
@@ -163,7 +163,7 @@ def pseudolabel(
 
 
 def joined_by(agreement: float) -> str:
-    """Return what learns next to joined features, by the agreement of neighbouring images (percent)."""
+    """Return what learns next to joined features, by the agreement of similar images (percent)."""
     if agreement >= AGREEMENT:
         return JOINED_PSEUDO
     return JOINED_LINEAR if agreement >= ALONE else JOINED
