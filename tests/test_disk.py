@@ -19,7 +19,7 @@ from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
 from idmm.data.listing import list_images
 from idmm.data.loaders import own_share
-from idmm.data.store import compare
+from idmm.data.store import image_differences
 from idmm.errors import RunError
 from idmm.training.device import enough_memory
 
@@ -214,13 +214,12 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
 
 def test_fingerprint_tells_labels_and_order():
     images = {"x": "00 0", "y": "11 1", "z": "22 1"}
-    old = {"classes": ["a", "b"], "images": images}
+    old = {"train": {"classes": ["a", "b"], "images": images}, "val": None, "test": None}
     for classes, now, lines in (
         (["a", "b"], images, []),
-        (["a", "b"], {**images, "y": "11 0"}, ["1 image relabelled: y"]),
-        (["a", "b"], dict(reversed(images.items())), ["2 images in another order: x, z"]),
-        (["a", "b", "c"], images, ["the list of classes is another"]),
+        (["a", "b"], {**images, "y": "11 0"}, ["train: 1 image relabelled: y"]),
+        (["a", "b"], dict(reversed(images.items())), ["train: 2 images in another order: x, z"]),
+        (["a", "b", "c"], images, ["train: the list of classes is another"]),
+        (None, {"x": "00", "y": "11", "z": "22"}, ["train: 3 images relabelled: x, y, z"]),
     ):
-        assert compare(old, {"classes": classes, "images": dict(now)}) == lines
-    unlabelled = {"classes": None, "images": {"x": "00", "y": "11", "z": "22"}}
-    assert compare(old, unlabelled)[0].startswith("3 images relabelled: x")
+        assert image_differences(old, {**old, "train": {"classes": classes, "images": dict(now)}}) == lines

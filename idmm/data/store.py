@@ -121,8 +121,13 @@ def fingerprint(store: ImageStore) -> dict:
     return {"classes": store.classes, "images": images}
 
 
-def compare(old: dict, new: dict) -> list[str]:
-    """Return in a few lines how two fingerprints differ. An empty list if image i is still image i."""
+def image_differences(old: dict, new: dict) -> list[str]:
+    """Return in a few lines how two results of :meth:`Stores.fingerprint` differ. [] if image i is still image i."""
+    none = {"classes": None, "images": {}}  # of a split that is not there
+    return [f"{part}: {line}" for part in PARTS for line in _part_differences(old[part] or none, new[part] or none)]
+
+
+def _part_differences(old: dict, new: dict) -> list[str]:
     before, now = old["images"], new["images"]
     if old == new and list(before) == list(now):  # dicts are equal in any order
         return []
@@ -135,10 +140,4 @@ def compare(old: dict, new: dict) -> list[str]:
         "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
     }
     lines = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
-    return lines or (["the list of classes is another"] if old["classes"] != new["classes"] else [])
-
-
-def image_differences(old: dict, new: dict) -> list[str]:
-    """Return how the images of each part differ between two results of :meth:`Stores.fingerprint`."""
-    none = {"classes": None, "images": {}}  # of a split that is not there
-    return [f"{part}: {line}" for part in PARTS for line in compare(old[part] or none, new[part] or none)]
+    return lines or ["the list of classes is another"]

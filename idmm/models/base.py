@@ -1,16 +1,49 @@
-"""Shared by our models: windows of tokens, sinusoids, names of released weights and timm's configuration."""
+"""Shared by our models: the classifier, windows of tokens, names of released weights and timm's configuration."""
 
+import itertools
 import re
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 
 Grid = tuple[int, int]
 Window = tuple[int, int, int]  # kernel, stride and padding
 WINDOWS: tuple[Window, ...] = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # of each step from pixels to tokens
+
+
+class WithClassifier(nn.Module):
+    """timm's interface of a model whose ``head`` classifies ``num_features`` features."""
+
+    global_pool = ""
+
+    def get_classifier(self) -> nn.Module:
+        """Return the classifier, an ``Identity`` if there is none."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the classifier (0 classes: none) and, unless None, the pooling."""
+        self.global_pool = global_pool or self.global_pool
+        self.num_classes, self.head = num_classes, nn.Identity()
+        if num_classes > 0:
+            tensor = next(itertools.chain(self.parameters(), self.buffers()))  # has the device and the dtype
+            layer = init_linear(nn.Linear(self.num_features, num_classes))
+            self.head = layer.to(tensor.device, tensor.dtype).train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or features [B, D] without a classifier."""
+        return self.forward_head(self.forward_features(x))
+
+
+def init_linear(layer: nn.Linear) -> nn.Linear:
+    """Draw weights with std 0.02 and zero the bias, as in the releases of T2T-ViT and CvT."""
+    trunc_normal_(layer.weight, std=0.02)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def renamed(state: dict[str, Tensor], names: Sequence[tuple[str, str]]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from timm.layers import (
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Grid, Window, as_map, renamed, timm_cfg, window_grids
+from idmm.models.base import WINDOWS, Grid, Window, WithClassifier, as_map, init_linear, renamed, timm_cfg, window_grids
 
 
 class ConvEmbed(nn.Module):
@@ -124,7 +124,7 @@ class ConvStage(nn.Module):
         return x, grid
 
 
-class CvT(nn.Module):
+class CvT(WithClassifier):
     """CvT: three stages, each with a grid of half the side, and a class token in the last (paper: section 3, Table 2).
 
     There are no position embeddings, so images of any size are accepted. ``img_size`` only sets ``grid_size``. A side
@@ -177,19 +177,9 @@ class CvT(nn.Module):
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.norm = nn.LayerNorm(self.embed_dim)
         self.head_drop = nn.Dropout(drop_rate)
-        self.apply(_initialise)
+        for module in filter(lambda module: isinstance(module, nn.Linear), self.modules()):
+            init_linear(module)
         self.reset_classifier(num_classes, global_pool)
-
-    def get_classifier(self) -> nn.Module:
-        """Return the classifier, an ``Identity`` if there is none."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier (0 classes: none) and, unless None, the pooling."""
-        self.global_pool = global_pool or self.global_pool
-        self.num_classes = num_classes
-        self.head = nn.Linear(self.embed_dim, num_classes).apply(_initialise) if num_classes else nn.Identity()
-        self.head.to(self.norm.weight.device, self.norm.weight.dtype)
 
     def no_weight_decay(self) -> set[str]:
         """Return names of parameters without weight decay."""
@@ -211,21 +201,9 @@ class CvT(nn.Module):
         x = self.head_drop(global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=1))
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or [B, D] without a classifier."""
-        return self.forward_head(self.forward_features(x))
-
     def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return weights with the public release's names replaced by ours."""
         return renamed(state_dict, self.release_names)
-
-
-def _initialise(module: nn.Module) -> None:
-    """Draw linear weights with std 0.02 and zero the biases, as in the release. Other layers keep torch's."""
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 _cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")

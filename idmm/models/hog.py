@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from torch import Tensor, nn
+from torch import Tensor
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
-from idmm.models.base import timm_cfg
+from idmm.models.base import WithClassifier, timm_cfg
 
 SIDE, CELL = 64, 8  # sides of the resized image and of a cell (pixels)
 ORIENTATIONS = 9  # of gradients, over half a turn
@@ -88,7 +87,7 @@ def _shares(bins: Tensor, count: int) -> Tensor:
     return ones.new_zeros(bins.shape[0], count).scatter_add(1, bins, ones)
 
 
-class Hog(nn.Module):
+class Hog(WithClassifier):
     """Oriented gradients and a histogram of colours, with timm's interface.
 
     It undoes the normalisation of images by its buffers ``mean`` and ``std``, which are saved with the weights, and
@@ -112,19 +111,6 @@ class Hog(nn.Module):
         """Set the mean and std of the images' normalisation, a number per channel, on pixel values in [0, 1]."""
         self.mean.copy_(torch.tensor(mean))
         self.std.copy_(torch.tensor(std))
-
-    def get_classifier(self) -> nn.Module:
-        """Return the classifier, an ``Identity`` if there is none."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier (0 classes: none)."""
-        self.num_classes, self.head = num_classes, nn.Identity()
-        if num_classes > 0:
-            layer = nn.Linear(self.num_features, num_classes)
-            trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-            self.head = layer.to(self.mean.device).train(self.training)
 
     def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return weights without mean and std of images with other channels."""
@@ -157,10 +143,6 @@ class Hog(nn.Module):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits, [B, D] -> [B, num_classes], or the unchanged features."""
         return x if pre_logits else self.head(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or [B, D] without a classifier."""
-        return self.forward_head(self.forward_features(x))
 
 
 default_cfgs = generate_default_cfgs({"hog": timm_cfg(input_size=(3, SIDE, SIDE), pool_size=None)})
