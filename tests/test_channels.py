@@ -200,7 +200,6 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
     assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: has 4 channels, expected 5"]
     for flags, line in {
         ("--data.in_chans", "0"): "data.in_chans: got 0, expected greater than or equal to 1",
-        ("--data.bands", "[0, 0]"): "data.bands: 0 is given twice, expected each value once",
         ("--data.bands", "[-1]"): "data.bands[0]: got -1, expected greater than or equal to 0",
         ("--data.bands", "[0, 1]", "--data.in_chans", "3"):
             "data.in_chans: got 3 for 2 bands, expected 2, or no in_chans",

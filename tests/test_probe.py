@@ -274,7 +274,6 @@ def test_mistakes_of_fewlabel(run, tmp_path, capsys):
     assert refused(capsys, ["fewlabel", "--out", tmp_path / "o"])[0].startswith("init: missing, ")
     assert refused(capsys, ["fewlabel", "--init", run])[0].startswith("out: missing, ")
     for argv, begin in (
-        (["--init", f"[{run}, {run}]"], f"init: '{run}' is given twice"),
         (["--init", tmp_path / "none"], f"init: '{tmp_path}/none' does not exist, "),
         (["--per_class", "[0]"], "per_class[0]: got 0"),
         (["--per_class", "[1, 999]"], "per_class: 999 is more than the training images of "),

@@ -61,11 +61,3 @@ def rising(highest: float) -> Any:
 def as_list(value: Any) -> Any:
     """Return a single value as a list of one."""
     return value if value is None or isinstance(value, (list, dict)) else [value]
-
-
-def distinct(values: list | None) -> list | None:
-    """Refuse a list that contains a value twice."""
-    twice = sorted({repr(value) for value in values or () if values.count(value) > 1})
-    if twice:
-        raise ValueError(f"{', '.join(twice)} is given twice, expected each value once")
-    return values

@@ -3,9 +3,9 @@
 from dataclasses import field, fields
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from idmm.config.base import REQUIRED, as_list, distinct, section
+from idmm.config.base import REQUIRED, as_list, section
 from idmm.config.data import Data
 from idmm.config.stages import Backbone, Model
 
@@ -50,13 +50,11 @@ class ProbeConfig(FeatureConfig):
 class FewLabelConfig(FeatureConfig):
     """Measure the accuracy of frozen features against labelled images per class: a table and a figure."""
 
-    init: Annotated[list[str], BeforeValidator(as_list), AfterValidator(distinct)] = field(default_factory=list)
+    init: Annotated[list[str], BeforeValidator(as_list)] = field(default_factory=list)
     """Backbones, e.g. runs/a or '[runs/a, timm:resnet18.a1_in1k]'. model.name adds an untrained one, e.g. hog."""
     out: str = REQUIRED
     """Folder for fewlabel.json, fewlabel.md, fewlabel.png."""
-    per_class: Annotated[
-        list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(as_list), AfterValidator(distinct)
-    ] = Field(None, min_length=1)
+    per_class: Annotated[list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(as_list)] = Field(None, min_length=1)
     """Labelled images per class, e.g. '[1, 5]'. Default: 1, 2, 5, 10 and 20, up to the size of the smallest class."""
     seeds: int = Field(5, ge=1)
     """Draws of labelled images. Draw n has data.subset.seed n, from 0."""

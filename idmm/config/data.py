@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from idmm.config.base import FieldErrors, distinct, section
+from idmm.config.base import FieldErrors, section
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -106,5 +106,5 @@ class Data(Images):
     """Folds of a cross-validation, each one run in OUT/fold-N. Default: one run on the dataset's own test split."""
     fold: int | None = Field(None, ge=1)
     """Run only this fold, from 1. Default: all."""
-    bands: Annotated[list[Annotated[int, Field(ge=0)]] | None, AfterValidator(distinct)] = Field(None, min_length=1)
+    bands: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
     """Channels of the files to use, from 0, e.g. '[0, 3, 4]'. Default: all."""

@@ -218,7 +218,7 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
             if page.bitspersample != 8 or page.photometric == tifffile.PHOTOMETRIC.PALETTE:
                 return _from_pillow(image, picture)
     samples, colours = page.samplesperpixel, getattr(page.photometric, "name", page.photometric)
-    alpha = {1, 2}.intersection(map(int, page.extrasamples))  # 1: colours are multiplied by it
+    alpha = {1, 2}.intersection(map(int, page.extrasamples))
     if picture and image is not None and samples <= 4 and (alpha or samples != 2):
         return _from_pillow(image, picture)
     known = colours in _COLOURS and samples in ((1, 2, 3, 4) if alpha else (1, 3))
@@ -226,8 +226,6 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
         channels = samples * len(pages)
         what = f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA"
         raise NoPicture(what, channels)
-    if picture and 1 in alpha:
-        raise BadImage("a TIFF of more than 8 bits whose colours are multiplied by their opacity")
     values = np.concatenate([_page_values(one) for one in pages], axis=2)
     return _upright(values, page.tags.valueof(_ORIENTATION, 1))
 

@@ -28,7 +28,7 @@ from idmm.data.images import Bands, CentreCrop, StoredSize, bands_of, composite,
 from idmm.data.split import Split, counted
 from idmm.data.values import AUTO, ValueRange, as_range
 from idmm.errors import RunError, reason
-from idmm.files import Lock, replacing, sweep
+from idmm.files import Lock, expand_home, replacing, sweep
 
 log = logging.getLogger(__name__)
 
@@ -182,13 +182,9 @@ def store_split(
 
 # ---------------------------------------------------------------------- the cache on the disk
 def cache_folder(cache_dir: str | None) -> Path:
-    """Return ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder. RunError: no home to expand '~'."""
+    """Return ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "idmm")
-    folder = Path(cache_dir or os.environ.get("IDMM_CACHE") or default)
-    try:
-        return folder.expanduser()
-    except RuntimeError:
-        raise RunError(f"data.cache_dir: '{folder}' has no place, as there is no home folder") from None
+    return expand_home(cache_dir or os.environ.get("IDMM_CACHE") or default)
 
 
 def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tuple[Index | None, Path | None]:

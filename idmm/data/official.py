@@ -43,12 +43,10 @@ def names_by_number(pairs: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Listing:
-    """Return the splits of listed images. FilesMissing if none is listed or some are not there."""
+    """Return the splits of listed images. FilesMissing if some are not there."""
     splits = []
     for images in (train, test):
         names = [name for name, _ in images]
-        if not names:
-            raise FilesMissing(f"data.root: the lists in '{base}' name no image of a split")
         if missing := absent(base, names):
             raise FilesMissing(f"data.root: '{base}' lacks {len(missing)} listed images: {listed(missing, 3)}")
         items = [os.path.join(base, *name.split("/")) for name in names]

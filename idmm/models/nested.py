@@ -53,7 +53,7 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str]:
     except Exception as error:  # a damaged file can raise anything
         raise UserError(f"{weights_label(path, field)} {_refusal(str(error), type(error).__name__)}") from error
     if not state:
-        names = listed(map(_printable, content), 8) if isinstance(content, dict) else ""
+        names = listed(map(str, content), 8) if isinstance(content, dict) else ""
         entries = f" (its entries: {names})" if names else ""
         raise UserError(f"{weights_label(path, field)} holds no weights{entries}, {WEIGHTS_EXPECTED}")
     nest = places.pop() if len(places) == 1 else ""
@@ -65,14 +65,10 @@ def _collect(entries: dict, place: str, state: dict[str, Tensor], places: set[st
     """Add the weights in a dict to ``state`` and their prefixes to ``places``."""
     for key, value in entries.items():
         if isinstance(key, str) and isinstance(value, Tensor):
-            state[place + _printable(key)] = value
+            state[place + key] = value
             places.add(place)
         elif isinstance(key, str) and isinstance(value, dict):
-            _collect(value, f"{place}{_printable(key)}.", state, places)
-
-
-def _printable(key: object) -> str:
-    return name if (name := f"{key}").isprintable() else ascii(name)
+            _collect(value, f"{place}{key}.", state, places)
 
 
 def _refusal(text: str, kind: str) -> str:
