@@ -47,8 +47,7 @@ def grid(cells, protocol="finetune"):
     orders = {
         f"{name}s": list(dict.fromkeys(c[name] for c in cells)) for name in ("source", "method", "backbone", "target")
     }
-    protocols = list(dict.fromkeys([protocol, *(c["protocol"] for c in cells)]))
-    return {"version": "0.1.0", "protocol": protocol, "protocols": protocols, **orders, "cells": list(cells)}
+    return {"version": "0.1.0", "protocol": protocol, **orders, "cells": list(cells)}
 
 
 def full(sources=3, methods=("idmm", "simclr"), targets=3, seeds=2, backbones=("net",), protocol="finetune", rng=0):

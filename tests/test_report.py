@@ -165,8 +165,8 @@ def drawn(monkeypatch):
     return kept
 
 
-def table(cells, protocol="finetune"):
-    return Table(grid(cells, protocol), protocol)
+def table(cells):
+    return Table(grid(cells))
 
 
 def texts(axis):
@@ -186,7 +186,7 @@ def broken():
 
 def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
     found = table(broken())
-    heat_maps([found], tmp_path / "grid.png")
+    heat_maps(found, tmp_path / "grid.png")
     (accuracy,) = panels(drawn[0])
     rows = [label.get_text() for label in accuracy.get_yticklabels()]
     assert rows == ["from scratch", "flowers", "pets", "dtd"], "one method is not named"
@@ -208,9 +208,9 @@ BACKBONES = ("pvt_v2_b0", "a_b & c%")
 
 
 def cells():
-    """Two backbones, two protocols; one cell failed, one is missing, one has a failed seed."""
-    found = full(2, targets=3, backbones=BACKBONES) + full(2, targets=3, seeds=1, backbones=BACKBONES, protocol="probe")
-    place = {"protocol": "finetune", "backbone": BACKBONES[0], "method": "idmm"}
+    """Two backbones; one cell failed, one is missing, one has a failed seed."""
+    found = full(2, targets=3, backbones=BACKBONES)
+    place = {"backbone": BACKBONES[0], "method": "idmm"}
     broken = partial(failed, error="no <b>memory</b>", log="runs/x y/log.txt")
     found = changed(found, broken, source="flowers", target="pets", **place)
     found = changed(found, missing, source="pets", target="dtd", **place)
@@ -218,9 +218,9 @@ def cells():
 
 
 def test_tables_with_intervals_gains_and_statuses(tmp_path):
-    read, found = Reader(grid_page(tmp_path, sections(grid(cells())))), Table(grid(cells()), "finetune")
-    assert "finetune: 55 of 60 cells done, 3 failed, 2 missing probe: 30 of 30 cells done" in read.text
-    assert read.text.count("source method flowers pets dtd from scratch no pretraining") == 2 * 2
+    read, found = Reader(grid_page(tmp_path, sections(grid(cells())))), table(cells())
+    assert "finetune: 55 of 60 cells done, 3 failed, 2 missing" in read.text
+    assert read.text.count("source method flowers pets dtd from scratch no pretraining") == 2
     one = found.cells[BACKBONES[0], ("flowers", "idmm"), "flowers"]
     assert f"flowers idmm {one.stats.mean:.1f} ± {one.stats.half:.1f} {one.gain} failed" in read.text
     first = read.text[: read.text.index("a_b & c%")]

@@ -23,7 +23,7 @@ WITH, WITHOUT = {"source": "flowers", "method": "idmm"}, {"source": "scratch", "
 
 
 def table(cells, protocol="finetune"):
-    return Table(grid(cells, protocol), protocol)
+    return Table(grid(cells, protocol))
 
 
 def rendered(name, cells, protocol="finetune"):
@@ -35,7 +35,7 @@ def rendered(name, cells, protocol="finetune"):
 
 
 def csv_text(cells, protocol="finetune", **orders):
-    return csv_bytes(render.csv_rows([Table({**grid(cells, protocol), **orders}, protocol)])).decode()
+    return csv_bytes(render.csv_rows(Table({**grid(cells, protocol), **orders}))).decode()
 
 
 def test_mean_std_and_t_interval_are_scipys():
@@ -152,16 +152,15 @@ def test_runs_that_say_one_class_crown_nothing():
     assert "‡" not in better and "tie: stamps, coins" in better
 
 
-def test_csv_is_one_line_a_run_of_the_own_protocol():
+def test_csv_is_one_line_a_run():
     cells = [cell(pretrain_seed=3, seed=4, top1=91.25, top5=99.0), missing(**WITHOUT)]
-    cells += [failed(target='a,b"c'), cell(protocol="probe")]
+    cells.append(failed(target='a,b"c'))
     text = csv_text(cells)
     first = ["scratch,none,net,pets,,0,,,,missing", "flowers,idmm,net,pets,3,4,91.25,99.0,12.5,ok"]
     assert text.split("\n")[:3] == [HEADER, *first]
     last = list(csv.DictReader(io.StringIO(text)))[-1]
     assert (last["target"], last["status"], last["top1"]) == ('a,b"c', "failed", "")
     assert len(text.splitlines()) == 4 and csv_text([]) == HEADER + "\n"
-    assert len(csv_text(cells, "probe").splitlines()) == 2
     # in the user's order, scratch first
     cells = [cell("z"), cell("a"), cell("scratch", "none"), cell("a", target="cars")]
     rows = csv.DictReader(io.StringIO(csv_text(cells, sources=["z", "a"], targets=["cars", "pets"])))

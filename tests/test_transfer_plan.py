@@ -259,7 +259,6 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         ({"pretrain": {"config": 3}}, "pretrain of idmm on digits: config: got 3, expected the path of one YAML file"),
         ({"pretrain": {"seed": 9}}, "pretrain: seed: 9, but the grid's 'seeds' decides it. Set it there"),
         ({"finetune": {"init": "runs/a"}}, "finetune: init: 'runs/a', but the grid's 'weights' decides it"),
-        ({"targets": [{"root": "a", "protocol": "x"}]}, "targets 'a': protocol: got 'x', expected 'finetune' or "),
         ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target has the label 'few' of that source"),
     ],
 )

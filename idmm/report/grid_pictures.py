@@ -17,29 +17,25 @@ LEAST = 10.0  # least number of points from the darkest colour to the brightest
 MAP = "cividis"
 
 
-def heat_maps(tables: list[Table], path: Path) -> None:
-    """Draw the accuracies, a panel for each table and backbone."""
-    lines = [(table, backbone) for table in tables for backbone in table.backbones]
-    rows = [len(table.rows_of(backbone)) for table, backbone in lines]
-    width = 3.1 + max(len(table.targets) for table in tables) * CELL[0]
+def heat_maps(table: Table, path: Path) -> None:
+    """Draw the accuracies, a panel for each backbone."""
+    rows = [len(table.rows_of(backbone)) for backbone in table.backbones]
+    width = 3.1 + len(table.targets) * CELL[0]
     height = 1.5 + sum(count * CELL[1] + 1.0 for count in rows)
     figure = Figure(figsize=(max(width, 6.4), height), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
     axes = figure.subplots(len(rows), squeeze=False, height_ratios=rows)[:, 0]
-    norms = {}  # one scale for all backbones
-    for table in tables:
-        means = [cell.stats.mean for cell in table.cells.values() if cell.stats.n] or [0.0]
-        wider = max(0.0, LEAST - (max(means) - min(means))) / 2  # so that small differences do not look large
-        norms[table.protocol] = Normalize(min(means) - wider, max(means) + wider)
-    for (table, backbone), axis in zip(lines, axes, strict=True):
-        image = _heat_map(axis, table, backbone, norms[table.protocol])
+    means = [cell.stats.mean for cell in table.cells.values() if cell.stats.n] or [0.0]
+    wider = max(0.0, LEAST - (max(means) - min(means))) / 2  # so that small differences do not look large
+    norm = Normalize(min(means) - wider, max(means) + wider)  # one scale for all backbones
+    for backbone, axis in zip(table.backbones, axes, strict=True):
+        image = _heat_map(axis, table, backbone, norm)
         axis.set_title(f"{_label(backbone)}: accuracy", fontsize=10)
         bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, aspect=25)
         bar.set_label("%", fontsize=8)
         bar.ax.tick_params(labelsize=7)
         bar.outline.set_visible(False)
-    title = " ".join(table.caption() for table in tables)
-    figure.suptitle(textwrap.fill(title, max(40, int(figure.get_figwidth() * 13))), fontsize=9)
+    figure.suptitle(textwrap.fill(table.caption(), max(40, int(figure.get_figwidth() * 13))), fontsize=9)
     save(figure, path)
 
 

@@ -9,7 +9,7 @@ from idmm.progress import drawing
 from idmm.report.page import Cell, Picture, Section, TableOf, environment, html
 from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate, format_number
-from idmm.report.table import BELOW_BASELINE, MISSING, NO_BETTER, SOME_FAILED, Table, TableCell, legend
+from idmm.report.table import BELOW_BASELINE, MISSING, NO_BETTER, SOME_FAILED, Table, TableCell
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
 FIGURE = "Accuracy"
@@ -20,21 +20,21 @@ def write(out: Path, grid: dict) -> str:
     Return the text of ``grid.md``."""
     content = sections(grid)
     markdown = render("grid.md", content)
-    write_csv(out / "grid.csv", csv_rows(content.tables))
+    write_csv(out / "grid.csv", csv_rows(content.table))
     write_text(out / "grid.md", markdown)
     write_text(out / "grid.tex", render("grid.tex", content))
-    if any(table.cells for table in content.tables):
+    if content.table.cells:
         with drawing("grid.png"):
             from idmm.report.grid_pictures import heat_maps  # matplotlib takes a second
 
-            heat_maps(content.tables, out / "grid.png")
+            heat_maps(content.table, out / "grid.png")
     write_text(out / "grid.html", page(out, content))
     return markdown
 
 
-def csv_rows(tables: list[Table]) -> list[Iterable]:
+def csv_rows(table: Table) -> list[Iterable]:
     """Return a row for each run, after the header."""
-    return [COLUMNS, *([run[name] for name in COLUMNS] for table in tables for run in table.runs)]
+    return [COLUMNS, *([run[name] for name in COLUMNS] for run in table.runs)]
 
 
 def render(name: str, content: Sections) -> str:
@@ -48,8 +48,8 @@ def page(out: Path, content: Sections) -> str:
         "Below a mean is its gain over training from scratch with its 95 % interval. Blue is a gain, orange a loss. "
     )
     intro += "Without colour these runs show no difference."
-    tables = [_page_table(table, backbone) for table in content.tables for backbone in table.backbones]
-    parts = [Section("Results", [*tables, legend(content.tables)])]
+    tables = [_page_table(content.table, backbone) for backbone in content.table.backbones]
+    parts = [Section("Results", [*tables, content.table.legend()])]
     if (path := out / "grid.png").exists():
         parts.append(Section("Figure", [Picture(path, FIGURE)]))
     for block in content.blocks:
@@ -58,7 +58,7 @@ def page(out: Path, content: Sections) -> str:
             rows.append([Cell(str(v), tone=_tone(v)) if isinstance(v, Estimate) else v for v in row])
         table = [TableOf(list(block.heads), rows)] if rows else []
         parts.append(Section(block.title, [*block.lines, *table, *block.items]))
-    return html("Transfer grid", [*(table.progress for table in content.tables), intro], parts)
+    return html("Transfer grid", [content.table.progress, intro], parts)
 
 
 def _page_table(table: Table, backbone: str) -> TableOf:

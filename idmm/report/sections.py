@@ -1,6 +1,6 @@
 """A grid's findings as plain data for all formats: best sources, ranks, baselines and failures."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
@@ -103,25 +103,17 @@ class Sections(NamedTuple):
     """The content of a grid's reports."""
 
     grid: dict  # grid.json
-    tables: list[Table]  # of each protocol
+    table: Table
     blocks: list[Block]  # those with content, in the order of every format
 
 
 def sections(grid: dict) -> Sections:
     """Compute the content of a grid's reports."""
-    protocols = grid.get("protocols", [grid["protocol"]])
-    tables = [Table(grid, protocol) for protocol in protocols]
-    blocks = [(table, best_sources(table)) for table in tables]
-    several = len(tables) > 1
-    named = [
-        replace(block, title=f"{block.title}: {table.label}") if several else block for table, block in blocks if block
-    ]
-    named.append(pretrainings(grid))
-    named.append(Block("Without a network", [], items=baselines(tables[0])))
-    failures = []
+    table, failures = Table(grid), []
+    blocks = [best_sources(table), pretrainings(grid), Block("Without a network", [], items=baselines(table))]
     for run in grid["cells"]:
         if run["status"] == "failed":
             log = f" (log: {run['log']})" if run.get("log") else ""
             failures.append(f"{run_label(run)}: {run.get('error') or 'unknown reason'}{log}")
-    named.append(Block("Failed", [], items=failures))
-    return Sections(grid, tables, [block for block in named if block.lines or block.rows or block.items])
+    blocks.append(Block("Failed", [], items=failures))
+    return Sections(grid, table, [block for block in blocks if block and (block.lines or block.rows or block.items)])

@@ -13,7 +13,7 @@ MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
 BELOW_BASELINE = "§"
 
 
-LABELS = {"finetune": "fine-tuning", "probe": "linear probe"}  # of tables, by protocol
+LABELS = {"finetune": "fine-tuning", "probe": "linear probe"}  # by protocol
 
 
 class Row(NamedTuple):
@@ -78,7 +78,7 @@ class TableCell:
 
 
 class Table:
-    """The top-1 accuracies of a grid (grid.json) by one protocol, in the user's order, scratch first.
+    """The top-1 accuracies of a grid (grid.json), in the user's order, scratch first.
 
     Attributes:
         counts: Runs by their status.
@@ -88,9 +88,8 @@ class Table:
         usual_n: The most frequent number of runs per cell, the larger of equals, 0 without any value.
     """
 
-    def __init__(self, grid: dict, protocol: str):
-        self.protocol, self.label = protocol, LABELS[protocol]
-        runs = [run for run in grid["cells"] if run["protocol"] == protocol]
+    def __init__(self, grid: dict):
+        self.protocol, self.label, runs = grid["protocol"], LABELS[grid["protocol"]], grid["cells"]
         self.backbones, self.targets, sources, methods = (
             _ordered(grid[f"{name}s"], (run[name] for run in runs))
             for name in ("backbone", "target", "source", "method")
@@ -102,9 +101,9 @@ class Table:
         rows = [row for row in starmap(Row, product(sources, methods)) if row in present]
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
-        self.largest = {run["target"]: run["largest_class"] for run in grid["cells"] if run.get("largest_class")}
+        self.largest = {run["target"]: run["largest_class"] for run in runs if run.get("largest_class")}
         baselines: dict[str, list[float]] = {}
-        for run in grid["cells"]:
+        for run in runs:
             if run.get("baseline_top1") is not None:
                 baselines.setdefault(run["target"], []).append(run["baseline_top1"])
         self.baseline = {target: statistics.fmean(values) for target, values in baselines.items()}
@@ -174,8 +173,16 @@ class Table:
         return f"Top-1 accuracy by {self.label}, in percent, {over}{exceptions}."
 
     def legend(self) -> str:
-        """Return the meaning of the marks in it."""
-        return legend([self])
+        """Return the meaning of its marks, a sentence each."""
+        cells, baseline = self.cells.values(), "logistic regression on hand-made features"
+        marks = {
+            "Bold: better than each other row of its column.": [cell.best_of_column for cell in cells],
+            f"{MISSING}: not run yet.": [cell.mean == MISSING for cell in cells],
+            f"{SOME_FAILED}: some runs failed and do not count.": [cell.some_failed for cell in cells],
+            f"{NO_BETTER}: no better than always predicting the largest class.": [cell.no_better for cell in cells],
+            f"{BELOW_BASELINE}: below the baseline, {baseline}.": [cell.below_baseline for cell in cells],
+        }
+        return " ".join(text for text, applies in marks.items() if any(applies))
 
     def intervals(self) -> str:
         """Return sentences on the intervals, without markup."""
@@ -183,20 +190,6 @@ class Table:
         if any(cell.stats.half is not None for cell in self.cells.values()):
             over += " and seeds (with the spread of all cells of a column together)"
         return f"Intervals are 95 % intervals over {over}. A difference whose interval contains 0 may be chance."
-
-
-def legend(tables: Iterable[Table]) -> str:
-    """Return the meaning of the marks in tables, a sentence each."""
-    cells = [cell for table in tables for cell in table.cells.values()]
-    baseline = "logistic regression on hand-made features"
-    marks = {
-        "Bold: better than each other row of its column.": [cell.best_of_column for cell in cells],
-        f"{MISSING}: not run yet.": [cell.mean == MISSING for cell in cells],
-        f"{SOME_FAILED}: some runs failed and do not count.": [cell.some_failed for cell in cells],
-        f"{NO_BETTER}: no better than always predicting the largest class.": [cell.no_better for cell in cells],
-        f"{BELOW_BASELINE}: below the baseline, {baseline}.": [cell.below_baseline for cell in cells],
-    }
-    return " ".join(text for text, applies in marks.items() if any(applies))
 
 
 def run_label(run: dict) -> str:

@@ -30,7 +30,7 @@ class Target:
     """The measurement of a cell."""
 
     protocol: Literal["finetune", "probe"] = "finetune"
-    """Measurement per target: fine-tuning, or a probe of frozen features (minutes). A target may name its own."""
+    """Measurement per target: fine-tuning, or a probe of frozen features (minutes)."""
 
 
 @section
@@ -47,7 +47,7 @@ class GridConfig:
     """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A folder needs
     only its root."""
     targets: list[Any] = Field(REQUIRED, min_length=1)
-    """Datasets to fine-tune on, like sources. They may name their own protocol."""
+    """Datasets to fine-tune on, like sources."""
     methods: list[Any] = Field(default_factory=lambda: ["idmm"])
     """Pretraining methods: names, or mappings with name, label, pretrain, finetune."""
     backbones: list[Any] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)

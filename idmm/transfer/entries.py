@@ -9,14 +9,14 @@ from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
 from idmm.files import expand_home, is_public, weights_file
-from idmm.transfer.config import TRAINING, GridConfig, Target
+from idmm.transfer.config import TRAINING, GridConfig
 
 SCRATCH, NONE = "scratch", "none"
 SIDES = ("sources", "targets")
 _DATA_KEYS = {item.name for item in fields(Data)}
 _KEYS = {
     "sources": {"label", *_DATA_KEYS, *TRAINING},
-    "targets": {"label", "protocol", *_DATA_KEYS, *TRAINING},
+    "targets": {"label", *_DATA_KEYS, *TRAINING},
     "methods": {"name", "label", *TRAINING},
     "backbones": {"name", "kwargs", "label", *TRAINING},
     "weights": {"label", "path", "backbone", "finetune"},
@@ -47,10 +47,6 @@ class Entry:
         if grid.roots is not None and "root" not in data and self.name != "folder" and spec_of(self.name).layout:
             data["root"] = str(Path(grid.roots) / self.name)
         return data
-
-    def protocol(self, grid: GridConfig) -> str:
-        """Return the protocol of a target."""
-        return self.values.get("protocol", grid.target.protocol)
 
 
 Entries = dict[str, list[Entry]]  # by list
@@ -129,8 +125,6 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None
 def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
     """Return an entry, public weights pinned to their commit and fetched, or raise UserError with its faults."""
     values, faults = entry.values, []
-    if "protocol" in values:
-        parsing.build(Target, {"protocol": values["protocol"]})
     if entry.kind in SIDES:
         resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
     elif entry.kind == "methods" and entry.name not in METHODS:

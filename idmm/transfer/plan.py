@@ -119,7 +119,7 @@ class GridPlan:
         return config and _job("pretrain", parsing.to_dict(config), title)
 
     def _add_cells(self, row: _Row, backbone: Entry, target: Entry) -> None:
-        protocol, entries = target.protocol(self.grid), (*row.entries, backbone, target)
+        protocol, entries = self.grid.target.protocol, (*row.entries, backbone, target)
         layers = [self.grid.finetune, *(entry.options("finetune") for entry in entries)]
         decided = {"data": target.data(self.grid), "model": _model(backbone)}
         decided["init"] = row.init or row.needs  # a job's key, as only its runner knows its folder

@@ -109,12 +109,11 @@ class Grid:
 
     def results(self) -> dict:
         """Return the content of grid.json."""
-        failures, protocol = self.failures(), self.config.target.protocol
+        failures = self.failures()
         cells = [self._cell(cell, failures) for cell in self.plan.cells]
-        protocols = list(dict.fromkeys(cell["protocol"] for cell in cells)) or [protocol]
         labels = {f"{name}s": list(dict.fromkeys(cell[name] for cell in cells)) for name in
                   ("source", "method", "backbone", "target")}  # fmt: skip
-        return {"version": version("idmm"), "protocol": protocol, "protocols": protocols, **labels, "cells": cells}
+        return {"version": version("idmm"), "protocol": self.config.target.protocol, **labels, "cells": cells}
 
     def _cell(self, cell: Cell, failures: dict[str, Failure]) -> dict:
         job = self.plan.jobs[self.plan.cells[cell]]
