@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
 import psutil
@@ -31,7 +32,8 @@ class Command:
     """Module and function, imported when the command runs, so that ``--help`` needs no torch. The function takes the
     config. A text that it returns is printed, a number is the exit code."""
     timed: bool = False  # whether the function takes the time when the command began
-    words: tuple[str, ...] = ()  # keys of _WORDS that may stand without their flags, in this order
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Keys that may stand without their flags, in this order, with their names in the help."""
 
     @property
     def help(self) -> str:
@@ -40,30 +42,28 @@ class Command:
 
 
 IMPORT_SECONDS = 60.0  # imports take less
-_WORDS = {  # values that may stand without their flags, as the help names them
-    "name": "NAME", "data.root": "DIR", "run": "RUN", "runs": "RUN [RUN ...]", "query": "QUERY",
-    "paths": "PATH [PATH ...]", "out": "OUT",
-}  # fmt: skip
 COMMANDS = {
-    "train": Command(keys.TrainCommand, "stages.train:train", words=("data.root",), timed=True),
+    "train": Command(keys.TrainCommand, "stages.train:train", words={"data.root": "DIR"}, timed=True),
     "pretrain": Command(PretrainConfig, "stages.resolve:run_stage", timed=True),
     "finetune": Command(FinetuneConfig, "stages.resolve:run_stage", timed=True),
     "detect": Command(DetectConfig, "stages.resolve:run_stage", timed=True),
     "segment": Command(SegmentConfig, "stages.resolve:run_stage", timed=True),
     "transfer": Command(GridConfig, "transfer.grid:command"),
-    "transfer status": Command(StatusConfig, "transfer.status:status", words=("out",)),
+    "transfer status": Command(StatusConfig, "transfer.status:status", words={"out": "OUT"}),
     "probe": Command(keys.ProbeConfig, "stages.probe:command"),
     "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel"),
-    "predict": Command(keys.PredictConfig, "inference.predict:predict", words=("paths",)),
-    "embed": Command(keys.EmbedConfig, "inference.embed:embed", words=("paths",)),
-    "similar": Command(keys.SimilarConfig, "inference.similar:similar", words=("query", "paths")),
-    "explore": Command(keys.ExploreConfig, "inference.explore:explore", words=("run",)),
-    "report": Command(keys.ReportConfig, "inference.report:report", words=("runs",)),
+    "predict": Command(keys.PredictConfig, "inference.predict:predict", words={"paths": "PATH [PATH ...]"}),
+    "embed": Command(keys.EmbedConfig, "inference.embed:embed", words={"paths": "PATH [PATH ...]"}),
+    "similar": Command(
+        keys.SimilarConfig, "inference.similar:similar", words={"query": "QUERY", "paths": "PATH [PATH ...]"}
+    ),
+    "explore": Command(keys.ExploreConfig, "inference.explore:explore", words={"run": "RUN"}),
+    "report": Command(keys.ReportConfig, "inference.report:report", words={"runs": "RUN [RUN ...]"}),
     "export": Command(keys.ExportConfig, "inference.export:export"),
     "data list": Command(keys.DataListConfig, "data.registry:table"),
-    "data info": Command(keys.DataInfoConfig, "data.registry:info", words=("name",)),
-    "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words=("name",)),
-    "data download": Command(keys.DataDownloadConfig, "stages.check:download", words=("name",)),
+    "data info": Command(keys.DataInfoConfig, "data.registry:info", words={"name": "NAME"}),
+    "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words={"name": "NAME"}),
+    "data download": Command(keys.DataDownloadConfig, "stages.check:download", words={"name": "NAME"}),
     "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list"),
     "demo": Command(keys.DemoConfig, "stages.demo:demo"),
 }
@@ -87,13 +87,12 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     if is_process:  # it began before its imports
         age = time.time() - psutil.Process().create_time()
         started_at -= age if 0 <= age < IMPORT_SECONDS else time.process_time()  # a sandbox may hide the start
-    argv = sys.argv[1:] if argv is None else argv
-    if is_process:
         os.environ.pop("MPLBACKEND", None)  # a notebook's may not be installed here, and all pictures are files
         if "OMP_WAIT_POLICY" not in os.environ:  # idle threads of torch would keep cores busy
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run handles it
+    argv = sys.argv[1:] if argv is None else argv
     try:
         return _dispatch(argv or ["--help"], started_at, prog)
     except (UserError, RunError, Interrupted) as error:
@@ -147,9 +146,9 @@ def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
 
 def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> int:
     command = COMMANDS[name]
-    usage = " ".join([prog or f"idmm {name}", *(_WORDS[word] for word in command.words)])
+    usage = " ".join([prog or f"idmm {name}", *command.words.values()])
     configs = {f"idmm {words}": other.config for words, other in COMMANDS.items()}
-    config = parse(command.config, flags, usage, command.words, configs)
+    config = parse(command.config, flags, usage, tuple(command.words), configs)
     if isinstance(config, keys.FeatureConfig | keys.TrainCommand):  # before torch is imported, as the stages do
         check_folder = importlib.import_module("idmm.data.registry").check_folder
         check_folder(config.data, config.out)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from idmm.config.commands import UseConfig
 from idmm.data.folder import images_at
-from idmm.data.images import Bands, composite, fitted
+from idmm.data.images import Bands
 from idmm.errors import UserError, capped
 from idmm.evaluation.network import Forward, Network, pooled
 from idmm.files import weights_label
 from idmm.models.build import feature_width
-from idmm.models.weights import Checkpoint, read_checkpoint
+from idmm.models.weights import read_checkpoint
 from idmm.progress import counting
 
 BATCH = UseConfig.batch_size
@@ -79,40 +79,15 @@ class PredictionList(list[Prediction]):
 
 
 # ---------------------------------------------------------------------- predictors
-class _Predictor:
-    """The common part of classifiers and embedders: a network on images of any kind."""
-
-    def __init__(self, saved: Checkpoint, num_classes: int, device: str, batch_size: int):
-        self._network = Network.from_checkpoint(saved, num_classes, device, batch_size)
-
-    def _outputs(self, images: Images, forward: Forward, width: int, on_error: str, label: str) -> Embedding:
-        """Return the outputs of ``forward`` for images, ``width`` numbers each. ``label``: of the bar."""
-        if on_error not in ("fail", "skip"):
-            raise UserError(f"on_error: got '{on_error}', expected 'fail' or 'skip'")
-        sources, names = listed_images(images, self._network.bands)
-        unreadable: dict[str, str] = {}
-        batches = counting(self._network.file_batches(sources, names, unreadable), len(sources), label)
-        first = next(batches, None)
-        rows = np.zeros((0, width), np.float32)
-        if first is not None:
-            rows = self._network.outputs(itertools.chain([first], batches), forward)
-        if unreadable and (is_single(images) or on_error == "fail"):
-            raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()], begin="images: "))
-        readable = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
-        paths = [os.fspath(source) if isinstance(source, (str, os.PathLike)) else None for source in readable]
-        return Embedding(paths, rows, unreadable)
-
-
-class Classifier(_Predictor):
+class Classifier:
     """A run's classifier, made by :func:`load_classifier`.
 
     Attributes:
         classes: Names of the K classes.
     """
 
-    def __init__(self, saved: Checkpoint, classes: list[str], device: str, batch_size: int):
-        super().__init__(saved, len(classes), device, batch_size)
-        self.classes = classes
+    def __init__(self, network: Network, classes: list[str]):
+        self._network, self.classes = network, classes
 
     def predict(self, images: Images, top_k: int = 1, *, on_error: str = "fail") -> Prediction | PredictionList:
         """Return the classes of images.
@@ -131,25 +106,37 @@ class Classifier(_Predictor):
         """
         if top_k < 1:
             raise UserError(f"top_k: got {top_k}, expected 1 or more")
-        outputs = self._outputs(images, _probabilities, len(self.classes), on_error, "predicting")
+        outputs = _outputs(self._network, images, _probabilities, len(self.classes), on_error, "predicting")
         predictions = PredictionList(outputs, self.classes, top_k)
         return predictions[0] if is_single(images) else predictions
 
 
-class Embedder(_Predictor):
-    """The backbone of a run, or of a checkpoint with its JSON. The arguments are those of :func:`load_classifier`."""
+def load_backbone_network(run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, field="") -> Network:
+    """Build the backbone of a run, or of a checkpoint with its JSON, as :func:`load_classifier` does."""
+    return Network.from_checkpoint(read_checkpoint(run_or_file, field), 0, device, batch_size)
 
-    def __init__(self, run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, field=""):
-        super().__init__(read_checkpoint(run_or_file, field), 0, device, batch_size)
 
-    def picture(self, image: AnyImage, side: int) -> np.ndarray:
-        """Return an image as the run reads it, before the crop, its short side at most ``side`` pixels, uint8
-        [H, W, 3]."""
-        return composite(fitted(self._network.read(image).pixels, side))
+def features_of(network: Network, images: Images, *, on_error: str = "fail") -> Embedding:
+    """Return the pooled features of images. Arguments and errors are those of :meth:`Classifier.predict`."""
+    return _outputs(network, images, pooled, feature_width(network.model), on_error, "taking features")
 
-    def embed(self, images: Images, *, on_error: str = "fail") -> Embedding:
-        """Return the pooled features of images. Arguments and errors are those of :meth:`Classifier.predict`."""
-        return self._outputs(images, pooled, feature_width(self._network.model), on_error, "taking features")
+
+def _outputs(network: Network, images: Images, forward: Forward, width: int, on_error: str, label: str) -> Embedding:
+    """Return the outputs of ``forward`` for images, ``width`` numbers each. ``label``: of the bar."""
+    if on_error not in ("fail", "skip"):
+        raise UserError(f"on_error: got '{on_error}', expected 'fail' or 'skip'")
+    sources, names = listed_images(images, network.bands)
+    unreadable: dict[str, str] = {}
+    batches = counting(network.file_batches(sources, names, unreadable), len(sources), label)
+    first = next(batches, None)
+    rows = np.zeros((0, width), np.float32)
+    if first is not None:
+        rows = network.outputs(itertools.chain([first], batches), forward)
+    if unreadable and (is_single(images) or on_error == "fail"):
+        raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()], begin="images: "))
+    readable = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
+    paths = [os.fspath(source) if isinstance(source, (str, os.PathLike)) else None for source in readable]
+    return Embedding(paths, rows, unreadable)
 
 
 def load_classifier(run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, field="") -> Classifier:
@@ -172,7 +159,7 @@ def load_classifier(run_or_file: RunOrFile, *, device="auto", batch_size: int = 
     if not classes:
         name = weights_label(saved.source, saved.field)
         raise UserError(f"{name} has no classifier: its JSON lists no classes, expected a fine-tuned run")
-    return Classifier(saved, classes, device, batch_size)
+    return Classifier(Network.from_checkpoint(saved, len(classes), device, batch_size), classes)
 
 
 def embed(run_or_file: RunOrFile, images: Images, *, device="auto", batch_size: int = BATCH) -> np.ndarray:
@@ -187,7 +174,8 @@ def embed(run_or_file: RunOrFile, images: Images, *, device="auto", batch_size: 
         UserError: No such run, an unfinished one, or an image that cannot be read.
         RunError: The network has diverged, or memory ran out.
     """
-    return Embedder(run_or_file, device=device, batch_size=batch_size).embed(images).features
+    network = load_backbone_network(run_or_file, device=device, batch_size=batch_size)
+    return features_of(network, images).features
 
 
 def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:

@@ -16,10 +16,11 @@ def embed(config: EmbedConfig) -> str:
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
     out, images = inputs(config, "backbone", (".npz",))
-    from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is reported at once
+    # torch takes seconds, a mistake is reported at once
+    from idmm.evaluation.predictor import features_of, load_backbone_network
 
-    embedder = Embedder(config.init, device=config.device, batch_size=config.batch_size, field="init")
-    embedding = embedder.embed(images, on_error="skip")
+    network = load_backbone_network(config.init, device=config.device, batch_size=config.batch_size, field="init")
+    embedding = features_of(network, images, on_error="skip")
     report_unreadable(embedding.unreadable, len(images))
     with replacing(out) as file:
         np.savez(file, paths=np.array(embedding.paths), features=embedding.features)

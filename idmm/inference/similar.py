@@ -32,13 +32,14 @@ def similar(config: SimilarConfig) -> None:
         log.info("query: '%s' is among the images and is skipped there", config.query)
     from sklearn.preprocessing import normalize
 
-    from idmm.evaluation.predictor import Embedder  # torch takes seconds, a mistake is reported at once
+    # torch takes seconds, a mistake is reported at once
+    from idmm.evaluation.predictor import features_of, load_backbone_network
 
-    embedder = Embedder(config.init, device=config.device, batch_size=config.batch_size, field="init")
-    query = embedder.embed([config.query], on_error="skip")
+    network = load_backbone_network(config.init, device=config.device, batch_size=config.batch_size, field="init")
+    query = features_of(network, [config.query], on_error="skip")
     if query.unreadable:
         raise UserError(f"query: '{config.query}' cannot be read ({query.unreadable[config.query]})")
-    embedding = embedder.embed(others, on_error="skip")
+    embedding = features_of(network, others, on_error="skip")
     report_unreadable(embedding.unreadable, len(others))
     cosines = normalize(embedding.features) @ normalize(query.features)[0]  # [N]
     order = np.argsort(-cosines, kind="stable")[: config.top_k]
@@ -47,7 +48,7 @@ def similar(config: SimilarConfig) -> None:
     print_bytes("".join(lines).encode("utf-8", "surrogateescape"))
     median = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
     log.info("cosine, %s", median)
-    _draw(config, nearest, embedder, f"cosine: {median}")
+    _draw(config, nearest, network, f"cosine: {median}")
     log.info("%s: the query and the nearest images", config.out)
 
 
@@ -56,12 +57,14 @@ def _check_query(query: str) -> None:
         raise UserError(f"query: '{query}' is no file, expected an image")
 
 
-def _draw(config: SimilarConfig, nearest: list[tuple[str, float]], embedder, note: str) -> None:
+def _draw(config: SimilarConfig, nearest: list[tuple[str, float]], network, note: str) -> None:
+    from idmm.data.images import composite, fitted
     from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
     captions = [(config.query, "query"), *((path, f"cosine {cosine:.3f}") for path, cosine in nearest)]
-    tiles = [
-        Tile(embedder.picture(path, DRAWN), f"{head}\n{'/'.join(Path(path).parts[-2:])}") for path, head in captions
-    ]
+    tiles = []
+    for path, head in captions:  # as the run reads them, before the crop
+        pixels = composite(fitted(network.read(path).pixels, DRAWN))
+        tiles.append(Tile(pixels, f"{head}\n{'/'.join(Path(path).parts[-2:])}"))
     title = f"Most similar to '{Path(config.query).name}' by the cosine of the features of {config.init}"
     caption_sheet(in_rows(tiles), config.out, title, note, cell=LARGE)
