@@ -168,7 +168,7 @@ def test_what_no_network_fits(tmp_path):
     for content in ({"a": {"c": torch.ones(2)}, ("d", "e"): 3}, {"epoch": 3, 4: {}, "state_dict": {}}):
         torch.save(content, tmp_path / "b.pth")
         line = refusal(lambda: read_checkpoint(tmp_path / "b.pth").load_into(model))
-        assert "Unknown: c" in line or "no weights (its entries: epoch, 4, state" in line
+        assert "Unknown: a.c" in line or "no weights (its entries: epoch, 4, state" in line
 
 
 class Payload:

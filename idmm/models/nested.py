@@ -26,7 +26,7 @@ OBJECTS = "Python objects, which are never run"
 REMEDY = "Use the file that the tool exports, or save only the weights: torch.save(model.state_dict(), path)"
 
 
-def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str]:
+def read_weights(path: Path, field: str) -> dict[str, Tensor]:
     """Read the weights in all entries of a file, at any depth.
 
     Args:
@@ -34,13 +34,12 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str]:
         field: Config field for messages.
 
     Returns:
-        The weights by name. A name begins with the entries that hold the weight, joined by dots. Then the common prefix
-        that was removed from all names: a common entry, ``module.`` and ``_orig_mod.``.
+        The weights by name. A name begins with the entries that hold the weight, joined by dots.
 
     Raises:
         UserError: The file is damaged, has no weights, or has Python objects.
     """
-    state, places = {}, set()
+    state = {}
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # torch warns of files that it then refuses
@@ -49,26 +48,23 @@ def read_weights(path: Path, field: str) -> tuple[dict[str, Tensor], str]:
             else:
                 content = torch.load(path, map_location="cpu", weights_only=True)
         if isinstance(content, dict):
-            _collect(content, "", state, places)
+            _collect(content, "", state)
     except Exception as error:  # a damaged file can raise anything
         raise UserError(f"{weights_label(path, field)} {_refusal(str(error), type(error).__name__)}") from error
     if not state:
         names = listed(map(str, content), 8) if isinstance(content, dict) else ""
         entries = f" (its entries: {names})" if names else ""
         raise UserError(f"{weights_label(path, field)} holds no weights{entries}, {WEIGHTS_EXPECTED}")
-    nest = places.pop() if len(places) == 1 else ""
-    nest += re.match(r"((module|_orig_mod)\.)*", commonprefix([name[len(nest) :] for name in state])).group()
-    return {name[len(nest) :]: value for name, value in state.items()}, nest
+    return state
 
 
-def _collect(entries: dict, place: str, state: dict[str, Tensor], places: set[str]) -> None:
-    """Add the weights in a dict to ``state`` and their prefixes to ``places``."""
+def _collect(entries: dict, place: str, state: dict[str, Tensor]) -> None:
+    """Add the weights in a dict to ``state``, their names with the prefix ``place``."""
     for key, value in entries.items():
         if isinstance(key, str) and isinstance(value, Tensor):
             state[place + key] = value
-            places.add(place)
         elif isinstance(key, str) and isinstance(value, dict):
-            _collect(value, f"{place}{key}.", state, places)
+            _collect(value, f"{place}{key}.", state)
 
 
 def _refusal(text: str, kind: str) -> str:
@@ -79,22 +75,22 @@ def _refusal(text: str, kind: str) -> str:
 
 
 def best_network(
-    model: nn.Module, state: Mapping[str, Tensor], targets: Mapping[str, Tensor], nest: str
+    model: nn.Module, state: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> tuple[str, dict[str, Tensor]]:
     """Find the network in a file that is most similar to a model.
 
     Args:
         model: Its layers are also found by number, as in lightly's ``nn.Sequential(*model.children())``. A method
             ``checkpoint_filter_fn(state)`` converts other names.
-        state: All weights of the file by full name.
+        state: All weights of the file.
         targets: The weights of the model to load.
-        nest: Prefix to return if no prefix has half of these.
 
     Returns:
         The prefix with the most matching names and shapes, and its weights by the model's names. Among equals the order
-        is averages and teachers, others, students and momentum or key encoders, then the file's order.
+        is averages and teachers, others, students and momentum or key encoders, then the file's order. If none has
+        half of ``targets``: no prefix and all weights.
     """
-    networks: dict[str, dict[str, Tensor]] = {nest: {}}
+    networks: dict[str, dict[str, Tensor]] = {}
     layers = {str(number): name for number, (name, _) in enumerate(model.named_children())}
     for full_name, value in state.items():
         ends = [dot.end() for dot in re.finditer(r"\.", full_name)][:MAX_DEPTH]
@@ -112,7 +108,7 @@ def best_network(
         return len(shapes) + sum(shapes), 2 if words & PREFERRED else 0 if words & AVOIDED else 1
 
     best = max(networks, key=similarity)
-    prefix = best if 2 * len(networks[best].keys() & targets.keys()) >= len(targets) else nest
+    prefix = best if 2 * len(networks[best].keys() & targets.keys()) >= len(targets) else ""
     return prefix, networks[prefix]
 
 

@@ -80,6 +80,10 @@ class TokensToToken(nn.Module):
         self.performer2 = TokenPerformer(token_dim * second, token_dim, drop)
         self.proj = nn.Linear(token_dim * third, embed_dim)
 
+    def dynamic_feat_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        """Return the grid of an image of (height, width), for timm's ``forward_intermediates``."""
+        return window_grids(img_size)[-1]
+
     def forward(self, x: Tensor) -> Tensor:
         grids = window_grids(tuple(x.shape[-2:]))
         performers = (self.performer1, self.performer2)

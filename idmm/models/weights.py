@@ -34,7 +34,7 @@ _PREPROCESSING = ("crop_pct", "interpolation", "mean", "std")
 class Checkpoint:
     """Weights (of a file on the CPU) with their metadata."""
 
-    state: dict[str, Tensor]  # everything in the file, named without ``nest``
+    state: dict[str, Tensor]  # everything in the file
     source: str  # the file, for messages
     field: str = ""  # config field that names the file. Messages begin with it
     name: str | None = None  # timm's. None: there is no JSON next to the file
@@ -45,7 +45,6 @@ class Checkpoint:
     crop_pct: float = CROP_PCT  # share of the resized short side that they cover
     interpolation: str = INTERPOLATION
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # the rest of the JSON, e.g. classes
-    nest: str = ""  # common prefix of all names in the file, e.g. state_dict.module.
 
     @property
     def in_chans(self) -> int:
@@ -76,8 +75,8 @@ class Checkpoint:
         backbone = backbone_keys(model)
         targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
         needed = {k: t for k, t in targets.items() if k in backbone or not drop_classifier}
-        full_names = {f"{self.nest}{k}": v for k, v in self.state.items() if not k.endswith(_INDICES)}
-        prefix, state = best_network(model, full_names, needed, self.nest)
+        weights = {k: v for k, v in self.state.items() if not k.endswith(_INDICES)}
+        prefix, state = best_network(model, weights, needed)
         _check_overlap(self, model, backbone, state, [k for k in state if k not in targets])
         if in_chans is not None:
             state, adapted = adapt_input(model, state, in_chans, label)
@@ -101,7 +100,7 @@ class Checkpoint:
             fresh=[k for k in targets if k not in fitted],
             adapted=adapted,
             prefix=prefix,
-            skipped=count_others(full_names, prefix),
+            skipped=count_others(weights, prefix),
         )
 
 
@@ -140,8 +139,8 @@ def _counts(counts: Counter[str]) -> str:
 def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Checkpoint:
     """Return the weights of a run folder, a file in timm's format, or public ones (``timm:NAME``).
 
-    The common prefix of all names is removed (:func:`idmm.models.nested.read_weights`). Model name and arguments come
-    from a JSON with the same stem next to the file. Public weights are downloaded unless the hub's cache has them.
+    Model name and arguments come from a JSON with the same stem next to the file. Public weights are downloaded unless
+    the hub's cache has them.
 
     Args:
         path: Of the folder or file, or the name of public weights.
@@ -155,12 +154,12 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
     path = weights_file(path, field, stem)
     if is_public(path):
         public = public_weights(str(path), field)
-        return Checkpoint(field=field, **public.read(read_weights(public.file, field)[0]))
-    (state, nest), info = read_weights(path, field), saved_info(path)
+        return Checkpoint(field=field, **public.read(read_weights(public.file, field)))
+    state, info = read_weights(path, field), saved_info(path)
     info.pop("channels", None)  # kwargs has them
     metadata = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     metadata |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
-    return Checkpoint(state, str(path), field, **metadata, extra=info, nest=nest)
+    return Checkpoint(state, str(path), field, **metadata, extra=info)
 
 
 def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) -> nn.Module:
