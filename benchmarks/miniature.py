@@ -32,13 +32,15 @@ from pathlib import Path
 import numpy as np
 from side_by_side import head, mean_and_spread, row
 
+from idmm.config import PretrainConfig, parsing
+
 ROOT = Path(__file__).parents[1]
 PAGE, MARK = ROOT / "docs/reproduce.md", "<!-- written by miniature.py --table -->"
 KWARGS = {"patch_size": 7, "embed_dim": 64, "depth": 4, "num_heads": 2, "mlp_ratio": 2}
 SWIN = {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 7}
 VIT = ("vit_tiny_patch16_224", KWARGS)
 SMALL, LARGE = 28, 56  # pixels in pretraining and in fine-tuning
-EPOCHS, TUNE_EPOCHS = 400, 200
+IMAGES, EPOCHS, TUNE_EPOCHS = 2000, 400, 200
 CURVE = (50, 100, 200, 400, 800)  # epochs
 # Half the recipe's batch size and warm-up (epochs), and the strength of brightness and contrast.
 METHODS = {
@@ -262,6 +264,14 @@ def claims() -> Iterator[tuple[str, str, str, str]]:
     for method in RIVALS:
         paper = f"{PAPER['idmm']}, {PAPER[method]}"
         yield f"idmm is better than {method} (Table 2)", paper, idmm, tuned.format(method, EPOCHS)
+    for method in ("supcon", "simclr"):
+        paper = f"{PAPER[method]}, {PAPER['mocov3']}"
+        yield (
+            f"{method} is better than mocov3 (Table 2)",
+            paper,
+            tuned.format(method, EPOCHS),
+            tuned.format("mocov3", EPOCHS),
+        )
     for method in BY_SGD:
         yield f"idmm is better than {method} with AdamW", "", idmm, tuned.format(f"{method}-adamw", EPOCHS)
     yield "idmm is better than scratch for as many steps (Table 3)", "83.4, 67.8", idmm, "fashion-scratch-1000-{seed}"
@@ -274,17 +284,26 @@ def claims() -> Iterator[tuple[str, str, str, str]]:
         yield f"drloc helps a {label} from scratch", "", run.format(weight), run.format("0")
 
 
+def length(method: str) -> str:
+    """Return the steps of a method's pretraining, its images per step and crops per image."""
+    config, batch = parsing.build(PretrainConfig, method), METHODS[method]["train.batch_size"]
+    crops = config.views.crops or config.method.CROPS
+    return f"{EPOCHS * -(-IMAGES // batch):,} x {batch} x {sum(group.count for group in crops)}"
+
+
 def tables(results: Path) -> str:
     """Return what has run of accuracy by method, claims with verdicts and curves over epochs, as Markdown."""
     scratch = "fashion-scratch-200-{seed}"
-    methods = [("scratch", PAPER["scratch"], scratch), ("scratch, as many steps", "", "fashion-scratch-1000-{seed}")]
+    methods = [("scratch", "", PAPER["scratch"], scratch)]
+    methods.append(("scratch, as many steps", "", "", "fashion-scratch-1000-{seed}"))
     for method in (*RIVALS, "idmm"):
-        methods.append((method, PAPER[method], f"fashion-{method}-{EPOCHS}-{{seed}}-tuned"))
+        methods.append((method, length(method), PAPER[method], f"fashion-{method}-{EPOCHS}-{{seed}}-tuned"))
     for method in BY_SGD:
-        methods.append((f"{method}, AdamW instead of SGD", "", f"fashion-{method}-adamw-{EPOCHS}-{{seed}}-tuned"))
-    rows = [row(name, paper, accuracy(results, run), len(right(results, run))) for name, paper, run in methods]
+        name, run = f"{method}, AdamW instead of SGD", f"fashion-{method}-adamw-{EPOCHS}-{{seed}}-tuned"
+        methods.append((name, length(method), "", run))
+    rows = [row(*texts, accuracy(results, run), len(right(results, run))) for *texts, run in methods]
     if first := load(results, scratch.format(seed=0)):
-        rows.append(row("hand-made features, no network", "", first["result"].get("baseline_top1"), ""))
+        rows.append(row("hand-made features, no network", "", "", first["result"].get("baseline_top1"), ""))
     judged = [row(claim, paper, *verdict(results, *names)) for claim, paper, *names in claims()]
     curves, compared = [], ("idmm", "simclr", "idmm_fast")
     for epochs in CURVE:
@@ -302,13 +321,15 @@ def tables(results: Path) -> str:
             )
     lines = []
     for heading, some in (
-        (head("pretraining", "paper, flowers", "here, Fashion-MNIST", "seeds"), rows),
+        (head("pretraining", "steps x images x crops", "paper, flowers", "here, Fashion-MNIST", "seeds"), rows),
         (head("claim", "paper", "difference here (points)", "verdict"), judged),
         (head("epochs", *(f"{method}: N-way loss, kNN, fine-tuned" for method in compared)), curves),
     ):
         if done := [line for line in some if "not run" not in line]:
             lines += [heading, *done, ""]
-    return "\n".join([*lines, "Missing rows were not run yet."])
+    names = {run.name for run in plan(results)}
+    made = sum(load(results, name) is not None for name in names)
+    return "\n".join([*lines, f"{made} of {len(names)} runs are made. Missing rows were not run yet."])
 
 
 def main() -> None:

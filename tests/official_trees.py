@@ -29,7 +29,7 @@ def advice(name, root):
     """The line on where the files of a dataset come from."""
     if DATASETS[name].archives:
         return f"data.root: 'idmm data download {name} --root {root}' fetches {name}"
-    return f"data.root: {name} cannot be downloaded: {DATASETS[name].manual}"
+    return f"data.root: {name} cannot be downloaded: {DATASETS[name].manual.replace('ROOT', str(root))}"
 
 
 def images(folder, names, size=(12, 9)):

@@ -48,7 +48,7 @@ def test_runs_and_verdicts(script, tmp_path, monkeypatch):
         for cells in (line.split("|") for line in lines)
         if cells[1:]
     }
-    assert rows["scratch"][2] == "2" and rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
+    assert rows["scratch"][3] == "2" and rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
     assert "CutMix helps (Table 8)" not in rows and "Missing rows were not run" in "".join(lines)
 
 

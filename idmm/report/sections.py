@@ -20,7 +20,7 @@ class Block:
 
 
 def best_sources(table: Table) -> Block | None:
-    """Return, for each target and backbone, the best source, or those without a difference to it."""
+    """Return, for each target and backbone, the best pretraining, or those without a difference to it."""
     rows, has_ties = [], False
     for backbone, target in product(table.backbones, table.targets):
         best = _best_source(table, backbone, target)
@@ -31,40 +31,37 @@ def best_sources(table: Table) -> Block | None:
             has_ties = has_ties or is_tie
     if not rows:
         return None
-    lines, heads = [table.intervals()], ("backbone", "target", "best source", "accuracy", "gain over scratch")
+    lines, heads = [table.intervals()], ("backbone", "target", "best pretraining", "accuracy", "gain over scratch")
     if has_ties:
-        lines.append("Tie: these runs show no difference between the sources. The numbers are those of the first.")
+        lines.append("Tie: these runs show no difference between them. The numbers are those of the first.")
     if len(table.backbones) == 1:
         heads, rows = heads[1:], [row[1:] for row in rows]
-    return Block("Which source to pretrain on", lines, heads, rows)
+    return Block("Which pretraining is best", lines, heads, rows)
 
 
 def _best_source(table: Table, backbone: str, target: str) -> tuple[Row, str, bool] | None:
-    """Return the best row of a column, a sentence on it, and whether it is a tie."""
+    """Return the best row of a column without scratch, a sentence on it, and whether it is a tie."""
     candidates = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
     if not candidates:
         return None
-    best_rows: dict[str, Row] = {}  # the best row of each source
-    for row in sorted(candidates, key=lambda row: -table.mean(backbone, row, target)):
-        best_rows.setdefault(row.source, row)
-    best, *others = best_rows.values()
-    leads = {row.source: table.lead(backbone, target, best, row) for row in others}
-    tied = [best.source]
+    best, *others = sorted(candidates, key=lambda row: -table.mean(backbone, row, target))
+    leads = {row: table.lead(backbone, target, best, row) for row in others}
+    tied = [best.label]
     for row in others:
         gain = table.cells[backbone, row, target].gain
         is_loss = gain is not None and gain.excludes_zero and gain.value < 0
-        if not leads[row.source].excludes_zero and not is_loss:
-            tied.append(row.source)
+        if not leads[row].excludes_zero and not is_loss:
+            tied.append(row.label)
     cell = table.cells[backbone, best, target]
     has_gain = cell.gain is None or (cell.gain.excludes_zero and cell.gain.value > 0)
     if cell.no_better:
         return best, f"none better than the largest class {NO_BETTER}", False
     if len(tied) > 1:
-        verdict = f"tie: {', '.join(tied)}"
+        verdict = f"tie: {'; '.join(tied)}"
     elif not has_gain:
         verdict = f"highest: {best.label}"
     elif others:
-        verdict = f"{best.label}: {leads[others[0].source]} over {others[0].source}"
+        verdict = f"{best.label}: {leads[others[0]]} over {others[0].label}"
     else:
         verdict = best.label
     return best, verdict if has_gain else f"none shown above scratch, {verdict}", len(tied) > 1
@@ -86,17 +83,20 @@ def pretrainings(grid: dict) -> Block:
 
     Equal epochs can be very different numbers of optimizer steps.
     """
-    heads = ("source", "method", "backbone", "images", "epochs", "batch size", "steps", "optimizer")
-    rows: dict[tuple[str, ...], None] = {}  # each once
+    heads = ("source", "method", "backbone", "images", "epochs", "batch size", "steps", "optimizer", "crops", "seconds")
+    rows: dict[tuple[str, str, str], tuple[str, ...]] = {}  # of the first seed
     for run in grid["cells"]:
-        if (images := run.get("source_size")) and (config := run.get("pretrain_config")):
-            train = config["train"]
+        place = run["source"], run["method"], run["backbone"]
+        if place not in rows and (images := run.get("source_size")) and (config := run.get("pretrain_config")):
+            train, views = config["train"], config["views"]
             epochs, steps = train["epochs"], train["epochs"] * -(-images // train["batch_size"])
             if train["minutes"] is not None:
                 epochs, steps = f"{train['minutes']:g} min", MISSING
-            length = (images, epochs, train["batch_size"], steps, train["optimizer"])
-            rows[run["source"], run["method"], run["backbone"], *map(str, length)] = None
-    return Block("Pretraining", [], heads, list(rows))
+            crops = f"{sum(group['count'] for group in views['crops'])} at {views['size']} px"
+            seconds = format_number(run["pretrain_seconds"])
+            length = (images, epochs, train["batch_size"], steps, train["optimizer"], crops, seconds)
+            rows[place] = (*place, *map(str, length))
+    return Block("Pretraining", [], heads, list(rows.values()))
 
 
 class Sections(NamedTuple):

@@ -29,10 +29,11 @@ def transfer(config: GridConfig | dict | str) -> dict:
     """
     config = parsing.build(GridConfig, config)
     plan = GridPlan(config)
+    if config.plan and not plan.faults:  # printed even if datasets are missing
+        print("\n".join([*plan.notes, *_planned(Grid(config, plan))]))
     check(config, plan)
     grid = Grid(config, plan)
     if config.plan:
-        print("\n".join([*plan.notes, *_planned(grid)]))
         return grid.results()
     from idmm.report import render
 
