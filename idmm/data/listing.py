@@ -85,7 +85,7 @@ def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
         if spec.archives:
             how = [f"data.root: 'idmm data download {spec.name} --root {data.root or 'DIR'}' fetches {spec.name}"]
         elif spec.manual:
-            how = [f"data.root: {spec.name} cannot be downloaded: {spec.manual.replace('ROOT', data.root or 'ROOT')}"]
+            how = [f"data.root: {spec.name} cannot be downloaded: {spec.manual.replace('ROOT', data.root or 'DIR')}"]
         raise UserError(*error.faults, *how) from None
     faults = [
         f"data.root: {spec.name}: {count} {what}, its protocol has {expected}"
