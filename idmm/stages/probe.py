@@ -19,9 +19,8 @@ from idmm.progress import aligned
 from idmm.stages.folds import run_folds
 from idmm.stages.images import store_run_images
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import check_sizes, with_statistics
+from idmm.stages.setup import check_sizes, open_folder, with_statistics
 from idmm.training.device import pick_device
-from idmm.training.log import logging_to
 from idmm.training.run_folder import RunFolder
 from idmm.training.stage import RunSetup
 
@@ -58,21 +57,18 @@ def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
 def _run(setup: RunSetup) -> dict:
     config, spec = setup.config, setup.spec
     check_sizes(setup)
-    with RunFolder(config.out, config, "auto") as folder:
+    folder = RunFolder(config.out, config, "auto")
+    with open_folder(folder, setup):
         if folder.finished:
-            log.info("%s: finished already, nothing to do", config.out)
             return folder.result()
-        with logging_to(folder.path):
-            for note in setup.notes:
-                log.info("%s", note)
-            started_at = time.monotonic()
-            model = build_frozen(setup)
-            images = store_run_images(setup, setup.stage.list_images(), folder)
-            if len(np.unique(images.train.labels)) < 2:
-                raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
-            network = network_of(with_statistics(setup, images.mean, images.std), model, config.init or spec.name)
-            result = measure(setup, network, images)
-            result["seconds"] = round(time.monotonic() - started_at, 1)
+        started_at = time.monotonic()
+        model = build_frozen(setup)
+        images = store_run_images(setup, setup.stage.list_images(), folder)
+        if len(np.unique(images.train.labels)) < 2:
+            raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
+        network = network_of(with_statistics(setup, images.mean, images.std), model, config.init or spec.name)
+        result = measure(setup, network, images)
+        result["seconds"] = round(time.monotonic() - started_at, 1)
         folder.finish(result)
         return result
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import check_folder
-from idmm.errors import UserError
+from idmm.errors import UserError, checked
 from idmm.files import weights_file
 from idmm.stages import stage_of
 from idmm.training import clock
@@ -112,29 +112,26 @@ def check_names(config: Any) -> tuple[Any, list[str]]:
     Raises:
         UserError: A line per fault.
     """
-    faults: list[str] = []
-    notes: list[str] = []
-    try:
-        config, notes = stage_of(config).fill_names()
-        check_folder(config.data, config.out)
-    except UserError as error:
-        faults += error.faults
+
+    def names() -> tuple[Any, list[str]]:
+        filled, notes = stage_of(config).fill_names()
+        check_folder(filled.data, filled.out)
+        return filled, notes
+
+    filled, *_ = checked(names, lambda: _check_out(config), lambda: config.init and weights_file(config.init, "init"))
+    return filled
+
+
+def _check_out(config: Any) -> None:
+    """Raise UserError if ``out`` is missing, lies among the images, or is the place of ``init``."""
     if config.out is None:
-        faults.append("out: missing. Name a folder for all that the run writes (--out runs/a)")
-    elif folder := images_around(config):
+        raise UserError("out: missing. Name a folder for all that the run writes (--out runs/a)")
+    if folder := images_around(config):
         line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
-        faults.append(f"out: {line}")
-    if config.init is not None:
-        written = [os.path.join(config.out or ".", name) for name in ("", "backbone.safetensors", "model.safetensors")]
-        try:
-            weights_file(config.init, "init")
-        except UserError as error:
-            faults += error.faults
-        if config.out and os.path.realpath(config.init) in map(os.path.realpath, written):
-            faults.append(f"out: '{config.out}' is where init is. Name a new folder for all that this run writes")
-    if faults:
-        raise UserError(*faults)
-    return config, notes
+        raise UserError(f"out: {line}")
+    written = [os.path.join(config.out, name) for name in ("", "backbone.safetensors", "model.safetensors")]
+    if config.init is not None and os.path.realpath(config.init) in map(os.path.realpath, written):
+        raise UserError(f"out: '{config.out}' is where init is. Name a new folder for all that this run writes")
 
 
 def images_around(config: Any) -> str | None:

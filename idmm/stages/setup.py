@@ -22,6 +22,7 @@ from idmm.seeding import derive, seeded
 from idmm.training.log import logging_to
 from idmm.training.plan import PhasePlan
 from idmm.training.run_context import RunContext
+from idmm.training.run_folder import RunFolder
 from idmm.training.stage import Phase, RunSetup
 
 log = logging.getLogger("idmm")
@@ -34,19 +35,23 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
     The model of a new run is tried at every size before there is a folder. A run that is refused leaves no folder. The
     log of a finished run only says so, else it begins with the notes of ``setup``.
     """
-    config, notes = setup.config, setup.notes
     check_sizes(setup)
-    run = RunContext(config, setup.started_at)
-    with run.folder, logging_to(run.folder.path), run.interrupts:
+    run = RunContext(setup.config, setup.started_at)
+    with open_folder(run.folder, setup), run.interrupts:
         try:
-            if run.folder.finished:
-                notes = (f"{config.out}: finished already, nothing to do",)
-            for note in notes:
-                log.info("%s", note)
             yield run
         except KeyboardInterrupt:
             checkpoint = run.folder.checkpoint_note or ". There is no checkpoint yet"
-            raise Interrupted(f"{config.out}: interrupted{checkpoint}. Repeat the command to continue") from None
+            raise Interrupted(f"{setup.config.out}: interrupted{checkpoint}. Repeat the command to continue") from None
+
+
+@contextlib.contextmanager
+def open_folder(folder: RunFolder, setup: RunSetup) -> Iterator[None]:
+    """Log to a run's folder inside the block, first its notes or that it is finished, and close it at the end."""
+    with folder, logging_to(folder.path):
+        for note in (f"{folder.path}: finished already, nothing to do",) if folder.finished else setup.notes:
+            log.info("%s", note)
+        yield
 
 
 def check_sizes(setup: RunSetup) -> None:

@@ -23,74 +23,57 @@ STORE = 2**27  # bytes of a local cluster's object store, which holds nothing la
 
 
 def run(grid: Grid) -> None:
-    """Run all jobs of a grid on the cluster of ``config.ray``.
+    """Run all jobs of a grid on the cluster of ``config.ray``, which starts a job when the one that it needs has ended.
 
     Raises:
         UserError: There is no such cluster, or it cannot run these jobs.
         Interrupted: Ctrl-C or SIGTERM. Running jobs had time to save.
     """
-    with connected(grid.config.ray):
-        tasks = _Tasks(grid)
+    with connected(grid.config.ray) as ray:
+        limits = {"max_retries": DEATHS - 1, "num_cpus": grid.config.ray.num_cpus, "num_gpus": grid.config.ray.num_gpus}
+        task, grid_ref = ray.remote(**limits)(_run_job), ray.put(grid)
+        futures: dict[str, Any] = {}  # by key of the job
+        running: dict[Any, Job] = {}  # by future
+        for job in grid.remaining():  # each after the one that it needs
+            future = task.options(name=job.title).remote(grid_ref, job, os.getcwd(), futures.get(job.needs))
+            futures[job.key], running[future] = future, job
         try:
-            while tasks.submit():
-                tasks.receive()
+            while running:
+                for future in ray.wait(list(running), timeout=POLL)[0]:
+                    _receive(ray, grid, running.pop(future), future)
                 grid.log_progress()
         except BaseException as error:
             log.info("stopping: running jobs save their state")
-            futures = list(tasks.submitted)
             with contextlib.suppress(Exception):  # the cluster may be gone
-                for future in futures:
-                    tasks.ray.cancel(future)
-                if futures:
-                    tasks.ray.wait(futures, num_returns=len(futures), timeout=GRACE)
+                for future in running:
+                    ray.cancel(future)
+                if running:
+                    ray.wait(list(running), num_returns=len(running), timeout=GRACE)
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted. Repeat the command to resume") from None
             raise
 
 
-class _Tasks:
-    """The jobs of a grid that are in the cluster."""
-
-    def __init__(self, grid: Grid):
-        import ray
-
-        self.ray, self.grid, resources = ray, grid, grid.config.ray
-        self.submitted: dict[Any, Job] = {}  # by future
-        self.ended: set[str] = set()  # keys of jobs whose task returned
-        self._grid_ref = ray.put(grid)
-        # starts are counted in the grid's folder, so Ray retries nothing
-        self._task = ray.remote(max_retries=0, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus)(_run_job)
-
-    def submit(self) -> int:
-        """Submit the jobs that are ready, and return how many tasks are in the cluster."""
-        skip = {job.key for job in self.submitted.values()} | self.ended
-        finished = self.grid.finished() | self.ended
-        for job in self.grid.remaining():
-            if job.key not in skip and (job.needs is None or job.needs in finished):
-                future = self._task.options(name=job.title).remote(self._grid_ref, job, os.getcwd())
-                self.submitted[future] = job
-        return len(self.submitted)
-
-    def receive(self) -> None:
-        """Wait a moment for tasks that end."""
-        for future in self.ray.wait(list(self.submitted), timeout=POLL)[0]:
-            job = self.submitted.pop(future)
-            try:
-                error = self.ray.get(future)
-            except self.ray.exceptions.RayError as lost:
-                cause = getattr(lost, "cause", None)
-                if isinstance(cause, UserError):  # of the cluster's settings. A task returns a job's own mistake
-                    raise UserError(*cause.faults) from None
-                if cause is None and 0 < self.grid.starts(job.key) < DEATHS:
-                    continue  # its worker died: it is submitted again
-                error = textwrap.shorten(str(cause or f"its worker died: {lost}"), 300, placeholder=" ...")
-            self.ended.add(job.key)
-            if error is not None:
-                self.grid.mark_failed(job, error)
+def _receive(ray: Any, grid: Grid, job: Job, future: Any) -> None:
+    """Mark a job as failed if its task, which has ended, failed."""
+    try:
+        error = ray.get(future)
+    except ray.exceptions.RayError as lost:
+        cause = getattr(lost, "cause", None)
+        if isinstance(cause, UserError):  # of the cluster's settings. A task returns a job's own mistake
+            raise UserError(*cause.faults) from None
+        error = textwrap.shorten(str(cause or f"its worker died: {lost}"), 300, placeholder=" ...")
+    if error is not None and job.needs not in grid.failures():
+        grid.mark_failed(job, error)
 
 
-def _run_job(grid: Grid, job: Job, folder: str) -> str | None:
-    """Run a job on a node, and return why it failed. Relative paths start from ``folder``."""
+def _run_job(grid: Grid, job: Job, folder: str, needs_error: str | None) -> str | None:
+    """Run a job on a node, and return why it failed. Relative paths start from ``folder``.
+
+    The job is left out if the one that it needs failed, with ``needs_error``.
+    """
+    if needs_error is not None:
+        return None
     with contextlib.suppress(OSError):
         os.chdir(folder)
     if not (grid.out / "grid.yaml").exists():
@@ -101,8 +84,8 @@ def _run_job(grid: Grid, job: Job, folder: str) -> str | None:
 
 
 @contextlib.contextmanager
-def connected(config: Ray) -> Iterator[None]:
-    """Join or start the cluster, and leave or stop it at the end, unless this process was in it before."""
+def connected(config: Ray) -> Iterator[Any]:
+    """Join or start the cluster and yield Ray. Leave or stop it at the end, unless this process was in it before."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", "0")  # else Ray retries a job too large for memory forever
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of interrupted tasks
@@ -116,23 +99,21 @@ def connected(config: Ray) -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)  # Ray's own would exit at once
         _check_resources(ray, config)
         with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink):  # Ray prints the tasks' log
-            yield
+            yield ray
     finally:
         if not joined:
             ray.shutdown()
 
 
 def _join(ray: Any, config: Ray) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if config.address is not None:
-        options |= {"address": config.address}
-        problem = f"ray.address: cannot join the cluster '{config.address}'"
-        cure = "Start one with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
-    else:
-        options |= {"address": "local", "num_cpus": cores(), "include_dashboard": False, "object_store_memory": STORE}
+    address, options = config.address or "local", {}
+    problem = f"ray.address: cannot join the cluster '{address}'"
+    cure = "Start one with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
+    if config.address is None:
+        options = {"num_cpus": cores(), "include_dashboard": False, "object_store_memory": STORE}
         problem, cure = "engine: Ray does not start on this machine", "Join a running cluster with --ray.address"
     try:
-        ray.init(**options)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # of many kinds
         raise UserError(f"{problem} ({in_short(error)}). {cure}") from None
 

@@ -37,10 +37,6 @@ class Entry:
         """Of the dataset, method or backbone."""
         return self.values["name"]
 
-    def options(self, stage: str) -> dict:
-        """Return its own options for a stage."""
-        return self.values.get(stage, {})
-
     def data(self, grid: GridConfig) -> dict:
         """Return the keys of ``data`` of a source or target."""
         data = {key: value for key, value in self.values.items() if key in _DATA_KEYS}

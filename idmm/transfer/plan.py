@@ -111,7 +111,7 @@ class GridPlan:
         return rows
 
     def _pretrain_job(self, source: Entry, method: Entry, backbone: Entry, seed: int) -> Job | None:
-        layers = [self.grid.pretrain, *(entry.options("pretrain") for entry in (source, method, backbone))]
+        layers = [self.grid.pretrain, *(entry.values.get("pretrain", {}) for entry in (source, method, backbone))]
         decided = {"data": source.data(self.grid), "method": {"name": method.name}, "model": _model(backbone)}
         place = f"pretrain of {method.label} on {source.label}"
         config = self._resolved("pretrain", place, layers, {**decided, "seed": seed})
@@ -120,7 +120,7 @@ class GridPlan:
 
     def _add_cells(self, row: _Row, backbone: Entry, target: Entry) -> None:
         protocol, entries = self.grid.target.protocol, (*row.entries, backbone, target)
-        layers = [self.grid.finetune, *(entry.options("finetune") for entry in entries)]
+        layers = [self.grid.finetune, *(entry.values.get("finetune", {}) for entry in entries)]
         decided = {"data": target.data(self.grid), "model": _model(backbone)}
         decided["init"] = row.init or row.needs  # a job's key, as only its runner knows its folder
         for seed in row.seeds:

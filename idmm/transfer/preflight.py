@@ -51,8 +51,7 @@ class _Checks:
         """Check the needs of a job. ``side`` and ``backbone`` name the entries of its data and model."""
         config = STAGES[job.stage].build(job.config)
         stage = stage_of(config)
-        needs = [stage.needs.labels, stage.needs.test, stage.needs.unlabelled]
-        data = ["data", parsing.to_dict(config.data), *needs]
+        data = ["data", parsing.to_dict(config.data), stage.needs]
         if listing := self.once(data, side, stage.list_images):
             self.faults += [f"{side}: {fault}" for fault in stage.count_faults(len(listing.train))]
             self.once(["val", job.config["data"], stage.needs.val], side, check_val, stage, listing)
