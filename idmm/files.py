@@ -99,18 +99,26 @@ def sweep(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------------- output paths, checked before the work
-def out_file(out: str, endings: Sequence[str]) -> Path:
-    """Return the path of a result file without creating it.
+def output_path(out: str, endings: Sequence[str] | None) -> Path:
+    """Return the path of results without creating it: a file with one of the endings, or a folder (None).
 
     Raises:
-        UserError: It has none of the endings, is a folder, or cannot be written.
+        UserError: It has none of the endings, a file is where a folder is expected or the other way round, the folder
+            is not empty, or it cannot be written.
     """
     path = Path(out)
-    if path.suffix.lower() not in endings:
+    if endings is not None and path.suffix.lower() not in endings:
         raise UserError(f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}")
-    if path.is_dir():
+    if endings is not None and path.is_dir():
         raise UserError(f"out: '{out}' is a folder, expected a file")
-    _check_writable(out)
+    if endings is None and path.is_dir() and any(path.iterdir()):
+        raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
+    if endings is None and os.path.lexists(path) and not path.is_dir():
+        raise UserError(f"out: '{out}' is a file, expected a new folder")
+    folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written to" if folder.is_dir() else "is not a folder"
+        raise UserError(f"out: cannot write '{out}', because '{folder}' {why}. Name another place")
     return path
 
 
@@ -121,24 +129,6 @@ def made_folder(out: str) -> Path:
     except OSError as error:
         raise UserError(f"out: cannot write to '{out}' ({error.strerror}), expected a folder") from None
     return Path(out)
-
-
-def free_folder(out: str) -> Path:
-    """Return a folder that a command may fill, without creating it. UserError unless it is new or empty."""
-    path = Path(out)
-    if path.is_dir() and any(path.iterdir()):
-        raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
-    if os.path.lexists(path) and not path.is_dir():
-        raise UserError(f"out: '{out}' is a file, expected a new folder")
-    _check_writable(out)
-    return path
-
-
-def _check_writable(out: str) -> None:
-    folder = next(folder for folder in Path(out).absolute().parents if os.path.lexists(folder))
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        why = "cannot be written to" if folder.is_dir() else "is not a folder"
-        raise UserError(f"out: cannot write '{out}', because '{folder}' {why}. Name another place")
 
 
 @contextlib.contextmanager

@@ -18,12 +18,11 @@ from tiny import assert_same_loss, backbone
 from idmm import config
 from idmm.data.images import CentreCrop
 from idmm.data.listing import list_images
-from idmm.evaluation import evaluate
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.report.stats import wilson_interval
 from idmm.seeding import numpy_rng
-from idmm.training import loop
+from idmm.training import loop, outputs
 
 EPOCHS = 6  # of the second stage
 BEST = dict(
@@ -98,7 +97,7 @@ def test_classes_of_unequal_size_can_weigh_the_same(unequal, tmp_path):
 def test_remarks():
     def said(hits, **more):
         interval = wilson_interval(hits, 60)
-        return evaluate.remarks({"top1": 100 * hits / 60, "top1_interval": interval, "largest_class": 50.0, **more})
+        return outputs.remarks({"top1": 100 * hits / 60, "top1_interval": interval, "largest_class": 50.0, **more})
 
     (named,) = said(30)
     assert "(37.7 to 62.3), than always predicting the largest class (50.0 %)" in named

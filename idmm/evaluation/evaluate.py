@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from idmm import distributed
-from idmm.data.split import counted
 from idmm.report.stats import wilson_interval
 from idmm.seeding import numpy_rng
 
@@ -171,36 +170,6 @@ def class_counts(predicted, truth, classes: int) -> dict[str, list[int]]:
     truth = np.asarray(truth)
     sets = {"images": truth, "correct": truth[np.asarray(predicted) == truth]}
     return {name: np.bincount(labels, minlength=classes).tolist() for name, labels in sets.items()}
-
-
-def largest_class(truth) -> float:
-    """Return the accuracy of always predicting the largest class in ``truth`` [M], in percent."""
-    count = np.bincount(truth)
-    return float(100 * count.max() / count.sum())
-
-
-def remarks(result: dict[str, Any]) -> list[str]:
-    """Return warnings about the top-1 accuracy of a ``result.json``.
-
-    Its 95 % interval reaches down to the largest class, it is not above the baseline, or images come in groups.
-    """
-    top1, (low, high), lines = result["top1"], result["top1_interval"], []
-    if low <= result["largest_class"]:
-        lines.append(
-            f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than always "
-            f"predicting the largest class ({result['largest_class']:.1f} %)"
-        )
-    if top1 <= result.get("baseline_top1", -1):
-        lines.append(
-            f"top-1 {top1:.1f} % is no better than logistic regression on hand-made features, which takes seconds "
-            f"({result['baseline_top1']:.1f} %)"
-        )
-    if "test_groups" in result:
-        lines.append(
-            f"the {result['test_size']} test images are of {counted(result['test_groups'], 'group')}: images of one "
-            "group are alike, so top-1's interval, which counts each image for itself, is too narrow"
-        )
-    return lines
 
 
 # ---------------------------------------------------------------------- the probe's strength

@@ -9,7 +9,7 @@ from idmm.config.commands import UseConfig
 from idmm.data.folder import images_at
 from idmm.data.split import counted
 from idmm.errors import UserError, capped, checked
-from idmm.files import free_folder, out_file, weights_file
+from idmm.files import output_path, weights_file
 from idmm.progress import log
 
 
@@ -32,7 +32,7 @@ def inputs(
     """
     _, out, images, *_ = checked(
         lambda: weights_file(config.init, "init", stem),
-        lambda: config.out and (free_folder(config.out) if endings is None else out_file(config.out, endings)),
+        lambda: config.out and output_path(config.out, endings),
         lambda: images_at(config.paths),
         *checks,
     )

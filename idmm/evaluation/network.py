@@ -162,7 +162,4 @@ class Network:
 
     def read(self, image: str | os.PathLike | Image.Image | np.ndarray) -> Decoded:
         """Decode a file, an open Pillow image or an array [H, W, C] as the run does. BadImage if it cannot be read."""
-        if isinstance(image, np.ndarray) and image.dtype == np.uint8 and self.bands is None:
-            grey = image.ndim == 3 and image.shape[2] == 1
-            image = Image.fromarray(image[:, :, 0] if grey else image)  # two or four channels have opacity
         return read_image(image, None if self.scale == AUTO else self.scale, self.bands)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from idmm.config.commands import ExportConfig
 from idmm.errors import checked, needed
-from idmm.files import expand_home, filling, free_folder, out_file, weights_file, write_bytes
+from idmm.files import expand_home, filling, output_path, weights_file, write_bytes
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
 OUR_KEYS = ("grey_range", "range", "bands", "file_channels")  # of config.json, for those who read other images
@@ -20,7 +20,7 @@ def export(config: ExportConfig) -> str:
     """
     run, is_onnx = expand_home(config.init), config.format == "onnx"
     out, *_ = checked(
-        lambda: out_file(config.out, (".onnx",)) if is_onnx else free_folder(config.out),
+        lambda: output_path(config.out, (".onnx",) if is_onnx else None),
         lambda: weights_file(run, "init"),
         lambda: is_onnx and needed("format: onnx", NEEDED, "export"),
     )

@@ -16,7 +16,7 @@ from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, Split
 from idmm.errors import UserError, listed
-from idmm.evaluation.evaluate import largest_class, readouts
+from idmm.evaluation.evaluate import readouts
 from idmm.files import made_folder, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.report import charts
@@ -25,6 +25,7 @@ from idmm.stages.images import store_run_images
 from idmm.stages.probe import READOUTS, about, build_frozen, network_of
 from idmm.stages.resolve import resolve
 from idmm.stages.setup import with_statistics
+from idmm.training.outputs import largest_class
 from idmm.training.stage import RunSetup
 
 UNTRAINED = "untrained"

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from idmm.errors import UserError
-from idmm.evaluation.evaluate import remarks
 from idmm.files import holds_run
 from idmm.progress import log
 from idmm.report.stats import wilson_interval
 from idmm.stages import stage_of
 from idmm.training import clock
 from idmm.training.log import logging_to
+from idmm.training.outputs import remarks
 from idmm.training.run_folder import RunFolder, check_resume
 from idmm.training.stage import RunSetup
 

@@ -13,7 +13,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
 from idmm.data.store import Stores
 from idmm.errors import UserError
-from idmm.evaluation.evaluate import largest_class, readouts, remarks
+from idmm.evaluation.evaluate import readouts
 from idmm.evaluation.network import Network
 from idmm.progress import aligned
 from idmm.stages.folds import run_folds
@@ -21,6 +21,7 @@ from idmm.stages.images import store_run_images
 from idmm.stages.resolve import resolve
 from idmm.stages.setup import check_sizes, open_folder, with_statistics
 from idmm.training.device import pick_device
+from idmm.training.outputs import largest_class, remarks
 from idmm.training.run_folder import RunFolder
 from idmm.training.stage import RunSetup
 

@@ -1,6 +1,11 @@
 """The files that a run leaves: weights, pictures, the accuracy of a classifier and its baseline."""
 
+from typing import Any
+
+import numpy as np
+
 from idmm.data.image_store import ImageStore
+from idmm.data.split import counted
 from idmm.data.store import Stores
 from idmm.evaluation import evaluate
 from idmm.files import write_csv
@@ -92,7 +97,7 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
     truth, predicted = predictions.truth, predictions.predicted
     scores = predictions.scores() | {
-        "largest_class": evaluate.largest_class(truth),
+        "largest_class": largest_class(truth),
         **baseline_score,
         "num_classes": len(classes),
         "test_size": len(test),
@@ -108,9 +113,39 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
     if baseline_score:
         line += ", the baseline {baseline_top1:.2f}"
     log.info("%s", line.format(*scores["top1_interval"], **scores))
-    for line in evaluate.remarks(scores):
+    for line in remarks(scores):
         log.warning("%s", line)
     return scores
+
+
+def largest_class(truth) -> float:
+    """Return the accuracy of always predicting the largest class in ``truth`` [M], in percent."""
+    count = np.bincount(truth)
+    return float(100 * count.max() / count.sum())
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """Return warnings about the top-1 accuracy of a ``result.json``.
+
+    Its 95 % interval reaches down to the largest class, it is not above the baseline, or images come in groups.
+    """
+    top1, (low, high), lines = result["top1"], result["top1_interval"], []
+    if low <= result["largest_class"]:
+        lines.append(
+            f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than always "
+            f"predicting the largest class ({result['largest_class']:.1f} %)"
+        )
+    if top1 <= result.get("baseline_top1", -1):
+        lines.append(
+            f"top-1 {top1:.1f} % is no better than logistic regression on hand-made features, which takes seconds "
+            f"({result['baseline_top1']:.1f} %)"
+        )
+    if "test_groups" in result:
+        lines.append(
+            f"the {result['test_size']} test images are of {counted(result['test_groups'], 'group')}: images of one "
+            "group are alike, so top-1's interval, which counts each image for itself, is too narrow"
+        )
+    return lines
 
 
 def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:

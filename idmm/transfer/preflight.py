@@ -7,7 +7,7 @@ from typing import Any
 
 from idmm.config import parsing
 from idmm.errors import UserError, needed
-from idmm.files import free_folder
+from idmm.files import output_path
 from idmm.models.spec import model_spec
 from idmm.stages import STAGES, stage_of
 from idmm.stages.images import check_val
@@ -27,7 +27,7 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
     """
     checks = _Checks(grid, list(plan.faults))
     if not any((Path(grid.out) / name).exists() for name in ("grid.yaml", ".lock")):  # of a grid, or one that starts
-        checks.once("out", "", free_folder, grid.out)
+        checks.once("out", "", output_path, grid.out, None)
     if grid.engine == "ray":
         checks.once("ray", "", needed, "engine: ray", ["ray"], "ray")
     for cell, key in plan.cells.items():
