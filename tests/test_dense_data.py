@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +16,12 @@ from PIL import Image
 from idmm.data.image_store import store_split
 from idmm.data.split import LabelsMissing
 from idmm.dense.evaluate import Objects, detection_scores
-from idmm.dense.read import read_detection, read_segmentation
+from idmm.dense.read import read_images
 from idmm.dense.targets import IGNORED, outlined
 from idmm.dense.transforms import DenseTransform, letterboxed
 
 UNUSABLE = "cannot be used:"
+read_detection, read_segmentation = partial(read_images, "detect"), partial(read_images, "segment")
 
 
 def of(root, **fields):

@@ -17,8 +17,8 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from idmm.config import Data
 from idmm.data.image_store import store_split
 from idmm.dense.evaluate import classes_on_file, segmented
-from idmm.dense.network import Detector, Segmenter, build_network
-from idmm.dense.read import read_segmentation
+from idmm.dense.network import Detector, Segmenter, saved_network
+from idmm.dense.read import read_images
 from idmm.dense.transforms import DenseTransform
 from idmm.errors import Interrupted
 from idmm.files import read_csv as rows
@@ -212,11 +212,11 @@ def test_masks_on_any_files(whole, trees, tmp_path):
 def predicted(run, trees):
     """The masks that a run's network gives for the test images, by their names, through the loaders of a run."""
     saved = read_checkpoint(run, stem="model")
-    there = read_segmentation(Data(root=str(trees / "masks")))
+    there = read_images("segment", Data(root=str(trees / "masks")))
     store = store_split(there.test, stored_size=SIDE, data=Data(cache="off"))
     batch = DenseTransform(store, SIDE, saved.mean, saved.std)(0, np.arange(3))
     with torch.no_grad():
-        shares = segmented(build_network(saved), batch["images"])
+        shares = segmented(saved_network(saved), batch["images"])
     found = zip(store.names, shares, store.targets, strict=True)
     return {name.split("/")[-1]: classes_on_file(own, target.size, SIDE).numpy() for name, own, target in found}
 

@@ -20,6 +20,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+from idmm import distributed
 from idmm.errors import SizeError
 from idmm.models.build import black_image, create_backbone
 from idmm.models.grid import as_grid
@@ -253,6 +254,8 @@ class Segmenter(DenseNetwork):
         from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
 
         self.decoder = UPerNetDecoder([0, 0, *self.channels], decoder_channels=width)
+        if distributed.several_gpus():  # each process sees only a few images of a batch
+            self.decoder = nn.SyncBatchNorm.convert_sync_batchnorm(self.decoder)
         self.head = nn.Conv2d(width, classes, kernel_size=1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -261,15 +264,21 @@ class Segmenter(DenseNetwork):
         return F.interpolate(self.head(features), size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
-def build_network(saved: Checkpoint) -> Detector | Segmenter:
+def build_network(
+    task: str, backbone: nn.Module, size: int, classes: int, width: int, masks: bool, in_chans: int
+) -> Detector | Segmenter:
+    """Put the layers of ``task``, detect or segment, on a backbone, see :class:`Detector`."""
+    if task == "segment":
+        return Segmenter(backbone, size, classes, width, in_chans)
+    return Detector(backbone, size, classes, width, masks, in_chans)
+
+
+def saved_network(saved: Checkpoint) -> Detector | Segmenter:
     """Return the network of a run of ``idmm detect`` or ``idmm segment`` with its weights, in evaluation mode."""
     info = saved.extra
     kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
     backbone = create_backbone(saved.name, saved.size, **kwargs)
-    arguments, in_chans = (backbone, saved.size, len(info["classes"]), info["pyramid_width"]), saved.in_chans
-    if info["task"] == "detect":
-        network = Detector(*arguments, info["masks"], in_chans=in_chans)
-    else:
-        network = Segmenter(*arguments, in_chans=in_chans)
+    layers = (len(info["classes"]), info["pyramid_width"], info["masks"])
+    network = build_network(info["task"], backbone, saved.size, *layers, saved.in_chans)
     network.load_state_dict(saved.state)
     return network.eval()

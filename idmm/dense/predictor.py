@@ -12,7 +12,7 @@ from torch import Tensor
 from idmm.data.images import fitted
 from idmm.data.views import normalise
 from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
-from idmm.dense.network import build_network
+from idmm.dense.network import saved_network
 from idmm.dense.transforms import letterboxed, on_canvas, resized_to
 from idmm.evaluation.network import Network
 from idmm.models.weights import Checkpoint
@@ -26,7 +26,7 @@ MIN_SCORE = 0.5  # of boxes
 def load_network(saved: Checkpoint, device: str, batch_size: int | None) -> Network:
     """Return the network of a run's checkpoint for use on any images."""
     device = pick_device(device)
-    return Network.around(saved, build_network(saved).to(device), saved.size, device, batch_size or BATCH)
+    return Network.around(saved, saved_network(saved).to(device), saved.size, device, batch_size or BATCH)
 
 
 @torch.no_grad()

@@ -31,7 +31,6 @@ from idmm.dense.targets import IGNORED, BoxTarget, DenseListing, MaskTarget, mas
 from idmm.errors import UserError, capped, listed, needed, reason
 
 log = logging.getLogger("idmm")
-Reader = Callable[[Path, list[str]], tuple[dict[str, Split], dict[int, str]]]
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
 FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
@@ -52,8 +51,8 @@ LAYOUTS = (
 )
 
 
-def read_detection(data: config.Data) -> DenseListing:
-    """Return the images of a folder in COCO's format with their objects, by the ``data`` section of a config.
+def read_images(task: str, data: config.Data) -> DenseListing:
+    """Return the images of a folder with their boxes (``task`` detect) or masks (segment), by the ``data`` section.
 
     ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws some.
 
@@ -61,17 +60,8 @@ def read_detection(data: config.Data) -> DenseListing:
         UserError: All faults of the files, or there is no training image.
         LabelsMissing: There is nothing to evaluate on.
     """
-    return _read(read_coco, data)
-
-
-def read_segmentation(data: config.Data) -> DenseListing:
-    """Return images with a mask each, as :func:`read_detection` does. ADE20K's layout is accepted, too."""
-    return _read(read_masks, data)
-
-
-def _read(reader: Reader, data: config.Data) -> DenseListing:
     root, faults = root_folder(data), []
-    parts, classes = reader(root, faults)
+    parts, classes = (read_coco if task == "detect" else read_masks)(root, faults)
     if faults:
         raise UserError(*faults)
     # as for class labels, with all images in one class

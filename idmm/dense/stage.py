@@ -11,6 +11,7 @@ from torch import nn
 from idmm import distributed
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
+from idmm.dense.network import build_network
 from idmm.dense.targets import outlined
 from idmm.dense.transforms import DenseTransform
 from idmm.errors import RunError
@@ -103,8 +104,8 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
         if run.is_new and (report := setup.spec.load(backbone)):
             log.info("%s", report)
         with seeded(derive(config.seed, "method")):
-            network = setup.stage.build_network(backbone, setup.spec, len(stores.train.classes), has_outlines)
-            method = method_class(network)
+            layers = (len(stores.train.classes), config.model.pyramid_width, has_outlines)
+            method = method_class(build_network(config.STAGE, backbone, phase.size, *layers, setup.spec.in_chans))
         evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
         key = derive(config.seed, "stage", phase.number)
         transform = DenseTransform(stores.train, phase.size, setup.spec.mean, setup.spec.std, config.augment, key)

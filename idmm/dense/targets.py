@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -25,13 +25,6 @@ class BoxTarget:
     crowd: np.ndarray  # bool [n]: a group of objects in one annotation
     size: tuple[int, int]  # height and width (pixels)
     image_id: int | str  # in the annotation file
-
-    def take(self, mask: np.ndarray) -> "BoxTarget":
-        """Return the objects selected by ``mask``, bool [n]."""
-        segments = self.segments and [segment for segment, keep in zip(self.segments, mask, strict=True) if keep]
-        return replace(
-            self, boxes=self.boxes[mask], labels=self.labels[mask], crowd=self.crowd[mask], segments=segments
-        )
 
     @property
     def digest(self) -> str:

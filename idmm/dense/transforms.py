@@ -62,14 +62,7 @@ class DenseTransform:
     """
 
     def __init__(
-        self,
-        store: ImageStore,
-        size: int,
-        mean,
-        std,
-        augment: Any = None,
-        key: int = 0,
-        only_images: bool = False,
+        self, store: ImageStore, size: int, mean, std, augment: Any = None, key: int = 0, only_images: bool = False
     ):
         self.store, self.size, self.mean, self.std = store, size, mean, std
         self.augment, self.key, self.only_images = augment, key, only_images
@@ -132,11 +125,11 @@ class DenseTransform:
             return sample
         if not isinstance(target, BoxTarget):
             return sample | {"masks": tv_tensors.Mask(torch.from_numpy(nearest(target.mask(), (h, w)))[None])}
-        target = target.take(~target.crowd)
-        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(target.boxes), format="XYXY", canvas_size=target.size)
-        sample |= {"boxes": F.resize(boxes, [h, w]), "labels": torch.from_numpy(target.labels)}
+        boxes, labels = (torch.from_numpy(array[~target.crowd]) for array in (target.boxes, target.labels))
+        boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=target.size)
+        sample |= {"boxes": F.resize(boxes, [h, w]), "labels": labels}
         if self.outlined:
-            sample["masks"] = tv_tensors.Mask(torch.from_numpy(target.masks(h, w)))
+            sample["masks"] = tv_tensors.Mask(torch.from_numpy(target.masks(h, w)[~target.crowd]))
         return SANITIZE(sample)
 
 

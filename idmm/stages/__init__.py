@@ -93,18 +93,21 @@ class FinetuneStage(Stage):
 
 
 class DenseStage(Stage):
-    """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off.
-
-    ``list_images`` also reads and checks their boxes or masks. ``build_network`` puts the layers that predict them for
-    K classes on a backbone, with fresh weights of torch's generators. ``masks``: predict one per box.
-    """
+    """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off."""
 
     crop_pct = 1.0
     LABELS: ClassVar[str]  # what is known about each training image
     FOLDER: ClassVar[str]  # what data.root has to hold
 
+    def list_images(self) -> "DenseListing":
+        from idmm.dense.read import read_images
+
+        return read_images(self.NAME, self.config.data)
+
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
-        self.build_network(backbone, spec, 1, False)
+        from idmm.dense.network import build_network
+
+        build_network(self.NAME, backbone, phase.size, 1, self.config.model.pyramid_width, False, spec.in_chans)
 
     def stored_size(self, size: int) -> "StoredSize":
         return math.ceil(size * max(1.0, *self.config.augment.scale))
@@ -134,40 +137,12 @@ class DetectStage(DenseStage):
     NAME, CONFIG = "detect", DetectConfig
     LABELS, FOLDER = "boxes", "boxes (COCO)"
 
-    def list_images(self) -> "DenseListing":
-        from idmm.dense.read import read_detection
-
-        return read_detection(self.config.data)
-
-    def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
-        from idmm.dense.network import Detector
-
-        width = self.config.model.pyramid_width
-        return Detector(backbone, self.config.train.size, classes, width, masks, spec.in_chans)
-
 
 class SegmentStage(DenseStage):
     """A class per pixel."""
 
     NAME, CONFIG = "segment", SegmentConfig
     LABELS, FOLDER = "masks", "masks"
-
-    def list_images(self) -> "DenseListing":
-        from idmm.dense.read import read_segmentation
-
-        return read_segmentation(self.config.data)
-
-    def build_network(self, backbone: "nn.Module", spec: "ModelSpec", classes: int, masks: bool) -> "nn.Module":
-        from torch.nn import SyncBatchNorm
-
-        from idmm import distributed
-        from idmm.dense.network import Segmenter
-
-        width = self.config.model.pyramid_width
-        network = Segmenter(backbone, self.config.train.size, classes, width, spec.in_chans)
-        if distributed.several_gpus():  # each process sees only a few images of a batch
-            network.decoder = SyncBatchNorm.convert_sync_batchnorm(network.decoder)
-        return network
 
 
 class ProbeStage(Stage):
