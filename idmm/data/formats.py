@@ -10,7 +10,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import imagecodecs
 import numpy as np
@@ -65,15 +65,13 @@ def channels_flag(channels: int) -> str:
     return f"--data.in_chans {channels}"
 
 
-def decode(item: bytes | np.ndarray | Image.Image, picture: bool, channels: Collection[int]) -> np.ndarray:
+def decode(item: bytes | np.ndarray | Image.Image, picture: bool) -> np.ndarray:
     """Return an image's values, upright by EXIF's orientation, [H, W, C], in the file's own numbers. Bool is uint8.
 
     Args:
         item: Content of the file, an array [H, W] or [H, W, C], or an open image of Pillow's, which stays as it is.
         picture: Return grey or RGB, with a last channel for the opacity if there is one. Else the channels as stored.
             Those of a palette are its colours'.
-        channels: Numbers of channels that tell an array's axes apart: [H, W, C] if the last axis has one of them, else
-            [C, H, W] if the first has. Empty: the shorter of both axes is that of channels.
 
     Raises:
         BadImage: Not an image, truncated, too large or not of numbers. NoPicture: ``picture`` cannot be met.
@@ -86,7 +84,7 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool, channels: Coll
             values = _from_pillow(item, picture)
             check_pixels(*item.size)
         elif item.startswith(_NUMPY):
-            values = _from_npy(item, picture, channels)
+            values = _from_npy(item, picture)
         elif item.startswith(_TIFF):
             values = _from_tiff(item, picture)
         else:
@@ -98,11 +96,11 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool, channels: Coll
         return values[:, :, None] if values.ndim == 2 else values
 
 
-def size_in_header(content: bytes, channels: Collection[int]) -> tuple[int, int]:
+def size_in_header(content: bytes) -> tuple[int, int]:
     """Return height and width (pixels) of a file's image in upright position by its header, as :func:`decode`."""
     with reporting():
         if content.startswith(_NUMPY):
-            shape, first = _npy_header(io.BytesIO(content), channels)
+            shape, first = _npy_header(io.BytesIO(content))
             return shape[1:] if first else shape[:2]
         if content.startswith(_TIFF):
             page = _tiff_pages(content)[0]
@@ -144,8 +142,8 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------- arrays
-def _from_npy(content: bytes, picture: bool, channels: Collection[int]) -> np.ndarray:
-    shape, first = _npy_header(io.BytesIO(content), channels)
+def _from_npy(content: bytes, picture: bool) -> np.ndarray:
+    shape, first = _npy_header(io.BytesIO(content))
     height, width = shape[1:] if first else shape[:2]
     check_pixels(width, height)
     count = 1 if len(shape) == 2 else shape[0 if first else 2]
@@ -155,16 +153,14 @@ def _from_npy(content: bytes, picture: bool, channels: Collection[int]) -> np.nd
     return np.moveaxis(array, 0, 2) if first else array
 
 
-def _npy_header(file: io.BytesIO, channels: Collection[int]) -> tuple[Sequence[int], bool]:
-    """Return the shape of a .npy file, and whether its channels come first."""
+def _npy_header(file: io.BytesIO) -> tuple[Sequence[int], bool]:
+    """Return the shape of a .npy file, and whether its channels come first: they are the shorter end."""
     form = np.lib.format
     read_header = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0
     shape = read_header(file)[0]
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise BadImage(f"an array of shape {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]")
-    shorter = 0 if shape[0] < shape[-1] else 2
-    axis = next((axis for axis in (2, 0) if shape[axis] in channels), shorter) if len(shape) == 3 else 2
-    return shape, axis == 0
+    return shape, len(shape) == 3 and shape[0] < shape[2]
 
 
 # ---------------------------------------------------------------------- Pillow

@@ -216,7 +216,7 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
         need, free = 0, shutil.disk_usage(folder).free
         for item in split.take(sampled).items:
             with suppress(BadImage):  # bad images take no room
-                size = fitted_size(*image_size(item, reading.bands), reading.stored_size)
+                size = fitted_size(*image_size(item), reading.stored_size)
                 need += math.prod(size) * reading.channels * (2 if reading.bands else 1)
         need = round(need * len(split) / len(sampled))
         if need > free // 2:

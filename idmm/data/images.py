@@ -129,7 +129,7 @@ def min_max_of(path: Item, bands: Bands | None) -> tuple[MinMax, ...]:
 
 def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the used channels [H, W, C] in the numbers of the file, and the opacity of a picture [H, W, 1]."""
-    values, alpha = decode(content, bands is None, _expected_channels(bands)), None
+    values, alpha = decode(content, picture=bands is None), None
     if bands is not None:
         channels, chosen = values.shape[2], list(bands.chosen or range(values.shape[2]))
         if bands.count not in (None, channels):
@@ -144,14 +144,9 @@ def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> t
     return values, alpha
 
 
-def image_size(path: str | os.PathLike, bands: Bands | None = None) -> tuple[int, int]:
+def image_size(path: str | os.PathLike) -> tuple[int, int]:
     """Return height and width of a file's image in upright position (pixels). BadImage as :func:`read_image`."""
-    return size_in_header(read(path), _expected_channels(bands))
-
-
-def _expected_channels(bands: Bands | None) -> Sequence[int]:
-    """Return the numbers of channels that arrays may have."""
-    return PICTURE_CHANNELS if bands is None else [] if bands.count is None else [bands.count]
+    return size_in_header(read(path))
 
 
 # ---------------------------------------------------------------------- sizes

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from idmm import config, distributed
+from idmm.data.folder import PARTS
 from idmm.data.image_store import ImageStore, store_split
 from idmm.data.images import StoredSize
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split, counted
 from idmm.data.values import AUTO, ValueRange, as_range, mean_and_std, moments
 from idmm.errors import UserError, listed
-
-PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from idmm import distributed
+from idmm.data.folder import PARTS
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import centre_crops
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
-from idmm.data.store import PARTS, Stores, image_differences, store_images
+from idmm.data.store import Stores, image_differences, store_images
 from idmm.errors import RunError, UserError
 from idmm.evaluation import baseline
 from idmm.evaluation.evaluators import Accuracy

@@ -11,7 +11,7 @@ import numpy as np
 from idmm.config import Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.data.formats import BadImage
-from idmm.data.images import bands_of, image_size
+from idmm.data.images import image_size
 from idmm.data.listing import list_images
 from idmm.data.split import Listing
 from idmm.errors import UserError
@@ -189,10 +189,10 @@ def count(splits: Listing, data: Data) -> Counts:
     labelled = list_images(labelled_part(data), labelled=True).train
     without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
     some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
-    sides, channels = [0], bands_of(data.in_chans, data.bands)
+    sides = [0]
     for i in some:
         with contextlib.suppress(BadImage):  # which the first stage names
-            sides.append(min(image_size(train.items[i], channels)))
+            sides.append(min(image_size(train.items[i])))
     side = int(statistics.median(sides[1:] or sides))
     return Counts(len(train), len(labelled), len(train.classes), side, without)
 
