@@ -17,7 +17,6 @@ from idmm.data.images import Bands, CentreCrop, composite, digest, read_image
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
-from idmm.data.user_lists import quoted
 from idmm.data.values import AUTO, RangeUnknown, ValueRange
 from idmm.errors import UserError
 from idmm.files import expand_home, write_bytes
@@ -287,17 +286,17 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
                 other = next(other for other in remaining if other.label != image.label)
                 why = f", but of class '{image.label}', not '{other.label}': one is wrong"
             if image != other:
-                reasons.setdefault(image.name, []).append(f"the same as {quoted(other.name)}{why}")
+                reasons.setdefault(image.name, []).append(f"the same as {other.name}{why}")
     certain = set(reasons)
     for image in one_colour:
         reasons.setdefault(image["name"], []).append("of one colour")
     for pair in pairs:
         if not pair.exact:
             out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
-            reasons.setdefault(out.name, []).append(f"nearly the same as {quoted(other.name)} ({pair.similarity:.3f})")
+            reasons.setdefault(out.name, []).append(f"nearly the same as {other.name} ({pair.similarity:.3f})")
     lines = ["# a # before a path: only suspected, left out once you remove it"] if reasons.keys() - certain else []
     for name, why in reasons.items():
-        lines.append(f"# {'; '.join(why)}\n{'' if name in certain else '#'}{quoted(name)}")
+        lines.append(f"# {'; '.join(why)}\n{'' if name in certain else '#'}{name}")
     return lines
 
 

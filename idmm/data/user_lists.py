@@ -3,10 +3,8 @@
 A line names an image by its path under ``data.root`` with '/' between (as in ``check.json``), or by its absolute path.
 """
 
-import contextlib
 import csv
 import io
-import json
 import logging
 import os
 import posixpath
@@ -192,18 +190,11 @@ def class_rows(
 
 
 # ---------------------------------------------------------------------- images to leave out
-def quoted(name: str) -> str:
-    """Return an image's name as a line of a file for ``data.exclude``."""
-    unchanged = name.isprintable() and name == name.strip() and name[:1] not in ("#", '"')
-    return name if unchanged else json.dumps(name)
-
-
 def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     """Return the splits without the images that a file names, one per line. ``excluded`` counts them.
 
-    Empty lines and those that begin with '#' are skipped. A line in double quotes is a JSON string, for names that have
-    line ends or begin with '#' or a quote. A file in ``root`` that is in no split may be named, too: the list serves
-    pretraining, which reads fewer of them.
+    Empty lines and those that begin with '#' are skipped. A file in ``root`` that is in no split may be named, too: the
+    list serves pretraining, which reads fewer of them.
 
     Raises:
         UserError: It cannot be read, names a missing image, or leaves a split without images.
@@ -213,8 +204,6 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     excluded = set()
     for i, line in enumerate(map(str.strip, text.split("\n")), start=1):
         if line and line[0] != "#":
-            with contextlib.suppress(ValueError):  # else it is a name in quotes that was typed by hand
-                line = str(json.loads(line)) if line[0] == '"' else line
             excluded.add(names.find(i, line, elsewhere=True))
     names.refuse()
     parts, counts = {}, {}

@@ -15,7 +15,6 @@ from idmm.data.images import composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
-from idmm.data.user_lists import quoted
 from idmm.data.values import unit
 from idmm.errors import UserError, by_reason, listed
 from idmm.files import made_folder, write_json
@@ -102,7 +101,7 @@ def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str,
     reasons = by_reason(*([image[key] for image in bad] for key in ("name", "reason")))
     advice = "Training stops on them. Replace them, or leave them out by exclude.txt of your --out folder."
     yield "unreadable", counted(len(bad), "file"), reasons, advice, True
-    names = [quoted(image["name"]) for image in report.one_colour]
+    names = [image["name"] for image in report.one_colour]
     advice = "All their pixels are equal. Look if they are broken."
     yield "one colour", counted(len(names), "image"), names, advice, False
     groups: dict[tuple[bool, bool], list[Pair]] = {}
@@ -137,7 +136,7 @@ def _kind(pair: Pair) -> str:
 
 
 def _name(image: ImageRef) -> str:
-    return quoted(image.name if image.name.startswith(image.split) else f"{image.split} {image.name}")
+    return image.name if image.name.startswith(image.split) else f"{image.split} {image.name}"
 
 
 # ---------------------------------------------------------------------- the baseline

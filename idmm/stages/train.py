@@ -214,7 +214,7 @@ def _without_copies(data: Data, listing: Listing, out: Path) -> Data:
     emptied = set(labels) - {-1} - set(np.delete(labels, copies))
     if not copies or emptied:  # a class would have no image
         return data
-    names = [user_lists.quoted(listing.train.names[number]) for number in copies]
+    names = [listing.train.names[number] for number in copies]
     write_text(out / COPIES, "\n".join(names) + "\n")
     line = "data: %s left out, the same as another training image or a test image (%s)"
     log.warning(line, counted(len(copies), "training image"), out / COPIES)
