@@ -1,7 +1,6 @@
 """T2T-ViT and CvT: the contract of both, performers and positions, convolutional projections and drop path."""
 
 import pytest
-import timm
 import torch
 from contract import Contract, load
 
@@ -89,8 +88,3 @@ def test_only_the_last_stage_drops_paths():
     model = tiny_cvt(drop_path=0.2, depths=[1, 2, 2])
     rates = [[block.drop_path1.drop_prob for block in stage.blocks] for stage in model.stages]
     assert rates == [[0], [0, 0], [0, pytest.approx(0.2)]]
-
-
-def test_arguments_that_it_refuses():
-    with pytest.raises(ValueError, match="num_heads is 3, which does not divide the width 8"):
-        timm.create_model("cvt_13", embed_dims=(8, 16, 24), num_heads=(3, 2, 3))

@@ -59,8 +59,6 @@ class ConvAttention(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, prefix: int):
         super().__init__()
-        if dim % num_heads:
-            raise ValueError(f"num_heads is {num_heads}, which does not divide the width {dim}")
         self.num_heads, self.prefix = num_heads, prefix
         self.scale = dim**-0.5
         self.conv_q = ConvProjection(dim, 1)

@@ -7,9 +7,7 @@ MAE store their arguments.
 import argparse
 import re
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from os.path import commonprefix
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -110,14 +108,3 @@ def best_network(
     best = max(networks, key=similarity)
     prefix = best if 2 * len(networks[best].keys() & targets.keys()) >= len(targets) else ""
     return prefix, networks[prefix]
-
-
-def count_others(names: Iterable[str], prefix: str) -> Counter[str]:
-    """Count the names without a prefix, by the shortest beginning that differs from it."""
-    counts: Counter[str] = Counter()
-    for name in names:
-        if not name.startswith(prefix):
-            shared = commonprefix([name, prefix]).rpartition(".")
-            begin = shared[0] + shared[1]
-            counts[begin + name[len(begin) :].partition(".")[0]] += 1
-    return counts

@@ -22,7 +22,7 @@ from idmm.errors import UserError, listed
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, create_backbone, model_name
 from idmm.models.hub import public_weights
-from idmm.models.nested import best_network, count_others, read_weights
+from idmm.models.nested import best_network, read_weights
 
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"  # of evaluation, if a JSON lacks them
 # tables that follow from the model's shape, never read from a checkpoint
@@ -100,7 +100,6 @@ class Checkpoint:
             fresh=[k for k in targets if k not in fitted],
             adapted=adapted,
             prefix=prefix,
-            skipped=count_others(weights, prefix),
         )
 
 
@@ -118,7 +117,6 @@ class Report:
     fresh: list[str]  # weights of the model that the checkpoint lacks, left as initialised
     adapted: str = ""  # how the first layer was adapted to other channels
     prefix: str = ""  # removed from the names of the checkpoint's weights
-    skipped: Counter[str] = dataclasses.field(default_factory=Counter)  # number of weights with other prefixes
 
     def __str__(self) -> str:
         lists = {"resized": self.resized, "dropped": self.dropped, "fresh": self.fresh}
@@ -126,14 +124,10 @@ class Report:
         lines = [f"{self.source}: {len(self.loaded)} weights loaded{counts}"]
         for kind, names in lists.items():
             groups = Counter(name.partition(".")[0] for name in names)
-            lines += [f"  {kind}: {listed(names, 8) if len(names) <= 8 else _counts(groups)}"] if names else []
-        file = {"read from": self.prefix.rstrip("."), "skipped": _counts(self.skipped)}
-        lines += ["  " + "; ".join(f"{title}: {text}" for title, text in file.items() if text), f"  {self.adapted}"]
-        return "\n".join(line for line in lines if line.strip())
-
-
-def _counts(counts: Counter[str]) -> str:
-    return listed((f"{name} ({count})" for name, count in counts.items()), 20)
+            few = names if len(names) <= 8 else [f"{name} ({count})" for name, count in groups.items()]
+            lines += [f"  {kind}: {listed(few, 20)}"] if names else []
+        lines += [f"  read from: {self.prefix.rstrip('.')}"] if self.prefix else []
+        return "\n".join([*lines, f"  {self.adapted}"] if self.adapted else lines)
 
 
 def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Checkpoint:
