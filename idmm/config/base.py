@@ -25,13 +25,8 @@ PATHS = ("init", "data.root", "data.labels", "data.groups", "data.exclude")
 class FieldErrors(ValueError):
     """Wrong fields of one section, found by a check that needs several of them.
 
-    Args:
-        faults: By field: what is wrong and what is expected.
+    Its argument is a dict. By field: what is wrong and what is expected.
     """
-
-    def __init__(self, faults: dict[str, str]):
-        super().__init__("; ".join(f"{field}: {text}" for field, text in faults.items()))
-        self.faults = faults
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)

@@ -35,7 +35,6 @@ class Method:
     WARMUP_EPOCHS: ClassVar[float | None] = None  # if ``train.warmup_epochs`` is null. None: the family's
     NEEDS_LABELS: ClassVar[bool] = False
     CROPS_COMPARED: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most crops per image
-    COMPARES_IMAGES: ClassVar[bool] = False  # whether the loss compares the images of a pass with each other
     LIBRARIES: ClassVar[tuple[str, ...]] = ()  # of the extra 'baselines'
 
     name: str
@@ -105,7 +104,6 @@ class SimCLR(Projected):
     """Contrast two crops of an image with the other images of the batch (ICML 2020)."""
 
     CROPS_COMPARED: ClassVar = (2, 2)
-    COMPARES_IMAGES: ClassVar = True
     LIBRARIES: ClassVar = ("lightly",)
 
     name: Literal["simclr"] = "simclr"
@@ -117,7 +115,6 @@ class SimCLR(Projected):
 class SupCon(Projected):
     """Contrast images of a class with those of other classes (NeurIPS 2020)."""
 
-    COMPARES_IMAGES: ClassVar = True
     NEEDS_LABELS: ClassVar = True
 
     name: Literal["supcon"] = "supcon"
@@ -149,7 +146,6 @@ class MoCoV3(Method):
     COLOURS: ClassVar = {"jitter": BYOL_JITTER}
     WARMUP_EPOCHS: ClassVar = 40
     CROPS_COMPARED: ClassVar = (2, 2)
-    COMPARES_IMAGES: ClassVar = True
     LIBRARIES: ClassVar = ("lightly",)
 
     name: Literal["mocov3"] = "mocov3"

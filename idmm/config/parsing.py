@@ -221,7 +221,7 @@ def _faults(kind: type, error: dict) -> list[str]:
         location, method = ("method", *location[2:]), location[1]
     key, reason = _dotted(location), error.get("ctx", {}).get("error")
     if isinstance(reason, FieldErrors):
-        return [f"{_dotted((*location, field))}: {text}" for field, text in reason.faults.items()]
+        return [f"{_dotted((*location, field))}: {text}" for field, text in reason.args[0].items()]
     if error["type"] == "value_error":
         return [f"{key or 'config'}: {reason}"]
     if error["type"] in ("unexpected_keyword_argument", "invalid_key"):

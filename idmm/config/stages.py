@@ -124,7 +124,6 @@ class PretrainConfig(Common):
             config = replace(config, train=replace(self.train, warmup_epochs=warmup))
             notes.append(f"train.warmup_epochs: {warmup:g}, {method.name}'s")
         faults = [*method.missing_libraries(), *method.crop_faults(crops)]
-        faults += config.batch_faults(self.train.batch_size)
         if self.data.labelled is not None and not self.learns_labels:
             unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
             needs = f"{method.name} cannot use images without labels. Draw the images with data.subset instead."
@@ -132,19 +131,6 @@ class PretrainConfig(Common):
         if faults:
             raise UserError(*faults)
         return config, notes
-
-    def batch_faults(self, batch_size: int) -> list[str]:
-        """Return a fault if the method compares the images of a pass and a pass has one.
-
-        Args:
-            batch_size: Images of a step, which may be fewer than ``train.batch_size`` in a small dataset.
-        """
-        passes = self.train.accumulate
-        if not self.method.COMPARES_IMAGES or batch_size // passes > 1:
-            return []
-        split = f" in {passes} passes (train.accumulate)" if passes > 1 else ""
-        why = f"{self.method.name} compares the images of a pass with each other"
-        return [f"train.batch_size: got {batch_size}{split}, but {why}, expected at least 2 per pass"]
 
 
 @section

@@ -55,9 +55,7 @@ class PretrainStage(Stage):
         return self.config.train.knn_every or (sys.maxsize if self.config.init is not None else 0)
 
     def count_faults(self, images: int) -> list[str]:
-        if images < 2:
-            return ["data.root: 1 image to train on. Telling images apart needs at least 2"]
-        return self.config.batch_faults(min(self.config.train.batch_size, images))
+        return [] if images > 1 else ["data.root: 1 image to train on. Telling images apart needs at least 2"]
 
     def fill_names(self) -> tuple[PretrainConfig, list[str]]:
         config, notes = super().fill_names()
