@@ -100,13 +100,19 @@ def test_the_strength_is_the_best_on_held_out_images():
 
 
 def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch):
-    apart, labels = 100.0 * np.repeat(np.eye(3), 4, axis=0), np.repeat(np.arange(3), 4)
+    apart, labels = 100.0 * np.repeat(np.eye(3), 12, axis=0), np.repeat(np.arange(3), 12)
     found = evaluate.choose_strength(apart, labels)
-    assert set(found.accuracies.values()) == {100.0} and found.strength == evaluate.USUAL_STRENGTH
+    assert found.accuracies[10.0] == found.accuracies[1.0] == 100.0 and found.strength == evaluate.USUAL_STRENGTH
     found = evaluate.choose_strength(np.eye(3), np.arange(3))
-    assert (found.strength, found.accuracies) == (evaluate.USUAL_STRENGTH, {}) and "too few" in found.by
-    monkeypatch.setattr(evaluate, "ENOUGH", 5)  # folds are of 3, 3, 3 and 3 images
-    assert evaluate.choose_strength(apart, labels).by == "2 of 4 stratified folds of train"
+    assert (found.strength, found.accuracies) == (
+        evaluate.USUAL_STRENGTH,
+        {},
+    ) and "under 10 images per class" in found.by
+    mixed = np.random.default_rng(0).normal(size=(27, 8))  # 9 per class
+    found = evaluate.choose_strength(mixed, np.repeat(np.arange(3), 9))
+    assert found.strength == 1 and max(found.accuracies.values()) > found.accuracies[1], "few images choose nothing"
+    monkeypatch.setattr(evaluate, "ENOUGH", 12)  # folds are of 7 or 8 images
+    assert evaluate.choose_strength(apart, labels).by == "2 of 5 stratified folds of train"
 
 
 def test_figures_are_those_of_the_features(run, tmp_path, capsys):

@@ -18,7 +18,8 @@ from idmm.seeding import numpy_rng
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
 NEIGHBOURS = 20
 STRENGTHS = tuple(10.0**n for n in range(-4, 3))  # of the probe: scikit-learn's C
-USUAL_STRENGTH = 1.0  # if no image can be held out. Of equally good strengths the nearest to it is chosen
+USUAL_STRENGTH = 1.0  # with few images. Of equally good strengths the nearest to it is chosen
+FEW = 10  # images per class, under which a choice is more noise than gain (benchmarks/results/minutes.md)
 HOTTEST = 20.0  # highest temperature of a fitted classifier: a fold of few images may fit any
 PROBE_STEPS = 2000  # most steps of the probe's fit
 FOLDS = 5
@@ -188,7 +189,7 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, clas
         train, labels: Features [N, d] and classes [N].
         seed: Of the folds.
         val: Features and classes to choose by. None: stratified folds of ``train``, each held out once, until they
-            add up to :data:`ENOUGH` images. If no image can be held out, it is :data:`USUAL_STRENGTH`.
+            add up to :data:`ENOUGH` images. With under :data:`FEW` images per class it is :data:`USUAL_STRENGTH`.
         class_weight: As for :func:`fit_linear`.
     """
     train, labels = np.asarray(train), np.asarray(labels)
@@ -200,13 +201,16 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, clas
         used = min(len(sizes), 1 + int((sizes.cumsum() < ENOUGH).sum()))
         splits = [(train[fold != n], labels[fold != n], train[fold == n], labels[fold == n]) for n in range(used)]
         by = f"{used} of {len(sizes)} stratified folds of train"
+    few = val is None and len(labels) < FEW * len(np.unique(labels))
+    usual = f"default, as there are under {FEW} images per class"
     if not splits:
-        return Choice(USUAL_STRENGTH, "nothing: there are too few images to hold any out", {})
+        return Choice(USUAL_STRENGTH, usual, {})
     hits = sum(_held_out_hits(*split, class_weight) for split in splits)
     accuracies = 100 * hits / sum(len(split[3]) for split in splits)
     best = [c for c, hit in zip(STRENGTHS, hits, strict=True) if hit == hits.max()]
     strength = min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c))
-    return Choice(strength, by, dict(zip(STRENGTHS, accuracies.tolist(), strict=True)))
+    accuracy_of = dict(zip(STRENGTHS, accuracies.tolist(), strict=True))
+    return Choice(USUAL_STRENGTH, usual, accuracy_of) if few else Choice(strength, by, accuracy_of)
 
 
 def fit_temperature(

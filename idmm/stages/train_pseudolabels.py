@@ -123,8 +123,8 @@ def pseudolabel(
     ``data`` is the images, some of which have a label. Other arguments and errors are those of :class:`JoinedFeatures`.
 
     Returns:
-        What is known of the labels, and the accuracy of linear classifiers on features of the given labels (percent).
-        It is that of the best strength on stratified folds.
+        What is known of the labels, and the accuracy of linear classifiers on stratified folds of the given labels
+        (percent).
     """
     splits = list_images(data, labelled=True, unlabelled=True)
     features = JoinedFeatures(source, plan, data, splits.train.items, device, seed)
@@ -135,7 +135,7 @@ def pseudolabel(
         BASELINE: choose_strength(hand_made, given_labels, seed),
         JOINED_LINEAR: choose_strength(joined[is_given], given_labels, seed),
     }
-    candidates = {label: max(choice.accuracies.values()) for label, choice in choices.items() if choice.accuracies}
+    candidates = {label: each.accuracies[each.strength] for label, each in choices.items() if each.accuracies}
     near = nearest(unit_rows(joined), NEIGHBOURS)
     label_shares = spread_labels(near, train.labels, len(train.classes))
     weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[JOINED_LINEAR].strength)
