@@ -211,7 +211,7 @@ TWO = "expected two or more classes in the split train"
     ("text", "line"),
     [
         ("path,red\nx,y\n", "the header of 'FILE' lacks class, expected path,class. Its first line is 'path,red'"),
-        ("path,class\n", "'FILE' has no rows under the header path,class"),
+        ("path,class\n", f"'FILE' has no image to train on, {TWO}"),
         ("path,class\nscans/p0_0.png,a\n", f"'FILE' has one class to train on ('a'), {TWO}"),
         ("path,class,split\nnew/0.png,a,test\n", f"'FILE' has no image to train on, {TWO}"),
         (

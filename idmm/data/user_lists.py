@@ -52,7 +52,7 @@ class UserList:
             Each row's line number and its cells by column.
 
         Raises:
-            UserError: It cannot be read, has no rows or no such header, or has rows with cells missing or empty.
+            UserError: It cannot be read, has no such header, or has rows with cells missing or empty.
         """
         form = ",".join(required)
         text = io.StringIO(self.text(f"a CSV file of {form}"), newline="")
@@ -65,10 +65,8 @@ class UserList:
             columns = [name for name in (*required, *optional) if name in header]
             rows = [(reader.line_num, {name: row[name].strip() for name in columns}) for row in reader]
         except csv.Error as error:
-            self.fault(reader.reader.line_num, f"is not CSV ({error}), expected {form}")
-            self.refuse()
-        if not rows:
-            raise UserError(f"{self.field}: '{self.file}' has no rows under the header {form}")
+            place = f"{self.field}: {self.file}:{reader.reader.line_num}"
+            raise UserError(f"{place}: is not CSV ({error}), expected {form}") from None
         for line, cells in rows:
             if lacking := [name for name, cell in cells.items() if not cell]:
                 self.fault(line, f"has no {' and no '.join(lacking)}, expected {','.join(columns)}")
