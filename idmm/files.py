@@ -23,7 +23,7 @@ _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of 
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 WEIGHTS_EXPECTED = f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
 _FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
-_PUBLIC = re.compile(r"timm:[\w.-]+(@[\w./-]+)?", re.ASCII)
+_PUBLIC = re.compile(r"timm:[\w.-]+", re.ASCII)
 
 
 # ---------------------------------------------------------------------- reading and writing
@@ -223,7 +223,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
     if is_public(path):
         label = weights_label(path, field)
         if not _PUBLIC.fullmatch(str(path)):
-            raise UserError(f"{label} is not a name of public weights, expected timm:NAME, with an optional @REVISION")
+            raise UserError(f"{label} is not a name of public weights, expected timm:NAME")
         if stem == "model":
             how = f"Fine-tune it on labelled images first: {_FINETUNE.format(path)}"
             raise UserError(f"{label} has no classifier of your classes. {how}")
@@ -257,7 +257,7 @@ def _run_fault(folder: Path, stem: str) -> str | None:
 
 
 def is_public(init: str | os.PathLike | None) -> bool:
-    """Return whether ``init`` names public weights: ``timm:NAME``, maybe with ``@REVISION``."""
+    """Return whether ``init`` names public weights: ``timm:NAME``."""
     return str(init).startswith("timm:")
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from timm.models._hub import save_for_hf
 
 from idmm.models import hub
-from idmm.models.hub import public_weights
+from idmm.models.hub import public_file
 
 NAME = "test_vit.r160_in1k"  # of 0.4 M parameters, trained at 160 px
 ARCH, REPOSITORY = "test_vit", f"timm/{NAME}"
@@ -63,9 +63,9 @@ def cache(files, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    public_weights.cache_clear()
+    public_file.cache_clear()
     yield
-    public_weights.cache_clear()
+    public_file.cache_clear()
 
 
 @pytest.fixture
@@ -73,21 +73,19 @@ def said(tmp_path, capsys):
     """Returns the one line with which a fine-tuning is refused that leaves nothing behind."""
 
     def refused_line(init, *more):
-        public_weights.cache_clear()
+        public_file.cache_clear()
         out = tmp_path / "refused"
-        (line,) = refused(capsys, ["finetune", *tiny("finetune", out, init), *more])
+        (line,) = refused(capsys, ["finetune", *tiny(out, init), *more])
         assert not out.exists()
         return line
 
     return refused_line
 
 
-def tiny(stage, out, init, **changes):
-    """Flags of a run that starts from weights, which say what the model is."""
-    short = {"train__epochs": 1, "data__subset": {"total": 40}} if stage == "pretrain" else {"train__epochs": 1}
-    if stage == "finetune":
-        short |= {"stages": [{"size": 32}], "data__subset": {"per_class": 3}}
-    return flags(stage, out, **{"init": init, "model__name": None, "model__kwargs": None, **short, **changes})
+def tiny(out, init):
+    """Flags of a fine-tuning that starts from weights, which say what the model is."""
+    short = {"train__epochs": 1, "stages": [{"size": 32}], "data__subset": {"per_class": 3}}
+    return flags("finetune", out, **{"init": init, "model__name": None, "model__kwargs": None, **short})
 
 
 def config(run):
@@ -97,13 +95,13 @@ def config(run):
 @pytest.fixture(scope="module")
 def tuned(cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
-    assert call(["finetune", *tiny("finetune", folder / "b", f"timm:{NAME}")]) == 0
+    assert call(["finetune", *tiny(folder / "b", f"timm:{NAME}")]) == 0
     return folder / "b"
 
 
 def test_finetune_from_timm(tuned, files, tmp_path):
-    """The model, its channels' statistics and its commit come from timm and the hub; the classifier is a new one."""
-    assert config(tuned)["init"].startswith(f"timm:{NAME}@") and len(config(tuned)["init"].partition("@")[2]) == 40
+    """The model and its channels' statistics come from timm and the hub; the classifier is a new one."""
+    assert config(tuned)["init"] == f"timm:{NAME}"
     assert config(tuned)["model"]["name"] == ARCH and config(tuned)["data"]["mean"] == [0.5] * 3
     assert "77 weights loaded, 1 resized, 2 dropped" in logged(tuned)
     (tmp_path / "model.safetensors").write_bytes(files["model.safetensors"])
@@ -112,25 +110,6 @@ def test_finetune_from_timm(tuned, files, tmp_path):
     assert tuned_ones.keys() == weights.keys() - {"head.weight", "head.bias"}
     change = (tuned_ones["blocks.0.mlp.fc1.weight"] - weights["blocks.0.mlp.fc1.weight"]).abs().max()
     assert 0 < change < 0.05, "two steps from them"
-
-
-def test_pretrain_starts_from_the_commit_of_today(cache, files, others, tmp_path):
-    """If the repository changes, a stopped run needs the name with its commit."""
-
-    def pretrained(name, init=f"timm:{ARCH}"):
-        public_weights.cache_clear()
-        assert call(["pretrain", *tiny("pretrain", tmp_path / name, init)]) == 0
-        return config(tmp_path / name)["init"].rpartition("@")[2]
-
-    first = pretrained("a")
-    assert config(tmp_path / "a")["init"].startswith(f"timm:{NAME}@"), "timm's default tag may be another one tomorrow"
-    second = push(cache, REPOSITORY, others)
-    (tmp_path / "a" / "result.json").unlink()
-    public_weights.cache_clear()
-    assert call(["pretrain", *tiny("pretrain", tmp_path / "a", f"timm:{ARCH}")]) == 2
-    assert pretrained("a", f"timm:{NAME}@{first}") == first
-    assert pretrained("b") == second
-    push(cache, REPOSITORY, files)
 
 
 def grid(path, **changes):
@@ -149,13 +128,13 @@ def test_grid_with_public_weights(cache, files, others, tmp_path):
     out = tmp_path / "grid"
 
     def filled():
-        public_weights.cache_clear()
+        public_file.cache_clear()
         assert call(["transfer", "--config", grid(tmp_path / "grid.yaml"), "--out", out]) == 0
         return {path.parent.name for path in out.glob("runs/*/*/result.json")}
 
     before = filled()
     (start,) = {config(path.parent)["init"] for path in out.glob("runs/*/*/config.yaml")}
-    assert len(before) == 2 and start.startswith(f"timm:{NAME}@")
+    assert len(before) == 2 and start == f"timm:{NAME}"
     push(cache, REPOSITORY, {**files, "README.md": b"other words"})
     assert filled() == before
     push(cache, REPOSITORY, others)
@@ -165,7 +144,7 @@ def test_grid_with_public_weights(cache, files, others, tmp_path):
 NAMES = {
     "timm:test_vitt.r160_in1k": "is not among timm's weights on the hub. Did you mean 'test_vit.r160_in1k'?",
     "timm:cvt_13": "is not among timm's weights on the hub",
-    "timm:": "is not a name of public weights, expected timm:NAME, with an optional @REVISION",
+    "timm:": "is not a name of public weights, expected timm:NAME",
     "timm/test_vit": "does not exist, expected a run folder",
     "timm:test_vit2.r160_in1k": "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set",
 }

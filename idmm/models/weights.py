@@ -21,7 +21,7 @@ from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, listed
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, create_backbone, model_name
-from idmm.models.hub import public_weights
+from idmm.models.hub import public_fields, public_file
 from idmm.models.nested import best_network, read_weights
 
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"  # of evaluation, if a JSON lacks them
@@ -143,12 +143,12 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
 
     Raises:
         UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint. See also
-            :func:`idmm.models.hub.public_weights`.
+            :func:`idmm.models.hub.public_file`.
     """
     path = weights_file(path, field, stem)
     if is_public(path):
-        public = public_weights(str(path), field)
-        return Checkpoint(field=field, **public.read(read_weights(public.file, field)))
+        state = read_weights(public_file(str(path), field), field)
+        return Checkpoint(field=field, **public_fields(str(path), state))
     state, info = read_weights(path, field), saved_info(path)
     info.pop("channels", None)  # kwargs has them
     metadata = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}

@@ -33,7 +33,6 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     started_at = clock.now() if started_at is None else started_at
     config, notes = check_names(config)
 
-    from idmm.models.hub import pin_commit
     from idmm.models.spec import model_spec
 
     spec = model_spec(config)
@@ -41,7 +40,7 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
     if spec.bands is not None:  # images with boxes or masks have none
         data = replace(data, bands=spec.bands)
-    config = replace(config, init=pin_commit(config.init), model=model, data=data)
+    config = replace(config, model=model, data=data)
     if isinstance(config, ProbeConfig):
         if config.size is None:
             config = replace(config, size=default_size(spec))

@@ -198,13 +198,11 @@ def count(splits: Listing, data: Data) -> Counts:
 
 
 def with_model_of_init(command: TrainCommand) -> TrainCommand:
-    """Return the command with model and channels of its weights, and the commit of public ones."""
+    """Return the command with model and channels of its weights."""
     if not command.init:
         return command
-    from idmm.models.hub import pin_commit
     from idmm.models.spec import model_spec
 
-    command = replace(command, init=pin_commit(command.init))
     spec = model_spec(command)
     channels = {name: getattr(spec, name) for name in ("in_chans", "bands")}
     model = replace(command.model, name=spec.name, kwargs=spec.kwargs)

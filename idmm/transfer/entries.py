@@ -1,7 +1,7 @@
 """The entries of a grid's lists: sources, targets, methods, backbones and weights, each checked. No torch."""
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +137,8 @@ def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
         if faults:
             raise UserError(*faults)
         if is_public(path):
-            from idmm.models.hub import pin_commit  # torch, which plans without public weights do not need
+            from idmm.models.hub import public_file  # torch, which plans without public weights do not need
 
             weights_file(path, "path")
-            return replace(entry, values=values | {"path": pin_commit(path, "path")})
+            public_file(path, "path")
     return entry

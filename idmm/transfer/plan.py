@@ -207,10 +207,8 @@ def _job(stage: str, values: dict, title: str, needs: str | None = None) -> Job:
 
 
 def _one_spelling(path: str | None) -> str | None:
-    """Return a path relative to the current folder if it lies inside, else absolute. Public weights lose the commit."""
-    if is_public(path):
-        return path.partition("@")[0]
-    if path is None or not expand_home(path).exists():
+    """Return a path relative to the current folder if it lies inside, else absolute. Public names stay."""
+    if path is None or is_public(path) or not expand_home(path).exists():
         return path
     current, absolute = Path.cwd(), expand_home(path).resolve()
     return str(absolute.relative_to(current) if absolute.is_relative_to(current) else absolute)
@@ -219,9 +217,9 @@ def _one_spelling(path: str | None) -> str | None:
 def _digest(path: str | None) -> str | None:
     """Hash a file of weights, so that another file with the same name is another job."""
     if is_public(path):
-        from idmm.models.hub import public_weights  # torch, which plans without public weights do not need
+        from idmm.models.hub import public_file  # torch, which plans without public weights do not need
 
-        path = str(public_weights(path).file)
+        path = str(public_file(path))
     file = Path(path or "")
     file = file / "backbone.safetensors" if file.is_dir() else file
     if path is None or not file.is_file():
