@@ -23,7 +23,7 @@ from idmm.stages.images import store_run_images
 from idmm.stages.setup import build_backbone, open_run, plan_phase, with_statistics
 from idmm.training.device import enough_memory
 from idmm.training.loop import Loop
-from idmm.training.outputs import common_result, ending, export, load_best
+from idmm.training.outputs import common_result, export, load_best
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 
@@ -109,9 +109,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[Den
         evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
         key = derive(config.seed, "stage", phase.number)
         transform = DenseTransform(stores.train, phase.size, setup.spec.mean, setup.spec.std, config.augment, key)
-        keep = metric if config.train.keep == "best" else None
-        plan = plan_phase(setup, phase, len(stores.train), transform, [evaluator], ending(setup, stores), keep)
-        loop = Loop(run, method, plan)
+        loop = Loop(run, method, plan_phase(setup, phase, stores, transform, [evaluator], metric))
         loop.fit()
 
         # ------------------------------------------------------------------ results

@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     from idmm.dense.targets import DenseListing
     from idmm.models.spec import ModelSpec
 
-PRETRAIN_CROP = 0.875  # share of the short side that the centre crops cover on which features are measured
-
 
 class PretrainStage(Stage):
     """Stage 1: from images to a backbone."""
 
     NAME, CONFIG = "pretrain", PretrainConfig
-    crop_pct = PRETRAIN_CROP
+    crop_pct = 0.875
 
     @property
     def phases(self) -> list[Phase]:

@@ -18,7 +18,7 @@ from idmm.stages.images import build_accuracy, measure_baseline, store_run_image
 from idmm.stages.resolve import resolve
 from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase, with_statistics
 from idmm.training.loop import Loop
-from idmm.training.outputs import classifier_result, common_result, ending, export, load_best
+from idmm.training.outputs import classifier_result, common_result, export, load_best
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
@@ -99,23 +99,14 @@ def build_loop(
     run: RunContext, setup: RunSetup, phase: Phase, images: Stores, model: nn.Module, accuracy: Accuracy
 ) -> Loop:
     """Build the training loop of a phase."""
-    config, train, is_last = setup.config, images.train, phase is setup.phases[-1]
+    config, train = setup.config, images.train
     method = Finetune(model, config.augment, config.model.freeze)
     method.localization = build_localization(setup, phase, model)
     if config.train.class_weights == "balanced":
         method.class_weight = balanced_weights(train.labels, len(train.classes))
     key = derive(config.seed, "stage", phase.number)
     transform = TrainTransform(train, config.augment, phase.size, setup.spec.mean, setup.spec.std, key)
-    plan = plan_phase(
-        setup,
-        phase,
-        len(train),
-        transform,
-        [accuracy],
-        ending(setup, images) if is_last else (0, 0.0),
-        keep="top1" if config.train.keep == "best" and is_last else None,
-    )
-    return Loop(run, method, plan)
+    return Loop(run, method, plan_phase(setup, phase, images, transform, [accuracy], "top1"))
 
 
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, accuracy: Accuracy) -> dict:

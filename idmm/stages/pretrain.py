@@ -25,7 +25,7 @@ from idmm.stages.images import eval_batches, image_features, measure_baseline, s
 from idmm.stages.resolve import resolve
 from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase, with_statistics
 from idmm.training.loop import Loop
-from idmm.training.outputs import classifier_result, common_result, ending, export
+from idmm.training.outputs import classifier_result, common_result, export
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 
@@ -123,7 +123,7 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
         extract, history = _extract(run, setup), run.folder.metrics
         evaluators.append(CollapseMonitor(method, extract, images.train, numbers, history, config.train.monitor_every))
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
-    plan = plan_phase(setup, phase, len(images.train), transform, evaluators, ending(setup, images))
+    plan = plan_phase(setup, phase, images, transform, evaluators)
     loop = Loop(run, method, plan)
     if run.is_new and knn is not None:
         run.folder.add_start_scores({"start_knn": knn(loop.averaged)["knn"]})

@@ -12,6 +12,7 @@ import torch
 from idmm import distributed
 from idmm.data.loaders import BatchFn, BatchPlan
 from idmm.data.split import counted
+from idmm.data.store import Stores
 from idmm.errors import Interrupted, SizeError, UserError, checked
 from idmm.evaluation.evaluators import Evaluator
 from idmm.files import holds_run
@@ -20,6 +21,7 @@ from idmm.models.build import try_size
 from idmm.models.vit_init import can_init_vit
 from idmm.seeding import derive, seeded
 from idmm.training.log import logging_to
+from idmm.training.outputs import ending
 from idmm.training.plan import PhasePlan
 from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder
@@ -105,25 +107,27 @@ def build_localization(setup: RunSetup, phase: Phase, backbone: torch.nn.Module)
 def plan_phase(
     setup: RunSetup,
     phase: Phase,
-    images: int,
+    images: Stores,
     transform: BatchFn,
     evaluators: list[Evaluator],
-    ending: tuple[int, float] = (0, 0.0),
-    keep: str | None = None,
+    score: str | None = None,
 ) -> PhasePlan:
-    """Return what the loop needs to know about a phase on ``images`` training images, see :class:`PhasePlan`, and log
-    how many steps it has."""
-    train, later_phases = setup.config.train, setup.phases[phase.number - 1 :]
+    """Return what the loop needs to know about a phase, see :class:`PhasePlan`, and log how many steps it has.
+
+    ``score`` names that of the best epoch, with ``train.keep`` best.
+    """
+    train, later_phases, count = setup.config.train, setup.phases[phase.number - 1 :], len(images.train)
+    is_last = len(later_phases) == 1
     max_epochs, epochs = None, phase.epochs
     if train.minutes is not None:
         if train.max_epochs is not None:
             max_epochs = max(1, train.max_epochs * phase.epochs // sum(other.epochs for other in setup.phases))
         epochs = max_epochs or sys.maxsize
-    steps = phase.steps(images)
+    steps = phase.steps(count)
     length = f"{steps} in {counted(phase.epochs, 'epoch')}"
     if train.minutes is not None:
         length = f"for train.minutes {train.minutes:g}"
-    per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, images)
+    per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, count)
     log.info("%s: %s of %d images per epoch, %s", phase.label, per_epoch, batch, length)
     order = derive(setup.config.seed, "stage", phase.number)
     processes = (distributed.rank(), distributed.world())
@@ -131,14 +135,14 @@ def plan_phase(
         number=phase.number,
         label=phase.label,
         epochs=phase.epochs,
-        batches=BatchPlan(images, phase.batch_size, epochs, order, *processes, train.accumulate),
+        batches=BatchPlan(count, phase.batch_size, epochs, order, *processes, train.accumulate),
         transform=transform,
         lr=phase.lr,
         evaluators=evaluators,
-        keep=keep,
+        keep=score if score and is_last and train.keep == "best" else None,
         share=_cost(phase) / sum(map(_cost, later_phases)),
         max_epochs=max_epochs,
-        ending=ending,
+        ending=ending(setup, images) if is_last else (0, 0.0),
     )
 
 
