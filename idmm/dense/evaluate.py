@@ -94,38 +94,34 @@ def detection_scores(
         and truth have outlines, also ``mask_ap``, ``mask_ap50`` and ``mask_ap75``. All are 0 if there is no true
         object. Then the same per class, float64 [K] each, NaN if it has no true object.
     """
-    outlined = [target.segments is not None or not len(target.boxes) for target in truth]
-    outlined += [objects.segments is not None for objects in predictions]
-    per_class: dict[str, np.ndarray] = {}
-    for kind, prefix in {"bbox": "", "segm": "mask_"}.items():
-        if kind == "bbox" or all(outlined):
-            precision = _precision(kind, predictions, truth, len(classes))  # [10, 101, K]
-            for name, thresholds in THRESHOLDS.items():
-                values = precision[thresholds].reshape(-1, len(classes))
-                per_class[prefix + name] = np.where((values < 0).any(0), np.nan, 100 * values.mean(0))
-    present = ~np.isnan(per_class["ap"])
-    means = {name: float(values[present].mean()) if present.any() else 0.0 for name, values in per_class.items()}
-    return means, per_class
-
-
-def _precision(kind: str, predictions: Sequence[Objects], truth: Sequence[BoxTarget], classes: int) -> np.ndarray:
-    """Return precision by IoU threshold (0.50 to 0.95), recall (0 to 1) and class, -1 for a class without objects."""
     from pycocotools.cocoeval import COCOeval
 
     true, predicted = [], []
     for number, (target, objects) in enumerate(zip(truth, predictions, strict=True)):
-        outlines = target.segments if kind == "segm" else [None] * len(target.boxes)
+        outlines = target.segments or [None] * len(target.boxes)
         rows = zip(target.boxes, target.labels, target.crowd, outlines, strict=True)
         for (x1, y1, x2, y2), label, crowd, outline in rows:
             row = {"image_id": number, "category_id": int(label), "bbox": [x1, y1, x2 - x1, y2 - y1]}
             true.append({**row, "area": 0, "iscrowd": int(crowd), "segmentation": outline})
-        predicted += [{**row, "area": 0, "iscrowd": 0} for row in objects.results(number, range(classes))]
+        predicted += [{**row, "area": 0, "iscrowd": 0} for row in objects.results(number, range(len(classes)))]
     sizes = [target.size for target in truth]
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints
-        evaluation = COCOeval(_coco(true, sizes, classes), _coco(predicted, sizes, classes), kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-    return evaluation.eval["precision"][:, :, :, 0, -1]  # of objects of all sizes, up to 100 predictions
+    true, predicted = _coco(true, sizes, len(classes)), _coco(predicted, sizes, len(classes))
+    outlined = [target.segments is not None or not len(target.boxes) for target in truth]
+    outlined += [objects.segments is not None for objects in predictions]
+    per_class: dict[str, np.ndarray] = {}
+    for kind, prefix in {"bbox": "", "segm": "mask_"}.items() if all(outlined) else [("bbox", "")]:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints
+            evaluation = COCOeval(true, predicted, kind)
+            evaluation.evaluate()
+            evaluation.accumulate()
+        # by threshold, recall (0 to 1) and class, for objects of all sizes and up to 100 predictions. -1: no object
+        precision = evaluation.eval["precision"][:, :, :, 0, -1]  # [10, 101, K]
+        for name, thresholds in THRESHOLDS.items():
+            values = precision[thresholds].reshape(-1, len(classes))
+            per_class[prefix + name] = np.where((values < 0).any(0), np.nan, 100 * values.mean(0))
+    present = ~np.isnan(per_class["ap"])
+    means = {name: float(values[present].mean()) if present.any() else 0.0 for name, values in per_class.items()}
+    return means, per_class
 
 
 def _coco(annotations: list[dict], sizes: list[tuple[int, int]], classes: int):

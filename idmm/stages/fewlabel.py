@@ -22,7 +22,7 @@ from idmm.progress import drawing, log
 from idmm.report import charts
 from idmm.stages import ProbeStage
 from idmm.stages.images import store_run_images
-from idmm.stages.probe import READOUTS, about, build_frozen, network_of
+from idmm.stages.probe import READOUTS, about, build_network
 from idmm.stages.resolve import resolve
 from idmm.stages.setup import with_statistics
 from idmm.training.outputs import largest_class
@@ -123,9 +123,8 @@ def _probed(
 ) -> Iterator[dict[str, Any]]:
     """Measure features, which are taken once per backbone, by both readouts."""
     for label, setup in backbones.items():
-        model = build_frozen(setup)
         images = store_run_images(setup, splits, parts=("train", "test"))
-        network = network_of(with_statistics(setup, images.mean, images.std), model, label)
+        network = build_network(with_statistics(setup, images.mean, images.std), label)
         train, test, workers = images.train, images.test, setup.config.data.workers
         features, test_features = (network.split_features(s, workers, part) for part, s in images.parts.items())
         rows = {name: row for row, name in enumerate(splits.train.names)}

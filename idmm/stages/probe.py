@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import numpy as np
-from torch import nn
 
 from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
@@ -63,35 +62,28 @@ def _run(setup: RunSetup) -> dict:
         if folder.finished:
             return folder.result()
         started_at = time.monotonic()
-        model = build_frozen(setup)
         images = store_run_images(setup, setup.stage.list_images(), folder)
         if len(np.unique(images.train.labels)) < 2:
             raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
-        network = network_of(with_statistics(setup, images.mean, images.std), model, config.init or spec.name)
+        network = build_network(with_statistics(setup, images.mean, images.std), config.init or spec.name)
         result = measure(setup, network, images)
         result["seconds"] = round(time.monotonic() - started_at, 1)
         folder.finish(result)
         return result
 
 
-def build_frozen(setup: RunSetup) -> nn.Module:
-    """Build the backbone of a probe with its weights.
+def build_network(setup: RunSetup, label: str) -> Network:
+    """Build the frozen backbone of a probe with its weights and preprocessing. Messages begin with ``label``.
 
     Raises:
         UserError: The weights do not fit.
     """
-    model = setup.spec.build(setup.config.size, setup.config.seed)
-    if report := setup.spec.load(model):
-        log.info("%s", report)
-    return model.eval()
-
-
-def network_of(setup: RunSetup, model: nn.Module, label: str) -> Network:
-    """Return a frozen backbone with its preprocessing, on the device. Messages begin with ``label``."""
     config, spec, device = setup.config, setup.spec, pick_device(setup.config.device)
-    spec.set_statistics(model)
+    model = spec.build(config.size, config.seed)
+    if report := spec.load(model):
+        log.info("%s", report)
     preprocessing = (config.size, config.crop_pct, spec.mean, spec.std)
-    return Network(model.to(device), *preprocessing, device, config.batch_size, label)
+    return Network(model.eval().to(device), *preprocessing, device, config.batch_size, label)
 
 
 def about(setup: RunSetup) -> dict:
