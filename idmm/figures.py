@@ -149,7 +149,7 @@ def confusion_figure(predictions, classes: Sequence[str]) -> Figure:
     """
     names = [shortened(" ".join(name.split()), 30) for name in classes]
     truth, predicted, are_named = predictions.truth, predictions.predicted, len(classes) <= NAMED_CLASSES
-    counts = predictions.confusion()
+    counts = predictions.confusion(len(classes))
     rows = [f"{name} ({images:,})" for name, images in zip(names, counts.sum(axis=1), strict=True)]
     side = 0.9 + max(6, len(classes)) * CELL + max(map(len, rows)) * LETTER if are_named else 6.4
     figure = Figure(figsize=(side, side + 0.2), layout="constrained")

@@ -45,7 +45,6 @@ class Predictions:
 
     truth: np.ndarray  # int64 [N], the true classes
     ranked: np.ndarray  # int64 [N, min(5, K)], the likeliest classes, best first
-    num_classes: int  # K
     probability: np.ndarray  # float32 [N], of the likeliest class
 
     @property
@@ -61,9 +60,9 @@ class Predictions:
         hits = self.ranked == self.truth[:, None]  # [N, min(5, K)]
         return score(self.predicted, self.truth) | {"top5": float(100 * hits.any(1).sum() / len(hits))}
 
-    def confusion(self) -> np.ndarray:
-        """Return the number of images by true class (rows) and predicted class, int64 [K, K]."""
-        counts = np.zeros((self.num_classes, self.num_classes), dtype=np.int64)
+    def confusion(self, classes: int) -> np.ndarray:
+        """Return the number of images by true class (rows) and predicted class, int64 [K, K] of K ``classes``."""
+        counts = np.zeros((classes, classes), dtype=np.int64)
         np.add.at(counts, (self.truth, self.predicted), 1)
         return counts
 
@@ -72,22 +71,18 @@ class Predictions:
 def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Predictions:
     """Run a classifier over all processes' batches of ``images``, ``label`` and ``index``. All must call together."""
     results = []  # per batch: index [B], label [B], likeliest classes [B, min(5, K)], probability of the first [B]
-    classes = 0
     with evaluating(model):
         for batch in batches:
             with autocast():
                 logits = model(batch["images"].to(device, non_blocking=True))  # [B, K]
-            classes = logits.shape[1]
             logits = logits.float()
-            ranked = logits.topk(min(5, classes), dim=1).indices  # [B, min(5, K)]
+            ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [B, min(5, K)]
             probability = logits.softmax(1).gather(1, ranked[:, :1])[:, 0]  # [B]
             numbers, labels = batch["index"].numpy(), batch["label"].numpy()
             results.append((numbers, labels, ranked.cpu().numpy(), probability.cpu().numpy()))
-    gathered = distributed.gather((classes, results))
-    columns = zip(*(result for _, results in gathered for result in results), strict=True)
+    columns = zip(*(result for part in distributed.gather(results) for result in part), strict=True)
     index, *values = (np.concatenate(column) for column in columns)
-    truth, ranked, probability = (value[np.argsort(index)] for value in values)
-    return Predictions(truth, ranked, max(classes for classes, _ in gathered), probability)
+    return Predictions(*(value[np.argsort(index)] for value in values))
 
 
 # ---------------------------------------------------------------------- frozen features

@@ -53,7 +53,7 @@ def checkup(given: DataCheckConfig) -> int:
 
     report, listing, crops = check(data, lambda labels: baseline.drawn(labels, baseline.MOST))
     log.info("measuring the baseline")
-    report.floor = _baseline(report, listing, crops, data)
+    report.floor = _baseline(listing, crops, data)
     print("\n".join(report_lines(report)))
     if given.out is not None:
         out = made_folder(given.out)
@@ -140,7 +140,7 @@ def _name(image: ImageRef) -> str:
 
 
 # ---------------------------------------------------------------------- the baseline
-def _baseline(report: DatasetReport, listing: Listing, crops: Crops, data: config.Data) -> dict | None:
+def _baseline(listing: Listing, crops: Crops, data: config.Data) -> dict | None:
     """Return the accuracy of the baseline and of the largest class, on the split that results would be reported on.
 
     If there is none, they are of a fifth of the training images. None: there are no labels for that.
@@ -158,8 +158,8 @@ def _baseline(report: DatasetReport, listing: Listing, crops: Crops, data: confi
         except UserError:  # of one class, or what the layout's faults say
             return None
         train, held = divided.train, divided.test
-    pixels, labels = _labelled_crops(report, crops, train, "train")
-    held_pixels, truth = _labelled_crops(report, crops, held, of)
+    pixels, labels = _labelled_crops(crops["train"], train)
+    held_pixels, truth = _labelled_crops(crops[of], held)
     if len(np.unique(labels)) < 2 or not len(truth):
         return None
     chosen = baseline.drawn_to_fit(labels, baseline.MOST)
@@ -169,12 +169,10 @@ def _baseline(report: DatasetReport, listing: Listing, crops: Crops, data: confi
     return {"baseline_top1": reached.top1, "largest_class": largest, **sizes}
 
 
-def _labelled_crops(report: DatasetReport, crops: Crops, split: Split, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the crops of a split, [N, S, S, C], and the numbers of their classes."""
-    classes = sorted(report.classes[part])
-    used = [i for i, name in enumerate(split.names) if name in crops[part] and split.labels[i] >= 0]
-    pixels = np.array([crops[part][split.names[i]] for i in used])
-    return pixels, np.array([classes.index(split.classes[split.labels[i]]) for i in used], dtype=np.int64)
+def _labelled_crops(crops: dict[str, np.ndarray], split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Return those of the crops that are of a split, [N, S, S, C], and the numbers of their classes, int64 [N]."""
+    used = [i for i, name in enumerate(split.names) if name in crops and split.labels[i] >= 0]
+    return np.array([crops[split.names[i]] for i in used]), split.labels[used]
 
 
 def _features(crops: np.ndarray) -> np.ndarray:

@@ -150,7 +150,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
 
 def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:
     """Return a row per class: test images, correct ones, their share (percent), the most frequent confusion."""
-    counts, rows = predictions.confusion(), [COLUMNS]
+    counts, rows = predictions.confusion(len(classes)), [COLUMNS]
     for c, (name, times) in enumerate(zip(classes, counts, strict=True)):
         images, hits, times[c] = times.sum(), times[c], 0
         accuracy = round(100 * hits / images, 2) if images else ""
