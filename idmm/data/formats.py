@@ -228,12 +228,11 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
 
 def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:
     tif = tifffile.TiffFile(io.BytesIO(content))
-    every_page = [tif.pages[n] for n in range(len(tif.pages))]  # their count ends a chain that leads back
+    every_page = list(tif.pages)
     # smaller copies and masks are no pages
     pages = [page for page in every_page if not (page.is_reduced or page.is_mask)] or every_page[:1]
     for page in pages:
         check_pixels(page.imagewidth, page.imagelength)
-        check_pixels(page.tilewidth, page.tilelength * page.tiledepth)
     return pages
 
 
