@@ -26,7 +26,7 @@ def is_as(split, images, classes):
 
 
 @pytest.mark.usefixtures("any_checksum")
-@pytest.mark.parametrize("name", [name for name, spec in DATASETS.items() if not spec.embedded])
+@pytest.mark.parametrize("name", [name for name, spec in DATASETS.items() if spec.layout])
 def test_opens_from_its_official_layout(name, tmp_path, monkeypatch):
     train, test, classes = IMAGES[name]
     base = BUILD[name](tmp_path)

@@ -85,12 +85,6 @@ def to_dict(config: Any) -> Any:
     return TypeAdapter(Any).dump_python(config, mode="json", warnings=False)
 
 
-def changed(config: Any) -> list[str]:
-    """Return the names of a config's fields that differ from the default."""
-    default = to_dict(type(config)())
-    return [name for name, value in to_dict(config).items() if value != default[name]]
-
-
 def dump(config: Any) -> str:
     """Return a config as YAML."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)

@@ -87,21 +87,20 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _requests(plan: BatchPlan, first_epoch: int, first_step: int) -> Iterator[tuple[int, np.ndarray, float]]:
-    """Yield the keys of a whole stage's batches from a step on, in order."""
-    for epoch in range(first_epoch, plan.epochs):
-        order = permutation(plan.seed, "order", plan.count, epoch)
-        for step in range(first_step if epoch == first_epoch else 0, plan.steps_per_epoch):
-            for indices, weight in plan.micro_batches(plan.step_images(epoch, step, order)):
-                yield epoch, indices, weight
-
-
 def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
     """Yield the micro-batches of all steps from (epoch, step) to the stage's end.
 
     One loader serves the whole stage: workers start once, not every epoch.
     """
-    return _load(batch_fn, _requests(plan, epoch, step), workers)
+
+    def requests() -> Iterator[tuple[int, np.ndarray, float]]:
+        for number in range(epoch, plan.epochs):
+            order = permutation(plan.seed, "order", plan.count, number)
+            for position in range(step if number == epoch else 0, plan.steps_per_epoch):
+                for indices, weight in plan.micro_batches(plan.step_images(number, position, order)):
+                    yield number, indices, weight
+
+    return _load(batch_fn, requests(), workers)
 
 
 def on_device(batch: dict, device) -> dict:

@@ -31,15 +31,10 @@ class Spec:
     citation: str = ""
     licence: str = ""  # in a few words, no legal advice
     source: str = ""
-    layout: Sequence[str] = ()  # files and folders under data.root, as published
+    layout: Sequence[str] = ()  # files and folders under data.root, as published. Empty: a package ships it
     archives: dict[str, str] = field(default_factory=dict)  # URLs to download, and their md5 sums
     into: str = ""  # folder under data.root that archives are unpacked (other files: put) into
     manual: str = ""  # how to get it if it cannot be downloaded without a login or at all
-
-    @property
-    def embedded(self) -> bool:
-        """Whether a package ships it: it has no files and no ``data.root``."""
-        return not self.layout
 
 
 def spec_of(name: str) -> Spec:
@@ -66,7 +61,7 @@ def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
         why = "neither --data.name nor --data.root was given. --data.root DIR takes your own images"
         return replace(data, name="digits"), [f"data.name: scikit-learn's digits, as {why}"]
     data = replace(data, name=data.name or "folder")
-    if spec_of(data.name).embedded and data.root is not None:
+    if not spec_of(data.name).layout and data.root is not None:
         what = f"'{data.root}', but data.name '{data.name}' comes with a package and takes none"
         raise UserError(f"data.root: {what}. Leave it out, or the name, which is then 'folder'")
     return data, []

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config import PATHS, RESUME_IGNORED, Data, FinetuneConfig, PretrainConfig, parsing
-from idmm.config.commands import TrainCommand
+from idmm.config.commands import TrainCommand, TrainModel
 from idmm.config.reading import recipe
 from idmm.config.schema import merged
 from idmm.config.train import Train
@@ -81,7 +81,8 @@ def _common(command: TrainCommand, state: TrainState, part: str, minutes: float,
     keys |= {"train.minutes": minutes, "train.save_minutes": min(Train().save_minutes, SAVED * minutes)}
     keys |= {"train.device": command.device} | ({"init": init} if init else {"model": model})
     if init and init == state.plan.init:
-        keys |= {f"model.{key}": getattr(command.model, key) for key in parsing.changed(command.model)}
+        default = vars(TrainModel())
+        keys |= {f"model.{key}": value for key, value in vars(command.model).items() if value != default[key]}
     return keys
 
 
