@@ -131,7 +131,7 @@ class T2TViT(VisionTransformer):
     def _pos_embed(self, x: Tensor) -> Tensor:
         """Return tokens with the class token first and positions added, [B, h, w, D] -> [B, 1 + h w, D]."""
         old, new = list(self.patch_embed.grid_size), list(x.shape[1:3])
-        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1).to(x.dtype), x.flatten(1, 2)], dim=1)
+        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x.flatten(1, 2)], dim=1)
         return tokens + resample_abs_pos_embed(self.pos_embed, new, old, antialias=self.antialias_positions)
 
     def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
