@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from idmm.config import Subset
-from idmm.config.commands import FewLabelConfig
+from idmm.config.commands import FewLabelConfig, ProbeConfig
 from idmm.config.stages import Backbone
 from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import spec_of
@@ -20,7 +20,6 @@ from idmm.evaluation.evaluate import readouts
 from idmm.files import made_folder, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.report import charts
-from idmm.stages import ProbeStage
 from idmm.stages.images import store_run_images
 from idmm.stages.probe import READOUTS, about, build_network
 from idmm.stages.resolve import resolve
@@ -92,15 +91,13 @@ def _backbones(config: FewLabelConfig) -> dict[str, RunSetup]:
     """Return a probe for each backbone by its name, with ``untrained`` also for each architecture's fresh weights."""
     backbones = {init: resolve(replace(config, model=Backbone()).probe(init)) for init in config.init}
     if config.untrained:
-        architectures: dict[str, str] = {}
+        untrained: dict[str, ProbeConfig] = {}  # by the first of equal backbones
         for label, setup in backbones.items():
-            key = json.dumps([setup.spec.name, setup.spec.kwargs, setup.config.size], default=str)
-            architectures.setdefault(key, label)
-        for label in architectures.values():
-            setup = backbones[label]
-            name = f"{UNTRAINED}, as {label}" if len(architectures) > 1 else UNTRAINED
-            stage = ProbeStage(replace(setup.config, init=None))
-            backbones[name] = replace(setup, stage=stage, spec=replace(setup.spec, init=None))
+            probe = replace(setup.config, init=None)
+            if probe not in untrained.values():
+                untrained[label] = probe
+        for label, probe in untrained.items():
+            backbones[f"{UNTRAINED}, as {label}" if len(untrained) > 1 else UNTRAINED] = resolve(probe)
     if config.model.name:
         backbones[config.model.name] = resolve(config.probe(None))
     return backbones
