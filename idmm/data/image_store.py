@@ -5,6 +5,7 @@ to end) and ``index.npz``, which names the signature of their files and is writt
 pixels of other files.
 """
 
+import functools
 import hashlib
 import logging
 import math
@@ -78,27 +79,6 @@ class ImageStore:
         self._file, self._items = pixels, split.items if pixels is None else None
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
-        self._pixels = self._mapped()
-
-    def _mapped(self) -> torch.Tensor | None:
-        """Map the file of pixels, uint8 [bytes of all images], read when used. RunError: gone or cut short."""
-        if self._file is None:
-            return None
-        try:
-            pages = np.memmap(self._file, mode="r", shape=int(self._ends[-1]))  # a writable map would need memory
-        except (OSError, ValueError) as error:  # ValueError: cut short
-            why = f"decoded images cannot be read ({reason(error)}). The next run decodes them again"
-            raise RunError(f"{self._file}: {why}") from None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(pages)
-
-    def __getstate__(self) -> dict:
-        return {**vars(self), "_pixels": None}  # each process maps the file by itself
-
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(state)
-        self._pixels = self._mapped()
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -119,9 +99,9 @@ class ImageStore:
             RunError: Its file is gone or was changed since it was loaded (only if it is decoded at each use).
         """
         i = range(len(self))[i]  # wraps -1, raises IndexError
-        if self._pixels is not None:
+        if self._file is not None:
             (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self.pixel_bytes[i]), int(self._ends[i])
-            flat = self._pixels[end - h * w * pixel_bytes : end]
+            flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
             if pixel_bytes > self.channels:
                 flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)
             image = flat.view(h, w, self.channels)
@@ -145,6 +125,19 @@ class ImageStore:
         if decoded.digest != bytes(self._digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
         return decoded.pixels
+
+
+@functools.lru_cache(maxsize=64)
+def _mapped(file: Path, size: int) -> torch.Tensor:
+    """Map a file of pixels in this process, uint8 [size], read when used. RunError: gone or cut short."""
+    try:
+        pages = np.memmap(file, mode="r", shape=size)  # a writable map would need memory
+    except (OSError, ValueError) as error:  # ValueError: cut short
+        why = f"decoded images cannot be read ({reason(error)}). The next run decodes them again"
+        raise RunError(f"{file}: {why}") from None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(pages)
 
 
 # ---------------------------------------------------------------------- reading a split
