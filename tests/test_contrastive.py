@@ -196,8 +196,10 @@ def test_dino_centre_follows_the_teachers_mean():
 
 
 def test_dino_teachers_temperature_rises_over_the_warmup():
-    method = make("dino", teacher_warmup_epochs=4, teacher_temperature=0.08)
-    assert make("dino", teacher_warmup_epochs=0, teacher_temperature=0.08).temperature(0) == 0.08
+    method = make("dino", teacher_temperature=0.08)
+    method.warmup = 0
+    assert method.temperature(0) == 0.08
+    method.warmup = 4
     given = batch(2)
     method = apart(method).double()
     for epoch, sharp in ((0, 0.04), (1.5, 0.06), (3, 0.08), (7, 0.08)):  # np.linspace(0.04, 0.08, 4)
@@ -206,7 +208,8 @@ def test_dino_teachers_temperature_rises_over_the_warmup():
 
 
 def test_dino_holds_its_last_layer_still_in_the_first_epochs():
-    method = make("dino", freeze_epochs=2)
+    method = make("dino")
+    method.head.freeze_last_layer = 2
     for epoch, moves in ((0, False), (1, False), (2, True)):
         method.zero_grad()
         method(batch(2, double=False), 0, epoch)["loss"].backward()

@@ -169,7 +169,7 @@ PAIR = dict(
     **ALONE, **SGD, **LINEAR, views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__accumulate=1,
     train__save_minutes=60, data__subset={"total": 43}, train__batch_size=21, train__epochs=3,
 )  # fmt: skip
-DINO = {"method__hidden_dim": 24, "method__dim": 12, "method__freeze_epochs": 0, "method__momentum": 0.9}
+DINO = {"method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9}
 # 41 images in steps of 20: the last has one image, for two processes with three micro-batches
 IDMM = dict(
     **ALONE, data__subset={"total": 41}, train__accumulate=3, train__epochs=3, train__save_minutes=60,

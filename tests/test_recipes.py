@@ -245,13 +245,8 @@ def test_dinos_outputs_are_as_many_as_images(caplog):
 
 @pytest.mark.parametrize(("epochs", "warmup", "still"), [(800, 30, 1), (9, 0, 0)])
 def test_dinos_warm_ups_are_a_tenth_of_a_short_run(epochs, warmup, still, caplog):
-    method, said = made("dino", caplog, 37, epochs=epochs)
+    method, _ = made("dino", caplog, 37, epochs=epochs)
     assert (method.warmup, method.head.freeze_last_layer) == (warmup, still)
-    lines = [(still, 1, "freeze_epochs"), (warmup, 30, "teacher_warmup_epochs")]
-    wanted = [f"method.{name}: {found}, not {usual}: the run is short" for found, usual, name in lines if found < usual]
-    assert said == [("INFO", line) for line in wanted]
-    method, said = made("dino", caplog, 37, epochs=epochs, teacher_warmup_epochs=7, freeze_epochs=3)
-    assert (method.warmup, method.head.freeze_last_layer) == (7, 3) and not said
 
 
 @pytest.mark.parametrize("name", ["supcon", "dino"])

@@ -17,8 +17,8 @@ RUNS = {
     "mocov3": {**PAIR, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9},
     "dino": {
         **PAIR, "views__crops": None, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9,
-        "method__freeze_epochs": 1, "method__teacher_warmup_epochs": 2, "train__clip_grad": 0.5,
-        "train__clip_grad_mode": "tensor", "train__weight_decay": 0.04, "train__weight_decay_end": 0.4,
+        "train__clip_grad": 0.5, "train__clip_grad_mode": "tensor", "train__weight_decay": 0.04,
+        "train__weight_decay_end": 0.4,
     },
 }  # fmt: skip
 STATES = {  # what a checkpoint must hold beside trained weights
@@ -26,6 +26,14 @@ STATES = {  # what a checkpoint must hold beside trained weights
     "mocov3": ["teacher.", "head.layers.1.running_mean"],
     "dino": ["loss.center", "teacher."],
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def schedules():
+    """DINO freezes its last layer for one of two epochs and warms up in both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("idmm.methods.dino.SHORT", 1)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -174,12 +174,8 @@ class DINO(Method):
     """Width of the softmax. Default: 65536, or the number of images if that is smaller."""
     teacher_temperature: float = Field(0.07, gt=0)
     """Temperature of the teacher after its warm-up from 0.04."""
-    teacher_warmup_epochs: int | None = Field(None, ge=0)
-    """Warm-up of the teacher's temperature (epochs). Default: 30, or a tenth of a shorter run."""
     center_momentum: float = Field(0.9, ge=0, le=1)
     """Momentum of the centre of the teacher's outputs. 1 keeps it at zero."""
-    freeze_epochs: int | None = Field(None, ge=0)
-    """Epochs for which the head's last layer is frozen. Default: 1, or 0 in runs under 10 epochs."""
 
 
 @section

@@ -13,7 +13,9 @@ from idmm.methods.common import MomentumEncoder, at_least_fp32, crops_of, full_p
 
 log = logging.getLogger("idmm")
 OUTPUTS = 65_536  # of the paper's head
-WARMUP_TEMPERATURE, WARMUP_EPOCHS, SHORT = 0.04, 30, 10
+WARMUP_TEMPERATURE = 0.04
+# epochs for which the teacher's temperature rises and the head's last layer is frozen. In short runs a tenth at most
+WARMUP_EPOCHS, FROZEN_EPOCHS, SHORT = 30, 1, 10
 
 
 class DINO(Method):
@@ -27,9 +29,9 @@ class DINO(Method):
         super().__init__(backbone)
         outputs = config.outputs or _outputs(info)
         self.head = _head(*width_of(backbone, config), config.dim, outputs)
-        self.head.freeze_last_layer = _fewer(config.freeze_epochs, "freeze_epochs", 1, info.epochs // SHORT)
+        self.head.freeze_last_layer = min(FROZEN_EPOCHS, info.epochs // SHORT)
         self.teacher = MomentumEncoder(backbone, self.head, config.momentum, info.steps)
-        self.warmup = _fewer(config.teacher_warmup_epochs, "teacher_warmup_epochs", WARMUP_EPOCHS, info.epochs // SHORT)
+        self.warmup = min(WARMUP_EPOCHS, info.epochs // SHORT)
         self.teacher_temperature = config.teacher_temperature
         self.loss = DINOLoss(outputs, student_temp=config.temperature, center_momentum=config.center_momentum)
         self.global_groups = info.global_groups
@@ -85,10 +87,3 @@ def _outputs(info: RunInfo) -> int:
     if info.images < OUTPUTS:
         log.info("method.outputs: %d, the number of images, not %d", max(2, info.images), OUTPUTS)
     return max(2, min(OUTPUTS, info.images))
-
-
-def _fewer(requested: int | None, name: str, usual: int, most: int) -> int:
-    """Return epochs as requested, else the usual ones or a tenth of a short run."""
-    if requested is None and most < usual:
-        log.info("method.%s: %d, not %d: the run is short", name, most, usual)
-    return min(usual, most) if requested is None else requested
