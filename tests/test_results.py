@@ -46,7 +46,7 @@ def best(tmp_path_factory):
 
     def watched(loop, epoch):
         end(loop, epoch)
-        if loop.plan.number == 2:
+        if loop.plan.phase.number == 2:
             after.append({name: tensor.clone() for name, tensor in loop.averaged.state_dict().items()})
 
     with pytest.MonkeyPatch.context() as patch:

@@ -44,7 +44,7 @@ def stop_at(patch, stage, epoch, step):
 
     def save(loop, *position):
         ORIGINAL_SAVE(loop, *position)
-        if (loop.plan.number, *position) == (stage, epoch, step):
+        if (loop.plan.phase.number, *position) == (stage, epoch, step):
             raise Interrupted("stopped by the test")
 
     patch.setattr(loop.Loop, "_save", save)

@@ -132,12 +132,9 @@ def plan_phase(
     order = derive(setup.config.seed, "stage", phase.number)
     processes = (distributed.rank(), distributed.world())
     return PhasePlan(
-        number=phase.number,
-        label=phase.label,
-        epochs=phase.epochs,
+        phase=phase,
         batches=BatchPlan(count, phase.batch_size, epochs, order, *processes, train.accumulate),
         transform=transform,
-        lr=phase.lr,
         evaluators=evaluators,
         keep=score if score and is_last and train.keep == "best" else None,
         share=_cost(phase) / sum(map(_cost, later_phases)),

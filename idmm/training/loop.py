@@ -36,7 +36,7 @@ class Loop:
     def __init__(self, run: RunContext, method: Method, plan: PhasePlan):
         self.run, self.method, self.plan, self.train = run, method, plan, run.train
         self.batches: BatchPlan = plan.batches
-        self.steps = plan.epochs * self.batches.steps_per_epoch  # of the schedules
+        self.steps = plan.phase.epochs * self.batches.steps_per_epoch  # of the schedules
         images = plan.batches.micro_batches(plan.batches.step_images(0, 0))[0][0]
         with self._memory():
             run.start(method, plan.transform, images)
@@ -62,7 +62,7 @@ class Loop:
         method.train()
         scales = method.lr_scales
         others = {n: (child, scales.get(n, 1.0)) for n, child in method.named_children() if n != "backbone"}
-        optimizer = create_optimizer(method.backbone, others, self.train, plan.lr)
+        optimizer = create_optimizer(method.backbone, others, self.train, plan.phase.lr)
         self.schedule = learning_rate_of(self.train, optimizer, self.batches.steps_per_epoch, self.steps)
         self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
@@ -89,7 +89,7 @@ class Loop:
             loader = training_batches(plan.transform, self.batches, self.workers, position.epoch, position.step)
         self.saved_at = clock.now()
         self.bar = Bar(
-            desc=plan.label,
+            desc=plan.phase.label,
             total=self.steps if self.train.minutes is None else None,
             initial=position.total_steps,
             unit="step",
@@ -126,7 +126,7 @@ class Loop:
         """Set the progress of ``train.minutes``, which the first process measured."""
         if self.timer is not None:
             self.timer.advance(progress, self.position.total_steps)
-            self.method.scheduled_epoch = self.timer.progress * self.plan.epochs
+            self.method.scheduled_epoch = self.timer.progress * self.plan.phase.epochs
 
     def _measure_progress(self) -> float:
         """Return the progress by the clock of the first process; 0 in the others and without ``train.minutes``."""
@@ -168,7 +168,7 @@ class Loop:
             steps = f"about {count:.0f} steps by train.minutes {self.train.minutes:g}"
         end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
         line = "%s: %s of about %.2g s each. Training ends at about %s, in %s"
-        log.info(line, self.plan.label, steps, step_seconds, end, duration(seconds))
+        log.info(line, self.plan.phase.label, steps, step_seconds, end, duration(seconds))
 
     # ------------------------------------------------------------------ steps
     def _epoch(self, epoch: int, batches) -> None:
@@ -231,7 +231,7 @@ class Loop:
             weight = batch["weight"]
             batch = on_device(batch, self.accelerator.device)
             is_last = micro == self.train.accumulate - 1
-            key = derive(self.run.seed, "step", self.plan.number, number, micro, distributed.rank())
+            key = derive(self.run.seed, "step", self.plan.phase.number, number, micro, distributed.rank())
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model), seeded(key):
                 out = self.model(batch, key, epoch)
                 self.accelerator.backward(out["loss"] * weight)
@@ -263,7 +263,7 @@ class Loop:
         values = {name: value / images for name, value in self._total_sums().items()}
         record = {
             "epoch": epoch + 1,
-            "stage": self.plan.number,
+            "stage": self.plan.phase.number,
             "step": self.run.earlier_steps + position.total_steps,
             "loss": values.pop("loss"),
             "lr": self._lr(),
@@ -275,7 +275,7 @@ class Loop:
         self._keep_best(record)
         before, self.logged_share = self.logged_share, self._share(epoch + 1)
         if line := epoch_line(record, None if self.timer else self.batches.epochs, before, self.logged_share):
-            log.info("%s %s", self.plan.label, line)
+            log.info("%s %s", self.plan.phase.label, line)
         self.run.folder.add_metrics(record)
         self.position = Position(epoch + 1, total_steps=position.total_steps)
         if self.timer is not None:
@@ -354,7 +354,7 @@ class Loop:
             return
         self.run.folder.save_state(
             TrainingState(
-                stage=self.plan.number,
+                stage=self.plan.phase.number,
                 epoch=epoch,
                 step=step,
                 steps=[self.run.earlier_steps, self.position.total_steps],
@@ -389,5 +389,5 @@ class Loop:
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state.sums.items()}
         epoch, step = state.epoch, state.step
         self.position = Position(epoch, step, total_steps, state.epoch_seconds, sums)
-        self.run.folder.take_back(self.plan.number, epoch + 1)
-        log.info("%s resumes from epoch %d, step %d", self.plan.label, epoch + 1, step)
+        self.run.folder.take_back(self.plan.phase.number, epoch + 1)
+        log.info("%s resumes from epoch %d, step %d", self.plan.phase.label, epoch + 1, step)

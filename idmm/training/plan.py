@@ -9,18 +9,16 @@ from idmm.config import Train
 from idmm.data.loaders import BatchFn, BatchPlan
 from idmm.evaluation.evaluators import Evaluator
 from idmm.training.clock import Timer
+from idmm.training.stage import Phase
 
 
 @dataclass(frozen=True)
 class PhasePlan:
     """What the loop needs to know about a phase, the part of a run at one image size."""
 
-    number: int  # from 1
-    label: str  # for log lines
-    epochs: int  # length of the schedules; with ``train.minutes`` the recipe's
+    phase: Phase  # its epochs are the length of the schedules; with ``train.minutes`` the recipe's
     batches: BatchPlan  # which images make which step; with ``train.minutes`` more epochs than will be trained
     transform: BatchFn  # makes a batch from image numbers
-    lr: float  # peak learning rate
     evaluators: list[Evaluator]  # of the averaged model, in this order
     keep: str | None = None
     """Name of a score: the weights of its best epoch are saved, the earlier of equals. None: those of the last."""

@@ -168,12 +168,10 @@ def attempt(grid: Grid, job: Job) -> str | None:
 
 def run(grid: Grid) -> None:
     """Run all jobs of a grid in this process, one after the other."""
-    failed: set[str] = set()
     for job in grid.remaining():  # each after the one that it needs
-        if job.needs in failed:
+        if job.needs in grid.failures():
             continue
         error = attempt(grid, job)
         if error is not None:
             grid.mark_failed(job, error)
-            failed.add(job.key)
         grid.log_progress()
