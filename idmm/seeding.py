@@ -22,11 +22,6 @@ def numpy_rng(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(derive(seed, purpose, *numbers)))
 
 
-def permutation(seed: int, purpose: str, n: int, *numbers: int) -> np.ndarray:
-    """Return a random order of ``range(n)``, int64 [n]."""
-    return numpy_rng(seed, purpose, *numbers).permutation(n)
-
-
 def uniforms(key: int, rows: np.ndarray, n: int) -> np.ndarray:
     """Return ``n`` numbers in [0, 1) per row number, independent of which other rows are drawn.
 

@@ -17,7 +17,7 @@ from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
 from idmm.methods.mixing import Mix, draw_cutmix, draw_mixup, mix_images
 from idmm.models import create_backbone
-from idmm.seeding import derive, numpy_rng, permutation, seeded, uniforms
+from idmm.seeding import derive, numpy_rng, seeded, uniforms
 
 TINY = dict(patch_size=8, embed_dim=16, depth=1, num_heads=2)
 
@@ -188,10 +188,10 @@ def test_a_rows_numbers_do_not_depend_on_the_other_rows():
 
 
 def test_orders_differ_from_epoch_to_epoch():
-    orders = [permutation(0, "order", 50, epoch) for epoch in range(3)]
+    orders = [numpy_rng(0, "order", epoch).permutation(50) for epoch in range(3)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert not np.array_equal(orders[0], orders[1])
-    np.testing.assert_array_equal(permutation(0, "order", 50, 1), orders[1])
+    np.testing.assert_array_equal(numpy_rng(0, "order", 1).permutation(50), orders[1])
     assert numpy_rng(0, "a").random() != numpy_rng(0, "b").random()
 
 

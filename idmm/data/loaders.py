@@ -17,7 +17,7 @@ from idmm.data.augment import EvalTransform
 from idmm.data.image_store import ImageStore
 from idmm.data.parallel import cores
 from idmm.errors import RunError
-from idmm.seeding import permutation
+from idmm.seeding import numpy_rng
 
 BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
 
@@ -45,7 +45,7 @@ class BatchPlan:
 
     def step_images(self, epoch: int, step: int, order: np.ndarray | None = None) -> np.ndarray:
         """Return the numbers of the images of one step over all processes, in order."""
-        order = permutation(self.seed, "order", self.count, epoch) if order is None else order
+        order = numpy_rng(self.seed, "order", epoch).permutation(self.count) if order is None else order
         return order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def micro_batches(self, images: np.ndarray) -> list[tuple[np.ndarray, float]]:
@@ -95,7 +95,7 @@ def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: in
 
     def requests() -> Iterator[tuple[int, np.ndarray, float]]:
         for number in range(epoch, plan.epochs):
-            order = permutation(plan.seed, "order", plan.count, number)
+            order = numpy_rng(plan.seed, "order", number).permutation(plan.count)
             for position in range(step if number == epoch else 0, plan.steps_per_epoch):
                 for indices, weight in plan.micro_batches(plan.step_images(number, position, order)):
                     yield number, indices, weight

@@ -18,7 +18,7 @@ from idmm.evaluation.evaluators import Extract, KNNAccuracy
 from idmm.evaluation.monitor import CollapseMonitor
 from idmm.methods import Method, RunInfo, create_method
 from idmm.models.build import backbone_state
-from idmm.seeding import derive, permutation, seeded
+from idmm.seeding import derive, numpy_rng, seeded
 from idmm.stages.first_weights import init_from_images
 from idmm.stages.folds import run_folds
 from idmm.stages.images import eval_batches, image_features, measure_baseline, store_run_images
@@ -119,7 +119,7 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
     if knn is not None:
         evaluators.append(knn)
     if config.train.monitor_every:  # it measures the same few training images every time
-        numbers = np.sort(permutation(config.seed, "monitor", len(images.train))[:MONITORED])
+        numbers = np.sort(numpy_rng(config.seed, "monitor").permutation(len(images.train))[:MONITORED])
         extract, history = _extract(run, setup), run.folder.metrics
         evaluators.append(CollapseMonitor(method, extract, images.train, numbers, history, config.train.monitor_every))
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
