@@ -67,8 +67,6 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
         raise RunError(f"{url}: cannot be fetched ({in_short(error)}). {rest}") from None
     finally:
         socket.setdefaulttimeout(timeout)
-    try:  # file over file of the same name, which completes a half-unpacked tree
-        shutil.copytree(aside / "unpacked", root, copy_function=os.replace, dirs_exist_ok=True)
-    except OSError as error:
-        raise RunError(f"data.root: cannot be written ({in_short(error)})") from None
+    # file over file of the same name, which completes a half-unpacked tree
+    shutil.copytree(aside / "unpacked", root, copy_function=os.replace, dirs_exist_ok=True)
     shutil.rmtree(aside)

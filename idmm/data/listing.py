@@ -179,8 +179,6 @@ def hold_out(splits: Listing, fraction: float | None) -> Listing:
         classes = _by_class(train)
         counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in classes]
         numbers = _draw(classes, counts, numpy_rng(0, "val_fraction"))
-        if not len(numbers):
-            raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as every class has one only")
     remaining, held = _divided(train, numbers, repr(fraction))
     if train.groups is not None:
         share = f"{groups_of(held)} of {groups_of(train)}, {len(held)} of {len(train)} images"
