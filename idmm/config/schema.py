@@ -49,8 +49,8 @@ def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
         help_text = " ".join((info.description or "").split())
         default_text = ""
         if not required and default is not None:
-            plain = TypeAdapter(Any).dump_python(default, mode="json", warnings=False)
-            default_text = yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+            value = TypeAdapter(Any).dump_python(default, mode="json", warnings=False)
+            default_text = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
         keys.append(Key(prefix + name, info.annotation, help_text, default_text, required, kind, sections))
         keys += _shared_keys(sections, f"{prefix}{name}.") if len(sections) > 1 else ()
         items = [_sections(get_args(option)[0]) for option in options(info.annotation) if get_origin(option) is list]

@@ -206,22 +206,19 @@ def _exif_orientation(image: Image.Image) -> int:
 def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
     """Read a TIFF. The samples of all its pages are channels. Pillow reads one page of 8 bits as a picture."""
     pages = _tiff_pages(content)
-    page, image = pages[0], None
+    page, samples = pages[0], pages[0].samplesperpixel
+    colours, alpha = getattr(page.photometric, "name", page.photometric), {1, 2}.intersection(page.extrasamples)
     if page.dtype in (np.uint8, bool) and len(pages) == 1:
-        with contextlib.suppress(UnidentifiedImageError):
-            image = _pillow_image(content)
-            image.seek(page.index)
-            if page.bitspersample != 8 or page.photometric == tifffile.PHOTOMETRIC.PALETTE:
+        packed = page.bitspersample != 8 or colours == "PALETTE"
+        if packed or (picture and samples <= 4 and (alpha or samples != 2)):
+            with contextlib.suppress(UnidentifiedImageError):  # of Pillow, which knows fewer kinds
+                image = _pillow_image(content)
+                image.seek(page.index)
                 return _from_pillow(image, picture)
-    samples, colours = page.samplesperpixel, getattr(page.photometric, "name", page.photometric)
-    alpha = {1, 2}.intersection(map(int, page.extrasamples))
-    if picture and image is not None and samples <= 4 and (alpha or samples != 2):
-        return _from_pillow(image, picture)
-    known = colours in _COLOURS and samples in ((1, 2, 3, 4) if alpha else (1, 3))
-    if picture and (len(pages) > 1 or not known):
+    is_picture = len(pages) == 1 and colours in _COLOURS and samples in ((1, 2, 3, 4) if alpha else (1, 3))
+    if picture and not is_picture:
         channels = samples * len(pages)
-        what = f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA"
-        raise NoPicture(what, channels)
+        raise NoPicture(f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA", channels)
     values = np.concatenate([_page_values(one) for one in pages], axis=2)
     return _upright(values, page.tags.valueof(_ORIENTATION, 1))
 

@@ -76,8 +76,8 @@ def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> 
     top, left = np.floor(u[:, -2:-1] * (height - h + 1)), np.floor(u[:, -1:] * (width - w + 1))
     whole_w = np.minimum(width, np.rint(height * RATIO[1]))
     whole_h = np.minimum(height, np.rint(width / RATIO[0]))
-    whole = [(height - whole_h) // 2, (width - whole_w) // 2, whole_h, whole_w]
-    box = np.where(fits.any(1)[:, None], np.concatenate([top, left, h, w], 1), np.concatenate(whole, 1))
+    largest = [(height - whole_h) // 2, (width - whole_w) // 2, whole_h, whole_w]
+    box = np.where(fits.any(1)[:, None], np.concatenate([top, left, h, w], 1), np.concatenate(largest, 1))
     return box.astype(np.int64)
 
 
