@@ -79,10 +79,8 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool) -> np.ndarray:
     with reporting():
         if isinstance(item, np.ndarray):
             values = item
-            check_pixels(*item.shape[1::-1])
         elif isinstance(item, Image.Image):
             values = _from_pillow(item, picture)
-            check_pixels(*item.size)
         elif item.startswith(_NUMPY):
             values = _from_npy(item, picture)
         elif item.startswith(_TIFF):

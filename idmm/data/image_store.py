@@ -51,7 +51,6 @@ class ImageStore:
     Attributes:
         names, labels, classes, groups, targets: The split's.
         sizes: Height and width of each image (pixels), int64 [N, 2].
-        pixel_bytes: Bytes per pixel, all channels, [N].
         channels: Channels of an image. 3 for pictures.
         bands: Channels of the files that are used. None: pictures.
         high_bit: Number of images of more than 8 bits.
@@ -63,7 +62,7 @@ class ImageStore:
     def __init__(self, split: Split, index: Index, pixels: Path | None, reading: Reading):
         self.names, self.labels, self.classes, self.groups = split.names, split.labels, split.classes, split.groups
         self.targets = split.targets
-        self.sizes, self.pixel_bytes = index.sizes, index.pixel_bytes
+        self.sizes, self._pixel_bytes = index.sizes, index.pixel_bytes
         self._digests, self._ends = index.digests, index.ends
         if reading.bands:
             reading = replace(reading, bands=reading.bands._replace(count=index.file_channels))
@@ -100,7 +99,7 @@ class ImageStore:
         """
         i = range(len(self))[i]  # wraps -1, raises IndexError
         if self._file is not None:
-            (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self.pixel_bytes[i]), int(self._ends[i])
+            (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self._pixel_bytes[i]), int(self._ends[i])
             flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
             if pixel_bytes > self.channels:
                 flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)

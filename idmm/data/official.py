@@ -91,13 +91,13 @@ def _torchvision(kind: str, base: Path, root: Path | None = None, **options):
         raise FilesMissing(f"data.root: files in '{base}' are damaged ({why}). Fetch them again") from None
 
 
-def _images_of(base: Path, *datasets, key: str = "_image_files") -> Listed:
+def _images_of(base: Path, *datasets) -> Listed:
     """Return names and labels of the images of torchvision's datasets."""
-    return [
-        (Path(file).relative_to(base).as_posix(), label)
-        for dataset in datasets
-        for file, label in zip(getattr(dataset, key), dataset._labels, strict=True)
-    ]
+    images = []
+    for dataset in datasets:
+        paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
+        images += zip((Path(path).relative_to(base).as_posix() for path in paths), dataset._labels, strict=True)
+    return images
 
 
 def read_flowers(root: Path) -> Listing:
@@ -111,10 +111,7 @@ def read_flowers(root: Path) -> Listing:
 def read_pets(root: Path) -> Listing:
     """Read Oxford-IIIT Pet. Train is trainval."""
     base = folder_of("pets", root, "oxford-iiit-pet", "images", "annotations/trainval.txt", "annotations/test.txt")
-    parts = [
-        _images_of(base, _torchvision("OxfordIIITPet", base, split=part), key="_images")
-        for part in ("trainval", "test")
-    ]
+    parts = [_images_of(base, _torchvision("OxfordIIITPet", base, split=part)) for part in ("trainval", "test")]
     classes = names_by_number((label, Path(name).stem.rpartition("_")[0]) for part in parts for name, label in part)
     return listed_splits(base, classes, *parts)
 
