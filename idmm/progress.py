@@ -37,7 +37,7 @@ class Bar(tqdm):
         lines = dict(file=io.StringIO(), ncols=0, miniters=1, mininterval=LOG_SECONDS, delay=LOG_SECONDS, leave=False)
         super().__init__(*args, **{**options, **(dict(dynamic_ncols=True) if self.on_terminal else lines)})
 
-    def due(self) -> bool:
+    def will_draw(self) -> bool:
         """Whether the next update is visible."""
         return not self.disable and self._time() - self.last_print_t >= self.mininterval
 

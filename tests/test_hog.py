@@ -252,9 +252,9 @@ def test_the_check_of_images_finds_the_same(side, tmp_path, capsys):
 
 def test_of_many_images_a_part_is_drawn_by_the_classes_shares(monkeypatch):
     labels = np.random.default_rng(0).permutation(np.repeat([-1, 0, 1, 2, 3], [50, 600, 300, 99, 1]))
-    found = baseline.drawn(labels, 100)
+    found = baseline.sample(labels, 100)
     assert (np.diff(found) > 0).all() and np.bincount(labels[found]).tolist() == [59, 30, 10, 1]
-    assert baseline.drawn(labels, 1000).tolist() == np.flatnonzero(labels >= 0).tolist()
+    assert baseline.sample(labels, 1000).tolist() == np.flatnonzero(labels >= 0).tolist()
     many = np.repeat(np.arange(200), 20)
-    assert len(baseline.drawn_to_fit(many, 5000)) == 400_000 // 200
-    assert np.bincount(many[baseline.drawn_to_fit(many, 300)]).tolist() == [5] * 200, "5 of each class in any case"
+    assert len(baseline.sample_to_fit(many, 5000)) == 400_000 // 200
+    assert np.bincount(many[baseline.sample_to_fit(many, 300)]).tolist() == [5] * 200, "5 of each class in any case"

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,15 +22,7 @@ EACH = 5  # images of each class that are always used
 CHOSEN, CLASSES = 500, 50  # most images, and most of their classes, to choose C on
 
 
-class Baseline(NamedTuple):
-    """The accuracy of the baseline."""
-
-    top1: float  # accuracy (percent)
-    train: int  # number of images that it was fitted to
-    test: int  # number of images that it was tested on
-
-
-def drawn(labels: np.ndarray, most: int) -> np.ndarray:
+def sample(labels: np.ndarray, most: int) -> np.ndarray:
     """Return the numbers of at most ``most`` images that have a label, in order.
 
     Each class keeps its share of ``labels`` [N], and at least one image if ``most`` allows it.
@@ -47,29 +38,29 @@ def drawn(labels: np.ndarray, most: int) -> np.ndarray:
     return np.sort(shuffled[np.argsort(place, kind="stable")[:most]])
 
 
-def drawn_to_fit(labels: np.ndarray, most: int) -> np.ndarray:
+def sample_to_fit(labels: np.ndarray, most: int) -> np.ndarray:
     """Return the same for training images. With many classes, whose fit takes longer, there are fewer."""
     classes = len(np.unique(labels[labels >= 0]))
-    return drawn(labels, max(EACH * classes, min(most, WEIGHTS // max(1, classes))))
+    return sample(labels, max(EACH * classes, min(most, WEIGHTS // max(1, classes))))
 
 
-def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float], alone: bool = False) -> np.ndarray:
+def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float], local: bool = False) -> np.ndarray:
     """Return the features of images in their order, float32 [N, d].
 
     Args:
         batches: With ``images`` [B, C, H, W], normalised by mean and std, and ``index``.
         mean, std: A number per channel, on pixel values in [0, 1].
-        alone: See :func:`idmm.evaluation.network.extract_features`.
+        local: See :func:`idmm.evaluation.network.extract_features`.
     """
     model = create_backbone("hog", in_chans=len(mean))
     model.set_statistics(mean, std)
-    return extract_features(model, batches, "cpu", contextlib.nullcontext, alone=alone).numpy()
+    return extract_features(model, batches, "cpu", contextlib.nullcontext, local=local).numpy()
 
 
-def measured(
+def measure(
     train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, began: float | None = None
-) -> Baseline:
-    """Fit the regression to training images and test it on others.
+) -> float:
+    """Fit the regression to training images, and return its accuracy on others (percent).
 
     C is chosen by cross-validation on at most 500 of the training images, of at most 50 classes.
 
@@ -81,11 +72,11 @@ def measured(
     subset = np.arange(len(labels))
     if len(classes := np.unique(labels)) > CLASSES:
         subset = np.flatnonzero(np.isin(labels, numpy_rng(0, "baseline").permutation(classes)[:CLASSES]))
-    subset = subset[drawn(labels[subset], CHOSEN)]
+    subset = subset[sample(labels[subset], CHOSEN)]
     strength = choose_strength(train[subset], labels[subset]).strength
     correct = probe_predict(train, labels, test, strength) == truth
-    result = Baseline(100 * float(correct.mean()), len(labels), len(truth))
+    top1 = 100 * float(correct.mean())
     if began is not None:
         line = "%s: %.2f %% of %d test images, fitted to %d training images with C = %g in %s"
-        log.info(line, NAME, result.top1, result.test, result.train, strength, duration(time.monotonic() - began))
-    return result
+        log.info(line, NAME, top1, len(truth), len(labels), strength, duration(time.monotonic() - began))
+    return top1

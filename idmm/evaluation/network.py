@@ -40,11 +40,11 @@ def pooled(backbone: nn.Module, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def extract_features(
-    backbone: nn.Module, batches: Iterable[dict], device, autocast, forward: Forward = pooled, alone: bool = False
+    backbone: nn.Module, batches: Iterable[dict], device, autocast, forward: Forward = pooled, local: bool = False
 ) -> Tensor:
     """Return the outputs of ``forward`` for all images in their order, float32 [N, d] on the CPU.
 
-    The images are those of all processes, or with ``alone`` only those of this process.
+    The images are those of all processes, or with ``local`` only those of this process.
     """
     outputs, numbers = [], []
     with evaluating(backbone):
@@ -54,7 +54,7 @@ def extract_features(
             outputs.append(output.float().cpu().numpy())
             numbers.append(batch["index"].numpy())
     # lists of batches: a process may have no image
-    gathered = [(outputs, numbers)] if alone else distributed.gather((outputs, numbers))
+    gathered = [(outputs, numbers)] if local else distributed.gather((outputs, numbers))
     features = np.concatenate([batch for outputs, _ in gathered for batch in outputs])
     order = np.argsort(np.concatenate([batch for _, numbers in gathered for batch in numbers]))
     return torch.from_numpy(features[order])

@@ -27,43 +27,43 @@ HELD_OUT = 0.2  # share of the training images that the baseline is tested on if
 BATCH = 64  # images per call of the hand-made features
 
 
-def download(given: DataDownloadConfig) -> str:
+def download(command: DataDownloadConfig) -> str:
     """Fetch a dataset unless it is there, and check its sizes. Errors as of `fetch` and `list_images`."""
-    fetch(spec_of(given.name), given.root)
-    listing = list_images(config.Data(name=given.name, root=given.root), labelled=True)
+    fetch(spec_of(command.name), command.root)
+    listing = list_images(config.Data(name=command.name, root=command.root), labelled=True)
     counts = ", ".join(f"{len(split):,} {name}" for name, split in listing.parts.items())
-    return f"{given.name}: {counts}, all as in the protocol"
+    return f"{command.name}: {counts}, all as in the protocol"
 
 
-def checkup(given: DataCheckConfig) -> int:
+def checkup(command: DataCheckConfig) -> int:
     """Read every image of a dataset, print the findings, and write check.json, check.png and exclude.txt to
-    ``given.out``.
+    ``command.out``.
 
     Returns:
         The exit code, 1 if there is something to fix.
 
     Raises:
-        UserError: The dataset cannot be opened at all, or ``given.out`` cannot be written.
+        UserError: The dataset cannot be opened at all, or ``command.out`` cannot be written.
     """
     names = ("name", "root", "exclude", "labels")
-    data, notes = resolve_name(config.Data(**{name: getattr(given, name) for name in names}))
+    data, notes = resolve_name(config.Data(**{name: getattr(command, name) for name in names}))
     for note in notes:
         log.info("%s", note)
     from idmm.evaluation import baseline
 
-    report, listing, crops = check(data, lambda labels: baseline.drawn(labels, baseline.MOST))
+    report, listing, crops = check(data, lambda labels: baseline.sample(labels, baseline.MOST))
     log.info("measuring the baseline")
     report.floor = _baseline(listing, crops, data)
     print("\n".join(report_lines(report)))
-    if given.out is not None:
-        out = made_folder(given.out)
+    if command.out is not None:
+        out = made_folder(command.out)
         write_json(out / "check.json", report.to_dict())
         (out / "check.png").unlink(missing_ok=True)  # of an earlier check
         if report.pairs:
             _draw(report, listing, out / "check.png")
-        command = " ".join(filter(None, ["idmm data check", given.name, given.root and f"--root {given.root}"]))
+        call = " ".join(filter(None, ["idmm data check", command.name, command.root and f"--root {command.root}"]))
         lines = exclusions(report.pairs, report.unreadable, report.one_colour)
-        print(f"written: {write_exclusions(command, given.exclude, lines, out / 'exclude.txt')}")
+        print(f"written: {write_exclusions(call, command.exclude, lines, out / 'exclude.txt')}")
     return int(not report.clean)
 
 
@@ -162,11 +162,11 @@ def _baseline(listing: Listing, crops: Crops, data: config.Data) -> dict | None:
     held_pixels, truth = _labelled_crops(crops[of], held)
     if len(np.unique(labels)) < 2 or not len(truth):
         return None
-    chosen = baseline.drawn_to_fit(labels, baseline.MOST)
-    reached = baseline.measured(_features(pixels[chosen]), labels[chosen], _features(held_pixels), truth)
+    numbers = baseline.sample_to_fit(labels, baseline.MOST)
+    top1 = baseline.measure(_features(pixels[numbers]), labels[numbers], _features(held_pixels), truth)
     largest = 100 * float(np.unique(truth, return_counts=True)[1].max() / len(truth))
-    sizes = {"train_images": reached.train, "images": reached.test, "of": of}
-    return {"baseline_top1": reached.top1, "largest_class": largest, **sizes}
+    sizes = {"train_images": len(numbers), "images": len(truth), "of": of}
+    return {"baseline_top1": top1, "largest_class": largest, **sizes}
 
 
 def _labelled_crops(crops: dict[str, np.ndarray], split: Split) -> tuple[np.ndarray, np.ndarray]:
@@ -184,7 +184,7 @@ def _features(crops: np.ndarray) -> np.ndarray:
     numbers = torch.arange(len(crops)).split(BATCH)
     batches = ({"images": unit(torch.from_numpy(crops[n.numpy()]).permute(0, 3, 1, 2)), "index": n} for n in numbers)
     channels = crops.shape[3]
-    return baseline.features(batches, [0.0] * channels, [1.0] * channels, alone=True)
+    return baseline.features(batches, [0.0] * channels, [1.0] * channels, local=True)
 
 
 # ---------------------------------------------------------------------- the sheet

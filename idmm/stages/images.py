@@ -177,7 +177,7 @@ def build_accuracy(run: RunContext, setup: RunSetup, phase: Phase, store: ImageS
 def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> None:
     """Measure ``baseline_top1`` (percent) of a new run: hand-made features of its centre crops, logistic regression.
 
-    See :func:`idmm.evaluation.baseline.measured`. It is left out if the training images are all of one class. All
+    See :func:`idmm.evaluation.baseline.measure`. It is left out if the training images are all of one class. All
     processes must call together.
     """
     started_at = time.monotonic()
@@ -185,7 +185,7 @@ def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> None:
         return
     train, test, size = images.train, images.test, setup.phases[-1].size
     most = baseline.DECODED if train.decodes or test.decodes else baseline.MOST
-    numbers = baseline.drawn_to_fit(train.labels, most), baseline.drawn(test.labels, most)
+    numbers = baseline.sample_to_fit(train.labels, most), baseline.sample(test.labels, most)
     labels, truth = train.labels[numbers[0]], test.labels[numbers[1]]
     if len(np.unique(labels)) < 2:
         return
@@ -197,5 +197,5 @@ def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> None:
     )
     top1 = None
     if run.folder.leader:
-        top1 = baseline.measured(train_features, labels, test_features, truth, started_at).top1
+        top1 = baseline.measure(train_features, labels, test_features, truth, started_at)
     run.folder.add_start_scores({BASELINE: distributed.broadcast(top1)})

@@ -186,5 +186,5 @@ def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
 def _baseline(features: JoinedFeatures, test: Split, rows: np.ndarray, labels: np.ndarray) -> float:
     """Return the accuracy of the baseline on test images (percent), fitted to features [N, d] and labels [N]."""
     started_at = time.monotonic()
-    drawn, test_rows = features.of(test.take(baseline.drawn(test.labels, baseline.MOST)), Hog.forward_features)
-    return baseline.measured(rows, labels, test_rows, drawn.labels, started_at).top1
+    drawn, test_rows = features.of(test.take(baseline.sample(test.labels, baseline.MOST)), Hog.forward_features)
+    return baseline.measure(rows, labels, test_rows, drawn.labels, started_at)

@@ -182,7 +182,7 @@ class Loop:
             position.seconds = clock.now() - started_at
             self._count_pace(position.seconds - before, images)
             should_save = clock.now() - self.saved_at >= 60 * self.train.save_minutes
-            if self.bar.due():
+            if self.bar.will_draw():
                 should_save = should_save or int(self.bad_step) >= 0  # _save stops all processes together
                 self._show(loss)
             self.bar.update()

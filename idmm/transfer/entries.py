@@ -93,8 +93,8 @@ def _default_label(kind: str, values: dict[str, Any]) -> str:
     name, subset, root = values["name"], values.get("subset"), values.get("root")
     if kind in SIDES and name == "folder" and root is not None:
         name = os.path.basename(os.path.abspath(expand_home(str(root))))
-    parts = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
-    return "-".join([name, *parts])
+    suffixes = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
+    return "-".join([name, *suffixes])
 
 
 def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None:

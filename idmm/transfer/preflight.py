@@ -86,6 +86,6 @@ class _Checks:
             except UserError as error:
                 self._results[name] = None, error.faults
         value, faults = self._results[name]
-        known = {fault.partition("': ")[2] for fault in self.faults}  # of a source that is a target as well
-        self.faults += [f"{place}: {fault}" if place else fault for fault in faults if fault not in known]
+        reported = {fault.partition("': ")[2] for fault in self.faults}  # of a source that is a target as well
+        self.faults += [f"{place}: {fault}" if place else fault for fault in faults if fault not in reported]
         return value
