@@ -14,6 +14,7 @@ from idmm.data.split import counted
 from idmm.data.values import AUTO, WHITE, MinMax, RangeUnknown, ValueRange, rescale
 from idmm.errors import reason
 
+RATIO = (3 / 4, 4 / 3)  # aspect ratios of a random crop, as torchvision's RandomResizedCrop
 _TRIMMED = 1e-4  # share of an image's pixels at either end that its smallest and largest value leave out
 _SHOWN = (1, 99)  # percentiles of a channel that are black and full colour in pictures for people
 
@@ -191,6 +192,11 @@ class CentreCrop(NamedTuple):
 
 # What is stored of an image: a short side up to so many pixels, its centre crop, or with None all of it
 StoredSize = int | CentreCrop | None
+
+
+def short_side_bound(size: int, smallest_scale: float) -> int:
+    """Return the longest short side (pixels) worth storing: no random crop is up-sampled for it."""
+    return int(np.ceil(size / np.sqrt(smallest_scale * RATIO[0])))
 
 
 def fitted(array: np.ndarray, stored_size: StoredSize) -> np.ndarray:

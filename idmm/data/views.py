@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from idmm.config import CropGroup, Views, colours_of
+from idmm.data.images import RATIO
 from idmm.data.values import LUMA, unit
 from idmm.seeding import derive, uniforms
 
-RATIO = (3 / 4, 4 / 3)  # aspect ratios of a crop, as torchvision's RandomResizedCrop
 TRIES = 10  # boxes tried until one fits, as torchvision
 ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
 BLUR_SIGMA = 0.1, 2.0  # pixels
@@ -47,11 +47,6 @@ class ViewPlan:
     solarize: np.ndarray  # bool [V]
     vflip: np.ndarray | None = None  # bool [V]. None: no turns are asked for
     turns: np.ndarray | None = None  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
-
-
-def short_side_bound(size: int, smallest_scale: float) -> int:
-    """Return the longest short side (pixels) worth storing: no crop is up-sampled for it."""
-    return int(np.ceil(size / np.sqrt(smallest_scale * RATIO[0])))
 
 
 def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> np.ndarray:

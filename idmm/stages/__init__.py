@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
 from idmm.config.dense import DENSE_LIBRARIES, tested_sides
+from idmm.data.images import StoredSize, short_side_bound
 from idmm.errors import UserError, needed
 from idmm.training.stage import Needs, Phase, Stage
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from idmm.data.images import StoredSize
     from idmm.dense.targets import DenseListing
     from idmm.models.spec import ModelSpec
 
@@ -29,9 +29,7 @@ class PretrainStage(Stage):
         train, views = self.config.train, self.config.views
         return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr)]
 
-    def stored_size(self, size: int) -> "StoredSize":
-        from idmm.data.views import short_side_bound
-
+    def stored_size(self, size: int) -> StoredSize:
         return max(short_side_bound(size, group.scale[0]) for group in self.config.views.crops)
 
     @property
@@ -82,9 +80,7 @@ class FinetuneStage(Stage):
     def crop_pct(self) -> float:
         return self.config.augment.crop_pct
 
-    def stored_size(self, size: int) -> "StoredSize":
-        from idmm.data.views import short_side_bound
-
+    def stored_size(self, size: int) -> StoredSize:
         return short_side_bound(size, self.config.augment.scale[0])
 
 
@@ -105,10 +101,10 @@ class DenseStage(Stage):
 
         build_network(self.NAME, backbone, phase.size, 1, self.config.model.pyramid_width, False, spec.in_chans)
 
-    def stored_size(self, size: int) -> "StoredSize":
+    def stored_size(self, size: int) -> StoredSize:
         return math.ceil(size * max(1.0, *self.config.augment.scale))
 
-    def eval_stored_size(self, size: int) -> "StoredSize":
+    def eval_stored_size(self, size: int) -> StoredSize:
         return size
 
     @property
@@ -158,7 +154,7 @@ class ProbeStage(Stage):
     def needs(self) -> Needs:
         return Needs()
 
-    def stored_size(self, size: int) -> "StoredSize":
+    def stored_size(self, size: int) -> StoredSize:
         return self.eval_stored_size(size)
 
 

@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from idmm.config import PretrainConfig, parsing
+from idmm.data.images import CentreCrop, StoredSize
+from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
+from idmm.data.split import Listing
 from idmm.errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from idmm.data.images import StoredSize
-    from idmm.data.split import Listing
     from idmm.models.spec import ModelSpec
 
 
@@ -62,23 +63,19 @@ class Stage:
     CONFIG: ClassVar[type]
     phases: ClassVar[Any]
     crop_pct: ClassVar[Any]
-    stored_size: ClassVar[Callable[[Any, int], "StoredSize"]]
+    stored_size: ClassVar[Callable[[Any, int], StoredSize]]
 
     @property
     def needs(self) -> Needs:
         """The images that the run needs."""
         return Needs(val=self.config.train.keep == "best")
 
-    def eval_stored_size(self, size: int) -> "StoredSize":
+    def eval_stored_size(self, size: int) -> StoredSize:
         """Return what is stored of the images to evaluate on at a size (pixels)."""
-        from idmm.data.images import CentreCrop
-
         return CentreCrop(size, self.crop_pct)
 
-    def list_images(self) -> "Listing":
+    def list_images(self) -> Listing:
         """List the images of the run and decode nothing."""
-        from idmm.data.listing import list_images
-
         needs = self.needs
         return list_images(self.config.data, needs.labels, needs.test, needs.unlabelled)
 
