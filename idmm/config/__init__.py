@@ -5,7 +5,7 @@ classes of this package. pydantic checks all fields of a config at once, so that
 """
 
 from idmm.config.base import PATHS, RESUME_IGNORED, section
-from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Images, Subset
+from idmm.config.data import IMAGENET_MEAN, IMAGENET_STD, Data, Subset
 from idmm.config.dense import DenseConfig, DetectConfig, SegmentConfig
 from idmm.config.methods import METHODS, Method
 from idmm.config.stages import Common, DrLoc, FinetuneConfig, FinetuneModel, Model, PretrainConfig, Stage
@@ -15,6 +15,6 @@ from idmm.config.views import COLOURS, DEFAULT_COLOURS, Augment, Colours, CropGr
 __all__ = [
     "COLOURS", "DEFAULT_COLOURS", "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "PATHS", "RESUME_IGNORED",
     "Augment", "Colours", "Common", "CropGroup", "Data", "DenseConfig", "DetectConfig", "DrLoc", "FinetuneConfig",
-    "FinetuneModel", "FinetuneTrain", "Images", "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig",
+    "FinetuneModel", "FinetuneTrain", "Method", "Model", "PretrainConfig", "PretrainTrain", "SegmentConfig",
     "Stage", "Subset", "Train", "Views", "colours_of", "global_groups", "section",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The images."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -41,7 +41,7 @@ def _range(value: Any) -> Any:
 
 
 @section
-class Images:
+class Data:
     """The images."""
 
     name: str | None = None
@@ -70,12 +70,16 @@ class Images:
     """Mean per channel, of values in [0, 1]. Default: that of --init, else ImageNet's for RGB, else measured."""
     std: list[Annotated[float, Field(gt=0)]] | None = Field(None, min_length=1)
     """Standard deviation per channel. Default: as for data.mean."""
-    # keys of classification, which Data has
-    labelled: ClassVar[Subset | None] = None
-    labels: ClassVar[str | None] = None
-    folds: ClassVar[int | None] = None
-    fold: ClassVar[int | None] = None
-    bands: ClassVar[list[int] | None] = None
+    labelled: Subset | None = None
+    """Use only some labels, e.g. '{per_class: 5}'. The other images count as unlabelled. Default: all."""
+    labels: str | None = None
+    """CSV file of path,class (also split, group) with paths under data.root. Default: folders are the classes."""
+    folds: int | None = Field(None, ge=2)
+    """Folds of a cross-validation, each one run in OUT/fold-N. Default: one run on the dataset's own test split."""
+    fold: int | None = Field(None, ge=1)
+    """Run only this fold, from 1. Default: all."""
+    bands: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    """Channels of the files to use, from 0, e.g. '[0, 3, 4]'. Default: all."""
 
     @property
     def channels(self) -> int | None:
@@ -92,19 +96,3 @@ class Images:
         if faults:
             raise FieldErrors(faults)
         return self
-
-
-@section
-class Data(Images):
-    """The images."""
-
-    labelled: Subset | None = None
-    """Use only some labels, e.g. '{per_class: 5}'. The other images count as unlabelled. Default: all."""
-    labels: str | None = None
-    """CSV file of path,class (also split, group) with paths under data.root. Default: folders are the classes."""
-    folds: int | None = Field(None, ge=2)
-    """Folds of a cross-validation, each one run in OUT/fold-N. Default: one run on the dataset's own test split."""
-    fold: int | None = Field(None, ge=1)
-    """Run only this fold, from 1. Default: all."""
-    bands: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
-    """Channels of the files to use, from 0, e.g. '[0, 3, 4]'. Default: all."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from idmm.config.base import FieldErrors, rising, section
-from idmm.config.data import Images
+from idmm.config.data import Data, Subset
 from idmm.config.stages import Backbone, Common
 from idmm.config.train import Train
 
@@ -16,7 +16,7 @@ DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_
 
 
 @section
-class DenseData(Images):
+class DenseData(Data):
     """The images."""
 
     name: Literal["folder"] = "folder"
@@ -26,6 +26,11 @@ class DenseData(Images):
     ignored), and val likewise. Required."""
     in_chans: Literal[1, 3] | None = None
     """Channels of the model: 3 (RGB) or 1 (grey). Default: that of --init, else 3."""
+    labelled: ClassVar[Subset | None] = None
+    labels: ClassVar[str | None] = None
+    folds: ClassVar[int | None] = None
+    fold: ClassVar[int | None] = None
+    bands: ClassVar[list[int] | None] = None
 
 
 @section
