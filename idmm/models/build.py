@@ -188,14 +188,11 @@ def one_image_norms(model: nn.Module, images: torch.Tensor) -> Iterator[None]:
     def train_if_several_values(norm, args):
         norm.train(args[0].numel() > args[0].shape[1])
 
-    hooks = [norm.register_forward_pre_hook(train_if_several_values) for norm in norms]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with contextlib.ExitStack() as hooks:  # which it removes
         for norm in norms:
-            norm.train()
+            hooks.callback(norm.train)
+            hooks.enter_context(norm.register_forward_pre_hook(train_if_several_values))
+        yield
 
 
 @functools.cache

@@ -4,50 +4,27 @@ Wu et al., "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021. Wr
 of the public release, https://github.com/microsoft/CvT.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import (
-    DropPath,
-    Mlp,
-    calculate_drop_path_rates,
-    get_act_layer,
-    global_pool_nlc,
-    to_2tuple,
-    trunc_normal_,
-)
+from timm.layers import DropPath, LayerNorm2d, Mlp, calculate_drop_path_rates, get_act_layer, global_pool_nlc, to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from idmm.models.base import WINDOWS, Grid, Window, WithClassifier, as_map, init_linear, renamed, timm_cfg, window_grids
 
 
-class ConvEmbed(nn.Module):
-    """Convolutional token embedding (paper: section 3.1), [B, C, H, W] -> [B, dim, h, w], with a layer norm."""
-
-    def __init__(self, in_chans: int, dim: int, kernel: int, stride: int, padding: int):
-        super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, kernel, stride=stride, padding=padding)
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.proj(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+def conv_embed(in_chans: int, dim: int, window: Window) -> nn.Sequential:
+    """Return the convolutional token embedding (paper: section 3.1), [B, C, H, W] -> [B, dim, h, w]."""
+    return nn.Sequential(OrderedDict(proj=nn.Conv2d(in_chans, dim, *window), norm=LayerNorm2d(dim, eps=1e-5)))
 
 
-class ConvProjection(nn.Module):
-    """The convolutional part of a projection (paper: section 3.2): 3x3 depthwise, then batch norm.
-
-    [B, D, h, w] -> [B, h' w', D], with h' = ceil(h / stride).
-    """
-
-    def __init__(self, dim: int, stride: int):
-        super().__init__()
-        self.conv = nn.Conv2d(dim, dim, 3, stride=stride, padding=1, groups=dim, bias=False)
-        self.bn = nn.BatchNorm2d(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bn(self.conv(x)).flatten(2).transpose(1, 2)
+def conv_projection(dim: int, stride: int) -> nn.Sequential:
+    """Return the convolutions of a projection (paper: section 3.2), [B, D, h, w] -> [B, D, h / stride, w / stride]."""
+    conv = nn.Conv2d(dim, dim, 3, stride=stride, padding=1, groups=dim, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, bn=nn.BatchNorm2d(dim)))
 
 
 class ConvAttention(nn.Module):
@@ -61,19 +38,14 @@ class ConvAttention(nn.Module):
         super().__init__()
         self.num_heads, self.prefix = num_heads, prefix
         self.scale = dim**-0.5
-        self.conv_q = ConvProjection(dim, 1)
-        self.conv_k = ConvProjection(dim, 2)
-        self.conv_v = ConvProjection(dim, 2)
-        self.q = nn.Linear(dim, dim)
-        self.k = nn.Linear(dim, dim)
-        self.v = nn.Linear(dim, dim)
-        self.proj = nn.Linear(dim, dim)
+        self.conv_q, self.conv_k, self.conv_v = (conv_projection(dim, stride) for stride in (1, 2, 2))
+        self.q, self.k, self.v, self.proj = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         prefix, features = x[:, : self.prefix], as_map(x[:, self.prefix :], grid)  # [B, D, h, w]
 
         def heads(conv, linear):
-            tokens = conv(features)
+            tokens = conv(features).flatten(2).transpose(1, 2)  # [B, N, D]
             tokens = torch.cat([prefix.to(tokens.dtype), tokens], dim=1) if self.prefix else tokens
             return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, heads, N, D / heads]
 
@@ -107,8 +79,8 @@ class ConvStage(nn.Module):
     ):
         super().__init__()
         self.prefix = prefix
-        self.cls_token = nn.Parameter(trunc_normal_(torch.zeros(1, 1, dim), std=0.02)) if prefix else None
-        self.patch_embed = ConvEmbed(in_chans, dim, *embed)
+        self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.zeros(1, 1, dim), std=0.02)) if prefix else None
+        self.patch_embed = conv_embed(in_chans, dim, embed)
         self.blocks = nn.ModuleList(ConvBlock(dim, num_heads, mlp_ratio, prefix, rate) for rate in rates)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:

@@ -50,12 +50,10 @@ def block_outputs(model: nn.Module, field: str = "model.name") -> Iterator[list[
     def collect(module, args, output):
         outputs.append(output[0] if isinstance(output, tuple) else output)
 
-    hooks = [module.register_forward_hook(collect) for module in blocks]
-    try:
+    with contextlib.ExitStack() as hooks:  # which it removes
+        for module in blocks:
+            hooks.enter_context(module.register_forward_hook(collect))
         yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def as_grid(model: nn.Module, features: Tensor, size: tuple[int, int]) -> Tensor:
