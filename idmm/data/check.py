@@ -121,14 +121,12 @@ class _Summary:
 Crops = dict[str, dict[str, np.ndarray]]  # centre crops by split and name
 
 
-def check(
-    data: config.Data, crops_of: Callable[[np.ndarray], np.ndarray] | None = None
-) -> tuple[DatasetReport, Listing, Crops]:
+def check(data: config.Data, crops_of: Callable[[np.ndarray], np.ndarray]) -> tuple[DatasetReport, Listing, Crops]:
     """Read every image of a dataset. Faults of images raise nothing.
 
     Args:
         data: The ``data`` section of a config.
-        crops_of: Returns, for the labels of a split, the numbers of the images whose crops are returned. None: none.
+        crops_of: Returns, for the labels of a split, the numbers of the images whose centre crops are returned.
 
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
@@ -142,15 +140,14 @@ def check(
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             report.classes[part] = dict(zip(split.classes, counts.tolist(), strict=True))
-            chosen = () if crops_of is None else frozenset(crops_of(split.labels).tolist())
+            chosen = frozenset(crops_of(split.labels).tolist())
         summaries = []
-        for i, summary in enumerate(_summaries(report, part, split, chosen)):
-            name = {"split": part, "name": split.names[i]}
+        for name, summary in zip(split.names, _summaries(report, part, split, chosen), strict=True):
             if isinstance(summary, BadImage):
-                report.unreadable.append({**name, "reason": summary.reason})
-                continue
-            summaries.append(summary)
-            report.one_colour += [name] if summary.one_colour else []
+                report.unreadable.append({"split": part, "name": name, "reason": summary.reason})
+            else:
+                summaries.append(summary)
+        report.one_colour += [{"split": part, "name": s.ref.name} for s in summaries if s.one_colour]
         if sides := [min(summary.size) for summary in summaries]:
             report.sides[part] = [min(sides), int(np.median(sides)), max(sides)]
         crops[part] = {summary.ref.name: summary.crop for summary in summaries if summary.crop is not None}
@@ -203,8 +200,7 @@ def _summaries(report: DatasetReport, part: str, split: Split, chosen: Sequence[
         )
 
     def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:
-        results = parallel_map(lambda i: summary(i, value_range), len(split), split.place, f"checking {part}")
-        return list(results)
+        return [*parallel_map(lambda i: summary(i, value_range), len(split), split.place, f"checking {part}")]
 
     try:
         return summaries(report.range or AUTO)
