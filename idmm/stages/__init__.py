@@ -88,8 +88,7 @@ class DenseStage(Stage):
     """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off."""
 
     crop_pct = 1.0
-    LABELS: ClassVar[str]  # what is known about each training image
-    FOLDER: ClassVar[str]  # what data.root has to hold
+    LABELS: ClassVar[str]  # what data.root has to hold for each image
 
     def list_images(self) -> "DenseListing":
         from idmm.dense.read import read_images
@@ -118,7 +117,7 @@ class DenseStage(Stage):
     def fill_names(self) -> tuple[DenseConfig, list[str]]:
         config, notes = super().fill_names()
         if config.data.root is None:
-            raise UserError(f"data.root: missing, {self.NAME} expects a folder of images with their {self.FOLDER}")
+            raise UserError(f"data.root: missing, {self.NAME} expects a folder of images with their {self.LABELS}")
         needed(self.NAME, DENSE_LIBRARIES[self.NAME], "dense")
         return config, notes
 
@@ -127,14 +126,14 @@ class DetectStage(DenseStage):
     """Boxes, and their masks if there are any."""
 
     NAME, CONFIG = "detect", DetectConfig
-    LABELS, FOLDER = "boxes", "boxes (COCO)"
+    LABELS = "boxes"
 
 
 class SegmentStage(DenseStage):
     """A class per pixel."""
 
     NAME, CONFIG = "segment", SegmentConfig
-    LABELS, FOLDER = "masks", "masks"
+    LABELS = "masks"
 
 
 class ProbeStage(Stage):

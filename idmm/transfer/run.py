@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -75,7 +74,7 @@ class Grid:
     def mark_failed(self, job: Job, error: str) -> None:
         """Mark a job, and so its cells, as failed until the command is repeated."""
         log.warning("%s failed: %s", job.title, error)
-        failure = Failure(job.title, error, f"{job.folder}/log.txt", time.time())
+        failure = Failure(job.title, error, f"{job.folder}/log.txt")
         name = f"{job.key}.failed.json"
         with drawing(f"jobs/{name}", "written"):
             (self.out / "jobs" / f"{job.key}.started").unlink(missing_ok=True)

@@ -16,7 +16,6 @@ class Failure:
     title: str
     error: str
     log: str  # path under the grid's folder
-    time: float  # seconds since the epoch
 
 
 def read_failures(out: Path) -> dict[str, Failure]:
