@@ -22,13 +22,13 @@ from idmm.seeding import derive, seeded
 from idmm.stages.images import store_run_images
 from idmm.stages.setup import build_backbone, open_run, plan_phase, with_statistics
 from idmm.training.device import enough_memory
+from idmm.training.log import SCORES
 from idmm.training.loop import Loop
 from idmm.training.outputs import common_result, export, load_best
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 
 log = logging.getLogger("idmm")
-RECORDED = ("ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")  # in metrics.jsonl
 
 
 class DenseEvaluator(Evaluator):
@@ -59,7 +59,7 @@ class DenseEvaluator(Evaluator):
 
     def __call__(self, network: nn.Module) -> dict[str, float]:
         """Return the values for metrics.jsonl (percent)."""
-        return {name: value for name, value in self.scores(network).items() if name in RECORDED}
+        return {name: value for name, value in self.scores(network).items() if name in SCORES}
 
     def batches(self, final: bool) -> Iterator[dict]:
         """Yield this process's letterboxed images until the run is interrupted. ``final``: log the progress."""

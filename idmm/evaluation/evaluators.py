@@ -59,7 +59,7 @@ class Accuracy(Evaluator):
     """Evaluates a classifier on a split and keeps its latest predictions."""
 
     batches: Callable[..., Iterable[dict]]
-    """Makes this process's batches of the split. Its argument is a label for progress in the log, or None."""
+    """Makes this process's batches of the split. ``label``: for progress in the log, or None."""
     images: int  # of the split
     every: int
     device: Any  # the model runs on
@@ -70,7 +70,7 @@ class Accuracy(Evaluator):
 
     def predict(self, model: nn.Module, label: str | None = None) -> Predictions:
         """Return the predictions for all images. With a ``label`` the log shows the progress."""
-        self.latest = predict(model, self.batches(label), self.device, self.autocast)
+        self.latest = predict(model, self.batches(label=label), self.device, self.autocast)
         return self.latest
 
     def __call__(self, model: nn.Module) -> dict[str, float]:

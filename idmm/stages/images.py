@@ -1,6 +1,7 @@
 """The images of a run: stored, compared with those of a resumed run, described in the log, batched for evaluation."""
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterator
@@ -166,10 +167,7 @@ def build_accuracy(run: RunContext, setup: RunSetup, phase: Phase, store: ImageS
 
     It also records the mean over classes if the dataset's literature reports that.
     """
-
-    def batches(label: str | None) -> Iterator[dict]:
-        return eval_batches(run, setup, store, phase.size, phase.batch_size, label=label)
-
+    batches = functools.partial(eval_batches, run, setup, store, phase.size, phase.batch_size)
     metrics = ("top1", "top5", spec_of(setup.config.data.name).metric)
     return Accuracy(batches, len(store), setup.config.train.eval_every, run.device, run.autocast, metrics)
 
