@@ -220,38 +220,31 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
     Raises:
         UserError: Nothing there, no such weights in the folder, or a name that is not of a checkpoint.
     """
+    path = Path(path) if is_public(path) else expand_home(path)
+    if fault := _weights_fault(path, stem):
+        raise UserError(f"{weights_label(path, field)} {fault}")
+    return path / f"{stem}.safetensors" if path.is_dir() and not is_public(path) else path
+
+
+def _weights_fault(path: Path, stem: str) -> str | None:
+    """Return why there are no such weights, if so."""
+    fine_tune = f"Fine-tune it on labelled images first: {_FINETUNE.format(path)}"
     if is_public(path):
-        label = weights_label(path, field)
         if not _PUBLIC.fullmatch(str(path)):
-            raise UserError(f"{label} is not a name of public weights, expected timm:NAME")
-        if stem == "model":
-            how = f"Fine-tune it on labelled images first: {_FINETUNE.format(path)}"
-            raise UserError(f"{label} has no classifier of your classes. {how}")
-        return Path(path)
-    path = expand_home(path)
-    label = weights_label(path, field)
-    if path.is_dir():
-        if fault := _run_fault(path, stem):
-            raise UserError(f"{label} {fault}")
-        return path / f"{stem}.safetensors"
+            return "is not a name of public weights, expected timm:NAME"
+        return f"has no classifier of your classes. {fine_tune}" if stem == "model" else None
     if not path.exists():
-        hint = ", or timm:NAME" if stem == "backbone" else ""
-        raise UserError(f"{label} does not exist, {WEIGHTS_EXPECTED}{hint}")
-    if path.suffix.lower() not in WEIGHTS:
-        raise UserError(f"{label} is not a checkpoint, {WEIGHTS_EXPECTED}")
-    return path
-
-
-def _run_fault(folder: Path, stem: str) -> str | None:
-    """Return why a folder has no weights, if so."""
-    missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (folder / name).is_file()]
+        return f"does not exist, {WEIGHTS_EXPECTED}{', or timm:NAME' if stem == 'backbone' else ''}"
+    if not path.is_dir():
+        return None if path.suffix.lower() in WEIGHTS else f"is not a checkpoint, {WEIGHTS_EXPECTED}"
+    missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
     if not missing:
         return None
-    if (folder / "fold-1").is_dir():
-        return f"holds k-fold runs. Give one of them ('{folder / 'fold-1'}'), or a run on all images"
-    if stem == "model" and (folder / "backbone.safetensors").is_file():
-        return f"is a run without a classifier. Fine-tune it on labelled images first: {_FINETUNE.format(folder)}"
-    if (folder / "last").is_dir() or (folder / "train.json").is_file():
+    if (path / "fold-1").is_dir():
+        return f"holds k-fold runs. Give one of them ('{path / 'fold-1'}'), or a run on all images"
+    if stem == "model" and (path / "backbone.safetensors").is_file():
+        return f"is a run without a classifier. {fine_tune}"
+    if (path / "last").is_dir() or (path / "train.json").is_file():
         return f"is a run that is not finished ({missing[0]} is missing). Repeat its command to finish it"
     return f"has no {' and no '.join(missing)} in it, {WEIGHTS_EXPECTED}"
 
