@@ -242,11 +242,6 @@ def test_a_run_with_drloc_logs_it_and_exports_no_head(stage, tmp_path):
     assert [key for key in state(tmp_path)["method"] if key.startswith("localization.")]
 
 
-def test_a_frozen_backbone_is_refused(tmp_path, capsys):
-    assert inside("finetune", tmp_path / "a", drloc__weight=1, model__freeze=True) == 2
-    assert "drloc.weight: got 1, but model.freeze is true" in capsys.readouterr().err
-
-
 def test_a_grid_of_one_place_is_refused():
     small = create_backbone("vit_tiny_patch16_224", 16, **{**KWARGS, "patch_size": 16})
     with pytest.raises(UserError) as raised:
