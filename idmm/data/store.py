@@ -18,13 +18,13 @@ class Stores:
     """The decoded images of a run: to train on, to evaluate between epochs, to report at the end."""
 
     train: ImageStore
-    val: ImageStore | None
-    test: ImageStore | None
     crops: dict[int, dict[str, ImageStore]]  # ``val`` and ``test`` at each size (pixels), if there are any
     value_range: ValueRange  # of images of more than 8 bits. None: there are none and the run was given no range
     mean: list[float]  # of each channel, on values in [0, 1]
     std: list[float]
     remarks: dict  # entries of ``result.json`` about the data
+    val: ImageStore | None = None  # those of ``crops`` at one size, see :meth:`at`
+    test: ImageStore | None = None
 
     @property
     def parts(self) -> dict[str, ImageStore]:
@@ -32,7 +32,7 @@ class Stores:
         return {part: store for part in PARTS if (store := getattr(self, part)) is not None}
 
     def at(self, size: int) -> "Stores":
-        """Return the same with the evaluation images of another size (pixels)."""
+        """Return the same with ``val`` and ``test`` at a size (pixels)."""
         return replace(self, **self.crops[size])
 
     def fingerprint(self) -> dict:
@@ -58,8 +58,7 @@ def store_images(
         listing: The images.
         data: The config's section.
         train_size: What is stored of training images, see :class:`idmm.data.decode.Reading`.
-        eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are evaluated at. The last
-            one is the stores' own.
+        eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are evaluated at.
         parts: Splits that are needed.
         value_range, mean, std: If they are known (from the config, the checkpoint or the run's saved state). AUTO and
             None: measured from the training images.
@@ -91,8 +90,7 @@ def store_images(
         measured = distributed.broadcast(measured)
         mean, std = mean or measured[0], std or measured[1]
     known_range = None if values["value_range"] == AUTO else values["value_range"]
-    held = crops[list(crops)[-1]] if crops else {}
-    return Stores(train, held.get("val"), held.get("test"), crops, known_range, mean, std, listing.remarks)
+    return Stores(train, crops, known_range, mean, std, listing.remarks)
 
 
 # ---------------------------------------------------------------------- mean and standard deviation
