@@ -131,21 +131,21 @@ def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
     Channels that are no colours have no saturation, hue and grey. All have the same factors of brightness and contrast.
 
     Args:
-        view: float32 in [0, 1], [H, W, C], which may be overwritten.
+        view: float32 in [0, 1], which may be overwritten: RGB [H, W, 3], other channels [C, H, W].
 
     Returns:
         The same shape and range.
     """
-    shape, sigma = view.shape, float(plan.sigma[v])
+    rgb, sigma = view.shape[2] == 3, float(plan.sigma[v])
     if plan.flip[v]:
-        view = cv2.flip(view, 1).reshape(shape)  # OpenCV drops the axis of a single channel
+        view = cv2.flip(view, 1) if rgb else np.ascontiguousarray(view[:, :, ::-1])
     if plan.jitter[v]:
         for number in ORDERS[plan.order[v]]:
             view = _adjust(view, number, float(plan.factors[v, number]))
-    if plan.grey[v] and shape[2] == 3:
+    if plan.grey[v] and rgb:
         view = _grey(view)
     if sigma:
-        view = gaussian_blur(view, sigma).reshape(shape)
+        view = gaussian_blur(view, sigma) if rgb else np.stack([gaussian_blur(plane, sigma) for plane in view])
     if plan.solarize[v]:
         view = np.where(view >= SOLARIZE_FROM, 1 - view, view)
     return view
@@ -187,14 +187,17 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
     for v, out in enumerate(views):
         top, left, height, width = plan.box[v].tolist()
         crop = resize(images[v // count][:, top : top + height, left : left + width], [size, size])  # [C, S, S]
-        scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
-        view = recolour(np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C"), plan, v)  # [S, S, C]
-        view = extra(view, v) if extra is not None and len(crop) == 3 else view
+        rgb, view, axes = len(crop) == 3, crop.numpy(), (1, 2)
+        if rgb:
+            scale, axes = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1), (0, 1)
+            view = np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C")  # [S, S, 3]
+        view = recolour(view, plan, v)
+        view = extra(view, v) if extra is not None and rgb else view
         if plan.vflip is not None:  # turns are the last step
-            view = np.rot90(np.flip(view, 0) if plan.vflip[v] else view, plan.turns[v])
+            view = np.rot90(np.flip(view, axes[0]) if plan.vflip[v] else view, plan.turns[v], axes)
             view = np.ascontiguousarray(view)
-        if len(crop) != 3:
-            out[:] = normalise(torch.from_numpy(view).permute(2, 0, 1)[None], mean, std)[0]
+        if not rgb:
+            out[:] = normalise(torch.from_numpy(view)[None], mean, std)[0]
             continue
         view = cv2.transform(view, _affine(tuple(mean), tuple(std)))  # [S, S, len(mean)], of one channel [S, S]
         for channel, plane in enumerate(out):
@@ -251,9 +254,9 @@ def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
     if view.shape[2] != 3:
         if number > 1 or factor == 1:
             return view
-        mean = view.mean((0, 1), dtype=np.float64) if number else 0.0  # [C]
+        mean = view.mean((1, 2), keepdims=True) if number else 0.0  # [C, 1, 1]
         view *= np.float32(factor)
-        view += np.float32((1 - factor) * mean)
+        view += np.float32(1 - factor) * mean
     elif number == 3:
         hsv = cv2.cvtColor(view, cv2.COLOR_RGB2HSV)
         hsv[..., 0] += 360 * (factor % 1)  # degrees. Any number of turns is the same hue
