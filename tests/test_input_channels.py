@@ -33,13 +33,13 @@ def test_an_image_whose_channels_repeat_gives_the_same(name):
     before, images = built(name, 3), torch.randn(2, 3, 64, 64)
     read = Checkpoint(before.state_dict(), "a.pth", kwargs={"img_size": 64})
     wide = built(name, 6, seed=1)
-    report = read.load_into(wide, in_chans=6)
+    report = read.load_into(wide)
     assert not report.dropped and not report.fresh
     assert "from 3 channels to 6: repeated in turn, scaled by 3/6" in str(report)
     torch.testing.assert_close(outputs(wide, images.repeat(1, 2, 1, 1)), outputs(before, images), rtol=1e-3, atol=1e-4)
 
     grey = built(name, 1, seed=1)
-    assert "from 3 channels to 1: summed" in str(read.load_into(grey, in_chans=1))
+    assert "from 3 channels to 1: summed" in str(read.load_into(grey))
     one = images[:, :1]
     torch.testing.assert_close(outputs(grey, one), outputs(before, one.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
 
@@ -48,11 +48,11 @@ def test_what_is_no_convolution_is_refused():
     name, kwargs = "naflexvit_base_patch16_gap", dict(embed_dim=32, depth=1, num_heads=2)
     before, after = (create_backbone(name, in_chans=n, **kwargs) for n in (3, 5))
     with pytest.raises(UserError) as refused:
-        Checkpoint(before.state_dict(), "a.pth", "init").load_into(after, in_chans=5)
+        Checkpoint(before.state_dict(), "a.pth", "init").load_into(after)
     why = (
         "init: 'a.pth' embeds.proj.weight of naflexvit_base_patch16_gap is no convolution of RGB and cannot be adapted"
     )
-    assert str(refused.value).startswith(f"{why} to 5 channels. Leave out")
+    assert str(refused.value).startswith(f"{why} to other channels. Leave out")
 
 
 def test_a_file_without_json(tmp_path):
@@ -65,5 +65,5 @@ def test_a_file_without_json(tmp_path):
     for data, in_chans in ({"in_chans": 5}, 5), ({"bands": [0, 1, 3, 2]}, 4):
         spec = model_spec(replace(given, data=config.Data(**data)))
         assert (spec.in_chans, spec.mean, spec.std) == (in_chans, None, None)
-        with pytest.raises(UserError, match="cannot be adapted to 4") if in_chans == 4 else nullcontext():
+        with pytest.raises(UserError, match="cannot be adapted to other") if in_chans == 4 else nullcontext():
             assert not spec.load(spec.build(32, 0)).adapted

@@ -42,7 +42,7 @@ class ModelSpec:
         Returns:
             A report for the log, or None without ``init``.
         """
-        report = None if self.init is None else self.init.load_into(model, in_chans=self.in_chans)
+        report = None if self.init is None else self.init.load_into(model)
         self.set_statistics(model)
         return report
 

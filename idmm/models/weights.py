@@ -56,30 +56,28 @@ class Checkpoint:
         """Value range of images with more than 8 bits, see :attr:`idmm.config.Data.range`."""
         return self.extra.get("range", "auto")
 
-    def load_into(self, model: nn.Module, *, drop_classifier: bool = True, in_chans: int | None = None) -> "Report":
+    def load_into(self, model: nn.Module, *, drop_classifier: bool = True) -> "Report":
         """Copy the weights that fit into a model, with position embeddings and tables resized to its image size.
 
         If a file holds several networks, the most similar one is used, see :func:`best_network`. Position embeddings
-        of the checkpoint must form a square grid.
+        of the checkpoint must form a square grid. The first layer is adapted to other channels.
 
         Args:
             model: From :func:`create_backbone`. It is changed in place and keeps its dtype. A method
                 ``checkpoint_filter_fn(state)``, as in T2T-ViT and CvT, converts other names.
             drop_classifier: Keep the model's own classifier.
-            in_chans: Channels of the model's images, to adapt the first layer to. None: no change.
 
         Raises:
             UserError: A checkpoint of another model: too few common names, or shapes that cannot be converted.
         """
-        label, adapted = weights_label(self.source, self.field), ""
+        label = weights_label(self.source, self.field)
         backbone = backbone_keys(model)
         targets = {k: t for k, t in model.state_dict().items() if not k.endswith(_INDICES)}
         needed = {k: t for k, t in targets.items() if k in backbone or not drop_classifier}
         weights = {k: v for k, v in self.state.items() if not k.endswith(_INDICES)}
         prefix, state = best_network(model, weights, needed)
         _check_overlap(self, model, backbone, state, [k for k in state if k not in targets])
-        if in_chans is not None:
-            state, adapted = adapt_input(model, state, in_chans, label)
+        state, adapted = adapt_input(model, state, label)
         fitted, faults = {}, []
         for key, value in state.items():
             try:
@@ -279,23 +277,25 @@ def _fit(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor:
     raise ValueError(mismatch)
 
 
-def adapt_input(model: nn.Module, state: dict[str, Tensor], in_chans: int, label: str) -> tuple[dict[str, Tensor], str]:
-    """Return weights for RGB with a first layer for ``in_chans`` channels, as in timm, and a line on the change.
+def adapt_input(model: nn.Module, state: dict[str, Tensor], label: str) -> tuple[dict[str, Tensor], str]:
+    """Return weights for RGB with a first layer for the model's channels, as in timm, and a line on the change.
 
-    For one channel the weights are summed. Otherwise they repeat over the channels, scaled by 3 / in_chans.
+    For one channel the weights are summed. Otherwise they repeat over the channels, scaled by 3 / channels.
 
     Raises:
         UserError: The first layer cannot be adapted. ``label`` begins the message.
     """
     names = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
-    adapted, targets = {}, model.state_dict()
+    adapted, line, targets = {}, "", model.state_dict()
     for key in (f"{name}.weight" for name in ([names] if isinstance(names, str) else names)):
         value, target = state.get(key), targets.get(key)
-        if value is None or target is None or value.shape == target.shape:
+        if value is None or target is None or value.shape[1] == target.shape[1]:
             continue
-        if value.ndim != 4 or value.shape[1] != 3 or target.shape[1] != in_chans:
-            why = f"{key} of {model_name(model)} is no convolution of RGB and cannot be adapted to {in_chans} channels"
+        if value.ndim != 4 or value.shape[1] != 3:
+            why = f"{key} of {model_name(model)} is no convolution of RGB and cannot be adapted to other channels"
             raise UserError(f"{label} {why}. Leave out data.in_chans or init")
+        in_chans = target.shape[1]
         adapted[key] = adapt_input_conv(in_chans, value)
-    how = "summed" if in_chans == 1 else f"repeated in turn, scaled by 3/{in_chans}"
-    return state | adapted, f"{', '.join(adapted)}: from 3 channels to {in_chans}: {how}" if adapted else ""
+        how = "summed" if in_chans == 1 else f"repeated in turn, scaled by 3/{in_chans}"
+        line = f"{', '.join(adapted)}: from 3 channels to {in_chans}: {how}"
+    return state | adapted, line
