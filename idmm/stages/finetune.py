@@ -12,7 +12,7 @@ from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.models.build import backbone_state
 from idmm.models.weights import Checkpoint
 from idmm.seeding import derive
-from idmm.stages.first_weights import init_classifier, init_from_images
+from idmm.stages.first_weights import init_classifier, start_weights
 from idmm.stages.folds import run_folds
 from idmm.stages.images import build_accuracy, measure_baseline, store_run_images
 from idmm.stages.resolve import resolve
@@ -87,9 +87,7 @@ def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, 
         weights = Checkpoint(last.averaged.state_dict(), f"weights of stage {before.number}", kwargs=kwargs)
         log.info("%s", weights.load_into(model, drop_classifier=False))
     elif run.is_new:  # else the loop loads its state
-        if report := setup.spec.load(model):
-            log.info("%s", report)
-        init_from_images(run, setup, phase, model, images.train)
+        start_weights(run, setup, phase, model, images.train)
         if setup.config.train.classifier_init == "features":
             init_classifier(run, setup, phase, model, images)
     return model

@@ -29,15 +29,19 @@ NORM_IMAGES = 4096  # enough for the statistics of batch norms
 PATCH_IMAGES = 512  # at most, whose patches are whitened
 
 
-def init_from_images(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, train: ImageStore) -> None:
-    """Start the fresh weights of a new run from some of the training images: by ``model.start``, or as hog_conv does.
+def start_weights(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, train: ImageStore) -> None:
+    """Load the weights of ``init`` in a new run, or start fresh ones from some of the training images.
+
+    The latter is by ``model.start``, or as hog_conv does.
 
     All processes must call together, and get the same weights.
     """
     config = setup.config
+    if report := setup.spec.load(model):
+        log.info("%s", report)
+        return
     learns_start = isinstance(model, HogConv)  # whatever model.start: random filters are of no use
-    structured = config.model.start != "timm" and can_init_vit(model)
-    if setup.spec.init is not None or not (learns_start or structured):
+    if not learns_start and (config.model.start == "timm" or not can_init_vit(model)):
         return
     batch_size = min(phase.batch_size, PATCH_IMAGES)
     numbers = mixed_images(len(train), batch_size, config.seed)

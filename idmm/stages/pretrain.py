@@ -19,7 +19,7 @@ from idmm.evaluation.monitor import CollapseMonitor
 from idmm.methods import Method, RunInfo, create_method
 from idmm.models.build import backbone_state
 from idmm.seeding import derive, numpy_rng, seeded
-from idmm.stages.first_weights import init_from_images
+from idmm.stages.first_weights import start_weights
 from idmm.stages.folds import run_folds
 from idmm.stages.images import eval_batches, image_features, measure_baseline, store_run_images
 from idmm.stages.resolve import resolve
@@ -77,13 +77,11 @@ def _run(setup: RunSetup) -> dict:
 # ---------------------------------------------------------------------- building
 def build_model(run: RunContext, setup: RunSetup, images: Stores) -> torch.nn.Module:
     """Build the backbone of a run. A new run loads the weights of ``init`` or gives it a structured start."""
-    config, spec, (phase,) = setup.config, setup.spec, setup.phases
+    config, (phase,) = setup.config, setup.phases
     classes = len(images.train.classes) if config.learns_labels else 0
     backbone = build_backbone(setup, phase, classes)
-    if run.is_new and spec.init is not None:
-        log.info("%s", spec.load(backbone))
     if run.is_new:
-        init_from_images(run, setup, phase, backbone, images.train)
+        start_weights(run, setup, phase, backbone, images.train)
     if config.learns_labels:
         line = "method.label_weight: %d of %d training images are used with their labels"
         log.info(line, _count_labels(images.train), len(images.train))

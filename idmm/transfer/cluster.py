@@ -87,9 +87,7 @@ def _run_job(grid: Grid, job: Job, folder: str, needs_error: str | None) -> str 
 def connected(config: Ray) -> Iterator[Any]:
     """Join or start the cluster and yield Ray. Leave or stop it at the end, unless this process was in it before."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault(
-        "RAY_task_oom_retries", str(DEATHS - 1)
-    )  # else Ray retries a job too large for memory forever
+    os.environ.setdefault("RAY_task_oom_retries", str(DEATHS - 1))  # of jobs too large for memory. Else without end
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of interrupted tasks
     import ray
 
