@@ -2,7 +2,6 @@
 
 import io
 import struct
-import tracemalloc
 import zlib
 
 import imagecodecs
@@ -149,10 +148,10 @@ def exif_of(orientation):
     return exif
 
 
-def with_exif(orientation, place):
-    """A PNG of 16 bits with an eXIf chunk behind its header (place 33) or before its end (-12)."""
+def with_exif(orientation):
+    """A PNG of 16 bits with an eXIf chunk behind its header."""
     content = imagecodecs.png_encode(DEEP_SQUARES)
-    return content[:place] + chunk(b"eXIf", exif_of(orientation).tobytes()[6:]) + content[place:]
+    return content[:33] + chunk(b"eXIf", exif_of(orientation).tobytes()[6:]) + content[33:]
 
 
 def by_pillow(format, **options):
@@ -162,17 +161,13 @@ def by_pillow(format, **options):
 TURNED = {  # files of SQUARES by their orientation
     "JPEG": by_pillow("JPEG", quality=100, subsampling=0),
     "PNG": by_pillow("PNG"),
-    "WebP": by_pillow("WEBP", lossless=True),
     "AVIF": by_pillow("AVIF", quality=100, subsampling="4:4:4"),
     "TIFF": by_pillow("TIFF"),
-    "TIFF, LZW": by_pillow("TIFF", compression="tiff_lzw"),
     "TIFF, strips": lambda o: tagged(SQUARES, o, rowsperstrip=5),
     "TIFF, planes": lambda o: tagged(SQUARES.transpose(2, 0, 1), o, planarconfig="separate"),
     "TIFF, zlib tiles": lambda o: tagged(SQUARES, o, compression="zlib", predictor=True, tile=(16, 16)),
     "TIFF, 16-bit strips": lambda o: tagged(DEEP_SQUARES, o, rowsperstrip=5),
-    "TIFF, 16-bit planes": lambda o: tagged(DEEP_SQUARES.transpose(2, 0, 1), o, planarconfig="separate"),
-    "PNG, 16 bits": lambda o: with_exif(o, 33),
-    "PNG, 16 bits, late": lambda o: with_exif(o, -12),
+    "PNG, 16 bits": with_exif,
 }
 
 
@@ -186,26 +181,20 @@ def test_exif_orientation_is_applied(name):
         assert np.abs(array.astype(int) - wanted).max() <= (12 if name in ("JPEG", "AVIF") else 0), orientation
 
 
-XMP = b"XML:com.adobe.xmp\0"
 LONG = {  # chunks with texts of megabytes
-    "XMP": (b"iTXt", XMP + b"\1\0\0\0" + zlib.compress(b"a" * 3_000_000)),
-    "colour profile": (b"iCCP", b"icc\0\0" + zlib.compress(bytes(3_000_000))),
+    b"iTXt": b"XML:com.adobe.xmp\0" + b"\1\0\0\0" + zlib.compress(b"a" * 3_000_000),
+    b"iCCP": b"icc\0\0" + zlib.compress(bytes(3_000_000)),
 }
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_long_texts_of_a_png_are_passed_over(name):
-    extra = chunk(*LONG[name])
+@pytest.mark.parametrize("kind", LONG)
+def test_long_texts_of_a_png_are_passed_over(kind):
+    extra = chunk(kind, LONG[kind])
     for content, wanted in (
         (encode(Image.fromarray(SQUARES)), SQUARES),
         (imagecodecs.png_encode(DEEP_SQUARES), DEEP_SQUARES),
     ):
-        for place in (33,) if name == "colour profile" else (33, -12):
-            tracemalloc.start()
-            array = pixels(content[:place] + extra + content[place:], wanted.dtype)
-            assert tracemalloc.get_traced_memory()[1] < 25_000_000
-            tracemalloc.stop()
-            np.testing.assert_array_equal(array, wanted)
+        np.testing.assert_array_equal(pixels(content[:33] + extra + content[33:], wanted.dtype), wanted)
 
 
 def rgba(opacity, dtype=np.uint8):
