@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from timm.models._hub import save_for_hf
 
-from idmm.models import hub
-from idmm.models.hub import public_file
+from idmm.models import weights
+from idmm.models.weights import public_file
 
 NAME = "test_vit.r160_in1k"  # of 0.4 M parameters, trained at 160 px
 ARCH, REPOSITORY = "test_vit", f"timm/{NAME}"
@@ -159,6 +159,6 @@ def test_names_that_are_refused(said, monkeypatch):
     def answer(*_, **__):
         raise OSError("disk")
 
-    monkeypatch.setattr(hub, "hf_hub_download", answer)
+    monkeypatch.setattr(weights, "hf_hub_download", answer)
     why = f"cannot be fetched from '{REPOSITORY}' on {constants.ENDPOINT}: OSError: disk"
     assert why in said(f"timm:{NAME}")

@@ -1,7 +1,12 @@
-"""Weights: read checkpoints, fit them to a model of another image size, write ours."""
+"""Weights: read checkpoints, fit them to a model of another image size, write ours.
+
+Public weights, ``timm:NAME``, come from the Hugging Face hub or its cache. huggingface_hub downloads (environment
+variables HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT) and locks each file. timm converts every published format to its own.
+"""
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -11,17 +16,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table, to_2tuple
-from timm.models import adapt_input_conv
+from timm.models import adapt_input_conv, get_pretrained_cfg
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
-from idmm.errors import UserError, listed
+from idmm.errors import UserError, in_short, listed, nearest
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
-from idmm.models.build import Size, backbone_keys, create_backbone, model_name
-from idmm.models.hub import public_fields, public_file
+from idmm.models.build import Size, accepts, backbone_keys, create_backbone, model_name
 from idmm.models.nested import best_network, read_weights
 
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"  # of evaluation, if a JSON lacks them
@@ -141,17 +148,53 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
 
     Raises:
         UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint. See also
-            :func:`idmm.models.hub.public_file`.
+            :func:`public_file`.
     """
     path = weights_file(path, field, stem)
     if is_public(path):
-        state = read_weights(public_file(str(path), field), field)
-        return Checkpoint(field=field, **public_fields(str(path), state))
+        return _public_checkpoint(str(path), field)
     state, info = read_weights(path, field), saved_info(path)
     info.pop("channels", None)  # kwargs has them
     metadata = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     metadata |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
     return Checkpoint(state, str(path), field, **metadata, extra=info)
+
+
+@functools.cache
+def public_file(text: str, field: str = "") -> Path:
+    """Return the file of public weights, ``timm:NAME``, in the cache. It is downloaded if it is not there.
+
+    If the hub is out of reach, the cache is used. ``field``: of the config, for messages.
+
+    Raises:
+        UserError: No such name, or out of reach and not in the cache.
+    """
+    label, names, name = weights_label(text, field), timm.list_models(pretrained=True), text.removeprefix("timm:")
+    cfg = get_pretrained_cfg(name) if name in names or ("." not in name and timm.is_model(name)) else None
+    if cfg is None or not cfg.hf_hub_id:
+        hint = nearest(name, names + timm.list_models())
+        raise UserError(f"{label} is not among timm's weights on the hub{hint}")
+    try:
+        return Path(hf_hub_download(cfg.hf_hub_id, "model.safetensors"))
+    except Exception as error:  # of requests, httpx or huggingface_hub
+        absent = "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set"
+        why = absent if isinstance(error, LocalEntryNotFoundError) else in_short(error)
+        raise UserError(f"{label} cannot be fetched from '{cfg.hf_hub_id}' on {constants.ENDPOINT}: {why}") from error
+
+
+def _public_checkpoint(text: str, field: str) -> Checkpoint:
+    """Return public weights in timm's format, with the preprocessing that they were trained with."""
+    overlay = {"state_dict": read_weights(public_file(text, field), field), "source": None}  # instead of a download
+    with torch.random.fork_rng(devices=[]):
+        model = timm.create_model(text.removeprefix("timm:"), pretrained=True, pretrained_cfg_overlay=overlay)
+    cfg = model.pretrained_cfg
+    name, (chans, *size) = cfg["architecture"], cfg["input_size"]
+    kwargs = {} if chans == 3 else {"in_chans": chans}
+    if accepts(name, "img_size"):
+        kwargs["img_size"] = size
+    statistics = {key: tuple(cfg[key]) for key in ("mean", "std")}
+    preprocessing = {"crop_pct": cfg["crop_pct"], "interpolation": cfg["interpolation"], **statistics}
+    return Checkpoint(model.state_dict(), text, field, name, kwargs, size=size, **preprocessing)
 
 
 def load_backbone(run_or_file: str | os.PathLike, img_size: Size | None = None) -> nn.Module:

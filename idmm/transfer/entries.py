@@ -137,7 +137,7 @@ def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
         if faults:
             raise UserError(*faults)
         if is_public(path):
-            from idmm.models.hub import public_file  # torch, which plans without public weights do not need
+            from idmm.models.weights import public_file  # torch, which plans without public weights do not need
 
             weights_file(path, "path")
             public_file(path, "path")

@@ -217,7 +217,7 @@ def _one_spelling(path: str | None) -> str | None:
 def _digest(path: str | None) -> str | None:
     """Hash a file of weights, so that another file with the same name is another job."""
     if is_public(path):
-        from idmm.models.hub import public_file  # torch, which plans without public weights do not need
+        from idmm.models.weights import public_file  # torch, which plans without public weights do not need
 
         path = str(public_file(path))
     file = Path(path or "")
