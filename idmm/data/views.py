@@ -145,26 +145,18 @@ def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
     if plan.grey[v] and rgb:
         view = _grey(view)
     if sigma:
-        view = gaussian_blur(view, sigma) if rgb else np.stack([gaussian_blur(plane, sigma) for plane in view])
+        side = 2 * math.ceil(3 * sigma) + 1  # it reaches three sigma
+        blur = functools.partial(cv2.GaussianBlur, ksize=(side, side), sigmaX=sigma, borderType=cv2.BORDER_REFLECT_101)
+        view = blur(view) if rgb else np.stack([blur(plane) for plane in view])
     if plan.solarize[v]:
         view = np.where(view >= SOLARIZE_FROM, 1 - view, view)
     return view
 
 
-def gaussian_blur(view: np.ndarray, sigma: float) -> np.ndarray:
-    """Blur float32 [H, W] or [H, W, C] by a kernel that reaches three ``sigma`` (pixels, > 0), borders mirrored."""
-    side = 2 * math.ceil(3 * sigma) + 1
-    return cv2.GaussianBlur(view, (side, side), sigma, borderType=cv2.BORDER_REFLECT_101)
-
-
-def luma(images: Tensor) -> Tensor:
-    """Return the brightness of RGB images, [V, 3, H, W] -> [V, 1, H, W]."""
-    return sum(weight * images[:, channel : channel + 1] for channel, weight in enumerate(LUMA))
-
-
 def normalise(images: Tensor, mean, std) -> Tensor:
     """Subtract mean and divide by std, [V, C, H, W] of the same shape. One mean makes RGB grey, [V, 1, H, W]."""
-    images = luma(images) if len(mean) == 1 and images.shape[1] == 3 else images
+    if len(mean) == 1 and images.shape[1] == 3:
+        images = sum(weight * images[:, channel : channel + 1] for channel, weight in enumerate(LUMA))
     shape = (1, len(mean), 1, 1)
     return (images - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
 

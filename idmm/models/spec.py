@@ -69,13 +69,12 @@ def model_spec(config, field: str = "init") -> ModelSpec:
         reserved = ("num_classes", "img_size", "in_chans")
         name, kwargs = init.name, {key: value for key, value in init.kwargs.items() if key not in reserved}
         end = "Leave it out or make it agree"
-        faults = [
-            f"model.kwargs: {key} is {value!r}, but '{init.source}' has {kwargs.get(key)!r}. {end}"
-            for key, value in model.kwargs.items()
-            if kwargs.get(key) != value
-        ]
+        faults = []
         if model.name not in (None, init.name):
-            faults.insert(0, f"model.name: '{model.name}', but '{init.source}' is {init.name}. {end}")
+            faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}. {end}")
+        for key, value in model.kwargs.items():
+            if kwargs.get(key) != value:
+                faults.append(f"model.kwargs: {key} is {value!r}, but '{init.source}' has {kwargs.get(key)!r}. {end}")
         if faults:
             raise UserError(*faults)
     check_name(name)
