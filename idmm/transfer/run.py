@@ -1,10 +1,8 @@
 """A grid's folder with its jobs, and the runner that does one job after the other in this process."""
 
-import contextlib
 import json
 import re
 import traceback
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -80,18 +78,6 @@ class Grid:
             (self.out / "jobs" / f"{job.key}.started").unlink(missing_ok=True)
             write_text(self.out / "jobs" / name, json.dumps(asdict(failure)) + "\n")
 
-    @contextlib.contextmanager
-    def running(self, job: Job) -> Iterator[None]:
-        """Count a start of a job, and forget it when the block ends. A kill prevents that."""
-        path = self.out / "jobs" / f"{job.key}.started"
-        with drawing(path.name, "written"):
-            write_text(path, str(self.starts(job.key) + 1))
-        try:
-            yield
-        finally:
-            with drawing(path.name, "removed"):
-                path.unlink(missing_ok=True)
-
     def log_progress(self) -> None:
         """Log the finished and failed cells, if they have changed."""
         line = progress(self.out)
@@ -147,22 +133,27 @@ def attempt(grid: Grid, job: Job) -> str | None:
     config = {**job.config, "out": str(out / job.folder)}
     if job.needs is not None:
         config["init"] = str(out / grid.plan.jobs[job.needs].folder)
-    with grid.running(job):
-        try:
-            run_stage(STAGES[job.stage].build(config))
-            return None
-        except Interrupted:
-            raise
-        except Exception as error:  # the other jobs continue
-            is_known, file = isinstance(error, (UserError, RunError)), out / job.folder / "log.txt"
-            if not (is_known and file.exists()):  # a run logs such an error itself
-                with drawing("log.txt", "written"):
-                    before = file.read_text() if file.exists() else ""
-                    write_text(file, before + (str(error) if is_known else traceback.format_exc()) + "\n")
-            text = " ".join((str(error) if is_known else f"{type(error).__name__}: {error}").split())
-            # with the grid's flags. A changed option is another job, so no new folder is needed
-            flag = "--pretrain." if job.stage == "pretrain" else "--finetune."
-            return re.sub(r"--(?=[a-z]+\.)", flag, text.removesuffix(", in a new --out"))
+    started = out / "jobs" / f"{job.key}.started"
+    with drawing(started.name, "written"):
+        write_text(started, str(grid.starts(job.key) + 1))
+    try:
+        run_stage(STAGES[job.stage].build(config))
+        return None
+    except Interrupted:
+        raise
+    except Exception as error:  # the other jobs continue
+        is_known, file = isinstance(error, (UserError, RunError)), out / job.folder / "log.txt"
+        if not (is_known and file.exists()):  # a run logs such an error itself
+            with drawing("log.txt", "written"):
+                before = file.read_text() if file.exists() else ""
+                write_text(file, before + (str(error) if is_known else traceback.format_exc()) + "\n")
+        text = " ".join((str(error) if is_known else f"{type(error).__name__}: {error}").split())
+        # with the grid's flags. A changed option is another job, so no new folder is needed
+        flag = "--pretrain." if job.stage == "pretrain" else "--finetune."
+        return re.sub(r"--(?=[a-z]+\.)", flag, text.removesuffix(", in a new --out"))
+    finally:  # a kill leaves it
+        with drawing(started.name, "removed"):
+            started.unlink(missing_ok=True)
 
 
 def run(grid: Grid) -> None:
