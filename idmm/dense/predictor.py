@@ -23,30 +23,27 @@ BATCH = 4
 MIN_SCORE = 0.5  # of boxes
 
 
-def load_network(saved: Checkpoint, device: str, batch_size: int | None) -> Network:
-    """Return the network of a run's checkpoint for use on any images."""
-    device = pick_device(device)
-    return Network.around(saved, saved_network(saved).to(device), saved.size, device, batch_size or BATCH)
-
-
 @torch.no_grad()
 def predict_files(
-    network: Network, task: str, paths: list[str], min_score: float, unreadable: dict[str, str]
+    saved: Checkpoint, paths: list[str], min_score: float, unreadable: dict[str, str], device: str, batch_size: int
 ) -> Iterator[tuple[str, tuple[int, int], Objects | np.ndarray]]:
     """Yield path, height and width (pixels, upright) and prediction of each image, and draw the progress.
 
-    The prediction of ``task`` detect is the objects, of segment the class of each pixel, uint8 [H, W].
+    The prediction of a detector is the objects, of a segmentation the class of each pixel, uint8 [H, W].
 
     Args:
-        network: From :func:`load_network`.
-        task: ``detect`` or ``segment``.
+        saved: Of a run of ``idmm detect`` or ``idmm segment``.
         paths: Image files.
         min_score: Boxes with a lower score are dropped.
         unreadable: Takes the images that cannot be read: path -> reason.
+        device: Of the network, as for :func:`idmm.load_classifier`.
+        batch_size: Images at a time.
 
     Raises:
         RunError: Memory ran out.
     """
+    task, device = saved.extra["task"], pick_device(device)
+    network = Network.around(saved, saved_network(saved).to(device), saved.size, device, batch_size)
     sizes: dict[int, tuple[int, int]] = {}
 
     def prepare(number: int, pixels: np.ndarray) -> Tensor:

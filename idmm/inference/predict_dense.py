@@ -28,18 +28,17 @@ def predict_dense(config: PredictConfig) -> str:
     if config.out is None:
         raise UserError(f"out: missing. For a run of idmm {task} name a folder, new or empty")
     out, paths = inputs(config, "model", None, lambda: needed(config.init, DENSE_LIBRARIES[task], "dense"))
-    from idmm.dense.predictor import MIN_SCORE, load_network, predict_files  # torch takes seconds
+    from idmm.dense.predictor import BATCH, MIN_SCORE, predict_files  # torch takes seconds
     from idmm.models.weights import read_checkpoint
 
     saved, unreadable = read_checkpoint(config.init, "init", "model"), {}
-    network = load_network(saved, config.device, config.batch_size)
     min_score = MIN_SCORE if config.min_score is None else config.min_score
     names, stems = _names(paths)
     classes = zip(saved.extra["categories"], saved.extra["classes"], strict=True)
     categories = [{"id": number, "name": name} for number, name in classes]
     dataset: dict[str, list] = {"images": [], "annotations": [], "categories": categories}  # COCO's format
     with filling(out) as folder:
-        predictions = predict_files(network, task, paths, min_score, unreadable)
+        predictions = predict_files(saved, paths, min_score, unreadable, config.device, config.batch_size or BATCH)
         for path, (height, width), prediction in predictions:
             number = len(dataset["images"]) + 1
             dataset["images"].append({"id": number, "file_name": names[path], "width": width, "height": height})
