@@ -112,17 +112,19 @@ def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: tor
 
 def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method) -> Loop:
     """Build the training loop, and measure kNN accuracy before the first step of a new run."""
-    config, (phase,) = setup.config, setup.phases
-    evaluators, knn = [], _build_knn(run, setup, images)
-    if knn is not None:
+    config, (phase,), extract = setup.config, setup.phases, _extract(run, setup)
+    evaluators, knn, knn_every, held_out = [], None, setup.stage.knn_every, images.val or images.test
+    if knn_every and _count_labels(images.train) and held_out is not None:
+        knn = KNNAccuracy(extract, images.train, held_out, knn_every)
         evaluators.append(knn)
+    elif knn_every:
+        log.info("no kNN accuracy, it needs labels and a val or test split")
     if config.train.monitor_every:  # it measures the same few training images every time
         numbers = np.sort(numpy_rng(config.seed, "monitor").permutation(len(images.train))[:MONITORED])
-        extract, history = _extract(run, setup), run.folder.metrics
-        evaluators.append(CollapseMonitor(method, extract, images.train, numbers, history, config.train.monitor_every))
+        history, every = run.folder.metrics, config.train.monitor_every
+        evaluators.append(CollapseMonitor(method, extract, images.train, numbers, history, every))
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
-    plan = plan_phase(setup, phase, images, transform, evaluators)
-    loop = Loop(run, method, plan)
+    loop = Loop(run, method, plan_phase(setup, phase, images, transform, evaluators))
     if run.is_new and knn is not None:
         run.folder.add_start_scores({"start_knn": knn(loop.averaged)["knn"]})
     return loop
@@ -133,33 +135,21 @@ def _count_labels(train: ImageStore) -> int | None:
     return None if train.labels is None else int((train.labels >= 0).sum())
 
 
-# ---------------------------------------------------------------------- evaluators
 def _extract(run: RunContext, setup: RunSetup) -> Extract:
     """Return the function that takes features, for evaluators."""
     return functools.partial(image_features, run, setup, size=setup.phases[0].size, batch_size=EVAL_BATCH)
-
-
-def _build_knn(run: RunContext, setup: RunSetup, images: Stores) -> KNNAccuracy | None:
-    """Return the evaluator of kNN accuracy; None if it is off or there are no labels."""
-    if not setup.stage.knn_every:
-        return None
-    if _count_labels(images.train) and (images.val or images.test) is not None:
-        held_out = images.val or images.test
-        return KNNAccuracy(_extract(run, setup), images.train, held_out, setup.stage.knn_every)
-    log.info("no kNN accuracy, it needs labels and a val or test split")
-    return None
 
 
 # ---------------------------------------------------------------------- the end
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) -> dict:
     """Write the backbone, the classifier if there is one, and the pictures; return the result."""
     config, epochs = setup.config, loop.position.epoch
-    accuracy = {}
+    accuracy, entries = {}, None
     if config.learns_labels:
         batches = eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
         predictions = evaluate.predict(loop.averaged, batches, run.device, run.autocast)
         accuracy = {**classifier_result(run, setup, images, predictions), "labelled_size": _count_labels(images.train)}
-    entries = {"classes": images.train.classes} if config.learns_labels else None
+        entries = {"classes": images.train.classes}
     export(run, loop, setup, images, backbone_state(loop.averaged), entries)
     last = distributed.broadcast(run.folder.metrics()[-1] if run.folder.leader else None)
     log.info("%s: loss %.4f after %s, backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
