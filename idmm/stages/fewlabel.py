@@ -52,7 +52,7 @@ def fewlabel(config: FewLabelConfig) -> dict:
         raise UserError("data.folds: this command measures on one test split. Add --data.fold to name a fold")
     backbones = _backbones(config)
     data = next(iter(backbones.values())).config.data
-    splits = list_images(data, labelled=True)
+    splits = replace(list_images(data, labelled=True), val=None)
     numbers = _numbers(config.per_class, splits.train)
     metric = spec_of(data.name).metric
     header = {
@@ -120,7 +120,7 @@ def _probed(
 ) -> Iterator[dict[str, Any]]:
     """Measure features, which are taken once per backbone, by both readouts."""
     for label, setup in backbones.items():
-        images = store_run_images(setup, splits, parts=("train", "test"))
+        images = store_run_images(setup, splits)
         network = build_network(with_statistics(setup, images.mean, images.std), label)
         train, test, workers = images.train, images.test, setup.config.data.workers
         features, test_features = (network.split_features(s, workers, part) for part, s in images.parts.items())

@@ -32,16 +32,13 @@ log = logging.getLogger("idmm")
 BASELINE_BATCH = 64  # images at a time
 
 
-def store_run_images(
-    setup: RunSetup, listing: Listing, folder: RunFolder | None = None, parts: tuple[str, ...] = PARTS
-) -> Stores:
+def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None = None) -> Stores:
     """Store the images of a run, those of val and test for the size of each phase.
 
     Args:
         setup: Of the run.
         listing: Its images.
         folder: Its folder. A resumed run keeps the value range, mean and std that it began with. None: no run.
-        parts: The splits that are needed.
 
     Returns:
         The stores, with val and test at the size of the last phase.
@@ -58,7 +55,7 @@ def store_run_images(
         setup.config.data,
         stage.stored_size(max(sizes)),
         {size: stage.eval_stored_size(size) for size in sizes},
-        parts=parts if stage.needs.eval_pixels else ("train",),
+        parts=PARTS if stage.needs.eval_pixels else ("train",),
         value_range=saved["range"] or spec.range,
         mean=spec.mean or saved["mean"],
         std=spec.std or saved["std"],
