@@ -114,20 +114,10 @@ def merged(*layers: dict) -> dict:
     """Return mappings, whose keys may be dotted, as one nested mapping. Later values replace earlier ones."""
     data: dict = {}
     for layer in layers:
-        _merge(data, copy.deepcopy(layer))
+        for key, value in copy.deepcopy(layer).items():
+            name, _, inner = str(key).partition(".")
+            if inner or (isinstance(value, dict) and name not in REPLACED):
+                before = data.get(name)
+                value = merged(before if isinstance(before, dict) else {}, {inner: value} if inner else value)
+            data[name] = value
     return data
-
-
-def _merge(data: dict, new: dict) -> None:
-    for key, value in new.items():
-        section, (*parents, name) = data, str(key).split(".")
-        for parent in parents:
-            if not isinstance(section.get(parent), dict):
-                section[parent] = {}
-            section = section[parent]
-        if isinstance(value, dict) and name not in REPLACED:
-            if not isinstance(section.get(name), dict):
-                section[name] = {}
-            _merge(section[name], value)
-        else:
-            section[name] = value
