@@ -251,10 +251,7 @@ def _described(kind: type, key: str) -> str:
 
 
 def _dotted(location: tuple) -> str:
-    key = ""
-    for part in location:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
-    return key
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
 def _shape(key: str) -> str:
