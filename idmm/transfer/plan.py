@@ -103,20 +103,17 @@ class GridPlan:
                 rows.append(_Row(entry.label, NONE, None, seeds, init=init, entries=(entry,)))
         pretrain_seeds = dict.fromkeys(seed for seed, _ in self._seed_pairs)
         for source, method, seed in product(entries["sources"], entries["methods"], pretrain_seeds):
-            job = self._pretrain_job(source, method, backbone, seed)
-            if job is not None:
+            layers = [grid.pretrain, *(entry.values.get("pretrain", {}) for entry in (source, method, backbone))]
+            decided = {"data": source.data(grid), "method": {"name": method.name}, "model": _model(backbone)}
+            place = f"pretrain of {method.label} on {source.label}"
+            config = self._resolved("pretrain", place, layers, {**decided, "seed": seed})
+            if config is not None:
+                title = f"{source.label}-{method.label}-{backbone.label}-s{seed}"
+                job = _job("pretrain", parsing.to_dict(config), title)
                 self.jobs.setdefault(job.key, job)
                 seeds = tuple(second for first, second in self._seed_pairs if first == seed)
                 rows.append(_Row(source.label, method.label, seed, seeds, job.key, entries=(source, method)))
         return rows
-
-    def _pretrain_job(self, source: Entry, method: Entry, backbone: Entry, seed: int) -> Job | None:
-        layers = [self.grid.pretrain, *(entry.values.get("pretrain", {}) for entry in (source, method, backbone))]
-        decided = {"data": source.data(self.grid), "method": {"name": method.name}, "model": _model(backbone)}
-        place = f"pretrain of {method.label} on {source.label}"
-        config = self._resolved("pretrain", place, layers, {**decided, "seed": seed})
-        title = f"{source.label}-{method.label}-{backbone.label}-s{seed}"
-        return config and _job("pretrain", parsing.to_dict(config), title)
 
     def _add_cells(self, row: _Row, backbone: Entry, target: Entry) -> None:
         protocol, entries = self.grid.target.protocol, (*row.entries, backbone, target)
