@@ -173,6 +173,8 @@ def test_joined_features_are_the_classifier(alone, tmp_path, capsys, monkeypatch
     argv = ["train", root, *FEW, "--data.workers", 0, "--device", "cpu", "--minutes", 0.2, "--out", tmp_path / "x"]
     assert call(argv) == 0
     kept, said = read(tmp_path / "x/train.json"), capsys.readouterr().out
+    assert yaml.safe_load((tmp_path / "x/stage1/config.yaml").read_text())["train"]["max_epochs"] == 75
+    assert kept["minutes"]["last"] <= 0.4 * 0.2
     linear = kept["best"] == "linear classifier on joined features"
     assert linear == (alone < 0) and "  linear classifier on joined features: " in said
     assert kept["result"]["train_size"] == 4

@@ -61,8 +61,8 @@ def _run(setup: RunSetup) -> dict:
         setup = with_statistics(setup, images.mean, images.std)
         measure_baseline(run, setup, images)
         loop = None
-        for phase in setup.phases[run.first_phase - 1 :]:
-            images = images.at(phase.size)
+        for phase in setup.phases[run.first_phase - 1 :]:  # from that of the checkpoint on
+            images = images.at(phase.size)  # val and test
             model = build_model(run, setup, phase, images, loop)
             loop = None  # frees the memory of the last phase's model and optimizer
             if run.accelerator is not None:
@@ -75,16 +75,16 @@ def _run(setup: RunSetup) -> dict:
         return result
 
 
-def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, last: Loop | None) -> nn.Module:
-    """Build the model of a phase. It goes on with the weights of the phase before, trained by the loop ``last``.
+def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, loop_before: Loop | None) -> nn.Module:
+    """Build the model of a phase. It goes on with the weights of the phase before, trained by ``loop_before``.
 
     The first phase of a new run loads the weights of ``init`` and fits the classifier.
     """
     model = build_backbone(setup, phase, len(images.train.classes))
-    if last is not None:
+    if loop_before is not None:
         before = setup.phases[phase.number - 2]
-        kwargs = {"img_size": before.size}
-        weights = Checkpoint(last.averaged.state_dict(), f"weights of stage {before.number}", kwargs=kwargs)
+        kwargs = {"img_size": before.size}  # from which position embeddings are resized
+        weights = Checkpoint(loop_before.averaged.state_dict(), f"weights of stage {before.number}", kwargs=kwargs)
         log.info("%s", weights.load_into(model, drop_classifier=False))
     elif run.is_new:  # else the loop loads its state
         start_weights(run, setup, phase, model, images.train)
@@ -110,7 +110,7 @@ def build_loop(
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, accuracy: Accuracy) -> dict:
     """Evaluate and write the classifier; return the result."""
     best, predictions = load_best(loop, "top-1"), accuracy.latest
-    if images.val is not None or predictions is None:  # not evaluated on test, or before the last resume
+    if images.val is not None or predictions is None:  # evaluated on val, or by a process that was killed
         predictions = build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.averaged)
     export(run, loop, setup, images, backbone_state(loop.averaged), {"classes": images.train.classes})
     result = {**classifier_result(run, setup, images, predictions), **best, **common_result(run, setup, images)}

@@ -80,7 +80,7 @@ def build_model(run: RunContext, setup: RunSetup, images: Stores) -> torch.nn.Mo
     config, (phase,) = setup.config, setup.phases
     classes = len(images.train.classes) if config.learns_labels else 0
     backbone = build_backbone(setup, phase, classes)
-    if run.is_new:
+    if run.is_new:  # else the loop loads its state
         start_weights(run, setup, phase, backbone, images.train)
     if config.learns_labels:
         line = "method.label_weight: %d of %d training images are used with their labels"
@@ -106,13 +106,13 @@ def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: tor
     if run.is_new and method.starts_from_features:
         network = "the untrained network" if setup.spec.init is None else f"the weights of '{config.init}'"
         label = f"features before training, by {network}"
-        method.prepare(_extract(run, setup)(backbone, images.train, label=label))
+        method.prepare(_feature_extractor(run, setup)(backbone, images.train, label=label))
     return method
 
 
 def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method) -> Loop:
     """Build the training loop, and measure kNN accuracy before the first step of a new run."""
-    config, (phase,), extract = setup.config, setup.phases, _extract(run, setup)
+    config, (phase,), extract = setup.config, setup.phases, _feature_extractor(run, setup)
     evaluators, knn, knn_every, held_out = [], None, setup.stage.knn_every, images.val or images.test
     if knn_every and _count_labels(images.train) and held_out is not None:
         knn = KNNAccuracy(extract, images.train, held_out, knn_every)
@@ -121,8 +121,8 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
         log.info("no kNN accuracy, it needs labels and a val or test split")
     if config.train.monitor_every:  # it measures the same few training images every time
         numbers = np.sort(numpy_rng(config.seed, "monitor").permutation(len(images.train))[:MONITORED])
-        history, every = run.folder.metrics, config.train.monitor_every
-        evaluators.append(CollapseMonitor(method, extract, images.train, numbers, history, every))
+        every = config.train.monitor_every
+        evaluators.append(CollapseMonitor(method, extract, images.train, numbers, run.folder.metrics, every))
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
     loop = Loop(run, method, plan_phase(setup, phase, images, transform, evaluators))
     if run.is_new and knn is not None:
@@ -135,7 +135,7 @@ def _count_labels(train: ImageStore) -> int | None:
     return None if train.labels is None else int((train.labels >= 0).sum())
 
 
-def _extract(run: RunContext, setup: RunSetup) -> Extract:
+def _feature_extractor(run: RunContext, setup: RunSetup) -> Extract:
     """Return the function that takes features, for evaluators."""
     return functools.partial(image_features, run, setup, size=setup.phases[0].size, batch_size=EVAL_BATCH)
 
@@ -143,7 +143,7 @@ def _extract(run: RunContext, setup: RunSetup) -> Extract:
 # ---------------------------------------------------------------------- the end
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) -> dict:
     """Write the backbone, the classifier if there is one, and the pictures; return the result."""
-    config, epochs = setup.config, loop.position.epoch
+    config, epochs = setup.config, loop.position.epoch  # finished ones
     accuracy, entries = {}, None
     if config.learns_labels:
         batches = eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)

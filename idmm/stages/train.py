@@ -254,6 +254,8 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
         if part == "last":
             remaining -= minutes_of["choice"]
         minutes = remaining * share / sum(share for _, share in shares[number:])
+        if state.plan.pseudolabel:  # a first stage that ends early leaves the last one no more than its share
+            minutes = min(minutes, share * command.minutes)
         minutes_of.setdefault(part, distributed.broadcast(round(max(minutes, LEAST * command.minutes), 3)))
         state.save(out)
         results[part] = _stage(command, state, part, minutes_of[part])

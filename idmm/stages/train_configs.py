@@ -51,6 +51,8 @@ LINEAR_FIT_ONLY = {
 # With it many passes of IDMM by light crops go on learning what classes have in common; few have no use for it
 # (benchmarks/results/pretraining.md)
 CUTMIX = 1.0
+# Of the small ConvNet in stage 1. With more it tells all images apart, and its features lose the classes
+MOST_EPOCHS = 75
 MANY_LABELS = 20  # a class
 HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for the trial
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
@@ -111,6 +113,7 @@ def _pretraining(command: TrainCommand, state: TrainState, part: str, minutes: f
     if plan.way == "pretrain":
         data = replace(data, labelled=None)
         keys["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, plan.size, minutes))
+        keys["train.max_epochs"] = MOST_EPOCHS if quick else None
     keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
     return merged(shipped, {**keys, "data": parsing.to_dict(data)})
 
