@@ -113,7 +113,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
             seconds = 60 * (command.minutes - state.minutes["before"]) - clock.now() + began
             ends = time.strftime("%H:%M", time.localtime(time.time() + seconds))
             more = f", then {command.minutes:g} min from scratch (--compare)" if command.compare else ""
-            log.info("%g min, until about %s%s", command.minutes, ends, more)
+            log.info("%g min at most, until about %s%s", command.minutes, ends, more)
             _run(command, state, (clock.now() - began) / 60)
             state.save(out)
     except UserError:  # of a stage, too: another command may take the folder
