@@ -47,15 +47,15 @@ clean:
 
 .venv/installed: setup.cfg | .venv/bin/python
 	$(SAY)
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable .
 	touch $@
 
 .venv/installed-test: setup.cfg | .venv/bin/python
 	$(SAY)
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable '.[test]'
 	touch .venv/installed $@
 
 .venv/installed-docs: setup.cfg | .venv/bin/python
 	$(SAY)
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable '.[docs]'
 	touch .venv/installed $@

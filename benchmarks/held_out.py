@@ -221,13 +221,15 @@ def table(runs: list[dict]) -> str:
     """Return baseline, training from scratch and ``idmm train``, means over seeds with their spread, as Markdown."""
     lines = []
     for way, title in TITLES.items():
-        lines.append(head(title, "baseline", "from scratch", "`idmm train`", "points over the baseline"))
-        for name, label in SETS.items():
+        made = [name for name in SETS if of_way(runs, name, way, "top1")]
+        heads = (title, "baseline", "from scratch", "`idmm train`", "points over the baseline")
+        lines += [head(*heads)] if made else []
+        for name in made:
             baseline = of_way(runs, name, way, "baseline_top1")
             baseline = baseline if len(set(baseline)) > 1 else baseline[:1]  # the same labels
             scratch, ours = (of_way(runs, name, f"{way}{more}", "top1") for more in (", from scratch", ""))
             cells = [mean_and_spread(values) or "not run" for values in (baseline, scratch, ours)]
-            lines.append(row(label, *cells, f"{gain(runs, name, way):+.1f}"))
+            lines.append(row(SETS[name], *cells, f"{gain(runs, name, way):+.1f}"))
         lines.append("")
     return "\n".join(lines)
 

@@ -105,7 +105,7 @@ FAULTS = {
         "--method.name simclr --method.queue 3",
         "method.queue: got 3, but simclr has no such option. Leave it out.",
     ),
-    "not a section": ("--data.subset 10", "data.subset: got 10, expected a mapping, e.g. {per_class: 10}"),
+    "not a section": ("--data.subset 10", "data.subset: got 10, expected a mapping, e.g. '{per_class: 10}'"),
     "another tool's name": (
         "--train.learning_rate 1",
         "--train.learning_rate: unknown flag. Did you mean '--train.lr'?",

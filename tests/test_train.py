@@ -361,7 +361,7 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
         assert [part for part, *_ in ran[-2:]] == ["trial", "last"] and ran[-1] == last
         printed = capsys.readouterr().out
         assert f"  linear classifier on hog_conv: {linear:.1f} %" in printed
-        assert ("  hog_conv: kept without a measurement, as the trial was too short" in printed) == (epochs == 0)
+        assert ("  hog_conv: kept by a rule and not measured, as the trial was too short" in printed) == (epochs == 0)
     monkeypatch.setattr(train_plan, "PIXELS", {"cpu": 1000.0})
     linear, epochs = 62.0, 0
     assert call(["train", root, "--out", tmp_path / "slow", "--minutes", 10, "--device", "cpu"]) == 0

@@ -171,7 +171,7 @@ def _unknown(rest: list[str], flags: dict[str, Key], commands: Mapping[str, type
         if word.startswith("--"):
             name = word.partition("=")[0].removeprefix("--")
             others = [command for command, kind in commands.items() if name in _flags(kind)]
-            hint = nearest(f"--{name}", ["--config", "--print_config", *(f"--{flag}" for flag in flags)])
+            hint = nearest(name, ["config", "print_config", *flags]).replace("'", "'--", 1)
             owners = f" of this command, it belongs to {listed(others, most=9)}" if others else hint
             faults.append(f"--{name}: unknown flag{owners}")
         elif not previous.startswith("--") or "=" in previous:  # else the value of the unknown flag
@@ -227,8 +227,8 @@ def _faults(kind: type, error: dict) -> list[str]:
     if error["type"] == "union_tag_invalid":
         return [f"{key}.name: got '{error['ctx']['tag']}', expected one of {error['ctx']['expected_tags']}"]
     got = "null" if error["input"] is None else repr(error["input"])
-    example = re.search(r"e\.g\. '(.*?)'", _help(kind, key))
-    return [f"{key}: got {got}, expected {_expected(error)}{f', e.g. {example[1]}' if example else ''}"]
+    example = re.search(r"e\.g\. '.*?'", _help(kind, key))
+    return [f"{key}: got {got}, expected {_expected(error)}{f', {example[0]}' if example else ''}"]
 
 
 def _expected(error: dict) -> str:

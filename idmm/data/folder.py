@@ -120,7 +120,12 @@ def images_under(root: str) -> list[str]:
 def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     """Return the folders of splits that there are. Nothing without ``train``."""
     paths = {name: os.path.join(root, name) for name in parts if os.path.isdir(os.path.join(root, name))}
-    return {name: _walk(path) for name, path in paths.items()} if "train" in paths else {}
+    if "train" not in paths:
+        return {}
+    others = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
+    if others := sorted(others - {"train", "val", "test", UNLABELLED}):
+        log.warning("data.root: '%s': these folders next to train are not read: %s", root, listed(others))
+    return {name: _walk(path) for name, path in paths.items()}
 
 
 def _not_empty(tree: _Tree) -> _Tree:

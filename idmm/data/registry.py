@@ -43,7 +43,8 @@ def spec_of(name: str) -> Spec:
         return DATASETS[name]
     if os.path.isdir(name):
         raise UserError(
-            f"data.name: '{name}' is a folder, expected the name of a dataset. Pass a folder by --root or --data.root"
+            f"data.name: '{name}' is a folder, expected the name of a dataset. Pass a folder by --data.root DIR, "
+            "or --root DIR of idmm data"
         )
     raise UserError(f"data.name: '{name}' is not known, expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")
 

@@ -192,7 +192,8 @@ def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
             raise
         data = replace(data, val_fraction=HELD_OUT)
         listing = list_images(data, labelled=True, unlabelled=True)
-        log.info("data.val_fraction: %g, as there are no images to test on", HELD_OUT)
+        line = "data.val_fraction: %g of the labelled images are held out, as there are no images to test on"
+        log.info(line, HELD_OUT)
     data = _with_list(_without_copies(data, listing, out), out)
     return data, list_images(data, labelled=True, unlabelled=True)
 
@@ -321,7 +322,7 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
     time_of_stage = "fitted without training" if state.is_fitted(part) else duration(60 * minutes)
     resumed = ", resumed" if holds_run(folder) else ""
     log.info("%s%s: %s, %s. Details: %s", step, resumed, state.label(part), time_of_stage, folder / "log.txt")
-    with details_in_file(warnings=part != "trial"):  # a trial is short, and only compared
+    with details_in_file():
         return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
 
@@ -337,7 +338,11 @@ def _report(state: TrainState) -> None:
             print(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
         if state.best not in state.candidates:
             why = "labels are few" if state.plan.pseudolabel else "the trial was too short"
-            print(f"  {state.best}: kept without a measurement, as {why}")
+            print(f"  {state.best}: kept by a rule and not measured, as {why}")
+        elif state.plan.trial and TUNED not in state.candidates:
+            print(
+                f"  {TUNED}: not trained, as the trial was too short for one pass over the images. Try more --minutes"
+            )
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
@@ -347,6 +352,8 @@ def _report(state: TrainState) -> None:
     for label, value in floors.items():
         if value is not None:
             print(f"  {label}: {value:.1f} %")
+    if low <= result.get("baseline_top1", -1):
+        print("  This is not clearly better than the baseline. More labels help most")
     if state.gain:
         points, p, scratch = state.gain["points"], state.gain["p"], state.scratch
         verdict = "a gain" if points > 0 else "a loss"

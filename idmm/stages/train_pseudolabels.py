@@ -153,7 +153,9 @@ def pseudolabel(
     baseline_top1 = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
     pseudolabels = PseudoLabels(int(is_given.sum()), int((labels[~is_given] >= 0).sum()), agreement, baseline_top1)
     images = counted(pseudolabels.added, "image")
-    log.info("%s: %s without a label got one, from %d that had one", out / PSEUDOLABELS, images, pseudolabels.given)
+    log.info(
+        "%s: %s without a label got a guessed one, from %d that had one", out / PSEUDOLABELS, images, pseudolabels.given
+    )
     line = f"similar images agree on the class in {agreement:.0f} % of cases, corrected for chance"
     if agreement < AGREEMENT:
         log.info("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)

@@ -69,11 +69,10 @@ def filtering(targets: Sequence[logging.Filterer], is_logged: Callable[[logging.
             target.removeFilter(is_logged)
 
 
-def details_in_file(warnings: bool) -> contextlib.AbstractContextManager[None]:
-    """Print only lines of progress, and warnings if ``warnings``, inside the block. Files get every line as usual."""
+def details_in_file() -> contextlib.AbstractContextManager[None]:
+    """Print only lines of progress inside the block. Files get every line as usual."""
     screens = [handler for handler in log.handlers if isinstance(handler, Screen)]
-    least = logging.WARNING if warnings else sys.maxsize
-    return filtering(screens, lambda record: record.levelno == PROGRESS or record.levelno >= least)
+    return filtering(screens, lambda record: record.levelno == PROGRESS)
 
 
 def log_once() -> contextlib.AbstractContextManager[None]:
