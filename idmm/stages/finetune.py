@@ -23,7 +23,9 @@ from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
 log = logging.getLogger("idmm")
-FALL = "More epochs or a smaller --train.lr may help. idmm probe evaluates the features as they are"
+FALL = (
+    "More epochs, a smaller --train.lr or --model.drop_path 0 may help. idmm probe evaluates the features as they are"
+)
 
 
 def finetune(config: FinetuneConfig | RunSetup | dict | str) -> dict:

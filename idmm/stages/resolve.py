@@ -51,7 +51,8 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
         config, more = fill_classifier_init(config, spec)
         notes += more
         size = config.resolved_stages()[0].size
-        if spec.init is not None and size != default_size(spec):
+        has_size = spec.init is not None and (spec.init.kwargs.get("img_size") or spec.init.size)
+        if has_size and size != default_size(spec):
             notes.append(f"train.size: {size} px. The weights of init come from images of {default_size(spec)} px")
     train, (lr, warmup_epochs) = config.train, family_rates(spec.name)
     if train.lr is None:

@@ -14,7 +14,7 @@ import torch
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.config.reading import read_file
-from idmm.errors import RunError, UserError, in_short
+from idmm.errors import RunError, UserError, capped, in_short
 from idmm.files import Lock, expand_home, holds_run, is_public, replacing, sweep, write_text
 from idmm.training.plan import TrainingState
 
@@ -208,7 +208,7 @@ def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, An
     if keys:
         values = ((key, _text(old.get(key)), _text(new.get(key))) for key in keys)
         faults = [f"{key}: the run in '{path}' has {before}, this command has {now}" for key, before, now in values]
-        raise UserError(*faults, f"out: '{path}' belongs to another config. Use a new --out")
+        raise UserError(*capped(faults), f"out: '{path}' belongs to another config. Use a new --out")
 
 
 def _same(key: str, old: Any, new: Any) -> bool:
