@@ -5,6 +5,8 @@
 # Each target creates .venv and installs what it needs (about 6 GB, mostly PyTorch).
 PYTHON ?= python3
 BIN := .venv/bin
+# With this line in site-packages a script in the folder above imports the package, not this folder as an empty one.
+PATH_FILE := import os, sysconfig; open(sysconfig.get_path("purelib") + "/idmm.pth", "w").write(os.getcwd() + "\n")
 SAY := @echo 'installing into .venv. The first time this downloads about 6 GB and takes some minutes. pip prints nothing meanwhile'
 
 .PHONY: demo test test-fast bench bench-quick docs lint format clean
@@ -47,15 +49,18 @@ clean:
 
 .venv/installed: setup.cfg | .venv/bin/python
 	$(SAY)
-	$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable .
+	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -c '$(PATH_FILE)'
 	touch $@
 
 .venv/installed-test: setup.cfg | .venv/bin/python
 	$(SAY)
-	$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -c '$(PATH_FILE)'
 	touch .venv/installed $@
 
 .venv/installed-docs: setup.cfg | .venv/bin/python
 	$(SAY)
-	$(BIN)/python -m pip install --quiet --config-settings editable_mode=compat --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -c '$(PATH_FILE)'
 	touch .venv/installed $@
