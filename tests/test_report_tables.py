@@ -247,7 +247,7 @@ def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
         above = rendered(name, [cells[0], *cells[2:], {**worse[-1], "top1": 60.0}])
         assert "none shown" not in above and "a, idmm: +5.0 (+3.0 to +7.0) over c, idmm" in above
     assert "Tie:" not in rendered("grid.md", worse)
-    assert sections.best_sources(table([failed(), cell("scratch", "none")])) is None
+    assert sections.best_pretrainings(table([failed(), cell("scratch", "none")])) is None
     assert "no interval" in rendered("grid.md", [cell(), cell("scratch", "none")])
 
 

@@ -1,4 +1,4 @@
-"""A grid's findings as plain data for all formats: best sources, ranks, baselines and failures."""
+"""A grid's findings as plain data for all formats: best pretrainings, their lengths, baselines and failures."""
 
 from dataclasses import dataclass, field
 from itertools import product
@@ -19,11 +19,11 @@ class Block:
     items: list[str] = field(default_factory=list)  # a list below it
 
 
-def best_sources(table: Table) -> Block | None:
+def best_pretrainings(table: Table) -> Block | None:
     """Return, for each target and backbone, the best pretraining, or those without a difference to it."""
     rows, has_ties = [], False
     for backbone, target in product(table.backbones, table.targets):
-        best = _best_source(table, backbone, target)
+        best = _best_pretraining(table, backbone, target)
         if best is not None:
             row, verdict, is_tie = best
             cell = table.cells[backbone, row, target]
@@ -39,7 +39,7 @@ def best_sources(table: Table) -> Block | None:
     return Block("Which pretraining is best", lines, heads, rows)
 
 
-def _best_source(table: Table, backbone: str, target: str) -> tuple[Row, str, bool] | None:
+def _best_pretraining(table: Table, backbone: str, target: str) -> tuple[Row, str, bool] | None:
     """Return the best row of a column without scratch, a sentence on it, and whether it is a tie."""
     candidates = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
     if not candidates:
@@ -110,7 +110,7 @@ class Sections(NamedTuple):
 def sections(grid: dict) -> Sections:
     """Compute the content of a grid's reports."""
     table, failures = Table(grid), []
-    blocks = [best_sources(table), pretrainings(grid), Block("Without a network", [], items=baselines(table))]
+    blocks = [best_pretrainings(table), pretrainings(grid), Block("Without a network", [], items=baselines(table))]
     for run in grid["cells"]:
         if run["status"] == "failed":
             log = f" (log: {run['log']})" if run.get("log") else ""
