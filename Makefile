@@ -50,17 +50,17 @@ clean:
 .venv/installed: setup.cfg | .venv/bin/python
 	$(SAY)
 	$(BIN)/python -m pip install --quiet --editable .
-	$(BIN)/python -c '$(PATH_FILE)'
+	@$(BIN)/python -c '$(PATH_FILE)'
 	touch $@
 
 .venv/installed-test: setup.cfg | .venv/bin/python
 	$(SAY)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	$(BIN)/python -c '$(PATH_FILE)'
+	@$(BIN)/python -c '$(PATH_FILE)'
 	touch .venv/installed $@
 
 .venv/installed-docs: setup.cfg | .venv/bin/python
 	$(SAY)
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	$(BIN)/python -c '$(PATH_FILE)'
+	@$(BIN)/python -c '$(PATH_FILE)'
 	touch .venv/installed $@
