@@ -131,7 +131,7 @@ class HogConv(Hog):
         """Set the weight of the ConvNet's features in evaluation, if ``say`` asks for one.
 
         A margin is the logit of the class less the mean of the others. On its training images a ConvNet comes to the
-        margin that ``smoothing`` of labels asks for.
+        margin at which its loss with ``smoothing`` is least.
 
         Args:
             logits: Of the classifier on fixed features for the training images, [N, K].
@@ -140,10 +140,10 @@ class HogConv(Hog):
         """
         if not self.say or not smoothing:
             return
-        others = logits.shape[1] - 1
+        classes = logits.shape[1]
         right = logits.gather(1, labels[:, None])[:, 0]
-        margin = (right - (logits.sum(1) - right) / others).mean()
-        self.learned_weight.copy_(self.say * margin / math.log((1 - smoothing) * others / smoothing))
+        margin = (right - (logits.sum(1) - right) / (classes - 1)).mean()
+        self.learned_weight.copy_(self.say * margin / math.log(1 + (1 - smoothing) * classes / smoothing))
 
     @torch.no_grad()
     def learn_start(self, batches: Iterable[dict], seed: int) -> None:
