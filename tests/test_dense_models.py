@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
-from idmm.dense.detect import Detection
 from idmm.dense.evaluate import Objects, class_scores, detection_scores, on_file, segmentation_scores, segmented
 from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter
-from idmm.dense.segment import Segmentation, pixel_cross_entropy
+from idmm.dense.stage import Detection, Segmentation, pixel_cross_entropy
 from idmm.dense.targets import BoxTarget
 from idmm.models import create_backbone, token_grid
 from idmm.seeding import seeded

@@ -1,25 +1,36 @@
-"""Train and evaluate a network for boxes or masks. Detection and segmentation share this."""
+"""Detection and segmentation: from images with boxes or masks to a trained network, its scores and predictions."""
 
+import json
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from torch import nn
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
 
 from idmm import distributed
+from idmm.config import DetectConfig, SegmentConfig, parsing
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
-from idmm.dense.network import build_network
-from idmm.dense.targets import outlined
+from idmm.dense.evaluate import class_scores, classes_on_file, detection_scores, on_file, segmentation_scores, segmented
+from idmm.dense.network import Detector, Segmenter, build_network
+from idmm.dense.targets import IGNORED, outlined
 from idmm.dense.transforms import DenseTransform
 from idmm.errors import RunError
+from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator
+from idmm.files import replacing, write_csv, write_text
 from idmm.methods.base import Method
+from idmm.methods.common import at_least_fp32
+from idmm.models.build import one_image_norms
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.stages.images import store_run_images
+from idmm.stages.resolve import resolve
 from idmm.stages.setup import build_backbone, open_run, plan_phase, with_statistics
 from idmm.training.device import enough_memory
 from idmm.training.log import SCORES
@@ -30,7 +41,171 @@ from idmm.training.stage import RunSetup
 
 log = logging.getLogger("idmm")
 
+_NAMES = {  # torchvision's: ours
+    "loss_objectness": "rpn_objectness",
+    "loss_rpn_box_reg": "rpn_box",
+    "loss_classifier": "classifier",
+    "loss_box_reg": "box",
+    "loss_mask": "mask",
+}
 
+
+def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
+    """Train a detector and write it, its average precision and its boxes on the test images to ``config.out``.
+
+    The network is torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN if all training boxes
+    have an outline. Images lie on a square of ``train.size``. Boxes and masks are compared at the size of the files.
+
+    Args:
+        config: A DetectConfig, a mapping of its keys ('idmm detect --help'), or the name of a YAML file or recipe.
+
+    Returns:
+        The content of ``result.json``. It has ``ap`` (COCO's: the mean over classes and intersections over union of
+        0.50 to 0.95), ``ap50`` and ``ap75``, with masks also ``mask_ap``, ``mask_ap50`` and ``mask_ap75``, in percent
+        on the test split, of the last epoch or, with ``train.keep`` best, of ``kept_epoch``. Further keys are
+        ``num_classes``, ``train_size``, ``test_size``, ``epochs``, ``minutes`` (if set), ``seed``, ``seconds`` over
+        all resumes and ``precision``.
+
+    Raises:
+        UserError: A mistake in the config or the data.
+        RunError: Training cannot continue (diverged, out of memory, disk full).
+        Interrupted: Ctrl-C or SIGTERM, after the state was saved.
+    """
+    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(DetectConfig, config))
+    return train(setup, Detection, BoxEvaluator, metric="ap")
+
+
+def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
+    """Train a semantic segmentation and write it, its mIoU and its masks of the test images to ``config.out``.
+
+    The network is UPerNet on the backbone's maps. Images lie on a square of ``train.size``. Masks are compared at the
+    size of the files.
+
+    Args:
+        config: A SegmentConfig, a mapping of its keys ('idmm segment --help'), or the name of a YAML file or recipe.
+
+    Returns:
+        The content of ``result.json``. It has ``miou`` (the mean of the classes' intersection over union), ``macc``
+        (the mean share of their pixels that are right) and ``pixel_accuracy``, in percent on the test split, of the
+        last epoch or, with ``train.keep`` best, of ``kept_epoch``. Further keys are those of :func:`idmm.detect`.
+
+    Raises:
+        UserError: A mistake in the config or the data.
+        RunError: Training cannot continue (diverged, out of memory, disk full).
+        Interrupted: Ctrl-C or SIGTERM, after the state was saved.
+    """
+    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(SegmentConfig, config))
+    return train(setup, Segmentation, PixelEvaluator, metric="miou")
+
+
+def train(setup: RunSetup, method_class: type[Method], evaluator_class: type["DenseEvaluator"], metric: str) -> dict:
+    """Train and evaluate a network for boxes or masks, see :func:`idmm.detect` and :func:`idmm.segment`.
+
+    Args:
+        setup: Of the run.
+        method_class: Computes the network's loss.
+        evaluator_class: Evaluates networks.
+        metric: Name of the score by which the best epoch is chosen.
+    """
+    config, (phase,) = setup.config, setup.phases
+    with open_run(setup) as run:
+        if run.folder.finished:
+            return run.folder.result()
+
+        # ------------------------------------------------------------------ images
+        listing = setup.stage.list_images()
+        stores = store_run_images(setup, listing, run.folder)
+        setup = with_statistics(setup, stores.mean, stores.std)
+        has_outlines = outlined(stores.train.targets)
+
+        # ------------------------------------------------------------------ training
+        backbone = build_backbone(setup, phase)
+        if run.is_new and (report := setup.spec.load(backbone)):
+            log.info("%s", report)
+        with seeded(derive(config.seed, "method")):
+            layers = (len(stores.train.classes), config.model.pyramid_width, has_outlines)
+            method = method_class(build_network(config.STAGE, backbone, phase.size, *layers, setup.spec.in_chans))
+        evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
+        key = derive(config.seed, "stage", phase.number)
+        transform = DenseTransform(stores.train, phase.size, setup.spec.mean, setup.spec.std, config.augment, key)
+        loop = Loop(run, method, plan_phase(setup, phase, stores, transform, [evaluator], metric))
+        loop.fit()
+
+        # ------------------------------------------------------------------ results
+        best = load_best(loop, metric)
+        if stores.val is not None:
+            evaluator = evaluator_class(run, setup, stores.test, listing.categories)
+        advice = "Repeat the command with more free memory to continue from here"
+        with enough_memory(RunError(f"out of memory with {evaluator.batch_size} images at a time. {advice}")):
+            scores = evaluator.latest or evaluator.scores(loop.averaged, final=True)
+        if run.folder.leader:
+            evaluator.write(run.folder.path)
+        text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+        log.info("%s: %s on %d test images", run.folder.path, text, len(stores.test))
+        info = {"task": config.STAGE, "classes": stores.train.classes, "categories": listing.categories}
+        info |= {"pyramid_width": config.model.pyramid_width, "masks": has_outlines}
+        export(run, loop, setup, stores, loop.averaged.backbone.state_dict(), info)
+        result = {
+            **scores,
+            **best,
+            "epochs": loop.position.epoch,
+            "num_classes": len(stores.train.classes),
+            "test_size": len(stores.test),
+            **common_result(run, setup, stores),
+        }
+        run.folder.finish(result)
+        return result
+
+
+# ---------------------------------------------------------------------- losses
+class Detection(Method):
+    """The sum of the losses of Faster R-CNN (Ren et al., NeurIPS 2015) or Mask R-CNN (He et al., ICCV 2017).
+
+    Attributes:
+        backbone: The whole :class:`Detector`, which is trained, averaged and exported.
+    """
+
+    backbone: Detector
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Return the loss of a batch, as for :meth:`Detector.losses`, and its terms."""
+        with one_image_norms(self.backbone, batch["images"]):
+            losses = self.backbone.losses(batch)
+        terms = {_NAMES[name]: at_least_fp32(value) for name, value in losses.items()}
+        return {"loss": sum(terms.values()), **terms}
+
+
+class Segmentation(Method):
+    """Cross-entropy of each pixel's class.
+
+    The mean is over an image's pixels with a class, then over images. So the loss does not depend on how a batch is
+    split. An image without such pixels adds 0.
+
+    Attributes:
+        backbone: The whole :class:`Segmenter`, as for :class:`Detection`.
+    """
+
+    backbone: Segmenter
+
+    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+        """Return the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["mask"]`` int64 [B, S, S]."""
+        with one_image_norms(self.backbone, batch["images"]):
+            logits = self.backbone(batch["images"])  # [B, K, S, S]
+        return {"loss": pixel_cross_entropy(logits, batch["mask"])}
+
+
+def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
+    """Return the loss of :class:`Segmentation`, a scalar.
+
+    Args:
+        logits: [B, K, S, S].
+        mask: Class of each pixel, int64 [B, S, S]. 255: none.
+    """
+    losses = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=IGNORED, reduction="none")  # [B, S, S]
+    return (losses.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
+
+
+# ---------------------------------------------------------------------- evaluation
 class DenseEvaluator(Evaluator):
     """Evaluates networks on a part of the images and keeps the latest predictions.
 
@@ -79,70 +254,68 @@ class DenseEvaluator(Evaluator):
         """Write the latest scores per class and predictions per image."""
 
 
-def train(setup: RunSetup, method_class: type[Method], evaluator_class: type[DenseEvaluator], metric: str) -> dict:
-    """Train and evaluate a network for boxes or masks, see :func:`idmm.detect` and :func:`idmm.segment`.
+class BoxEvaluator(DenseEvaluator):
+    """Compares the predicted objects of all images with the true ones."""
 
-    Args:
-        setup: Of the run.
-        method_class: Computes the network's loss.
-        evaluator_class: Evaluates networks.
-        metric: Name of the score by which the best epoch is chosen.
-    """
-    config, (phase,) = setup.config, setup.phases
-    with open_run(setup) as run:
-        if run.folder.finished:
-            return run.folder.result()
+    @torch.no_grad()
+    def scores(self, network, final=False):
+        objects = {}  # by the image's number
+        with evaluating(network):
+            for batch in self.batches(final):
+                images = batch["images"].to(self.run.device, non_blocking=True)
+                with self.run.autocast():
+                    outputs = network(images)
+                for number, output in zip(batch["index"].tolist(), outputs, strict=True):
+                    objects[number] = on_file(output, self.targets[number].size, images.shape[-1])
+        gathered = {number: one for part in distributed.gather(objects) for number, one in part.items()}
+        self.objects = dict(sorted(gathered.items()))
+        self.latest, self.per_class = detection_scores(list(self.objects.values()), self.targets, self.classes)
+        return self.latest
 
-        # ------------------------------------------------------------------ images
-        listing = setup.stage.list_images()
-        stores = store_run_images(setup, listing, run.folder)
-        setup = with_statistics(setup, stores.mean, stores.std)
-        has_outlines = outlined(stores.train.targets)
-
-        # ------------------------------------------------------------------ training
-        backbone = build_backbone(setup, phase)
-        if run.is_new and (report := setup.spec.load(backbone)):
-            log.info("%s", report)
-        with seeded(derive(config.seed, "method")):
-            layers = (len(stores.train.classes), config.model.pyramid_width, has_outlines)
-            method = method_class(build_network(config.STAGE, backbone, phase.size, *layers, setup.spec.in_chans))
-        evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
-        key = derive(config.seed, "stage", phase.number)
-        transform = DenseTransform(stores.train, phase.size, setup.spec.mean, setup.spec.std, config.augment, key)
-        loop = Loop(run, method, plan_phase(setup, phase, stores, transform, [evaluator], metric))
-        loop.fit()
-
-        # ------------------------------------------------------------------ results
-        best = load_best(loop, metric)
-        if stores.val is not None:
-            evaluator = evaluator_class(run, setup, stores.test, listing.categories)
-        scores = _final_scores(run, loop.averaged, evaluator)
-        info = {"task": config.STAGE, "classes": stores.train.classes, "categories": listing.categories}
-        info |= {"pyramid_width": config.model.pyramid_width, "masks": has_outlines}
-        export(run, loop, setup, stores, loop.averaged.backbone.state_dict(), info)
-        result = {
-            **scores,
-            **best,
-            "epochs": loop.position.epoch,
-            "num_classes": len(stores.train.classes),
-            "test_size": len(stores.test),
-            **common_result(run, setup, stores),
-        }
-        run.folder.finish(result)
-        return result
+    def write(self, folder):
+        boxes = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(self.classes))
+        rows = [("class", "boxes", *self.per_class)]
+        for label, name in enumerate(self.classes):
+            values = [scores[label] for scores in self.per_class.values()]
+            rows.append([name, boxes[label], *("" if np.isnan(value) else round(value, 2) for value in values)])
+        write_csv(folder / "per_class.csv", rows)
+        results = []
+        for number, objects in self.objects.items():
+            results += objects.results(self.targets[number].image_id, self.categories)
+        write_text(folder / "predictions.json", json.dumps(results) + "\n")
 
 
-def _final_scores(run: RunContext, network: nn.Module, evaluator: DenseEvaluator) -> dict[str, float]:
-    """Return the scores of the result on the test images, and write their files."""
-    folder = run.folder
-    error = RunError(
-        f"out of memory with {evaluator.batch_size} images at a time. "
-        "Repeat the command with more free memory to continue from here"
-    )
-    with enough_memory(error):
-        scores = evaluator.latest or evaluator.scores(network, final=True)
-    if folder.leader:
-        evaluator.write(folder.path)
-    text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
-    log.info("%s: %s on %d test images", folder.path, text, len(evaluator.store))
-    return scores
+class PixelEvaluator(DenseEvaluator):
+    """Counts pixels by true and predicted class."""
+
+    @torch.no_grad()
+    def scores(self, network, final=False):
+        (phase,), classes = self.setup.phases, len(self.classes)
+        scales = self.setup.config.eval_scales if final else [1.0]
+        confusion = np.zeros((classes, classes), dtype=np.int64)
+        with evaluating(network):
+            for batch in self.batches(final):
+                with self.run.autocast():
+                    outputs = segmented(network, batch["images"].to(self.run.device), scales)  # [B, K, S, S]
+                for number, output in zip(batch["index"].tolist(), outputs, strict=True):
+                    target = self.targets[number]
+                    predicted = classes_on_file(output, target.size, phase.size).numpy()  # [H, W]
+                    truth = target.mask().astype(np.int64)
+                    pairs = (truth * classes + predicted)[truth < classes]
+                    confusion += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+                    if final:  # a grey PNG with the dataset's own numbers of classes
+                        name = Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")  # in images/PART
+                        path = self.run.folder.path / "masks" / name
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        with replacing(path) as file:
+                            Image.fromarray((predicted + target.first).astype(np.uint8)).save(file, format="PNG")
+        self.confusion = sum(distributed.gather(confusion))
+        return segmentation_scores(self.confusion)
+
+    def write(self, folder):
+        rows = [("class", "pixels", "iou", "accuracy")]
+        iou, accuracy = class_scores(self.confusion)  # NaN if there is no pixel
+        pixels = self.confusion.sum(1).tolist()
+        for name, count, *values in zip(self.classes, pixels, iou.tolist(), accuracy.tolist(), strict=True):
+            rows.append([name, count, *("" if np.isnan(value) else round(value, 2) for value in values)])
+        write_csv(folder / "per_class.csv", rows)

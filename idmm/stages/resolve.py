@@ -163,5 +163,6 @@ def run_stage(config: Any, started_at: float | None = None) -> dict:
         Interrupted: Ctrl-C or SIGTERM.
     """
     setup = resolve(config, started_at)
-    package, name = "dense" if isinstance(config, DenseConfig) else "stages", setup.stage.NAME
-    return getattr(importlib.import_module(f"idmm.{package}.{name}"), name)(setup)
+    name = setup.stage.NAME
+    module = "dense.stage" if isinstance(config, DenseConfig) else f"stages.{name}"
+    return getattr(importlib.import_module(f"idmm.{module}"), name)(setup)
