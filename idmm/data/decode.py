@@ -1,6 +1,6 @@
 """All images of a split decoded once, on several threads."""
 
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import IO
 
@@ -41,7 +41,6 @@ class Index:
     digests: np.ndarray  # BLAKE2b of each image's file, uint8 [N, 16]
     range: np.ndarray  # value range if it was measured, float64 [1, 2], of bands [C, 2]. Else [0, 2]
     pixel_bytes: np.ndarray  # bytes per pixel of each image, all channels, int64 [N]
-    file_channels: int = 0  # of the files. 0: pictures
 
     @property
     def ends(self) -> np.ndarray:
@@ -58,12 +57,6 @@ def decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Inde
         UserError: Images that cannot be used, all of them in one.
         RunError: An image does not fit into memory.
     """
-    if reading.bands and reading.bands.count is None:  # that of the first readable file
-        for item in split.items:
-            with suppress(BadImage):
-                count = read_image(item, (0, 1), Bands()).pixels.shape[2]
-                reading = replace(reading, bands=reading.bands._replace(count=count))
-                break
     try:
         return _decode(split, reading, file)
     except RangeUnknown:
@@ -99,7 +92,6 @@ def _decode(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
         digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16),
         range=np.zeros((0, 2)),
         pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
-        file_channels=(reading.bands and reading.bands.count) or 0,
     )
 
 

@@ -33,7 +33,7 @@ from idmm.files import Lock, expand_home, replacing, sweep
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "7"  # of the cache's files and of what is done to the pixels
+_FORMAT = "8"  # of the cache's files and of what is done to the pixels
 _SAMPLED = 64  # images whose headers give an estimate of the size of a cache
 
 
@@ -64,8 +64,6 @@ class ImageStore:
         self.targets = split.targets
         self.sizes, self._pixel_bytes = index.sizes, index.pixel_bytes
         self._digests, self._ends = index.digests, index.ends
-        if reading.bands:
-            reading = replace(reading, bands=reading.bands._replace(count=index.file_channels))
         self.channels = reading.channels
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
         if self.high_bit and reading.value_range == AUTO:
@@ -162,6 +160,11 @@ def store_split(
         UserError, RunError: As :func:`idmm.data.decode.decode_split`.
     """
     bands = bands or bands_of(data.in_chans, data.bands)
+    if bands is not None and bands.count is None:  # that of the first readable file
+        for item in split.items:
+            with suppress(BadImage):
+                bands = bands._replace(count=Reading(None, (0, 1), Bands()).read(item).pixels.shape[2])
+                break
     reading = Reading(stored_size, as_range(value_range or data.range), bands)
     index, pixels = None, None
     if data.cache == "auto" and isinstance(split.items, list):
@@ -234,7 +237,7 @@ def _read_index(pixels: Path, signature: str) -> Index | None:
             content = {name: arrays[name] for name in arrays.files}
         if str(content.pop("signature")) != signature:
             return None
-        index = Index(**{name: int(value) if value.ndim == 0 else value for name, value in content.items()})
+        index = Index(**content)
         return index if pixels.stat().st_size == index.ends[-1:].sum() else None
     except Exception as error:  # not there, or torn: numpy and zipfile raise a dozen types
         log.debug("%s: %s", pixels, error)
