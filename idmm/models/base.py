@@ -46,14 +46,19 @@ def init_linear(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-def renamed(state: dict[str, Tensor], names: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """Return weights with other names. ``names``: patterns of names in a public release, and our names."""
-    out = {}
-    for key, value in state.items():
-        for old, new in names:
-            key = re.sub(old, new, key)
-        out[key] = value
-    return out
+class Released:
+    """A model with a public release, whose weights have other names."""
+
+    release_names: Sequence[tuple[str, str]]  # patterns of names in the release, and our names
+
+    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights with the public release's names replaced by ours."""
+        out = {}
+        for key, value in state_dict.items():
+            for old, new in self.release_names:
+                key = re.sub(old, new, key)
+            out[key] = value
+        return out
 
 
 def as_map(x: Tensor, grid: Grid) -> Tensor:

@@ -13,12 +13,7 @@ from timm.layers import DropPath, LayerNorm2d, Mlp, calculate_drop_path_rates, g
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Grid, Window, WithClassifier, as_map, init_linear, renamed, timm_cfg, window_grids
-
-
-def conv_embed(in_chans: int, dim: int, window: Window) -> nn.Sequential:
-    """Return the convolutional token embedding (paper: section 3.1), [B, C, H, W] -> [B, dim, h, w]."""
-    return nn.Sequential(OrderedDict(proj=nn.Conv2d(in_chans, dim, *window), norm=LayerNorm2d(dim, eps=1e-5)))
+from idmm.models.base import WINDOWS, Grid, Released, WithClassifier, as_map, init_linear, timm_cfg, window_grids
 
 
 def conv_projection(dim: int, stride: int) -> nn.Sequential:
@@ -75,13 +70,14 @@ class ConvStage(nn.Module):
     """Token embedding and blocks: [B, C, H, W] -> tokens [B, prefix + h w, dim] and their grid (h, w)."""
 
     def __init__(
-        self, in_chans: int, dim: int, embed: Window, prefix: int, rates: list[float], num_heads: int, mlp_ratio: float
+        self, chans: int, dim: int, embed: Sequence[int], prefix: int, rates: list[float], heads: int, mlp_ratio: float
     ):
         super().__init__()
         self.prefix = prefix
         self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.zeros(1, 1, dim), std=0.02)) if prefix else None
-        self.patch_embed = conv_embed(in_chans, dim, embed)
-        self.blocks = nn.ModuleList(ConvBlock(dim, num_heads, mlp_ratio, prefix, rate) for rate in rates)
+        projection, norm = nn.Conv2d(chans, dim, *embed), LayerNorm2d(dim, eps=1e-5)
+        self.patch_embed = nn.Sequential(OrderedDict(proj=projection, norm=norm))  # paper: section 3.1
+        self.blocks = nn.ModuleList(ConvBlock(dim, heads, mlp_ratio, prefix, rate) for rate in rates)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = self.patch_embed(x)
@@ -94,7 +90,7 @@ class ConvStage(nn.Module):
         return x, grid
 
 
-class CvT(WithClassifier):
+class CvT(Released, WithClassifier):
     """CvT: three stages, each with a grid of half the side, and a class token in the last (paper: section 3, Table 2).
 
     There are no position embeddings, so images of any size are accepted. ``img_size`` only sets ``grid_size``. A side
@@ -170,10 +166,6 @@ class CvT(WithClassifier):
         """Return logits, [B, 1 + h w, D] -> [B, num_classes], or the pooled features [B, D]."""
         x = self.head_drop(global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=1))
         return x if pre_logits else self.head(x)
-
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights with the public release's names replaced by ours."""
-        return renamed(state_dict, self.release_names)
 
 
 _cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")

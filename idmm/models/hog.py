@@ -71,11 +71,6 @@ def hsv_histogram(rgb: Tensor) -> Tensor:
     return _shares(bins, math.prod(HSV_BINS))
 
 
-def channel_histograms(images: Tensor) -> Tensor:
-    """Return the share of pixels per bin of each channel, [B, C, H, W] in [0, 1] -> [B, 32 C]."""
-    return torch.cat([_shares(_bin(channel, CHANNEL_BINS), CHANNEL_BINS) for channel in images.unbind(1)], dim=1)
-
-
 def _bin(x: Tensor, bins: int) -> Tensor:
     return (x * bins + NUDGE).long().clamp(0, bins - 1)
 
@@ -123,18 +118,14 @@ class Hog(WithClassifier):
             images = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True)
         return (images * 65535 + 0.3).floor() / 65535  # libraries differ in the last digits. 0.3 avoids ties
 
-    def cells(self, pixels: Tensor) -> Tensor:
-        """Return the oriented gradients of the grey level in cells, [B, in_chans, 64, 64] -> [B, 9, 8, 8]."""
-        weights = zip(self.grey_weights, pixels.unbind(1), strict=True)
-        return oriented_cells(sum(weight * channel for weight, channel in weights))
-
-    def colours(self, pixels: Tensor) -> Tensor:
-        """Return the histogram of colours, [B, in_chans, 64, 64] -> [B, 128], or 32 for each channel if not RGB."""
-        return hsv_histogram(pixels) if len(self.mean) == 3 else channel_histograms(pixels)
-
     def features_of(self, pixels: Tensor) -> Tensor:
         """Return gradients and histogram of colours, [B, in_chans, 64, 64] in [0, 1] -> [B, D]."""
-        return torch.cat([normalised_blocks(self.cells(pixels)).flatten(1), self.colours(pixels)], dim=1)
+        channels = pixels.unbind(1)
+        grey = sum(weight * channel for weight, channel in zip(self.grey_weights, channels, strict=True))
+        gradients = normalised_blocks(oriented_cells(grey)).flatten(1)
+        if len(channels) == 3:
+            return torch.cat([gradients, hsv_histogram(pixels)], dim=1)
+        return torch.cat([gradients, *(_shares(_bin(one, CHANNEL_BINS), CHANNEL_BINS) for one in channels)], dim=1)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""

@@ -48,7 +48,10 @@ def read_weights(path: Path, field: str) -> dict[str, Tensor]:
         if isinstance(content, dict):
             _collect(content, "", state)
     except Exception as error:  # a damaged file can raise anything
-        raise UserError(f"{weights_label(path, field)} {_refusal(str(error), type(error).__name__)}") from error
+        why = f"cannot be read as a checkpoint ({type(error).__name__}): it is damaged or holds {OBJECTS}"
+        if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", str(error)):
+            why = f"holds {OBJECTS} ({match[1].rstrip('.')})"
+        raise UserError(f"{weights_label(path, field)} {why}. {REMEDY}") from error
     if not state:
         names = listed(map(str, content), 8) if isinstance(content, dict) else ""
         entries = f" (its entries: {names})" if names else ""
@@ -63,13 +66,6 @@ def _collect(entries: dict, place: str, state: dict[str, Tensor]) -> None:
             state[place + key] = value
         elif isinstance(key, str) and isinstance(value, dict):
             _collect(value, f"{place}{key}.", state)
-
-
-def _refusal(text: str, kind: str) -> str:
-    """Return why torch refused a file."""
-    if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", text):
-        return f"holds {OBJECTS} ({match[1].rstrip('.')}). {REMEDY}"
-    return f"cannot be read as a checkpoint ({kind}): it is damaged or holds {OBJECTS}. {REMEDY}"
 
 
 def best_network(

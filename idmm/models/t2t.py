@@ -16,7 +16,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Window, as_map, renamed, sinusoids, timm_cfg, window_grids
+from idmm.models.base import WINDOWS, Released, Window, as_map, sinusoids, timm_cfg, window_grids
 
 
 class TokenPerformer(nn.Module):
@@ -93,7 +93,7 @@ class TokensToToken(nn.Module):
         return self.proj(_soft_split(x, WINDOWS[2])).unflatten(1, grids[2])
 
 
-class T2TViT(VisionTransformer):
+class T2TViT(Released, VisionTransformer):
     """T2T-ViT: :class:`TokensToToken`, then timm's vision transformer with fixed positions (paper: section 3.2).
 
     A side of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 if 16 divides n.
@@ -133,10 +133,6 @@ class T2TViT(VisionTransformer):
         old, new = list(self.patch_embed.grid_size), list(x.shape[1:3])
         tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x.flatten(1, 2)], dim=1)
         return tokens + resample_abs_pos_embed(self.pos_embed, new, old, antialias=self.antialias_positions)
-
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights with the public release's names replaced by ours."""
-        return renamed(state_dict, self.release_names)
 
 
 def _soft_split(x: Tensor, window: Window) -> Tensor:

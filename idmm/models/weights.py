@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.errors import UserError, in_short, listed, nearest
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
-from idmm.models.build import Size, accepts, backbone_keys, create_backbone, model_name
+from idmm.models.build import Size, backbone_keys, create_backbone, export_kwargs, model_name
 from idmm.models.nested import best_network, read_weights
 
 CROP_PCT, INTERPOLATION = 0.875, "bicubic"  # of evaluation, if a JSON lacks them
@@ -189,11 +189,8 @@ def _public_checkpoint(text: str, field: str) -> Checkpoint:
         model = timm.create_model(text.removeprefix("timm:"), pretrained=True, pretrained_cfg_overlay=overlay)
     cfg = model.pretrained_cfg
     name, (chans, *size) = cfg["architecture"], cfg["input_size"]
-    kwargs = {} if chans == 3 else {"in_chans": chans}
-    if accepts(name, "img_size"):
-        kwargs["img_size"] = size
-    statistics = {key: tuple(cfg[key]) for key in ("mean", "std")}
-    preprocessing = {"crop_pct": cfg["crop_pct"], "interpolation": cfg["interpolation"], **statistics}
+    preprocessing = {key: cfg[key] for key in _PREPROCESSING} | {key: tuple(cfg[key]) for key in ("mean", "std")}
+    kwargs = export_kwargs(name, {}, size, in_chans=chans)
     return Checkpoint(model.state_dict(), text, field, name, kwargs, size=size, **preprocessing)
 
 
