@@ -23,7 +23,8 @@ out, trials, epochs = (
     int(os.environ.get("TRIALS", "20")),
     int(os.environ.get("EPOCHS", "10")),
 )
-images = {"root": os.environ["FOLDER"]} if "FOLDER" in os.environ else {"name": "digits"}
+folder = os.environ.get("FOLDER")
+images = {"root": folder} if folder else {"name": "digits"}
 recipe = {
     "model": {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}},
     "method": {"classifier": "cosine", "classifier_lr_scale": 10, "classifier_init": "features", "cutmix_alpha": 0},
@@ -59,4 +60,5 @@ study.optimize(score, n_trials=max(0, trials - finished), catch=RunError)
 first, best = next(trial for trial in study.trials if trial.value is not None), study.best_trial
 print(f"kNN on held-out training images: first trial {first.value:.1f} %, best {best.value:.1f} % with {best.params}")
 (out / "tuned.yaml").write_text(yaml.safe_dump(config(**best.params)))
-print(f"use the best with: idmm pretrain --config {out}/tuned.yaml --train.epochs 100 --out runs/a")
+root = f" --data.root {folder}" if folder else ""
+print(f"use the best with: idmm pretrain --config {out}/tuned.yaml{root} --train.epochs 100 --out runs/a")

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A transfer grid on Slurm: a Ray cluster inside one allocation, one Ray node a machine, one job a GPU.
+# A transfer grid on Slurm: a Ray cluster inside one allocation, one Ray node per machine, one job per GPU.
 #
 #   sbatch --nodes=4 --gpus-per-node=8 configs/transfer/slurm_ray.sh \
 #       --config table5 --out /shared/runs/grid
 #
-# Arguments are transfer.py's; --out is on a file system that all nodes see. Submit the same line again to go on: what
-# is done is not done again, and half-done jobs continue from their last checkpoint. Slurm's warning two minutes before
-# the time limit makes running jobs save. Cost: idle GPUs once fewer jobs than GPUs are left.
+# The arguments are those of transfer.py. --out must be on a file system that all nodes see. Submit the same line again
+# to resume: finished jobs are not repeated, and the others continue from their last checkpoint. Slurm warns two minutes
+# before the time limit. Then running jobs save. At the end, some GPUs are idle if fewer jobs than GPUs are left.
 #
-# Tried under Slurm 22.05, one machine as two of its nodes, without GPUs: to the end, and through the warning and on by
-# the same line. Partition, account, modules and the Python environment are your site's; add them where you see fit.
+# Tried under Slurm 22.05 without GPUs, one machine as two nodes: once to its end, and once stopped by the warning and
+# resumed by the same line. Add the partition, account, modules and Python environment of your site.
 #
 #SBATCH --job-name=idmm-grid
 #SBATCH --ntasks-per-node=1
@@ -19,12 +19,12 @@
 #SBATCH --output=idmm-grid-%j.log
 set -euo pipefail
 
-port=$((20000 + SLURM_JOB_ID % 10000)) # another job's Ray on a shared node has another
-head=${SLURMD_NODENAME:-$(hostname -s)} # by the name that Slurm knows it by
-address=${HEAD_IP:-$(hostname -I | awk '{print $1}')} # set HEAD_IP where the first is not the one between nodes
+port=$((20000 + SLURM_JOB_ID % 10000)) # other jobs on a shared node use other ports
+head=${SLURMD_NODENAME:-$(hostname -s)} # the name that Slurm uses
+address=${HEAD_IP:-$(hostname -I | awk '{print $1}')} # set HEAD_IP if the nodes use another address among themselves
 cores=${SLURM_CPUS_ON_NODE:-1}
 gpus=${SLURM_GPUS_ON_NODE:-0}
-export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token # nobody else on these nodes can join
+export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token # others on these nodes cannot join
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))') && export RAY_AUTH_TOKEN
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT # the cluster ends with the script
 resources=(--num-cpus="$cores" --num-gpus="$gpus")

@@ -96,7 +96,7 @@ def _flags(kind: type) -> dict[str, Key]:
     flags = {key.key: key for key in flags_of(kind)}
     for stage, inner in getattr(kind, "STAGES", {}).items():
         flags |= {f"{stage}.{key.key}": key for key in flags_of(inner)}
-        flags[f"{stage}.config"] = Key(f"{stage}.config", str, "", "", False, kind, ())
+        flags[f"{stage}.config"] = Key(f"{stage}.config", str, f"Recipe or YAML file of {stage}.", "", False, inner, ())
     return flags
 
 

@@ -69,7 +69,7 @@ class PretrainTrain(Train):
     knn_every: int = Field(0, ge=0)
     """Epochs between kNN accuracies on val or test. 0: only at the start and end of runs with --init, else never."""
     monitor_every: int = Field(1, ge=0)
-    """Epochs between checks for collapse and saturation, on up to 512 training images. 0: never."""
+    """Epochs between checks for collapse, on up to 512 training images. 0: never."""
 
 
 @section

@@ -15,7 +15,7 @@ Seed = Annotated[int, Field(ge=0)]
 
 @section
 class Ray:
-    """The Ray cluster of ``engine ray``."""
+    """The Ray cluster of --engine ray."""
 
     address: str | None = None
     """Address of a running cluster, or 'auto'. Default: start one on this machine."""
