@@ -297,13 +297,9 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
 
 
 def write_exclusions(command: str, before: str | None, lines: list[str], path: Path) -> str:
-    """Write a file for ``data.exclude`` and return a line on its use.
+    """Write the ``lines`` of :func:`exclusions`, which ``command`` found, to a file and return a line on its use.
 
-    Args:
-        command: That finds these images.
-        before: File of the images that are left out already.
-        lines: From :func:`exclusions`.
-        path: Of the file.
+    They follow the lines of ``before``, the file of the images that are left out already, if there is one.
     """
     head = f"# for --data.exclude: the findings of '{command}'".encode()
     if before is not None:

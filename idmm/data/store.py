@@ -85,20 +85,16 @@ def store_images(
     if faults:
         raise UserError(*faults)
     if mean is None or std is None:
-        grey = data.channels == 1 and train.bands is None
-        measured = _statistics(train, grey) if distributed.rank() == 0 else None
+        grey = data.channels == 1 and train.bands is None  # of the brightness
+        measured = None
+        if distributed.rank() == 0:
+            place, count = train.names.__getitem__, len(train)
+            results = parallel_map(lambda i: moments(train.image(i).numpy(), grey), count, place, "measuring mean")
+            measured = mean_and_std(sum(results))  # of [C, 3]
         measured = distributed.broadcast(measured)
         mean, std = mean or measured[0], std or measured[1]
     known_range = None if values["value_range"] == AUTO else values["value_range"]
     return Stores(train, crops, known_range, mean, std, listing.remarks)
-
-
-# ---------------------------------------------------------------------- mean and standard deviation
-def _statistics(store: ImageStore, grey: bool) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of each channel of a split as it is stored. ``grey``: of the brightness."""
-    place = store.names.__getitem__
-    results = parallel_map(lambda i: moments(store.image(i).numpy(), grey), len(store), place, "measuring mean")
-    return mean_and_std(sum(results))  # [C, 3]
 
 
 # ---------------------------------------------------------------------- the fingerprint

@@ -32,12 +32,9 @@ def predict_files(
     The prediction of a detector is the objects, of a segmentation the class of each pixel, uint8 [H, W].
 
     Args:
-        saved: Of a run of ``idmm detect`` or ``idmm segment``.
-        paths: Image files.
         min_score: Boxes with a lower score are dropped.
         unreadable: Takes the images that cannot be read: path -> reason.
         device: Of the network, as for :func:`idmm.load_classifier`.
-        batch_size: Images at a time.
 
     Raises:
         RunError: Memory ran out.

@@ -99,14 +99,7 @@ def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
 
 
 def train(setup: RunSetup, method_class: type[Method], evaluator_class: type["DenseEvaluator"], metric: str) -> dict:
-    """Train and evaluate a network for boxes or masks, see :func:`idmm.detect` and :func:`idmm.segment`.
-
-    Args:
-        setup: Of the run.
-        method_class: Computes the network's loss.
-        evaluator_class: Evaluates networks.
-        metric: Name of the score by which the best epoch is chosen.
-    """
+    """Train and evaluate a network for boxes or masks. ``metric`` is the score by which the best epoch is chosen."""
     config, (phase,) = setup.config, setup.phases
     with open_run(setup) as run:
         if run.folder.finished:
@@ -210,8 +203,6 @@ class DenseEvaluator(Evaluator):
     """Evaluates networks on a part of the images and keeps the latest predictions.
 
     Args:
-        run: Its device and precision are used.
-        setup: Of the run.
         store: The images, with their boxes or masks.
         categories: Number of each class in the dataset's own files.
 

@@ -40,6 +40,7 @@ class PretrainStage(Stage):
             test=config.learns_labels,
             unlabelled=not config.method.NEEDS_LABELS,
             eval_pixels=self.knn_every > 0 or config.learns_labels,
+            several=True,
         )
 
     @property
@@ -49,9 +50,6 @@ class PretrainStage(Stage):
         A run that starts from weights is measured before the first step and after the last one by default.
         """
         return self.config.train.knn_every or (sys.maxsize if self.config.init is not None else 0)
-
-    def count_faults(self, images: int) -> list[str]:
-        return [] if images > 1 else ["data.root: 1 image to train on. Telling images apart needs at least 2"]
 
     def fill_names(self) -> tuple[PretrainConfig, list[str]]:
         config, notes = super().fill_names()
@@ -90,7 +88,7 @@ class DenseStage(Stage):
     crop_pct = 1.0
     LABELS: ClassVar[str]  # what data.root has to hold for each image
 
-    def list_images(self) -> "DenseListing":
+    def read_listing(self) -> "DenseListing":
         from idmm.dense.read import read_images
 
         return read_images(self.NAME, self.config.data)

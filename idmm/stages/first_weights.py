@@ -32,9 +32,7 @@ PATCH_IMAGES = 512  # at most, whose patches are whitened
 def start_weights(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, train: ImageStore) -> None:
     """Load the weights of ``init`` in a new run, or start fresh ones from some of the training images.
 
-    The latter is by ``model.start``, or as hog_conv does.
-
-    All processes must call together, and get the same weights.
+    The latter is by ``model.start``, or as hog_conv does. All processes must call together, and get the same weights.
     """
     config = setup.config
     if report := setup.spec.load(model):
@@ -129,9 +127,7 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
 
     Args:
         model: With :func:`idmm.models.build.linear_classifiers`, which are all set to the same weights.
-        features: Of the frozen backbone [N, d].
-        labels: Classes of the images [N].
-        config: Has the class weights and the seed of the folds.
+        features, labels: Of the frozen backbone [N, d], and the classes of the images [N].
     """
     layers, fit, width = linear_classifiers(model), None, features.shape[1]
     features = features[:, : getattr(model, "fixed", width)]  # hog_conv's others are worth nothing before training

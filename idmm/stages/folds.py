@@ -24,14 +24,10 @@ SAME = ("top5", "num_classes", "seed", "excluded", "precision")  # in the result
 
 
 def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
-    """Run a stage once per fold of ``data.folds`` and pool the results.
+    """Run a stage by ``run_one`` once per fold of ``data.folds`` and pool the results.
 
     The runs are ordinary ones in ``out``/fold-1 and so on: an interrupted fold is resumed, a finished one is not
-    repeated.
-
-    Args:
-        setup: Of all folds. Each fold gets a share of ``train.minutes``.
-        run_one: Runs one fold; returns its result.
+    repeated. Each gets a share of ``train.minutes``.
 
     Returns:
         The return value of :func:`pooled`, which ``out``/result.json holds.

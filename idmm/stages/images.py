@@ -17,7 +17,7 @@ from idmm.data.loaders import centre_crops
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
 from idmm.data.store import Stores, image_differences, store_images
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError
 from idmm.evaluation import baseline
 from idmm.evaluation.evaluators import Accuracy
 from idmm.evaluation.network import extract_features
@@ -26,28 +26,22 @@ from idmm.training.device import enough_memory
 from idmm.training.outputs import BASELINE
 from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder
-from idmm.training.stage import Phase, RunSetup, Stage
+from idmm.training.stage import Phase, RunSetup
 
 log = logging.getLogger("idmm")
 BASELINE_BATCH = 64  # images at a time
 
 
 def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None = None) -> Stores:
-    """Store the images of a run, those of val and test for the size of each phase.
-
-    Args:
-        setup: Of the run.
-        listing: Its images.
-        folder: Its folder. A resumed run keeps the value range, mean and std that it began with. None: no run.
+    """Store the images of a run. A resumed one keeps the value range, mean and std that are saved in its ``folder``.
 
     Returns:
         The stores, with val and test at the size of the last phase.
 
     Raises:
-        UserError: Broken or too few images, or a resumed run whose image i is no longer image i.
+        UserError: Broken images, or a resumed run whose image i is no longer image i.
     """
     stage, spec = setup.stage, setup.spec
-    check_val(stage, listing)
     sizes = dict.fromkeys(phase.size for phase in setup.phases)
     saved = (folder and folder.image_values()) or {"range": None, "mean": None, "std": None}
     stores = store_images(
@@ -60,8 +54,6 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
         mean=spec.mean or saved["mean"],
         std=spec.std or saved["std"],
     ).at(setup.phases[-1].size)
-    if faults := stage.count_faults(len(stores.train)):
-        raise UserError(*faults)
     log_values(setup, stores)
     if folder is not None:
         folder.check_images(stores.fingerprint(), image_differences)
@@ -69,13 +61,6 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
         how = "decoded at each use" if stores.train.decodes else "decoded once"
         log.info("images: %s of %s (%s)", counts, setup.config.data.name, how)
     return stores
-
-
-def check_val(stage: Stage, listing: Listing) -> None:
-    """Raise UserError if a run would choose its best epoch on the images that it reports."""
-    if stage.needs.val and listing.val is None:
-        how = "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
-        raise UserError(f"train.keep: best chooses by val, and there is no split but the one that is reported, {how}")
 
 
 def log_values(setup: RunSetup, stores: Stores) -> None:
@@ -105,16 +90,9 @@ def eval_batches(
     images: np.ndarray | None = None,
     label: str | None = None,
 ) -> Iterator[dict]:
-    """Yield this process's share of a split in centre crops, until the run is interrupted.
+    """Yield this process's share of a split in centre crops of ``size`` pixels, until the run is interrupted.
 
-    Args:
-        run: The open run.
-        setup: Of the run, with the mean and std of the images.
-        store: The split.
-        size: Side of the crops (pixels).
-        batch_size: Images at a time.
-        images: Numbers of the images; None: all.
-        label: For the progress in the log; None: no progress.
+    ``images`` are the numbers of those to yield, None: all. With a ``label`` the log shows the progress.
     """
     spec = setup.spec
     crops = centre_crops(store, size, setup.stage.crop_pct, spec.mean, spec.std, batch_size, run.workers, images)

@@ -21,11 +21,9 @@ CLASSIFIER_INIT = "train.classifier_init"
 
 
 def resolve(config: Any, started_at: float | None = None) -> RunSetup:
-    """Fill in nulls from the dataset, the method, the checkpoint and the backbone's family.
+    """Fill in nulls of any stage's config from the dataset, the method, the checkpoint and the backbone's family.
 
-    Args:
-        config: Of any stage.
-        started_at: When the command began (``clock.now()``); None: now.
+    ``started_at`` is when the command began (``clock.now()``), None: now.
 
     Raises:
         UserError: A line per fault. Faults of names come first, without torch.
@@ -153,9 +151,7 @@ def images_around(config: Any) -> str | None:
 def run_stage(config: Any, started_at: float | None = None) -> dict:
     """Run the stage that a config belongs to; return the content of ``result.json``.
 
-    Args:
-        config: Of any stage.
-        started_at: When the command began (``clock.now()``), which ``train.minutes`` and ``seconds`` count from.
+    ``train.minutes`` and ``seconds`` count from ``started_at``, when the command began (``clock.now()``).
 
     Raises:
         UserError: A mistake in the config or the data. Faults of names come first, before torch is imported.

@@ -44,6 +44,7 @@ class Needs:
     val: bool = False  # images to choose the best epoch on, besides those that are reported
     unlabelled: bool = False  # training images without labels, too
     eval_pixels: bool = True  # the pixels of val and test images
+    several: bool = False  # at least two training images
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,20 @@ class Stage:
         return CentreCrop(size, self.crop_pct)
 
     def list_images(self) -> Listing:
-        """List the images of the run and decode nothing."""
+        """List the images of the run and decode nothing. UserError: these are not the images that it needs."""
+        needs, listing = self.needs, self.read_listing()
+        if needs.several and len(listing.train) < 2:
+            raise UserError("data.root: 1 image to train on. Telling images apart needs at least 2")
+        if needs.val and listing.val is None:  # the best epoch would be chosen on the images that are reported
+            how = "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
+            what = "best chooses by val, and there is no split but the one that is reported"
+            raise UserError(f"train.keep: {what}, {how}")
+        return listing
+
+    def read_listing(self) -> Listing:
+        """List the images, whether they are enough for the run or not."""
         needs = self.needs
         return list_images(self.config.data, needs.labels, needs.test, needs.unlabelled)
-
-    def count_faults(self, images: int) -> list[str]:
-        """Return what is wrong with this number of training images, one line per fault."""
-        return []
 
     @classmethod
     def build(cls, values: Any) -> Any:

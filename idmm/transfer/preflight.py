@@ -10,7 +10,6 @@ from idmm.errors import UserError, needed
 from idmm.files import output_path
 from idmm.models.spec import model_spec
 from idmm.stages import STAGES, stage_of
-from idmm.stages.images import check_val
 from idmm.stages.resolve import fill_classifier_init
 from idmm.stages.setup import try_model
 from idmm.training.device import choose_device, pick_device
@@ -52,9 +51,7 @@ class _Checks:
         config = STAGES[job.stage].build(job.config)
         stage = stage_of(config)
         data = ["data", parsing.to_dict(config.data), stage.needs]
-        if listing := self.once(data, side, stage.list_images):
-            self.faults += [f"{side}: {fault}" for fault in stage.count_faults(len(listing.train))]
-            self.once(["val", job.config["data"], stage.needs.val], side, check_val, stage, listing)
+        self.once(data, side, stage.list_images)
         if self.grid.engine == "local":
             train = getattr(config, "train", None)  # a probe has none
             device = (pick_device, config.device, "train.device") if train is None else (choose_device, train)
