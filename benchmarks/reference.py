@@ -135,7 +135,7 @@ def our_loop(args, flags: dict[str, object]):
     from idmm.stages.images import store_run_images
     from idmm.stages.pretrain import build_loop, build_method, build_model
     from idmm.stages.resolve import resolve
-    from idmm.stages.setup import open_run, with_statistics
+    from idmm.stages.setup import open_run
 
     wanted = {"data.root": args.root, "out": args.into}
     wanted |= {"train.device": args.device, "train.batch_size": args.batch, "views.size": args.size}
@@ -144,8 +144,7 @@ def our_loop(args, flags: dict[str, object]):
     config = parse(PretrainConfig, ["--config", "idmm", *argv, *shlex.split(args.flags)], "reference")
     setup = resolve(config)
     with open_run(setup) as run:
-        images = store_run_images(setup, setup.stage.list_images(), run.folder)
-        setup = with_statistics(setup, images.mean, images.std)
+        setup, images = store_run_images(setup, setup.stage.list_images(), run.folder)
         method = build_method(run, setup, images, build_model(run, setup, images))
         yield build_loop(run, setup, images, method)
 

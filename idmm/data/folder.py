@@ -1,5 +1,6 @@
 """A user's folder of images: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test). Without labels, any tree."""
 
+import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 from idmm import config
 from idmm.data.formats import SUFFIXES
 from idmm.data.split import LabelsMissing, Listing, Split, arranged, composed, counted
-from idmm.errors import UserError, listed, reason
+from idmm.errors import UserError, checked, listed, reason
 from idmm.files import expand_home
 
 log = logging.getLogger(__name__)
@@ -201,20 +202,18 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
     Raises:
         UserError: A line for each path that does not exist, and each folder without images or that cannot be read.
     """
-    images, faults = {}, []
-    for path in map(os.path.expanduser, paths):
-        files = [path]
+
+    def files_of(path: str) -> list[str]:
         if os.path.isdir(path):
-            try:
-                files = [os.path.join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
-            except UserError as error:
-                faults += error.faults
-        elif not os.path.lexists(path):
-            faults.append(f"{key}: '{path}' does not exist, expected images, or folders of images")
+            return [os.path.join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
+        if not os.path.lexists(path):
+            raise UserError(f"{key}: '{path}' does not exist, expected images, or folders of images")
+        return [path]
+
+    images: dict[str, str] = {}
+    for files in checked(*(functools.partial(files_of, os.path.expanduser(path)) for path in paths)):
         for file in files:
             images.setdefault(same_place(file), file)
-    if faults:
-        raise UserError(*faults)
     return list(images.values())
 
 

@@ -167,19 +167,15 @@ def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
         worker_init_fn=_own_process_group,
         pin_memory=torch.cuda.is_initialized(),  # not in a run on the CPU
     )
-    batches = iter(loader)
-    while True:
-        try:
-            batch = next(batches, None)
-        except RuntimeError as error:
-            if lost := distributed.worker_lost(error):
-                raise lost from error
-            raise
-        if batch is None:
-            return
-        if "failed" in batch:
-            raise RunError(batch["failed"])
-        yield batch
+    try:
+        for batch in loader:
+            if "failed" in batch:
+                raise RunError(batch["failed"])
+            yield batch
+    except RuntimeError as error:
+        if lost := distributed.worker_lost(error):
+            raise lost from error
+        raise
 
 
 def _own_process_group(worker: int) -> None:

@@ -31,7 +31,7 @@ from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.stages.images import store_run_images
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import build_backbone, open_run, plan_phase, with_statistics
+from idmm.stages.setup import build_backbone, open_run, plan_phase
 from idmm.training.device import enough_memory
 from idmm.training.log import SCORES
 from idmm.training.loop import Loop
@@ -107,8 +107,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type["De
 
         # ------------------------------------------------------------------ images
         listing = setup.stage.list_images()
-        stores = store_run_images(setup, listing, run.folder)
-        setup = with_statistics(setup, stores.mean, stores.std)
+        setup, stores = store_run_images(setup, listing, run.folder)
         has_outlines = outlined(stores.train.targets)
 
         # ------------------------------------------------------------------ training
@@ -216,12 +215,10 @@ class DenseEvaluator(Evaluator):
         self.run, self.setup, self.store, self.categories = run, setup, store, categories
         self.targets, self.classes = store.targets, store.classes
         self.images, self.every = len(store), setup.config.train.eval_every
-
-    @property
-    def batch_size(self) -> int:
-        """Images per forward pass, as in training."""
-        (phase,) = self.setup.phases
-        return -(-phase.batch_size // (distributed.world() * self.setup.config.train.accumulate))
+        (phase,) = setup.phases
+        self.size = phase.size
+        # images per forward pass, as in training
+        self.batch_size = -(-phase.batch_size // (distributed.world() * setup.config.train.accumulate))
 
     def __call__(self, network: nn.Module) -> dict[str, float]:
         """Return the values for metrics.jsonl (percent)."""
@@ -229,9 +226,9 @@ class DenseEvaluator(Evaluator):
 
     def batches(self, final: bool) -> Iterator[dict]:
         """Yield this process's letterboxed images until the run is interrupted. ``final``: log the progress."""
-        run, spec, (phase,) = self.run, self.setup.spec, self.setup.phases
-        transform = DenseTransform(self.store, phase.size, spec.mean, spec.std, only_images=True)
-        batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * phase.size**2
+        run, spec = self.run, self.setup.spec
+        transform = DenseTransform(self.store, self.size, spec.mean, spec.std, only_images=True)
+        batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * self.size**2
         batches = own_share(transform, np.arange(len(self.store)), self.batch_size, run.workers, batch_bytes)
         batches, label = run.interrupts.watch(batches), f"{self.setup.stage.LABELS} of the test images"
         return counting(batches, len(self.store), label) if final and run.folder.leader else batches
@@ -257,7 +254,7 @@ class BoxEvaluator(DenseEvaluator):
                 with self.run.autocast():
                     outputs = network(images)
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):
-                    objects[number] = on_file(output, self.targets[number].size, images.shape[-1])
+                    objects[number] = on_file(output, self.targets[number].size, self.size)
         gathered = {number: one for part in distributed.gather(objects) for number, one in part.items()}
         self.objects = dict(sorted(gathered.items()))
         self.latest, self.per_class = detection_scores(list(self.objects.values()), self.targets, self.classes)
@@ -281,7 +278,7 @@ class PixelEvaluator(DenseEvaluator):
 
     @torch.no_grad()
     def scores(self, network, final=False):
-        (phase,), classes = self.setup.phases, len(self.classes)
+        classes = len(self.classes)
         scales = self.setup.config.eval_scales if final else [1.0]
         confusion = np.zeros((classes, classes), dtype=np.int64)
         with evaluating(network):
@@ -290,7 +287,7 @@ class PixelEvaluator(DenseEvaluator):
                     outputs = segmented(network, batch["images"].to(self.run.device), scales)  # [B, K, S, S]
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):
                     target = self.targets[number]
-                    predicted = classes_on_file(output, target.size, phase.size).numpy()  # [H, W]
+                    predicted = classes_on_file(output, target.size, self.size).numpy()  # [H, W]
                     truth = target.mask().astype(np.int64)
                     pairs = (truth * classes + predicted)[truth < classes]
                     confusion += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)

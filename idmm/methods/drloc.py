@@ -56,7 +56,7 @@ class Localization(nn.Module):
         if self.config.mode != "l1_all":
             features = backbone.forward_features(images)
             return features, [as_grid(backbone, features, size)]
-        with block_outputs(backbone, "drloc.mode: l1_all") as outputs:
+        with block_outputs(backbone) as outputs:
             features = backbone.forward_features(images)
         return features, [as_grid(backbone, output, size) for output in outputs]
 

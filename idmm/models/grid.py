@@ -31,20 +31,16 @@ def token_grid(model: nn.Module, images: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def block_outputs(model: nn.Module, field: str = "model.name") -> Iterator[list[Tensor]]:
+def block_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the output of each transformer block in the forward passes of the ``with`` block, for :func:`as_grid`.
 
-    Args:
-        model: Any timm model.
-        field: Config field for the message.
-
     Raises:
-        UserError: The model has no transformer blocks.
+        UserError: The model has no transformer blocks. The line begins with drloc's mode, which needs them.
     """
     named = [module for name, module in model.named_modules() if _BLOCK.search(name)]
     blocks = [module for module in named if not isinstance(module, (nn.ModuleList, nn.Sequential))]
     if not blocks:
-        raise UserError(f"{field}: {model_name(model)} has no transformer blocks")
+        raise UserError(f"drloc.mode: l1_all: {model_name(model)} has no transformer blocks")
     outputs: list[Tensor] = []
 
     def collect(module, args, output):

@@ -23,7 +23,6 @@ from idmm.report import charts
 from idmm.stages.images import store_run_images
 from idmm.stages.probe import READOUTS, about, build_network
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import with_statistics
 from idmm.training.outputs import largest_class
 from idmm.training.stage import RunSetup
 
@@ -120,8 +119,8 @@ def _probed(
 ) -> Iterator[dict[str, Any]]:
     """Measure features, which are taken once per backbone, by both readouts."""
     for label, setup in backbones.items():
-        images = store_run_images(setup, splits)
-        network = build_network(with_statistics(setup, images.mean, images.std), label)
+        setup, images = store_run_images(setup, splits)
+        network = build_network(setup, label)
         train, test, workers = images.train, images.test, setup.config.data.workers
         features, test_features = (network.split_features(s, workers, part) for part, s in images.parts.items())
         rows = {name: row for row, name in enumerate(splits.train.names)}

@@ -16,7 +16,7 @@ from idmm.stages.first_weights import init_classifier, start_weights
 from idmm.stages.folds import run_folds
 from idmm.stages.images import build_accuracy, measure_baseline, store_run_images
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase, with_statistics
+from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase
 from idmm.training.loop import Loop
 from idmm.training.outputs import classifier_result, common_result, export, load_best
 from idmm.training.run_context import RunContext
@@ -59,8 +59,7 @@ def _run(setup: RunSetup) -> dict:
         if run.folder.finished:
             return run.folder.result()
         listing = setup.stage.list_images()
-        images = store_run_images(setup, listing, run.folder)
-        setup = with_statistics(setup, images.mean, images.std)
+        setup, images = store_run_images(setup, listing, run.folder)
         measure_baseline(run, setup, images)
         loop = None
         for phase in setup.phases[run.first_phase - 1 :]:  # from that of the checkpoint on

@@ -43,14 +43,15 @@ def start_weights(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Modu
         return
     batch_size = min(phase.batch_size, PATCH_IMAGES)
     numbers = mixed_images(len(train), batch_size, config.seed)
+    numbers = numbers if learns_start else numbers[: PATCH_IMAGES * distributed.world()]
+    batches = eval_batches(run, setup, train, phase.size, batch_size, images=numbers)
     if learns_start:
-        model.learn_start(eval_batches(run, setup, train, phase.size, batch_size, images=numbers), config.seed)
+        model.learn_start(batches, config.seed)
         images = len(numbers) // distributed.world()
         log.info("%s: filters and components from %d training images", setup.spec.name, images)
-        return
-    numbers = numbers[: PATCH_IMAGES * distributed.world()]
-    init_vit(model, eval_batches(run, setup, train, phase.size, batch_size, images=numbers), config.seed)
-    log.info("model.start: attention, positions and the patch embedding of %s are structured", setup.spec.name)
+    else:
+        init_vit(model, batches, config.seed)
+        log.info("model.start: attention, positions and the patch embedding of %s are structured", setup.spec.name)
 
 
 def mixed_images(count: int, batch_size: int, seed: int) -> np.ndarray:

@@ -5,6 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -32,11 +33,11 @@ log = logging.getLogger("idmm")
 BASELINE_BATCH = 64  # images at a time
 
 
-def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None = None) -> Stores:
+def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None = None) -> tuple[RunSetup, Stores]:
     """Store the images of a run. A resumed one keeps the value range, mean and std that are saved in its ``folder``.
 
     Returns:
-        The stores, with val and test at the size of the last phase.
+        The setup with the mean and std of the images, and the stores, with val and test at the size of the last phase.
 
     Raises:
         UserError: Broken images, or a resumed run whose image i is no longer image i.
@@ -60,7 +61,7 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
         how = "decoded at each use" if stores.train.decodes else "decoded once"
         log.info("images: %s of %s (%s)", counts, setup.config.data.name, how)
-    return stores
+    return replace(setup, spec=replace(spec, mean=stores.mean, std=stores.std)), stores
 
 
 def log_values(setup: RunSetup, stores: Stores) -> None:

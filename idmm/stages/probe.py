@@ -18,7 +18,7 @@ from idmm.progress import aligned
 from idmm.stages.folds import run_folds
 from idmm.stages.images import store_run_images
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import check_sizes, open_folder, with_statistics
+from idmm.stages.setup import check_sizes, open_folder
 from idmm.training.device import pick_device
 from idmm.training.outputs import largest_class, remarks
 from idmm.training.run_folder import RunFolder
@@ -62,10 +62,10 @@ def _run(setup: RunSetup) -> dict:
         if folder.finished:
             return folder.result()
         started_at = time.monotonic()
-        images = store_run_images(setup, setup.stage.list_images(), folder)
+        setup, images = store_run_images(setup, setup.stage.list_images(), folder)
         if len(np.unique(images.train.labels)) < 2:
             raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
-        network = build_network(with_statistics(setup, images.mean, images.std), config.init or spec.name)
+        network = build_network(setup, config.init or spec.name)
         result = measure(setup, network, images)
         result["seconds"] = round(time.monotonic() - started_at, 1)
         folder.finish(result)

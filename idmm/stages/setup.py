@@ -5,7 +5,6 @@ import functools
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -118,15 +117,12 @@ def plan_phase(
     """
     train, later_phases, count = setup.config.train, setup.phases[phase.number - 1 :], len(images.train)
     is_last = len(later_phases) == 1
-    max_epochs, epochs = None, phase.epochs
+    max_epochs, epochs, steps = None, phase.epochs, phase.steps(count)
+    length = f"{steps} in {counted(phase.epochs, 'epoch')}"
     if train.minutes is not None:
         if train.max_epochs is not None:
             max_epochs = max(1, train.max_epochs * phase.epochs // sum(other.epochs for other in setup.phases))
-        epochs = max_epochs or sys.maxsize
-    steps = phase.steps(count)
-    length = f"{steps} in {counted(phase.epochs, 'epoch')}"
-    if train.minutes is not None:
-        length = f"for train.minutes {train.minutes:g}"
+        epochs, length = max_epochs or sys.maxsize, f"for train.minutes {train.minutes:g}"
     per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, count)
     log.info("%s: %s of %d images per epoch, %s", phase.label, per_epoch, batch, length)
     order = derive(setup.config.seed, "stage", phase.number)
@@ -146,8 +142,3 @@ def plan_phase(
 def _cost(phase: Phase) -> int:
     """Return the share of ``train.minutes`` that a phase gets, relative to the other phases."""
     return phase.epochs * phase.size**2
-
-
-def with_statistics(setup: RunSetup, mean: list[float], std: list[float]) -> RunSetup:
-    """Return the setup with the mean and std of the channels, which may have been measured from the images."""
-    return replace(setup, spec=replace(setup.spec, mean=mean, std=std))
