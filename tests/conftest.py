@@ -8,7 +8,7 @@ from folders import decoded  # noqa: F401 (another)
 from helpers import STAGES, outside
 from loopback import Server, miniature
 
-from idmm.data import download
+from idmm.data import registry
 from idmm.data.registry import DATASETS
 
 # files of whole runs, several processes and clusters, which 'make test-fast' leaves out
@@ -65,7 +65,7 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def server(monkeypatch):
     """A server on loopback; downloads are impatient."""
-    monkeypatch.setattr(download, "TIMEOUT", 10.0)
+    monkeypatch.setattr(registry, "TIMEOUT", 10.0)
     monkeypatch.setenv("no_proxy", "*")
     with Server.running() as running:
         yield running

@@ -11,8 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import official_trees
 
-from idmm.data.download import file_name
-from idmm.data.registry import DATASETS
+from idmm.data.registry import DATASETS, file_name
 
 
 class Server(ThreadingHTTPServer):

@@ -10,11 +10,10 @@ from helpers import Process, call
 from loopback import miniature
 from official_trees import BUILD, advice, opened
 
-from idmm.data import download
-from idmm.data.download import fetch, file_name
+from idmm.data import registry
 from idmm.data.images import read_image
 from idmm.data.listing import list_images
-from idmm.data.registry import DATASETS
+from idmm.data.registry import DATASETS, fetch, file_name
 from idmm.errors import RunError
 
 FETCHED = [name for name, row in DATASETS.items() if row.archives]
@@ -90,7 +89,7 @@ def test_datasets_behind_a_login_say_how_to_get_them(name, tmp_path):
 
 @pytest.mark.parametrize("order", [{"cut": 10}, {"status": 503}, {"stall": 10}])
 def test_a_broken_connection(order, indoor67, server, monkeypatch, tmp_path):
-    monkeypatch.setattr(download, "TIMEOUT", 0.3 if "stall" in order else 10.0)
+    monkeypatch.setattr(registry, "TIMEOUT", 0.3 if "stall" in order else 10.0)
     server.orders = [{}, order]
     root = tmp_path / "root"
     line = fails(indoor67, root)
@@ -124,8 +123,7 @@ def test_other_files_than_the_publishers(name, tmp_path):
 
 SCRIPT = """
 import dataclasses, json, logging, sys
-from idmm.data.download import fetch
-from idmm.data.registry import DATASETS
+from idmm.data.registry import DATASETS, fetch
 
 logging.basicConfig(level=logging.INFO)
 root, archives = json.loads(sys.argv[1])

@@ -158,13 +158,9 @@ class HogConv(Hog):
         self._learn_filters(inputs[0], draw)
         raw = torch.cat([self._raw(*part) for part in zip(*(each.split(64) for each in inputs), strict=True)])
         self.centre.copy_(raw.mean(0))
-        scale = torch.ones_like(self.centre)
-        start = 0
-        for count in self.groups:  # all weigh the same
-            part = slice(start, start + count)
-            spread = raw[:, part].std(0, correction=0)
-            scale[part] = 1 / spread.clamp(min=1e-3 * spread.max() + SMALL) / math.sqrt(count)
-            start += count
+        spreads = [part.std(0, correction=0) for part in raw.split(self.groups, dim=1)]
+        # all groups weigh the same
+        scale = torch.cat([1 / s.clamp(min=1e-3 * s.max() + SMALL) / math.sqrt(len(s)) for s in spreads])
         centred = (raw - self.centre) * scale  # [N, sum(groups)]
         rank = min(self.fixed, len(raw))
         directions = torch.linalg.svd(centred, full_matrices=False).Vh[:rank]  # [rank, sum(groups)]

@@ -9,11 +9,10 @@ import numpy as np
 from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig
 from idmm.data.check import CROP, Crops, DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
-from idmm.data.download import fetch
 from idmm.data.formats import channels_flag
 from idmm.data.images import composite, read_image
 from idmm.data.listing import list_images
-from idmm.data.registry import resolve_name, spec_of
+from idmm.data.registry import fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
 from idmm.data.values import unit
 from idmm.errors import UserError, by_reason, listed
