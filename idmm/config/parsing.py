@@ -27,12 +27,9 @@ HELP = "In a YAML file, the flag --train.lr is the key train.lr, and null select
 def parse(
     kind: type[Config], argv: list[str], prog: str, words: tuple[str, ...] = (), commands: Mapping[str, type] = {}
 ) -> Config:
-    """Read ``--config`` files, then flags over them.
+    """Read ``--config`` files, then the flags of a command of ``prog`` over them.
 
     Args:
-        kind: Class of the config.
-        argv: The command line after the command.
-        prog: The program, for the help.
         words: Keys of the words that need no flag, in their order. The last takes all remaining words if it is a list.
         commands: Config classes by command, to name the command that an unknown flag belongs to.
 

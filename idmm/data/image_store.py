@@ -150,10 +150,8 @@ def store_split(
     """Read, check, hash and decode all images of a split in parallel, or find that done in the cache.
 
     Args:
-        split: From :func:`idmm.data.listing.list_images`.
         stored_size: Longest short side (pixels), or the centre crop, that is stored of each image. None: all of it.
         data: The config's section: channels (``in_chans``, ``bands``) and the cache (``cache``, ``cache_dir``).
-        part: Name of this split: train, val or test.
         value_range, bands: Of images of more than 8 bits, and the channels of all files. None: as in ``data``.
 
     Raises:

@@ -27,8 +27,6 @@ def parallel_map(
     Threads work on a few images ahead of the caller, so memory stays bounded. Pillow decodes without Python's lock.
 
     Args:
-        work: Called with the number of an image.
-        count: Images.
         place: Returns the path of image ``i`` for messages.
         label: Of the progress bar, which the first process shows after a second. None: no bar.
         ahead: Results that may wait for the caller, in addition to four per thread.

@@ -55,11 +55,8 @@ def store_images(
     """Read every image, and decide value range, mean and standard deviation once. All processes must call together.
 
     Args:
-        listing: The images.
-        data: The config's section.
         train_size: What is stored of training images, see :class:`idmm.data.decode.Reading`.
         eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are evaluated at.
-        parts: Splits that are needed.
         value_range, mean, std: If they are known (from the config, the checkpoint or the run's saved state). AUTO and
             None: measured from the training images.
 
