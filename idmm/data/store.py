@@ -113,21 +113,20 @@ def fingerprint(store: ImageStore) -> dict:
 
 def image_differences(old: dict, new: dict) -> list[str]:
     """Return in a few lines how two results of :meth:`Stores.fingerprint` differ. [] if image i is still image i."""
-    none = {"classes": None, "images": {}}  # of a split that is not there
-    return [f"{part}: {line}" for part in PARTS for line in _part_differences(old[part] or none, new[part] or none)]
-
-
-def _part_differences(old: dict, new: dict) -> list[str]:
-    before, now = old["images"], new["images"]
-    if old == new and list(before) == list(now):  # dicts are equal in any order
-        return []
-    both = [name for name in before if name in now]
-    groups = {
-        "removed": [name for name in before if name not in now],
-        "added": [name for name in now if name not in before],
-        "changed": [name for name in both if before[name].split()[0] != now[name].split()[0]],
-        "relabelled": [name for name in both if before[name].split()[1:] != now[name].split()[1:]],
-        "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
-    }
-    lines = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
-    return lines or ["the list of classes is another"]
+    none, lines = {"classes": None, "images": {}}, []  # of a split that is not there
+    for part in PARTS:
+        old_part, new_part = old[part] or none, new[part] or none
+        before, now = old_part["images"], new_part["images"]
+        if old_part == new_part and list(before) == list(now):  # dicts are equal in any order
+            continue
+        both = [name for name in before if name in now]
+        groups = {
+            "removed": [name for name in before if name not in now],
+            "added": [name for name in now if name not in before],
+            "changed": [name for name in both if before[name].split()[0] != now[name].split()[0]],
+            "relabelled": [name for name in both if before[name].split()[1:] != now[name].split()[1:]],
+            "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
+        }
+        changes = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
+        lines += [f"{part}: {change}" for change in changes or ["the list of classes is another"]]
+    return lines

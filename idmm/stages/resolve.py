@@ -29,16 +29,23 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
         UserError: A line per fault. Faults of names come first, without torch.
     """
     started_at = clock.now() if started_at is None else started_at
-    config, notes = check_names(config)
+
+    def fill_names() -> tuple[Any, list[str]]:
+        filled, notes = stage_of(config).fill_names()
+        check_folder(filled.data, filled.out)
+        return filled, notes
+
+    checks = (fill_names, lambda: _check_out(config), lambda: config.init and weights_file(config.init, "init"))
+    (filled, notes), *_ = checked(*checks)
 
     from idmm.models.spec import model_spec
 
-    spec = model_spec(config)
-    model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
-    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
+    spec = model_spec(filled)
+    model = replace(filled.model, name=spec.name, kwargs=spec.kwargs)
+    data = replace(filled.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
     if spec.bands is not None:  # images with boxes or masks have none
         data = replace(data, bands=spec.bands)
-    config = replace(config, model=model, data=data)
+    config = replace(filled, model=model, data=data)
     if isinstance(config, ProbeConfig):
         if config.size is None:
             config = replace(config, size=default_size(spec))
@@ -99,25 +106,6 @@ def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[Fin
         how = f"--{CLASSIFIER_INIT} random starts from fresh weights"
         notes = [f"{CLASSIFIER_INIT}: features, the default with an init. {how}"]
     return replace(config, train=replace(config.train, classifier_init=value)), notes
-
-
-def check_names(config: Any) -> tuple[Any, list[str]]:
-    """Check dataset, method, folders and files by their names, and fill in what follows from the names.
-
-    Returns:
-        The config, and lines for the log.
-
-    Raises:
-        UserError: A line per fault.
-    """
-
-    def names() -> tuple[Any, list[str]]:
-        filled, notes = stage_of(config).fill_names()
-        check_folder(filled.data, filled.out)
-        return filled, notes
-
-    filled, *_ = checked(names, lambda: _check_out(config), lambda: config.init and weights_file(config.init, "init"))
-    return filled
 
 
 def _check_out(config: Any) -> None:
