@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
-from idmm.dense.evaluate import Objects, class_scores, detection_scores, on_file, segmentation_scores, segmented
+from idmm.dense.evaluate import Objects, detection_scores, on_file, segmentation_scores, segmented
 from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter
 from idmm.dense.stage import Detection, Segmentation, pixel_cross_entropy
 from idmm.dense.targets import BoxTarget
@@ -225,7 +225,8 @@ def test_intersection_over_union():
     confusion = np.zeros((6, 6), dtype=np.int64)
     for t, s in zip(true, said, strict=True):
         confusion[t, s] += 1
-    iou, accuracy = class_scores(torch.from_numpy(confusion))
+    scores, per_class = segmentation_scores(confusion)
+    iou, accuracy = per_class["iou"], per_class["accuracy"]
     wanted = []
     for k in range(6):
         both = sum(t == k and s == k for t, s in zip(true, said, strict=True))
@@ -233,11 +234,11 @@ def test_intersection_over_union():
         wanted.append(100 * both / either if either else np.nan)
     np.testing.assert_allclose(iou, wanted)
     assert iou[3] == iou[4] == 0 and np.isnan(iou[5]) and accuracy[3] == 0 and np.isnan(accuracy[4:]).all()
-    assert segmentation_scores(confusion) == pytest.approx(
+    assert scores == pytest.approx(
         {
             "miou": np.mean(wanted[:5]),
             "macc": np.mean([100 * np.mean(said[true == k] == k) for k in range(4)]),
             "pixel_accuracy": 100 * np.mean(true == said),
         }
     )
-    assert segmentation_scores(np.zeros((2, 2), int)) == {"miou": 0.0, "macc": 0.0, "pixel_accuracy": 0.0}
+    assert segmentation_scores(np.zeros((2, 2), int))[0] == {"miou": 0.0, "macc": 0.0, "pixel_accuracy": 0.0}

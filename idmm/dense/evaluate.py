@@ -174,32 +174,23 @@ def _scaled(images: Tensor, side: int) -> Tensor:
     return F.interpolate(images, size=(side, side), mode="bilinear", align_corners=False, antialias=True)
 
 
-def class_scores(confusion) -> tuple[np.ndarray, np.ndarray]:
-    """Return each class's intersection over union and accuracy (share of its pixels that are right).
+def segmentation_scores(confusion) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Return mean intersection over union, mean accuracy (share of a class's pixels that are right) and all pixels'.
 
     Args:
         confusion: Pixels by true class (rows) and predicted class, int64 [K, K].
 
     Returns:
-        float64 [K] each, in percent. NaN if a class occurs neither in truth nor in predictions, or not in truth.
+        In percent ``miou`` over classes in truth or predictions, ``macc`` over classes in truth, and
+        ``pixel_accuracy``. All are 0 if no pixel has a class. Then ``iou`` and ``accuracy`` per class, float64 [K]
+        each, NaN if a class occurs in neither of both, or not in truth.
     """
     counts = np.asarray(confusion).astype(np.float64)
     right, true = counts.diagonal(), counts.sum(1)
     union = true + counts.sum(0) - right
-    return tuple(100 * np.divide(right, n, out=np.full_like(right, np.nan), where=n > 0) for n in (union, true))
-
-
-def segmentation_scores(confusion) -> dict[str, float]:
-    """Return ``miou``, ``macc`` and ``pixel_accuracy`` in percent, 0 if no pixel has a class.
-
-    The mean IoU is over classes in truth or predictions, the mean accuracy over classes in truth.
-
-    Args:
-        confusion: As for :func:`class_scores`.
-    """
-    counts = np.asarray(confusion)
-    if not counts.sum():
-        return dict.fromkeys(("miou", "macc", "pixel_accuracy"), 0.0)
-    iou, accuracy = class_scores(counts)
-    pixels = 100 * counts.trace() / counts.sum()
-    return {"miou": float(np.nanmean(iou)), "macc": float(np.nanmean(accuracy)), "pixel_accuracy": float(pixels)}
+    iou, accuracy = (100 * np.divide(right, n, out=np.full_like(right, np.nan), where=n > 0) for n in (union, true))
+    means = dict.fromkeys(("miou", "macc", "pixel_accuracy"), 0.0)
+    if counts.sum():
+        means = {"miou": float(np.nanmean(iou)), "macc": float(np.nanmean(accuracy))}
+        means["pixel_accuracy"] = float(100 * counts.trace() / counts.sum())
+    return means, {"iou": iou, "accuracy": accuracy}

@@ -5,6 +5,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from idmm import distributed
 from idmm.config import DetectConfig, SegmentConfig, parsing
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
-from idmm.dense.evaluate import class_scores, classes_on_file, detection_scores, on_file, segmentation_scores, segmented
+from idmm.dense.evaluate import classes_on_file, detection_scores, on_file, segmentation_scores, segmented
 from idmm.dense.network import Detector, Segmenter, build_network
 from idmm.dense.targets import IGNORED, outlined
 from idmm.dense.transforms import DenseTransform
@@ -207,9 +208,14 @@ class DenseEvaluator(Evaluator):
 
     Attributes:
         latest: The latest scores, if they need no other evaluation to be reported.
+        per_class: The latest scores of each class in percent, [K] each, NaN if there is none.
+        counts: True objects or pixels of each class, [K].
     """
 
+    COUNTED: ClassVar[str]  # what ``counts`` counts
     latest: dict[str, float] | None = None
+    per_class: dict[str, np.ndarray]
+    counts: np.ndarray
 
     def __init__(self, run: RunContext, setup: RunSetup, store: ImageStore, categories: Sequence[int]):
         self.run, self.setup, self.store, self.categories = run, setup, store, categories
@@ -237,13 +243,18 @@ class DenseEvaluator(Evaluator):
     def scores(self, network: nn.Module, final: bool = False) -> dict[str, float]:
         """Return all scores in percent. ``final``: those of the result. All processes must call together."""
 
-    @abstractmethod
     def write(self, folder: Path) -> None:
-        """Write the latest scores per class and predictions per image."""
+        """Write the latest scores per class."""
+        rows = [("class", self.COUNTED, *self.per_class)]
+        for name, count, *scores in zip(self.classes, self.counts, *self.per_class.values(), strict=True):
+            rows.append([name, count, *("" if np.isnan(score) else round(score, 2) for score in scores)])
+        write_csv(folder / "per_class.csv", rows)
 
 
 class BoxEvaluator(DenseEvaluator):
     """Compares the predicted objects of all images with the true ones."""
+
+    COUNTED = "boxes"
 
     @torch.no_grad()
     def scores(self, network, final=False):
@@ -257,16 +268,12 @@ class BoxEvaluator(DenseEvaluator):
                     objects[number] = on_file(output, self.targets[number].size, self.size)
         gathered = {number: one for part in distributed.gather(objects) for number, one in part.items()}
         self.objects = dict(sorted(gathered.items()))
+        self.counts = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(self.classes))
         self.latest, self.per_class = detection_scores(list(self.objects.values()), self.targets, self.classes)
         return self.latest
 
     def write(self, folder):
-        boxes = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(self.classes))
-        rows = [("class", "boxes", *self.per_class)]
-        for label, name in enumerate(self.classes):
-            values = [scores[label] for scores in self.per_class.values()]
-            rows.append([name, boxes[label], *("" if np.isnan(value) else round(value, 2) for value in values)])
-        write_csv(folder / "per_class.csv", rows)
+        super().write(folder)
         results = []
         for number, objects in self.objects.items():
             results += objects.results(self.targets[number].image_id, self.categories)
@@ -275,6 +282,8 @@ class BoxEvaluator(DenseEvaluator):
 
 class PixelEvaluator(DenseEvaluator):
     """Counts pixels by true and predicted class."""
+
+    COUNTED = "pixels"
 
     @torch.no_grad()
     def scores(self, network, final=False):
@@ -294,16 +303,9 @@ class PixelEvaluator(DenseEvaluator):
                     if final:  # a grey PNG with the dataset's own numbers of classes
                         name = Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")  # in images/PART
                         path = self.run.folder.path / "masks" / name
-                        path.parent.mkdir(parents=True, exist_ok=True)
                         with replacing(path) as file:
                             Image.fromarray((predicted + target.first).astype(np.uint8)).save(file, format="PNG")
-        self.confusion = sum(distributed.gather(confusion))
-        return segmentation_scores(self.confusion)
-
-    def write(self, folder):
-        rows = [("class", "pixels", "iou", "accuracy")]
-        iou, accuracy = class_scores(self.confusion)  # NaN if there is no pixel
-        pixels = self.confusion.sum(1).tolist()
-        for name, count, *values in zip(self.classes, pixels, iou.tolist(), accuracy.tolist(), strict=True):
-            rows.append([name, count, *("" if np.isnan(value) else round(value, 2) for value in values)])
-        write_csv(folder / "per_class.csv", rows)
+        confusion = sum(distributed.gather(confusion))
+        self.counts = confusion.sum(1)
+        scores, self.per_class = segmentation_scores(confusion)
+        return scores
