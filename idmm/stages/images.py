@@ -17,7 +17,7 @@ from idmm.data.image_store import ImageStore
 from idmm.data.loaders import centre_crops
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
-from idmm.data.store import Stores, image_differences, store_images
+from idmm.data.store import Stores, store_images
 from idmm.errors import RunError
 from idmm.evaluation import baseline
 from idmm.evaluation.evaluators import Accuracy
@@ -57,7 +57,7 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
     ).at(setup.phases[-1].size)
     log_values(setup, stores)
     if folder is not None:
-        folder.check_images(stores.fingerprint(), image_differences)
+        folder.check_images(stores)
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
         how = "decoded at each use" if stores.train.decodes else "decoded once"
         log.info("images: %s of %s (%s)", counts, setup.config.data.name, how)

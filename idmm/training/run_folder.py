@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.config.reading import read_file
+from idmm.data.store import Stores, image_differences
 from idmm.errors import RunError, UserError, capped, in_short
 from idmm.files import Lock, expand_home, holds_run, is_public, replacing, sweep, write_text
 from idmm.training.plan import TrainingState
@@ -108,17 +108,14 @@ class RunFolder:
             what = hidden.strerror if isinstance(hidden, OSError) else str(error).splitlines()[0]
             raise RunError(f"{self._state_file}: cannot be written ({what}). The previous one is kept") from None
 
-    def check_images(self, fingerprint: dict, compare: Callable[[dict, dict], list[str]]) -> None:
+    def check_images(self, images: Stores) -> None:
         """Save the fingerprint of the images of a new run, or compare that of a resumed one with the saved one.
-
-        Args:
-            fingerprint: JSON values. ``range``, ``mean`` and ``std`` are those of :meth:`image_values`.
-            compare: Returns a line per difference between the old and the new fingerprint.
 
         Raises:
             UserError: Image i is no longer image i.
         """
-        lines = distributed.broadcast(compare(self._images, fingerprint) if self._images else [])
+        fingerprint = images.fingerprint()
+        lines = distributed.broadcast(image_differences(self._images, fingerprint) if self._images else [])
         if lines:
             what = f"the images changed since the run in '{self.path}' began"
             raise UserError(*lines, f"data.root: {what}. Restore them or use a new --out")
