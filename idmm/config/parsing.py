@@ -41,7 +41,7 @@ def parse(
     """
     flags = _flags(kind)
     texts, rest = _split(_parser(kind, prog, flags), argv, flags)
-    names, only_print = texts.pop("config", []), texts.pop("print_config", False)
+    names, only_print = texts.pop("config", []), texts.pop("print_config")
     faults, rest = _unknown(rest, flags, commands)
     for key in (key for key in words if rest and key not in texts):
         takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
@@ -113,7 +113,7 @@ def _parser(kind: type, prog: str, flags: dict[str, Key]) -> argparse.ArgumentPa
     any_value = {"nargs": "?", "const": NO_VALUE, "default": argparse.SUPPRESS}
     text = "YAML file of the keys below, or a recipe of 'idmm configs'. Flags and later files override it."
     parser.add_argument("--config", metavar="FILE", help=text, action="append", **any_value)
-    parser.add_argument("--print_config", help="Print the resulting config as YAML and exit.", **any_value, metavar="")
+    parser.add_argument("--print_config", help="Print the resulting config as YAML and exit.", action="store_true")
     groups = {"": parser.add_argument_group("run")}
     for name, key in sorted(flags.items(), key=lambda flag: (not flag[1].required, flag[0] not in ("init", "out"))):
         section = key.key.rpartition(".")[0]
@@ -131,7 +131,6 @@ def _split(parser: argparse.ArgumentParser, argv: list[str], flags: dict[str, Ke
     A switch without a value means true. It takes only YAML's true, false and null, so that a word may follow it.
     """
     switches = {f"--{name}" for name, key in flags.items() if {*options(key.kind)} - {type(None)} == {bool}}
-    switches.add("--print_config")
     argv = [
         f"{word}=true" if word in switches and after.lower() not in ("true", "false", "null") else word
         for word, after in zip(argv, [*argv[1:], ""], strict=False)
