@@ -59,7 +59,7 @@ def parse(
     files = [of_method(file, method, name) for name, file in files]
     for note in [note for _, notes in files for note in notes]:
         log.info("%s", note)
-    config = _checked(kind, merged(*(layer for layer, _ in files), values), faults, partial=bool(only_print))
+    config = _checked(kind, merged(*(layer for layer, _ in files), values), faults, partial=only_print)
     if only_print:
         print(dump(config), end="")
         raise SystemExit(0)
