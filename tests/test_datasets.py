@@ -84,6 +84,9 @@ def test_val_fraction_is_stratified_and_the_same_each_time(tmp_path):
     assert list_images(section(root, val_fraction=0.2), labelled=True).test.names == splits.test.names
     most = list_images(section(root, val_fraction=0.99), labelled=True)
     assert np.bincount(most.train.labels).tolist() == [1, 1, 1]  # no class loses its last training image
+    ones = tree(tmp_path / "ones", train={"a": 1, "b": 1})
+    (line,) = faults(list_images, section(ones, val_fraction=0.2), True)
+    assert line.startswith("data.val_fraction: 0.2 holds out no image, as no class has two training images. Add ")
 
 
 def test_all_faults_of_a_folder_come_together(tmp_path):

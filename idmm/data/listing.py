@@ -179,6 +179,9 @@ def hold_out(splits: Listing, fraction: float | None) -> Listing:
         classes = _by_class(train)
         counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in classes]
         numbers = _draw(classes, counts, numpy_rng(0, "val_fraction"))
+        if not len(numbers):
+            what = f"{fraction:g} holds out no image, as no class has two training images"
+            raise UserError(f"data.val_fraction: {what}. Add images to train, or a folder test")
     remaining, held = _divided(train, numbers, repr(fraction))
     if train.groups is not None:
         share = f"{groups_of(held)} of {groups_of(train)}, {len(held)} of {len(train)} images"
