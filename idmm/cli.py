@@ -87,6 +87,8 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     if is_process:  # it began before its imports
         age = time.time() - psutil.Process().create_time()
         started_at -= age if 0 <= age < IMPORT_SECONDS else time.process_time()  # a sandbox may hide the start
+        with contextlib.suppress(AttributeError):  # closed, or not a stream of text
+            sys.stdout.reconfigure(errors="backslashreplace")  # names of files may not be UTF-8, as on standard error
         os.environ.pop("MPLBACKEND", None)  # a notebook's may not be installed here, and all pictures are files
         if "OMP_WAIT_POLICY" not in os.environ:  # idle threads of torch would keep cores busy
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -61,8 +61,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file atomically."""
-    write_bytes(path, text.encode())
+    """Replace a text file atomically. File names that are not UTF-8 are preserved."""
+    write_bytes(path, text.encode("utf-8", "surrogateescape"))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -354,10 +354,12 @@ def test_python_interface_reports_all_faults():
 
 
 def test_asked_to_stop_before_a_run_listens(monkeypatch, capsys):
-    monkeypatch.setattr("idmm.cli._run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    odd = os.fsdecode(b"caf\xe9.png")  # no UTF-8, which a strict stream refuses
+    monkeypatch.setattr("idmm.cli._run", lambda *_: (print(odd), os.kill(os.getpid(), signal.SIGTERM)))
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert main(["pretrain"], prog="idmm") == 130 and capsys.readouterr().err == "interrupted\n"
+        assert main(["pretrain"], prog="idmm") == 130
+        assert capsys.readouterr() == ("caf\\udce9.png\n", "interrupted\n")
     finally:
         signal.signal(signal.SIGTERM, before)
 

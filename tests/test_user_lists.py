@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -57,16 +58,16 @@ def test_the_check_writes_what_to_leave_out_and_why(faulty, checked):
 
 
 def test_odd_names_come_back_from_every_list(tmp_path):
-    """Commas, quotes and # in names of files: the check's list, labels and groups."""
+    """Commas, quotes, # and no UTF-8 in names of files: the check's list, labels and groups."""
     root = tree(tmp_path / "d", train={"a": 3, "b": 3}, test={"a": 1, "b": 1})
-    odd = ['"quoted", 1.png', "#1.png", "tab\t.png", "back\\slash.png"]
+    odd = ['"quoted", 1.png', "#1.png", "tab\t.png", "back\\slash.png", os.fsdecode(b"caf\xe9.png")]
     for i, name in enumerate(odd):
         shutil.copy(root / f"train/a/{i % 3}.png", root / "train/a" / name)
         shutil.copy(root / f"train/a/{i % 3}.png", root / name)
     assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 1
     left = list_images(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
-    assert left.excluded == 4 and len(left.train) == 6
-    with open(tmp_path / "labels.csv", "w", newline="") as file:
+    assert left.excluded == 5 and len(left.train) == 6
+    with open(tmp_path / "labels.csv", "w", newline="", errors="surrogateescape") as file:
         rows = csv.writer(file)
         rows.writerows(
             [("path", "class", "split", "group"), *((n, "ab"[i % 2], "train", n) for i, n in enumerate(odd))]

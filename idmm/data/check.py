@@ -301,10 +301,10 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
 
     They follow the lines of ``before``, the file of the images that are left out already, if there is one.
     """
-    head = f"# for --data.exclude: the findings of '{command}'".encode()
+    head = f"# for --data.exclude: the findings of '{command}'"
     if before is not None:
-        head = expand_home(before).read_bytes().rstrip(b"\n")
-    content = b"\n".join([head, *(line.encode("utf-8", "surrogateescape") for line in lines), b""])
+        head = expand_home(before).read_bytes().decode("utf-8", "surrogateescape").rstrip("\n")
+    content = "\n".join([head, *lines, ""]).encode("utf-8", "surrogateescape")
     if path.exists() and path.read_bytes() != content:  # it may have been edited
         path.replace(path.with_suffix(".old.txt"))
     write_bytes(path, content)

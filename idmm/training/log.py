@@ -98,7 +98,7 @@ def logging_to(folder: Path) -> Iterator[None]:
         return
     screens = [] if any(isinstance(handler, Screen) for handler in log.handlers) else [Screen()]
     try:
-        file: logging.Handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+        file: logging.Handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         file = logging.NullHandler()
         log.warning("%s: cannot be written (%s)", folder / "log.txt", reason(error))
