@@ -132,10 +132,9 @@ def our_loop(args, flags: dict[str, object]):
     """Give the loop of a run of configs/pretrain/idmm.yaml, with further flags."""
     from idmm.config import PretrainConfig
     from idmm.config.parsing import parse
-    from idmm.stages.images import store_run_images
+    from idmm.stages import common
     from idmm.stages.pretrain import build_loop, build_method, build_model
     from idmm.stages.resolve import resolve
-    from idmm.stages.setup import open_run
 
     wanted = {"data.root": args.root, "out": args.into}
     wanted |= {"train.device": args.device, "train.batch_size": args.batch, "views.size": args.size}
@@ -143,8 +142,8 @@ def our_loop(args, flags: dict[str, object]):
     argv = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in wanted.items())
     config = parse(PretrainConfig, ["--config", "idmm", *argv, *shlex.split(args.flags)], "reference")
     setup = resolve(config)
-    with open_run(setup) as run:
-        setup, images = store_run_images(setup, setup.stage.list_images(), run.folder)
+    with common.open_run(setup) as run:
+        setup, images = common.store_run_images(setup, setup.stage.list_images(), run.folder)
         method = build_method(run, setup, images, build_model(run, setup, images))
         yield build_loop(run, setup, images, method)
 

@@ -88,12 +88,12 @@ def test_what_was_there_before_stays(folds, tmp_path, capsys):
 
 
 def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys):
-    from idmm.stages import pretrain as stage
+    from idmm.stages import common
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage, "store_run_images", interrupted)
+    monkeypatch.setattr(common, "store_run_images", interrupted)
     assert inside("pretrain", tmp_path / "run", **SHORT) == Interrupted.exit_code
     assert (
         lines(capsys)[-1]
@@ -149,8 +149,8 @@ def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("stage", "part", "batch"),
     [
-        ("pretrain", "stages.images.extract_features", "256 images at a time. Try smaller images or batches, "),
-        ("finetune", "stages.images.extract_features", "20 images at a time. Try smaller images or batches, "),
+        ("pretrain", "stages.common.extract_features", "256 images at a time. Try smaller images or batches, "),
+        ("finetune", "stages.common.extract_features", "20 images at a time. Try smaller images or batches, "),
         ("pretrain", "training.precision.time_precisions", "a batch of 20 images: try --train.accumulate 4 "),
     ],
 )

@@ -30,9 +30,8 @@ from idmm.methods.common import at_least_fp32
 from idmm.models.build import one_image_norms
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
-from idmm.stages.images import store_run_images
+from idmm.stages import common
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import build_backbone, open_run, plan_phase
 from idmm.training.device import enough_memory
 from idmm.training.log import SCORES
 from idmm.training.loop import Loop
@@ -102,17 +101,17 @@ def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
 def train(setup: RunSetup, method_class: type[Method], evaluator_class: type["DenseEvaluator"], metric: str) -> dict:
     """Train and evaluate a network for boxes or masks. ``metric`` is the score by which the best epoch is chosen."""
     config, (phase,) = setup.config, setup.phases
-    with open_run(setup) as run:
+    with common.open_run(setup) as run:
         if run.folder.finished:
             return run.folder.result()
 
         # ------------------------------------------------------------------ images
         listing = setup.stage.list_images()
-        setup, stores = store_run_images(setup, listing, run.folder)
+        setup, stores = common.store_run_images(setup, listing, run.folder)
         has_outlines = outlined(stores.train.targets)
 
         # ------------------------------------------------------------------ training
-        backbone = build_backbone(setup, phase)
+        backbone = common.build_backbone(setup, phase)
         if run.is_new and (report := setup.spec.load(backbone)):
             log.info("%s", report)
         with seeded(derive(config.seed, "method")):
@@ -121,7 +120,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type["De
         evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
         key = derive(config.seed, "stage", phase.number)
         transform = DenseTransform(stores.train, phase.size, setup.spec.mean, setup.spec.std, config.augment, key)
-        loop = Loop(run, method, plan_phase(setup, phase, stores, transform, [evaluator], metric))
+        loop = Loop(run, method, common.plan_phase(setup, phase, stores, transform, [evaluator], metric))
         loop.fit()
 
         # ------------------------------------------------------------------ results

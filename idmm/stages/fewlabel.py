@@ -20,7 +20,7 @@ from idmm.evaluation.evaluate import readouts
 from idmm.files import made_folder, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.report import charts
-from idmm.stages.images import store_run_images
+from idmm.stages import common
 from idmm.stages.probe import READOUTS, about, build_network
 from idmm.stages.resolve import resolve
 from idmm.training.outputs import largest_class
@@ -119,7 +119,7 @@ def _probed(
 ) -> Iterator[dict[str, Any]]:
     """Measure features, which are taken once per backbone, by both readouts."""
     for label, setup in backbones.items():
-        setup, images = store_run_images(setup, splits)
+        setup, images = common.store_run_images(setup, splits)
         network = build_network(setup, label)
         train, test, workers = images.train, images.test, setup.config.data.workers
         features, test_features = (network.split_features(s, workers, part) for part, s in images.parts.items())

@@ -12,11 +12,10 @@ from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.models.build import backbone_state
 from idmm.models.weights import Checkpoint
 from idmm.seeding import derive
+from idmm.stages import common
 from idmm.stages.first_weights import init_classifier, start_weights
 from idmm.stages.folds import run_folds
-from idmm.stages.images import build_accuracy, measure_baseline, store_run_images
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase
 from idmm.training.loop import Loop
 from idmm.training.outputs import classifier_result, common_result, export, load_best
 from idmm.training.run_context import RunContext
@@ -39,7 +38,7 @@ def finetune(config: FinetuneConfig | RunSetup | dict | str) -> dict:
         The content of ``result.json``. Accuracies are in percent, on the test split, of the last epoch or, with
         ``train.keep`` best, of ``kept_epoch`` of the last stage: ``top1``, ``top5``, ``mean_per_class``,
         ``top1_interval`` (Wilson's, 95 %), ``largest_class`` (of always answering the largest class), ``baseline_top1``
-        (see :func:`idmm.stages.images.measure_baseline`). ``start_top1`` is top-1 before the first step, if the
+        (see :func:`idmm.stages.common.measure_baseline`). ``start_top1`` is top-1 before the first step, if the
         classifier started from a fit on features. Also ``num_classes``, ``train_size``, ``test_size``, ``test_groups``
         if images come in groups, ``seed``, ``seconds`` over all resumes, ``precision`` of training and evaluation,
         ``excluded`` if ``data.exclude`` left images out; with ``train.minutes`` ``minutes``, the ``epochs`` of all
@@ -55,12 +54,12 @@ def finetune(config: FinetuneConfig | RunSetup | dict | str) -> dict:
 
 
 def _run(setup: RunSetup) -> dict:
-    with open_run(setup) as run:
+    with common.open_run(setup) as run:
         if run.folder.finished:
             return run.folder.result()
         listing = setup.stage.list_images()
-        setup, images = store_run_images(setup, listing, run.folder)
-        measure_baseline(run, setup, images)
+        setup, images = common.store_run_images(setup, listing, run.folder)
+        common.measure_baseline(run, setup, images)
         loop = None
         for phase in setup.phases[run.first_phase - 1 :]:  # from that of the checkpoint on
             images = images.at(phase.size)  # val and test
@@ -68,7 +67,7 @@ def _run(setup: RunSetup) -> dict:
             loop = None  # frees the memory of the last phase's model and optimizer
             if run.accelerator is not None:
                 run.accelerator.free_memory()
-            accuracy = build_accuracy(run, setup, phase, images.val or images.test)
+            accuracy = common.build_accuracy(run, setup, phase, images.val or images.test)
             loop = build_loop(run, setup, phase, images, model, accuracy)
             loop.fit()
         result = write_outputs(run, setup, images, loop, accuracy)
@@ -81,7 +80,7 @@ def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, 
 
     The first phase of a new run loads the weights of ``init`` and fits the classifier.
     """
-    model = build_backbone(setup, phase, len(images.train.classes))
+    model = common.build_backbone(setup, phase, len(images.train.classes))
     if loop_before is not None:
         before = setup.phases[phase.number - 2]
         kwargs = {"img_size": before.size}  # from which position embeddings are resized
@@ -100,19 +99,19 @@ def build_loop(
     """Build the training loop of a phase."""
     config, train = setup.config, images.train
     method = Finetune(model, config.augment, config.model.freeze)
-    method.localization = build_localization(setup, phase, model)
+    method.localization = common.build_localization(setup, phase, model)
     if config.train.class_weights == "balanced":
         method.class_weight = balanced_weights(train.labels, len(train.classes))
     key = derive(config.seed, "stage", phase.number)
     transform = TrainTransform(train, config.augment, phase.size, setup.spec.mean, setup.spec.std, key)
-    return Loop(run, method, plan_phase(setup, phase, images, transform, [accuracy], "top1"))
+    return Loop(run, method, common.plan_phase(setup, phase, images, transform, [accuracy], "top1"))
 
 
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, accuracy: Accuracy) -> dict:
     """Evaluate and write the classifier; return the result."""
     best, predictions = load_best(loop, "top-1"), accuracy.latest
     if images.val is not None or predictions is None:  # evaluated on val, or by a process that was killed
-        predictions = build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.averaged)
+        predictions = common.build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.averaged)
     export(run, loop, setup, images, backbone_state(loop.averaged), {"classes": images.train.classes})
     result = {**classifier_result(run, setup, images, predictions), **best, **common_result(run, setup, images)}
     if (start := run.folder.start_scores.get("start_top1")) is None:

@@ -19,7 +19,7 @@ from idmm.models.build import linear_classifiers, one_image_norms
 from idmm.models.hog_conv import HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.seeding import numpy_rng
-from idmm.stages.images import build_accuracy, enough_for, eval_batches, image_features
+from idmm.stages import common
 from idmm.stages.resolve import CLASSIFIER_INIT
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
@@ -44,7 +44,7 @@ def start_weights(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Modu
     batch_size = min(phase.batch_size, PATCH_IMAGES)
     numbers = mixed_images(len(train), batch_size, config.seed)
     numbers = numbers if learns_start else numbers[: PATCH_IMAGES * distributed.world()]
-    batches = eval_batches(run, setup, train, phase.size, batch_size, images=numbers)
+    batches = common.eval_batches(run, setup, train, phase.size, batch_size, images=numbers)
     if learns_start:
         model.learn_start(batches, config.seed)
         images = len(numbers) // distributed.world()
@@ -77,21 +77,23 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
     if len(numbers := np.unique(train.labels)) < 2:
         line = f"features, but the training images are all of one class, '{train.classes[numbers[0]]}'"
         raise UserError(f"{CLASSIFIER_INIT}: {line}, expected two classes or more, or random")
-    with enough_for(phase.batch_size):
+    with common.enough_for(phase.batch_size):
         model.to(run.device)
         if not config.model.freeze:  # a frozen backbone stays in evaluation mode
             numbers = mixed_images(len(train), phase.batch_size, config.seed)
-            norm_batches = eval_batches(run, setup, train, phase.size, phase.batch_size, images=numbers)
+            norm_batches = common.eval_batches(run, setup, train, phase.size, phase.batch_size, images=numbers)
             set_batch_norms(model, norm_batches, run.device, run.autocast)
         label = "features for the classifier, of train"
-        features = image_features(run, setup, model, train, size=phase.size, batch_size=phase.batch_size, label=label)
+        features = common.image_features(
+            run, setup, model, train, size=phase.size, batch_size=phase.batch_size, label=label
+        )
         if (deviation := spread(features)) < FLOORS["feature_std"] and not config.model.freeze:
             # a fit to such features has weights so large that the first steps would destroy the backbone
             line = f"the features of the training images hardly differ (feature_std {deviation:.2g})"
             log.warning("%s: %s, so the classifier starts from fresh weights", CLASSIFIER_INIT, line)
             return
         fit_classifier(model, features.numpy(), train.labels, config)
-        accuracy = build_accuracy(run, setup, phase, images.test)
+        accuracy = common.build_accuracy(run, setup, phase, images.test)
         top1 = accuracy.predict(model, "accuracy before the first step, on test").scores()["top1"]
     run.folder.add_start_scores({"start_top1": top1})
     log.info("before the first step: top-1 %.2f on %d test images", top1, len(images.test))

@@ -19,11 +19,10 @@ from idmm.evaluation.monitor import CollapseMonitor
 from idmm.methods import Method, RunInfo, create_method
 from idmm.models.build import backbone_state
 from idmm.seeding import derive, numpy_rng, seeded
+from idmm.stages import common
 from idmm.stages.first_weights import start_weights
 from idmm.stages.folds import run_folds
-from idmm.stages.images import eval_batches, image_features, measure_baseline, store_run_images
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import build_backbone, build_localization, open_run, plan_phase
 from idmm.training.loop import Loop
 from idmm.training.outputs import classifier_result, common_result, export
 from idmm.training.run_context import RunContext
@@ -57,13 +56,13 @@ def pretrain(config: PretrainConfig | RunSetup | dict | str) -> dict:
 
 
 def _run(setup: RunSetup) -> dict:
-    with open_run(setup) as run:
+    with common.open_run(setup) as run:
         if run.folder.finished:
             return run.folder.result()
         listing = setup.stage.list_images()
-        setup, images = store_run_images(setup, listing, run.folder)
+        setup, images = common.store_run_images(setup, listing, run.folder)
         if setup.config.learns_labels:
-            measure_baseline(run, setup, images)
+            common.measure_baseline(run, setup, images)
         backbone = build_model(run, setup, images)
         method = build_method(run, setup, images, backbone)
         loop = build_loop(run, setup, images, method)
@@ -78,7 +77,7 @@ def build_model(run: RunContext, setup: RunSetup, images: Stores) -> torch.nn.Mo
     """Build the backbone of a run. A new run loads the weights of ``init`` or gives it a structured start."""
     config, (phase,) = setup.config, setup.phases
     classes = len(images.train.classes) if config.learns_labels else 0
-    backbone = build_backbone(setup, phase, classes)
+    backbone = common.build_backbone(setup, phase, classes)
     if run.is_new:  # else the loop loads its state
         start_weights(run, setup, phase, backbone, images.train)
     if config.learns_labels:
@@ -101,7 +100,7 @@ def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: tor
     )
     with seeded(derive(config.seed, "method")):
         method = create_method(backbone, info, config.method)
-    method.localization = build_localization(setup, phase, backbone)
+    method.localization = common.build_localization(setup, phase, backbone)
     if run.is_new and method.starts_from_features:
         network = "the untrained network" if setup.spec.init is None else f"the weights of '{config.init}'"
         label = f"features before training, by {network}"
@@ -123,7 +122,7 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
         every = config.train.monitor_every
         evaluators.append(CollapseMonitor(method, extract, images.train, numbers, run.folder.metrics, every))
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
-    loop = Loop(run, method, plan_phase(setup, phase, images, transform, evaluators))
+    loop = Loop(run, method, common.plan_phase(setup, phase, images, transform, evaluators))
     if run.is_new and knn is not None:
         run.folder.add_start_scores({"start_knn": knn(loop.averaged)["knn"]})
     return loop
@@ -136,7 +135,7 @@ def _count_labels(train: ImageStore) -> int | None:
 
 def _feature_extractor(run: RunContext, setup: RunSetup) -> Extract:
     """Return the function that takes features, for evaluators."""
-    return functools.partial(image_features, run, setup, size=setup.phases[0].size, batch_size=EVAL_BATCH)
+    return functools.partial(common.image_features, run, setup, size=setup.phases[0].size, batch_size=EVAL_BATCH)
 
 
 # ---------------------------------------------------------------------- the end
@@ -145,7 +144,7 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
     config, epochs = setup.config, loop.position.epoch  # finished ones
     accuracy, entries = {}, None
     if config.learns_labels:
-        batches = eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
+        batches = common.eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
         predictions = evaluate.predict(loop.averaged, batches, run.device, run.autocast)
         accuracy = {**classifier_result(run, setup, images, predictions), "labelled_size": _count_labels(images.train)}
         entries = {"classes": images.train.classes}

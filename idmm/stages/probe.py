@@ -15,10 +15,9 @@ from idmm.errors import UserError
 from idmm.evaluation.evaluate import readouts
 from idmm.evaluation.network import Network
 from idmm.progress import aligned
+from idmm.stages import common
 from idmm.stages.folds import run_folds
-from idmm.stages.images import store_run_images
 from idmm.stages.resolve import resolve
-from idmm.stages.setup import check_sizes, open_folder
 from idmm.training.device import pick_device
 from idmm.training.outputs import largest_class, remarks
 from idmm.training.run_folder import RunFolder
@@ -56,13 +55,13 @@ def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
 
 def _run(setup: RunSetup) -> dict:
     config, spec = setup.config, setup.spec
-    check_sizes(setup)
+    common.check_sizes(setup)
     folder = RunFolder(config.out, config, "auto")
-    with open_folder(folder, setup):
+    with common.open_folder(folder, setup):
         if folder.finished:
             return folder.result()
         started_at = time.monotonic()
-        setup, images = store_run_images(setup, setup.stage.list_images(), folder)
+        setup, images = common.store_run_images(setup, setup.stage.list_images(), folder)
         if len(np.unique(images.train.labels)) < 2:
             raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
         network = build_network(setup, config.init or spec.name)

@@ -9,9 +9,8 @@ from idmm.config import parsing
 from idmm.errors import UserError, needed
 from idmm.files import output_path
 from idmm.models.spec import model_spec
-from idmm.stages import STAGES, stage_of
+from idmm.stages import STAGES, common, stage_of
 from idmm.stages.resolve import fill_classifier_init
-from idmm.stages.setup import try_model
 from idmm.training.device import choose_device, pick_device
 from idmm.training.stage import RunSetup, Stage
 from idmm.transfer.config import GridConfig
@@ -72,7 +71,7 @@ class _Checks:
         model.append(job.stage == "pretrain")
         for phase in setup.phases:
             key = [*model, phase.size, phase.other_sizes, drloc if drloc.get("weight") else 0]
-            self.once(key, backbone, try_model, setup, phase, True)
+            self.once(key, backbone, common.try_model, setup, phase, True)
 
     def once(self, key: Any, place: str, call: Callable, *args) -> Any:
         """Return ``call(*args)``, or None after a user's mistake. Its lines begin with ``place``."""

@@ -1,8 +1,9 @@
-"""The images of a run: stored, compared with those of a resumed run, described in the log, batched for evaluation."""
+"""What all stages share, in the order of a run: open it, try the model, store the images, build, evaluate."""
 
 import contextlib
 import functools
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,17 +15,24 @@ from torch import Tensor, nn
 from idmm import distributed
 from idmm.data.folder import PARTS
 from idmm.data.image_store import ImageStore
-from idmm.data.loaders import centre_crops
+from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, counted
 from idmm.data.store import Stores, store_images
-from idmm.errors import RunError
+from idmm.errors import Interrupted, RunError, SizeError, UserError, checked
 from idmm.evaluation import baseline
-from idmm.evaluation.evaluators import Accuracy
+from idmm.evaluation.evaluators import Accuracy, Evaluator
 from idmm.evaluation.network import extract_features
+from idmm.files import holds_run
+from idmm.methods.drloc import Localization
+from idmm.models.build import try_size
+from idmm.models.vit_init import can_init_vit
 from idmm.progress import counting
+from idmm.seeding import derive, seeded
 from idmm.training.device import enough_memory
-from idmm.training.outputs import BASELINE
+from idmm.training.log import logging_to
+from idmm.training.outputs import BASELINE, ending
+from idmm.training.plan import PhasePlan
 from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder
 from idmm.training.stage import Phase, RunSetup
@@ -33,6 +41,68 @@ log = logging.getLogger("idmm")
 BASELINE_BATCH = 64  # images at a time
 
 
+# ---------------------------------------------------------------------- the folder, and the model tried
+@contextlib.contextmanager
+def open_run(setup: RunSetup) -> Iterator[RunContext]:
+    """Open the run's folder, log and interrupts, and close them however the block ends.
+
+    The model of a new run is tried at every size before there is a folder. A run that is refused leaves no folder. The
+    log of a finished run only says so, else it begins with the notes of ``setup``.
+    """
+    check_sizes(setup)
+    run = RunContext(setup.config, setup.started_at)
+    with open_folder(run.folder, setup), run.interrupts:
+        try:
+            yield run
+        except KeyboardInterrupt:
+            checkpoint = run.folder.checkpoint_note or ". There is no checkpoint yet"
+            raise Interrupted(f"{setup.config.out}: interrupted{checkpoint}. Repeat the command to continue") from None
+
+
+@contextlib.contextmanager
+def open_folder(folder: RunFolder, setup: RunSetup) -> Iterator[None]:
+    """Log to a run's folder inside the block, first its notes or that it is finished, and close it at the end."""
+    with folder, logging_to(folder.path):
+        for note in (f"{folder.path}: finished already, nothing to do",) if folder.finished else setup.notes:
+            log.info("%s", note)
+        yield
+
+
+def check_sizes(setup: RunSetup) -> None:
+    """Try the model of a new run at every size, so that no size is refused hours after the start.
+
+    Raises:
+        UserError: A line per fault, with the field.
+    """
+    if not holds_run(setup.config.out):
+        checked(*(functools.partial(try_model, setup, phase) for phase in setup.phases))
+
+
+def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None:
+    """Build the model of a phase once.
+
+    Raises:
+        UserError: The backbone, drloc's head or, if requested, the weights to start from do not fit.
+    """
+    spec, field = setup.spec, phase.field
+    try:
+        backbone = build_backbone(setup, phase)
+        setup.stage.check_network(phase, backbone, spec)
+        for name, size in phase.other_sizes:
+            field = name
+            try_size(backbone, spec.name, size, spec.in_chans)
+    except SizeError as error:
+        raise UserError(*(f"{field}: {fault}" for fault in error.faults)) from None
+    structured = getattr(setup.config.model, "start", "timm") == "structured" and spec.init is None
+    if structured and not can_init_vit(backbone):
+        line = f"{spec.name} is not one of timm's vision transformers with learned positions, expected timm or auto"
+        raise UserError(f"model.start: structured, but {line}")
+    if with_weights:
+        spec.load(backbone)
+    build_localization(setup, phase, backbone)
+
+
+# ---------------------------------------------------------------------- the images
 def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None = None) -> tuple[RunSetup, Stores]:
     """Store the images of a run. A resumed one keeps the value range, mean and std that are saved in its ``folder``.
 
@@ -81,6 +151,63 @@ def log_values(setup: RunSetup, stores: Stores) -> None:
         log.info("images: mean %s, std %s of the channels, measured from the training images", mean, std)
 
 
+# ---------------------------------------------------------------------- the model and the loop
+def build_backbone(setup: RunSetup, phase: Phase, classes: int = 0) -> torch.nn.Module:
+    """Build the backbone of a phase with fresh weights, and a classifier if there are ``classes``."""
+    return setup.spec.build(phase.size, setup.config.seed, classes, dynamic=bool(phase.other_sizes))
+
+
+def build_localization(setup: RunSetup, phase: Phase, backbone: torch.nn.Module) -> Localization | None:
+    """Build the head of ``drloc``, its fresh weights drawn from the run's seed; None if its weight is 0."""
+    drloc = getattr(setup.config, "drloc", None)
+    if drloc is None or not drloc.weight:
+        return None
+    with seeded(derive(setup.config.seed, "drloc", phase.size)):
+        return Localization(backbone, drloc, phase.size, setup.spec.in_chans)
+
+
+def plan_phase(
+    setup: RunSetup,
+    phase: Phase,
+    images: Stores,
+    transform: BatchFn,
+    evaluators: list[Evaluator],
+    score: str | None = None,
+) -> PhasePlan:
+    """Return what the loop needs to know about a phase, see :class:`PhasePlan`, and log how many steps it has.
+
+    ``score`` names that of the best epoch, with ``train.keep`` best.
+    """
+    train, later_phases, count = setup.config.train, setup.phases[phase.number - 1 :], len(images.train)
+    is_last = len(later_phases) == 1
+    max_epochs, epochs, steps = None, phase.epochs, phase.steps(count)
+    length = f"{steps} in {counted(phase.epochs, 'epoch')}"
+    if train.minutes is not None:
+        if train.max_epochs is not None:
+            max_epochs = max(1, train.max_epochs * phase.epochs // sum(other.epochs for other in setup.phases))
+        epochs, length = max_epochs or sys.maxsize, f"for train.minutes {train.minutes:g}"
+    per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, count)
+    log.info("%s: %s of %d images per epoch, %s", phase.label, per_epoch, batch, length)
+    order = derive(setup.config.seed, "stage", phase.number)
+    processes = (distributed.rank(), distributed.world())
+    return PhasePlan(
+        phase=phase,
+        batches=BatchPlan(count, phase.batch_size, epochs, order, *processes, train.accumulate),
+        transform=transform,
+        evaluators=evaluators,
+        keep=score if score and is_last and train.keep == "best" else None,
+        share=_cost(phase) / sum(map(_cost, later_phases)),
+        max_epochs=max_epochs,
+        ending=ending(setup, images) if is_last else (0, 0.0),
+    )
+
+
+def _cost(phase: Phase) -> int:
+    """Return the share of ``train.minutes`` that a phase gets, relative to the other phases."""
+    return phase.epochs * phase.size**2
+
+
+# ---------------------------------------------------------------------- evaluation
 def eval_batches(
     run: RunContext,
     setup: RunSetup,
