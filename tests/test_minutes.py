@@ -14,6 +14,7 @@ from idmm.stages import folds
 from idmm.stages.resolve import resolve
 from idmm.training import clock, loop
 from idmm.training.clock import Timer
+from idmm.training.run_folder import RunFolder
 
 SMALL = {"data__subset": {"per_class": 4}, "train__epochs": None, "train__save_minutes": 60}
 BOTH = pytest.mark.parametrize("stage", ["pretrain", "finetune"])
@@ -93,6 +94,25 @@ def test_a_resumed_run_goes_on_with_its_time(stage, seconds, tmp_path, monkeypat
     made = [record["step"] for record in metrics(tmp_path / "run")]
     assert made == sorted(made) and made[-1] <= 180
     assert inside(stage, tmp_path / "run", **asked) == 0, "finished"
+
+
+@BOTH
+def test_the_last_epoch_is_evaluated_on_a_slow_disk(stage, seconds, tmp_path, monkeypatch):
+    """Time passes after an epoch that was not the last by the clock: steps of 0.4 s, 0.8 s to write a record."""
+    seconds[0], at, add = 0.4, clock.now.__closure__[0].cell_contents, RunFolder.add_metrics
+
+    def slowly(folder, record):
+        at[0] += 0.8
+        add(folder, record)
+
+    monkeypatch.setattr(RunFolder, "add_metrics", slowly)
+    start = {"init": str(tmp_path / "weights")} if stage == "pretrain" else {}
+    if start:
+        assert inside("pretrain", start["init"], data__subset={"per_class": 4}, train__epochs=1) == 0
+    for more in (0.0, 0.2, 0.4, 0.6, 0.8):
+        minutes = {"train__minutes": (20 + more) / 60, "train__batch_size": 40}
+        assert inside(stage, tmp_path / f"run{more}", **SMALL, **start, **minutes) == 0
+        assert ("knn" if start else "top1") in metrics(tmp_path / f"run{more}")[-1]
 
 
 def test_progress_follows_time_or_steps_and_never_falls():

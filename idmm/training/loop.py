@@ -48,6 +48,7 @@ class Loop:
             self.best: dict | None = None  # epoch (from 1), value and weights of the best epoch so far
             self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
             self.saved_timer: dict | None = None
+            self.was_last = False  # whether the last epoch that ended was the phase's last, and was evaluated
             self._resume()
         self.pace, self.end_logged, self.logged_share = Pace(), False, 0.0
         self.workers = choose_workers(run.workers, plan.transform, images)
@@ -135,10 +136,8 @@ class Loop:
         return self.timer.measure(self.run.seconds, self.position.total_steps)
 
     def _is_over(self) -> bool:
-        """Return whether the phase is over, between two epochs or where the run was interrupted."""
-        if self.timer is None:
-            return self.position.epoch == self.batches.epochs
-        return self.timer.progress >= 1 and self.position.step == 0 and self.position.total_steps > 0
+        """Return whether the phase is over. If time ran out after an epoch, one more step is made and evaluated."""
+        return self.position.epoch == self.batches.epochs if self.timer is None else self.was_last
 
     def _is_last(self, epoch: int) -> bool:
         """Return whether an epoch that just ended is the last: no time remains for its evaluation and another step."""
@@ -259,6 +258,7 @@ class Loop:
     # ------------------------------------------------------------------ the end of an epoch
     def _end_epoch(self, epoch: int) -> None:
         position, is_last = self.position, self._is_last(epoch)
+        self.was_last = is_last
         images = min(self.batches.count, position.step * self.batches.batch_size)
         values = {name: value / images for name, value in self._total_sums().items()}
         record = {
@@ -389,5 +389,6 @@ class Loop:
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state.sums.items()}
         epoch, step = state.epoch, state.step
         self.position = Position(epoch, step, total_steps, state.epoch_seconds, sums)
+        self.was_last = step == 0 and total_steps > 0  # between epochs only the end of a phase is saved
         self.run.folder.take_back(self.plan.phase.number, epoch + 1)
         log.info("%s resumes from epoch %d, step %d", self.plan.phase.label, epoch + 1, step)
