@@ -3,7 +3,9 @@
 import os
 import re
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from folders import tree
@@ -339,6 +341,25 @@ def test_copies_are_left_out_with_a_warning(images, tmp_path, monkeypatch, caplo
     assert any(
         "2 training images left out, the same as another training image or a test image" in m for m in caplog.messages
     )
+
+
+def test_no_copy_is_in_two_splits(tmp_path, caplog):
+    """Every image is there twice and a fifth is held out. Then a class whose images are all copies of test images."""
+    root = tree(tmp_path / "d", train={name: 10 for name in "abc"})
+    for path in list(root.rglob("*.png")):
+        path.with_name(f"{path.stem}copy.png").write_bytes(path.read_bytes())
+    for number, more in enumerate(({}, {"labelled": {"per_class": 2}})):
+        data = TrainData(name="folder", root=str(root), **more)
+        _, listing = train._listing(data, tmp_path / f"x{number}")
+        contents = [Path(path).read_bytes() for split in listing.parts.values() for path in split.items]
+        assert len(contents) == len(set(contents)) == 30
+    root = tree(tmp_path / "e", train={"a": 4, "b": 4}, test={"a": 4, "b": 4})
+    for name, count in (("a", 4), ("b", 2)):
+        for number in range(count):
+            (root / f"test/{name}/{number}.png").write_bytes((root / f"train/{name}/{number}.png").read_bytes())
+    _, listing = train._listing(TrainData(name="folder", root=str(root)), tmp_path / "y")
+    assert np.bincount(listing.train.labels).tolist() == [4, 2]
+    assert any("all training images of a are copies of test images" in line for line in caplog.messages)
 
 
 def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):

@@ -22,7 +22,7 @@ from idmm.data.image_store import store_split
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Listing, counted
-from idmm.errors import UserError
+from idmm.errors import UserError, listed
 from idmm.files import holds_run, write_csv, write_json, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import duration, log
@@ -185,41 +185,56 @@ def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
     """Return all images to learn from. A part of the labelled ones is held out if there are none to test on."""
     if data.subset is not None and data.labelled is not None:
         raise UserError("data.labelled: given with data.subset, from which fine-tuning cannot draw. Give one of them")
+    data = _without_copies(data, out)
     try:
-        listing = list_images(data, labelled=True, unlabelled=True)
+        list_images(data, labelled=True, unlabelled=True)
     except LabelsMissing:
         if data.val_fraction:
             raise
         data = replace(data, val_fraction=HELD_OUT)
-        listing = list_images(data, labelled=True, unlabelled=True)
         line = "data.val_fraction: %g of the labelled images are held out, as there are no images to test on"
         log.info(line, HELD_OUT)
-    data = _with_list(_without_copies(data, listing, out), out)
+    data = _with_list(data, out)
     return data, list_images(data, labelled=True, unlabelled=True)
 
 
-def _without_copies(data: Data, listing: Listing, out: Path) -> Data:
+def _without_copies(data: Data, out: Path) -> Data:
     """Return the data without training images whose file is that of an earlier one or of a test image, with a warning.
-    OUT/duplicates.txt names them, for ``data.exclude``; if that is given already, nothing is left out."""
+
+    OUT/duplicates.txt names them, for ``data.exclude``. If that is given already, nothing is left out. Copies are found
+    before images are held out or drawn, so that no copy is in two splits.
+    """
     if data.name != "folder" or data.exclude is not None:
         return data
-    seen, copies = {}, []
-    held = [path for part, split in listing.parts.items() if part != "train" for path in split.items]
-    numbers = range(-len(held), len(listing.train))  # negative: val and test
-    for number, path in zip(numbers, [*held, *listing.train.items], strict=True):
-        with contextlib.suppress(OSError):  # stage 1 names it
-            digest = (os.path.getsize(path), hashlib.blake2b(Path(path).read_bytes()).digest())
-            if seen.setdefault(digest, number) != number and number >= 0:
-                copies.append(number)
-    labels = listing.train.labels
-    emptied = set(labels) - {-1} - set(np.delete(labels, copies))
-    if not copies or emptied:  # a class would have no image
+    everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
+    listing = list_images(everything, labelled=True, evaluated=False, unlabelled=True)
+    train, seen, copies = listing.train, set(), []
+    for split in (listing.val, listing.test):
+        seen.update(_file_digest(path) for path in (split.items if split else ()))
+    for number in np.argsort(train.labels < 0, kind="stable"):  # a copy with a label is kept
+        digest = _file_digest(train.items[number])
+        if digest in seen and digest is not None:
+            copies.append(number)
+        seen.add(digest)
+    emptied = set(train.labels) - {-1} - set(np.delete(train.labels, copies))
+    if emptied:
+        classes = listed(train.classes[label] for label in sorted(emptied))
+        log.warning("data: all training images of %s are copies of test images. They are used all the same", classes)
+    copies = [number for number in sorted(copies) if train.labels[number] not in emptied]
+    if not copies:
         return data
-    names = [listing.train.names[number] for number in copies]
-    write_text(out / COPIES, "\n".join(names) + "\n")
+    write_text(out / COPIES, "\n".join(train.names[number] for number in copies) + "\n")
     line = "data: %s left out, the same as another training image or a test image (%s)"
     log.warning(line, counted(len(copies), "training image"), out / COPIES)
     return replace(data, exclude=str(out / COPIES))
+
+
+def _file_digest(path: str) -> bytes | None:
+    """Return a digest of a file's bytes, or None if it cannot be read. The check of all images names it."""
+    try:
+        return hashlib.blake2b(Path(path).read_bytes()).digest()
+    except OSError:
+        return None
 
 
 def _with_list(data: Data, out: Path) -> Data:
