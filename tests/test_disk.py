@@ -97,6 +97,11 @@ def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
     decoded.clear()
     opened(root, part="test", labelled=True, subset=subsets[0], val_fraction=0.5)  # which draw from train
     assert not decoded
+    rows = ["val/x/0.png,a", "val/y/0.png,b", *(f"train/{'xy'[i % 2]}/{i // 2}.png,{'ab'[i % 2]}" for i in range(8))]
+    for count in (6, 8):  # two lists of classes, the second while the first is in use
+        (tmp_path / f"{count}.csv").write_text("\n".join(["path,class", *rows[: 2 + count]]))
+    stores = [opened(root, labelled=True, labels=str(tmp_path / f"{count}.csv")) for count in (6, 8)]
+    assert [len(sums(store)) for store in stores] == [6, 8]
 
 
 def test_workers_and_copies_read_the_same_file(root):

@@ -189,7 +189,8 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
         RunError: The cache folder cannot be written, or the disk is full.
     """
     size, root = reading.stored_size, os.path.realpath(os.path.expanduser(data.root)) if data.root else None
-    key = repr((data.name, root, part, size, split.drawn, reading.value_range, reading.bands))
+    names = split.names if split.drawn else ()  # a whole split keeps its entry when images are added
+    key = repr((data.name, root, part, size, split.drawn, names, reading.value_range, reading.bands))
     pixels_side = size.size if isinstance(size, CentreCrop) else size or "full"
     name = f"{data.name}-{part}-{pixels_side}-{digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
     folder, signature = cache_folder(data.cache_dir) / name, _signature(split, reading)
