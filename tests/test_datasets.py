@@ -162,8 +162,13 @@ def test_pretraining_trees_that_are_no_classes(tmp_path):
     assert labels() is None, "an empty one"
     paint(tmp_path / "z/deep/1.png")
     assert labels() is None, "a nested one"
+    (tmp_path / "z/deep").replace(tmp_path / "unlabelled")
+    (tmp_path / "z").rmdir()
+    assert labels() is None, "the folder of images without labels"
+    (line,) = faults(list_images, section(tmp_path), True)
+    assert line.startswith(f"data.root: '{tmp_path}' has no 'train' folder, expected {tmp_path}/train/CLASS/*,")
     shutil.rmtree(tmp_path / "y")
-    shutil.rmtree(tmp_path / "z")
+    shutil.rmtree(tmp_path / "unlabelled")
     assert labels() is None, "a single one"
 
 

@@ -54,6 +54,11 @@ class _Tree:
         """Names of the folders at its top."""
         return sorted({composed(name) for name in self.folders})
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether folders at its top are parts of a dataset, so that they cannot be classes."""
+        return any(name.lower() in (*PARTS, UNLABELLED) for name in self.folders)
+
     def no_images(self, expected: str) -> str:
         """Return the fault of a tree without images."""
         others = f", but {counted(self.others, 'file')} of other kinds" if self.others else ""
@@ -72,7 +77,7 @@ def read_labelled(root: str, parts: Sequence[str] = PARTS) -> Listing:
     if not trees:  # ROOT itself if its folders can be classes
         tree = _walk(root)
         nested = all(len(names) > 1 for names in tree.images) and len({names[0] for names in tree.images}) > 1
-        if not nested or {name.lower() for name in tree.folders} & set(PARTS):
+        if not nested or tree.has_parts:
             expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
             raise LabelsMissing(f"data.root: '{root}' has no 'train' folder, expected {expected}")
         what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
@@ -99,7 +104,8 @@ def read_any(root: str) -> Listing:
     trees = _trees(root, PARTS) or {"train": _walk(root)}
     train = _not_empty(trees["train"])
     filled = {parts[0] for parts in train.images}
-    if len(filled) < 2 or filled != set(train.folders) or any(len(parts) != 2 for parts in train.images):
+    has_classes = len(filled) > 1 and filled == set(train.folders) and all(len(parts) == 2 for parts in train.images)
+    if not has_classes or (train.path == root and train.has_parts):
         return Listing(_split(root, train, []), None, None)
     agree = {name: tree for name, tree in trees.items() if not _class_faults(tree) + _disagreements(train, tree)}
     return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
