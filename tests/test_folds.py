@@ -140,3 +140,8 @@ def test_a_probe(images, tmp_path, capsys):
     assert found["largest_class"] == pytest.approx(800 / 15)
     flags = ["--per_class", 1, "--seeds", 1, "--out", tmp_path / "f"]
     assert refused(capsys, ["fewlabel", *argv, *flags])[-1].startswith("data.folds: this command")
+    argv[argv.index(images)] = tree(tmp_path / "d", a={"": 3}, b={"": 4}, c={"": 5})
+    few = ["--data.subset", "{total: 2, seed: 3}"]  # which has an image of the last class in one fold of three
+    assert call(["probe", *argv, *few, "--out", tmp_path / "q"]) == 0
+    counts = [fold["per_class"] for fold in read(tmp_path / "q/result.json")["folds"]]
+    assert {len(of) for fold in counts for of in fold.values()} == {3}

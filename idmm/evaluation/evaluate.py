@@ -277,7 +277,7 @@ def _held_out_hits(train, labels, held_out, truth, class_weight: str | None = No
 
 # ---------------------------------------------------------------------- readouts
 def readouts(
-    train, labels, test, truth, *, seed: int = 0, val: tuple | None = None, metric: str = "top1", fold: bool = False
+    train, labels, test, truth, *, seed: int = 0, val: tuple | None = None, metric: str = "top1", classes: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Measure frozen features by kNN and by a linear probe whose strength :func:`choose_strength` chooses.
 
@@ -286,7 +286,7 @@ def readouts(
         test, truth: Features [M, d] and their classes [M].
         seed, val: As for :func:`choose_strength`.
         metric: The one that the dataset's literature reports, ``top1`` or ``mean_per_class``.
-        fold: Whether these are one of several folds, which need the counts per class.
+        classes: Number of classes. Their images are counted, as each of several folds needs. 0: they are not.
 
     Returns:
         ``knn`` and ``probe`` as ``result.json`` has them: ``top1``, ``top1_interval`` and, if the literature reports
@@ -301,7 +301,7 @@ def readouts(
         values = score(predicted, truth)
         if metric != "mean_per_class":
             del values["mean_per_class"]
-        return values | ({"per_class": class_counts(predicted, truth, int(np.max(labels)) + 1)} if fold else {})
+        return values | ({"per_class": class_counts(predicted, truth, classes)} if classes else {})
 
     return {
         "knn": scores(knn_predict(train, labels, test)) | {"k": min(NEIGHBOURS, len(labels))},

@@ -103,7 +103,7 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         seed=config.seed,
         val=features.get("val"),
         metric=spec_of(config.data.name).metric,
-        fold=config.data.fold is not None,
+        classes=0 if config.data.fold is None else len(classes),
     )
     knn, linear = measured["knn"], measured["probe"]
     result = {
