@@ -14,6 +14,7 @@ from sklearn.datasets import load_sample_image
 from idmm.cli import main
 from idmm.data.registry import DATASETS
 from idmm.evaluation import baseline
+from idmm.stages.check import _features
 
 
 def photos(root, split, name, numbers):
@@ -166,6 +167,12 @@ def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys, monke
     monkeypatch.setattr(baseline, "MOST", 10)  # of many images a part is used
     floor = checked(root, tmp_path / "c", capsys)[2]["floor"]
     assert floor["train_images"] + floor["images"] <= 10
+
+
+def test_8_and_16_bits_look_the_same_to_the_baseline():
+    crop = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    of_8_bits, of_16_bits = _features([crop, crop.astype(np.uint16) * 257])
+    assert np.array_equal(of_8_bits, of_16_bits)
 
 
 def say(capsys, *argv):

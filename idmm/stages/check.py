@@ -162,27 +162,30 @@ def _baseline(listing: Listing, crops: Crops, data: config.Data) -> dict | None:
     if len(np.unique(labels)) < 2 or not len(truth):
         return None
     numbers = baseline.sample_to_fit(labels, baseline.MOST)
-    top1 = baseline.measure(_features(pixels[numbers]), labels[numbers], _features(held_pixels), truth)
+    top1 = baseline.measure(_features([pixels[i] for i in numbers]), labels[numbers], _features(held_pixels), truth)
     largest = 100 * float(np.unique(truth, return_counts=True)[1].max() / len(truth))
     sizes = {"train_images": len(numbers), "images": len(truth), "of": of}
     return {"baseline_top1": top1, "largest_class": largest, **sizes}
 
 
-def _labelled_crops(crops: dict[str, np.ndarray], split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Return those of the crops that are of a split, [N, S, S, C], and the numbers of their classes, int64 [N]."""
+def _labelled_crops(crops: dict[str, np.ndarray], split: Split) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return those of the crops that are of a split, [S, S, C] each, and the numbers of their classes, int64 [N]."""
     used = [i for i, name in enumerate(split.names) if name in crops and split.labels[i] >= 0]
-    return np.array([crops[split.names[i]] for i in used]), split.labels[used]
+    return [crops[split.names[i]] for i in used], split.labels[used]
 
 
-def _features(crops: np.ndarray) -> np.ndarray:
-    """Return the baseline's features of crops, uint8 or uint16 [N, S, S, C] -> [N, d]."""
+def _features(crops: list[np.ndarray]) -> np.ndarray:
+    """Return the baseline's features of crops, uint8 or uint16 [S, S, C] each -> [N, d]."""
     import torch
 
     from idmm.evaluation import baseline
 
-    numbers = torch.arange(len(crops)).split(BATCH)
-    batches = ({"images": unit(torch.from_numpy(crops[n.numpy()]).permute(0, 3, 1, 2)), "index": n} for n in numbers)
-    channels = crops.shape[3]
+    def batch(numbers: torch.Tensor) -> dict:
+        images = torch.stack([unit(torch.from_numpy(crops[i])) for i in numbers])  # each by its own depth, [B, S, S, C]
+        return {"images": images.permute(0, 3, 1, 2), "index": numbers}
+
+    channels = crops[0].shape[2]
+    batches = map(batch, torch.arange(len(crops)).split(BATCH))
     return baseline.features(batches, [0.0] * channels, [1.0] * channels, local=True)
 
 
