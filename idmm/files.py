@@ -128,6 +128,8 @@ def made_folder(out: str) -> Path:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out: cannot write to '{out}' ({error.strerror}), expected a folder") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise UserError(f"out: cannot write to '{out}', its permissions forbid it. Name another folder")
     return Path(out)
 
 

@@ -3,16 +3,21 @@
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from folders import tree
+from frozen import a_run
 from helpers import VIT, Together, call, read, refused
+from PIL import Image
 
 import idmm
+from idmm.config import Data
 from idmm.config.commands import TrainCommand, TrainData
+from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
 from idmm.stages import stage_of, train, train_configs, train_plan
 from idmm.stages.train_plan import Counts, make_plan
@@ -53,7 +58,8 @@ def done(images, tmp_path_factory):
 def test_what_is_written(done, images, capsys):
     kept, result = read(done / "train.json"), read(done / "result.json")
     assert kept["result"] == result and (done / "model.safetensors").exists()
-    assert kept["counts"] == {"images": 16, "labelled": 8, "classes": 2, "side": 9, "without": 0}
+    counts = {"images": 16, "labelled": 8, "classes": 2, "side": 9, "without": 0, "divisible": True, "foreign": False}
+    assert kept["counts"] == counts
     assert kept["plan"]["way"] == "pretrain" and kept["plan"]["size"] == 16
     stage1, scratch, tuned = (read(done / name / "config.yaml") for name in ("stage1", "scratch", ""))
     assert tuned["init"] == str(done / "stage1") and scratch["init"] is None
@@ -360,6 +366,62 @@ def test_no_copy_is_in_two_splits(tmp_path, caplog):
     _, listing = train._listing(TrainData(name="folder", root=str(root)), tmp_path / "y")
     assert np.bincount(listing.train.labels).tolist() == [4, 2]
     assert any("all training images of a are copies of test images" in line for line in caplog.messages)
+
+
+def planned(root, out, **flags):
+    """Returns a command and the state that it has when it begins; with the flags of ``data`` under data."""
+    data = TrainData(name="folder", root=str(root), **flags.pop("data", {}))
+    command = TrainCommand(out=str(out), device="cpu", data=data, **flags)
+    state = train._planned(command, out)
+    state.save(out)
+    return command, state
+
+
+def test_images_that_changed_are_noticed_when_a_command_is_repeated(tmp_path, monkeypatch):
+    """Others would be held out. The folder of the weights may be spelled in another way."""
+    monkeypatch.chdir(tmp_path)
+    root = tree(tmp_path / "d", train={"cat": 10, "dog": 10})
+    a_run(tmp_path / "w")
+    command, _ = planned(root, tmp_path / "x", init="w", pseudolabel=False)
+    monkeypatch.chdir(root)
+    command = replace(command, init="../w")
+    state = train._load(command, tmp_path / "x")
+    train._check_names(command, state)
+    assert train_configs.stage_config(command, state, "last", 1.0)["init"] == "../w"
+    tree(root, train={"cat": 11})
+    with pytest.raises(UserError, match="data: images were added, removed or renamed"):
+        train._check_names(command, state)
+
+
+def test_no_trial_if_groups_cannot_be_divided(tmp_path):
+    """A video per class, or one for all: hog_conv is trained without one."""
+    root = tree(tmp_path / "d", train={"cat": 10, "dog": 10}, test={"cat": 3, "dog": 3})
+    for number, (groups, trial) in enumerate((("(t.*)/", False), ("^(.)", False), ("(t.*)$", True))):
+        _, state = planned(root, tmp_path / f"x{number}", data={"groups": groups})
+        assert (state.plan.joined, state.plan.trial) == (True, trial)
+
+
+def test_classes_in_nested_folders_can_be_drawn_in_pretraining(tmp_path):
+    root = tree(tmp_path / "d", train={"cat/1": 4, "cat/2": 4, "dog/1": 8}, test={"cat/1": 3, "dog/1": 3})
+    command, state = planned(root, tmp_path / "x", way="pretrain", data={"subset": {"per_class": 5}})
+    config = train_configs.stage_config(command, state, "stage1", 1.0)
+    assert len(list_images(Data(**config["data"]), labelled=False).train) == 10
+
+
+def test_no_pseudo_labels_by_weights_for_other_values(tmp_path):
+    """Weights of pictures and images of 16 bits, whose range they do not know."""
+    a_run(tmp_path / "w")
+    for bits, depth in ((8, np.uint8), (16, np.uint16)):
+        root = tmp_path / f"d{bits}"
+        for part, count in (("train", 9), ("test", 3)):
+            for number in range(2 * count):
+                path = root / part / "ab"[number % 2] / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                noise = np.random.default_rng(number).integers(0, 2**bits, (16, 16)).astype(depth)
+                Image.fromarray(noise).save(path)
+        data = {"labelled": {"per_class": 2}}
+        _, state = planned(root, tmp_path / f"x{bits}", init=str(tmp_path / "w"), data=data)
+        assert state.plan.pseudolabel == (bits == 8) and state.counts.foreign == (bits == 16)
 
 
 def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):

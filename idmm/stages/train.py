@@ -22,19 +22,21 @@ from idmm.data.image_store import store_split
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.data.split import LabelsMissing, Listing, counted
+from idmm.data.values import AUTO
 from idmm.errors import UserError, listed
-from idmm.files import holds_run, write_csv, write_json, write_text
+from idmm.files import holds_run, made_folder, write_csv, write_json, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.stages import STAGES
 from idmm.stages.resolve import run_stage
-from idmm.stages.train_configs import HELD_OUT, data_of, stage_config
+from idmm.stages.train_configs import data_of, stage_config
 from idmm.stages.train_plan import (
     BASELINE,
     COPIES,
     FILE,
     FIRST,
+    HELD_OUT,
     LABELS,
     LINEAR,
     PASSES,
@@ -99,21 +101,18 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     state = _load(command, out)
     new = not out.exists() or not any(out.iterdir())
     if state is None:
-        if not new and {path.name for path in out.iterdir()} - {LABELS, COPIES}:
+        if {path.name for path in out.glob("[!.]*")} - {LABELS, COPIES}:  # hidden: files that a kill left unfinished
             raise UserError(f"out: '{out}' has other files. Name a new folder")
+        made_folder(command.out)
     else:
         check_comparison(command, state.plan.way)  # --compare may be new
+        _check_names(command, state)
     try:
         state = _of_first_process(state or _planned(command, out), command.device)
         if state.result:
-            print(f"{out}: finished already, nothing to do")
+            _print(f"{out}: finished already, nothing to do")
         else:
-            for line in state.plan.why:
-                log.info("%s", line)
-            seconds = 60 * (command.minutes - state.minutes["before"]) - clock.now() + began
-            ends = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-            more = f", then {command.minutes:g} min from scratch (--compare)" if command.compare else ""
-            log.info("%g min at most, until about %s%s", command.minutes, ends, more)
+            _announce(command, state, clock.now() - began)
             _run(command, state, (clock.now() - began) / 60)
             state.save(out)
     except UserError:  # of a stage, too: another command may take the folder
@@ -123,11 +122,28 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
         raise
     if command.compare and not state.scratch:
         state.scratch = _stage(command, state, "scratch", command.minutes)
-        state.gain = compared(out, out / "scratch")
+        gain = compared(out, out / "scratch") if distributed.rank() == 0 else None  # the others may be ahead of files
+        state.gain = distributed.broadcast(gain)
     content = state.save(out)
-    _report(state)
-    print(f"{out / FILE}. The classifier is {out / 'model.safetensors'}")
+    _print("\n".join([*_report(state), f"{out / FILE}. The classifier is {out / 'model.safetensors'}"]))
     return content
+
+
+def _print(text: str) -> None:
+    if distributed.rank() == 0:
+        print(text)
+
+
+def _announce(command: TrainCommand, state: TrainState, elapsed: float) -> None:
+    """Log the plan, and when it ends (``elapsed`` seconds are gone). A resumed command's steps log their own ends."""
+    for line in state.plan.why:
+        log.info("%s", line)
+    ends = ", resumed"
+    if not state.minutes.keys() & state.plan.shares.keys():
+        seconds = 60 * (command.minutes - state.minutes["before"]) - elapsed
+        ends = time.strftime(", until about %H:%M", time.localtime(time.time() + seconds))
+    more = f", then {command.minutes:g} min from scratch (--compare)" if command.compare else ""
+    log.info("%g min at most%s%s", command.minutes, ends, more)
 
 
 def _of_first_process(state: TrainState, device: str) -> TrainState:
@@ -159,26 +175,46 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
     return state
 
 
+def _check_names(command: TrainCommand, state: TrainState) -> None:
+    """Raise UserError if a stopped command's images are others now: those held out could be others, too."""
+    if state.result:
+        return
+    listing = list_images(data_of(command, state), labelled=True, unlabelled=True)
+    if _names_digest(listing) != state.images:
+        raise UserError("data: images were added, removed or renamed since this run began. Name a new --out")
+
+
 def _planned(command: TrainCommand, out: Path) -> TrainState:
     """List the images and choose what to do. Broken images are found now, all together."""
-    resolved = with_model_of_init(command)
+    resolved, weights = with_model_of_init(command)
     data, listing = _listing(resolved.data, out)
-    if data.name == "folder":
-        _check_images(data, listing)
-    counts = count(listing, data)
-    return TrainState(_keys(command), parsing.to_dict(data), counts, make_plan(replace(resolved, data=data), counts))
+    deep = data.name == "folder" and _check_images(data, listing)
+    foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
+    counts = count(listing, data, foreign)
+    plan = make_plan(replace(resolved, data=data), counts)
+    return TrainState(_keys(command), parsing.to_dict(data), _names_digest(listing), counts, plan)
 
 
-def _check_images(data: Data, listing: Listing) -> None:
-    """Decode every image once. Raise UserError with the bad ones of all splits."""
-    faults = []
+def _names_digest(listing: Listing) -> str:
+    """Return a digest of the names of all images and their splits."""
+    lines = "\n".join(f"{part} {name}" for part, split in listing.parts.items() for name in split.names)
+    return hashlib.blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def _check_images(data: Data, listing: Listing) -> bool:
+    """Decode every image once. Return whether there are images of more than 8 bits.
+
+    Raises UserError with the bad images of all splits."""
+    faults, deep = [], False
     for part, split in listing.parts.items():
         try:
-            store_split(split, stored_size=SIDE, data=replace(data, cache="off"), part=part)
+            store = store_split(split, stored_size=SIDE, data=replace(data, cache="off"), part=part)
+            deep = deep or store.high_bit > 0
         except UserError as error:
             faults += error.faults
     if faults:
         raise UserError(*faults)
+    return deep
 
 
 def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
@@ -239,9 +275,10 @@ def _file_digest(path: str) -> bytes | None:
 
 def _with_list(data: Data, out: Path) -> Data:
     """Return the data with a list of classes and splits, OUT/labels.csv, if pretraining would not see the classes.
-    It would then train on the images that are held out."""
+
+    Without it, pretraining would train on the images that are held out, and could not draw a subset by class."""
     everything = replace(data, subset=None, labelled=None)
-    if data.name != "folder" or not data.val_fraction:
+    if data.name != "folder" or not (data.val_fraction or data.subset):
         return data
     unsplit = list_images(replace(everything, val_fraction=0.0), labelled=False, unlabelled=False)
     if unsplit.train.labels is not None:
@@ -279,7 +316,8 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
     state.result = results["last"]
     if state.trusted:  # the baseline that learned from the given labels, not from pseudo-labels
         state.result = results["last"] | {"baseline_top1": state.pseudolabels.baseline_top1}
-        write_json(out / "result.json", state.result)
+        if distributed.rank() == 0:
+            write_json(out / "result.json", state.result)
 
 
 def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[str, dict], remaining: float) -> float:
@@ -290,6 +328,8 @@ def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[s
     elif state.plan.trial:
         _choose_by_trial(state, results["trial"], 60 * remaining)
         state.best = distributed.broadcast(state.best)  # clocks of processes differ
+    elif state.plan.joined:  # no trial can hold out some of the labelled images
+        state.best = TUNED
     return distributed.broadcast((clock.now() - began) / 60)
 
 
@@ -297,7 +337,7 @@ def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
     """Choose with few labels: pseudo-labels are used if similar images agree on the class."""
     out, outcome = Path(command.out), None
     if distributed.rank() == 0:
-        source = str(out / "stage1") if state.plan.way in FIRST else state.plan.init
+        source = str(out / "stage1") if state.plan.way in FIRST else command.init
         outcome = pseudolabel(source, state.plan, data_of(command, state), command.device, command.seed, out)
     state.pseudolabels, candidates = distributed.broadcast(outcome)
     if state.plan.joined:
@@ -342,36 +382,38 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
 
 
 # ---------------------------------------------------------------------- what came of it
-def _report(state: TrainState) -> None:
-    """Print the accuracy, with what it has to be read with."""
+def _report(state: TrainState) -> list[str]:
+    """Return the accuracy, with what it has to be read with, as lines."""
+    lines = []
     if state.candidates:
-        print("accuracy on held-out training images:")
+        lines.append("accuracy on held-out training images:")
         leads = state.best == max(state.candidates, key=state.candidates.get)
         why = "labels are few" if state.plan.pseudolabel else "it trains longer in the end"
         kept = " (kept)" if leads else f" (kept, as {why})"
         for label, value in state.candidates.items():
-            print(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
+            lines.append(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
         if state.best not in state.candidates:
             why = "labels are few" if state.plan.pseudolabel else "the trial was too short"
-            print(f"  {state.best}: kept by a rule and not measured, as {why}")
+            lines.append(f"  {state.best}: kept by a rule and not measured, as {why}")
         elif state.plan.trial and TUNED not in state.candidates:
-            print(
-                f"  {TUNED}: not trained, as the trial was too short for one pass over the images. Try more --minutes"
-            )
+            why = "the trial was too short for one pass over the images. Try more --minutes"
+            lines.append(f"  {TUNED}: not trained, as {why}")
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
-    print(f"{state.best or state.plan.way}: top-1 {result['top1']:.1f} % {tested}")
+    lines.append(f"{state.best or state.plan.way}: top-1 {result['top1']:.1f} % {tested}")
     floors = {"the baseline, trained on the given labels only": result.get("baseline_top1")}
     floors["the largest class every time"] = result["largest_class"]
     for label, value in floors.items():
         if value is not None:
-            print(f"  {label}: {value:.1f} %")
+            lines.append(f"  {label}: {value:.1f} %")
     if low <= result.get("baseline_top1", -1):
-        print("  This is not clearly better than the baseline. More labels help most")
+        lines.append("  This is not clearly better than the baseline. More labels help most")
     if state.gain:
         points, p, scratch = state.gain["points"], state.gain["p"], state.scratch
         verdict = "a gain" if points > 0 else "a loss"
         verdict = verdict if p < CHANCE else "too small to tell from chance"
-        print(f"  from scratch at {state.size('scratch')} px, in {scratch['seconds']:.0f} s: {scratch['top1']:.1f} %")
-        print(f"  the difference: {points:+.1f} points, {verdict} (p = {p:.2g})")
+        seconds, size = scratch["seconds"], state.size("scratch")
+        lines.append(f"  from scratch at {size} px, in {seconds:.0f} s: {scratch['top1']:.1f} %")
+        lines.append(f"  the difference: {points:+.1f} points, {verdict} (p = {p:.2g})")
+    return lines

@@ -11,7 +11,6 @@ from idmm.config.reading import recipe
 from idmm.config.schema import merged
 from idmm.config.train import Train
 from idmm.data import user_lists
-from idmm.data.listing import hold_out, list_images
 from idmm.files import write_csv
 from idmm.stages.train_plan import (
     ALL_JOINED,
@@ -20,6 +19,7 @@ from idmm.stages.train_plan import (
     COPIES,
     FEATURES,
     FIRST,
+    HELD_OUT,
     HOG_CONV,
     JOINED,
     LABELS,
@@ -27,6 +27,7 @@ from idmm.stages.train_plan import (
     PSEUDOLABELS,
     TrainState,
     labelled_part,
+    trial_split,
 )
 
 RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
@@ -54,7 +55,6 @@ CUTMIX = 1.0
 # Of the small ConvNet in stage 1. With more it tells all images apart, and its features lose the classes
 MOST_EPOCHS = 75
 MANY_LABELS = 20  # a class
-HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for the trial
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 
 
@@ -70,9 +70,7 @@ def data_of(command: TrainCommand, state: TrainState) -> Data:
 
 def _trial_data(data: Data, out: Path) -> Data:
     """Return the labelled training images by OUT/trial.csv, a part of each class held out as a test split."""
-    listing = list_images(labelled_part(data), labelled=True)
-    split = hold_out(replace(listing, val=None, test=None), HELD_OUT)
-    write_csv(out / "trial.csv", user_lists.class_rows(split.parts))
+    write_csv(out / "trial.csv", user_lists.class_rows(trial_split(data).parts))
     return replace(data, labels=str(out / "trial.csv"), subset=None, labelled=None, groups=None, val_fraction=0.0)
 
 
@@ -82,7 +80,7 @@ def _common(command: TrainCommand, state: TrainState, part: str, minutes: float,
     keys: dict[str, Any] = {"seed": command.seed, "out": str(out if part == "last" else out / part)}
     keys |= {"train.minutes": minutes, "train.save_minutes": min(Train().save_minutes, SAVED * minutes)}
     keys |= {"train.device": command.device} | ({"init": init} if init else {"model": model})
-    if init and init == state.plan.init:
+    if init and init == command.init:
         default = vars(TrainModel())
         keys |= {f"model.{key}": value for key, value in vars(command.model).items() if value != default[key]}
     return keys
@@ -99,7 +97,7 @@ def stage_config(command: TrainCommand, state: TrainState, part: str, minutes: f
 
 
 def _pretraining(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
-    plan, data, init = state.plan, data_of(command, state), state.plan.init
+    plan, data, init = state.plan, data_of(command, state), command.init
     name = ADAPT if plan.way == "pretrain" and init else RECIPES[plan.way]
     shipped, images = recipe(PretrainConfig, name), state.counts.images
     keys = _common(command, state, part, minutes, init, plan.model)
@@ -121,7 +119,7 @@ def _pretraining(command: TrainCommand, state: TrainState, part: str, minutes: f
 def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
     plan, data, out, size = state.plan, data_of(command, state), Path(command.out), state.size(part)
     images, last, uses_hog_conv = state.counts.labelled, part == "last", state.uses_hog_conv(part)
-    name, init = _start(state, part, out)
+    name, init = _start(command, state, part)
     learned = {} if state.is_fitted(part) else CONVNET | {"size": state.network_size(part)}
     model = {"name": HOG_CONV, "kwargs": {"learned": learned}} if uses_hog_conv else plan.model
     if last and state.best == BASELINE:
@@ -149,16 +147,16 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
     return merged(shipped, {**keys, "data": parsing.to_dict(labelled_part(data))})
 
 
-def _start(state: TrainState, part: str, out: Path) -> tuple[str, str | None]:
+def _start(command: TrainCommand, state: TrainState, part: str) -> tuple[str, str | None]:
     """Return the recipe of a stage that learns from labels, and the weights that it starts from."""
-    plan = state.plan
-    weights = str(out / "stage1") if plan.way in FIRST else plan.init
+    plan, out = state.plan, Path(command.out)
+    weights = str(out / "stage1") if plan.way in FIRST else command.init
     if part == "scratch":
         return RECIPES["scratch"], None
     if state.uses_hog_conv(part):
         return RECIPES["finetune"], str(out / FEATURES) if state.best in ALL_JOINED else None
-    if state.trusted and not plan.init:  # fresh weights learn more from pseudo-labels than those that found them
+    if state.trusted and not command.init:  # fresh weights learn more from pseudo-labels than those that found them
         return RECIPES["scratch"], None
-    if plan.init or plan.way == "joint" or state.best == PRETRAINED:
+    if command.init or plan.way == "joint" or state.best == PRETRAINED:
         return RECIPES["finetune"], weights
     return RECIPES["scratch"], weights

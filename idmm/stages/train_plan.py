@@ -8,16 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
+from idmm import distributed
 from idmm.config import Data, parsing
 from idmm.config.commands import TrainCommand
 from idmm.data.formats import BadImage
 from idmm.data.images import image_size
-from idmm.data.listing import list_images
+from idmm.data.listing import hold_out, list_images
 from idmm.data.split import Listing
 from idmm.errors import UserError
 from idmm.files import write_json
 from idmm.models.hog import SIDE
 from idmm.models.hog_conv import CONVNET
+from idmm.models.weights import Checkpoint
 from idmm.training.device import pick_device
 
 FIRST = ("pretrain", "joint")  # strategies that begin with stage 1
@@ -44,6 +46,7 @@ LABELS_OF_STAGES = {
     "trial": "a trial on four fifths of the labelled images",
     "scratch": "training from scratch, for comparison",
 }
+HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for the trial
 TRIED = 5  # labels per class that a trial needs, which holds some of them out
 MANY_IMAGES = 3  # images per label from which on labels count as few
 
@@ -67,6 +70,8 @@ class Counts:
     classes: int
     side: int  # median of the short sides (pixels)
     without: int = 0  # classes none of whose training images has a label
+    divisible: bool = True  # whether groups leave each class labelled images to train on if some are held out
+    foreign: bool = False  # whether the weights of --init are for images of other values
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,6 @@ class Plan:
     way: str
     model: dict
     why: list[str]
-    init: str | None = None  # weights to start from; public ones with their commit
     pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
     size: int = 0  # of the images (pixels)
     label_size: int = 0  # of the images in the last stage, if it learns from the given labels
@@ -114,6 +118,7 @@ class TrainState:
 
     command: dict  # its keys
     data: dict  # those of the images, with what is held out
+    images: str  # digest of their names
     counts: Counts
     plan: Plan
     minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})  # of each stage, and before the first
@@ -157,7 +162,8 @@ class TrainState:
     def save(self, out: Path) -> dict:
         """Write the file and return its content."""
         content = {name: value for name, value in asdict(self).items() if value is not None}
-        write_json(out / FILE, content)
+        if distributed.rank() == 0:
+            write_json(out / FILE, content)
         return content
 
 
@@ -183,8 +189,8 @@ def check_comparison(command: TrainCommand, way: str) -> None:
         raise UserError(f"compare: there is no pretraining to compare. {remedy}")
 
 
-def count(splits: Listing, data: Data) -> Counts:
-    """Count the images and labels to learn from."""
+def count(splits: Listing, data: Data, foreign: bool) -> Counts:
+    """Count the images and labels to learn from. ``foreign``: see :class:`Counts`."""
     train = splits.train
     labelled = list_images(labelled_part(data), labelled=True).train
     without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
@@ -193,20 +199,31 @@ def count(splits: Listing, data: Data) -> Counts:
     for i in some:
         with contextlib.suppress(BadImage):  # which the first stage names
             sides.append(min(image_size(train.items[i])))
-    side = int(statistics.median(sides[1:] or sides))
-    return Counts(len(train), len(labelled), len(train.classes), side, without)
+    side, divisible = int(statistics.median(sides[1:] or sides)), True
+    if labelled.groups is not None:
+        try:
+            divisible = set(trial_split(data).train.labels) == set(labelled.labels)
+        except UserError:  # there is one group
+            divisible = False
+    return Counts(len(train), len(labelled), len(train.classes), side, without, divisible, foreign)
 
 
-def with_model_of_init(command: TrainCommand) -> TrainCommand:
-    """Return the command with model and channels of its weights."""
+def trial_split(data: Data) -> Listing:
+    """Return the labelled training images, with a part of each class held out as ``test``."""
+    listing = list_images(labelled_part(data), labelled=True)
+    return hold_out(replace(listing, val=None, test=None), HELD_OUT)
+
+
+def with_model_of_init(command: TrainCommand) -> tuple[TrainCommand, Checkpoint | None]:
+    """Return the command with model and channels of its weights, and these weights."""
     if not command.init:
-        return command
+        return command, None
     from idmm.models.spec import model_spec
 
     spec = model_spec(command)
     channels = {name: getattr(spec, name) for name in ("in_chans", "bands")}
     model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
-    return replace(command, data=replace(command.data, **channels), model=model)
+    return replace(command, data=replace(command.data, **channels), model=model), spec.init
 
 
 def labelled_part(data: Data) -> Data:
@@ -241,13 +258,13 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     if not command.init and not command.model.name:
         model |= CONVNET
     own_model = command.init or command.model.name
-    trial = not own_model and way == "scratch" and command.data.name in (None, "folder")
-    trial = trial and counts.labelled >= TRIED * counts.classes
-    joined = trial or (pseudolabel and not own_model)
+    from_labels = way == "scratch" and command.data.name in (None, "folder")
+    joined = not own_model and (pseudolabel or (from_labels and counts.labelled >= TRIED * counts.classes))
+    trial = joined and not pseudolabel and counts.divisible
     network = f"model: {model['name']} {json.dumps(model['kwargs'])}"
     why = [f"{what}. --way {way}, {reason}", f"{network}, joined with hand-made features" if joined else network]
     pixels = PIXELS[pick_device(command.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
-    plan = Plan(way, model, why, command.init, pseudolabel, pixels=pixels, trial=trial, joined=joined)
+    plan = Plan(way, model, why, pseudolabel, pixels=pixels, trial=trial, joined=joined)
     return _sized(command, plan, counts)
 
 
@@ -257,7 +274,11 @@ def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
         return f"pseudo-labels are for a folder of images, not for {command.data.name}"
     if counts.images == counts.labelled:
         return "every training image has a label"
-    return f"{counts.without} of the classes have no label" if counts.without else None
+    if counts.without:
+        return f"{counts.without} of the classes have no label"
+    if counts.foreign and command.way in ("auto", "finetune"):  # else stage 1 adapts the weights
+        return "the weights of --init are for images of other values. --way pretrain adapts them"
+    return None
 
 
 def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
