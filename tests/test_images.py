@@ -59,11 +59,21 @@ def test_pictures_of_8_bits():
 
 
 DEEP = [[0, 257, 25700], [32768, 65278, 65535]]
+
+
+def white_is_0(values):
+    file = io.BytesIO()
+    tifffile.imwrite(file, values, photometric="miniswhite")
+    return file.getvalue()
+
+
 GREYS = {  # a file, and its grey levels
     "1 bit": (lambda: encode(image([[0, 255], [255, 0]]).convert("1")), [[0, 255], [255, 0]]),
     **{f"16 bits {format}": (lambda f=format: encode(image(DEEP, dtype=np.uint16), f), DEEP)
        for format in ("PNG", "TIFF")},
     "16 bits JPEG 2000": (lambda: imagecodecs.jpeg2k_encode(np.array(DEEP, np.uint16), level=0), DEEP),
+    "8 bits TIFF whose 0 is white": (lambda: white_is_0(np.uint8([[0, 9]])), [[255, 246]]),
+    "16 bits TIFF whose 0 is white": (lambda: white_is_0(np.uint16([[0, 9]])), [[65535, 65526]]),
     "16 bits PGM": (lambda: b"P5 2 1 65535\n" + struct.pack(">HH", 0, 25700), [[0, 25700]]),
 }  # fmt: skip
 
@@ -71,7 +81,7 @@ GREYS = {  # a file, and its grey levels
 @pytest.mark.parametrize("name", GREYS)
 def test_grey_keeps_its_bits(name):
     file, wanted = GREYS[name]
-    array = pixels(file(), np.uint8 if name == "1 bit" else np.uint16)
+    array = pixels(file(), np.uint16 if "16 bits" in name else np.uint8)
     assert array[:, :, 0].tolist() == wanted and (array == array[:, :, :1]).all()
 
 

@@ -70,7 +70,8 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool) -> np.ndarray:
 
     Args:
         item: Content of the file, an array [H, W] or [H, W, C], or an open image of Pillow's, which stays as it is.
-        picture: Return grey or RGB, with a last channel for the opacity if there is one. Else the channels as stored.
+        picture: Return grey or RGB (0 is black), with a last channel for the opacity if there is one. Else the channels
+            as stored.
             Those of a palette are its colours'.
 
     Raises:
@@ -218,6 +219,8 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
         channels = samples * len(pages)
         raise NoPicture(f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA", channels)
     values = np.concatenate([_page_values(one) for one in pages], axis=2)
+    if picture and colours == "MINISWHITE" and values.dtype.kind == "u":  # as Pillow does with 8 bits
+        values[:, :, 0] = values.dtype.type(2**page.bitspersample - 1) - values[:, :, 0]
     return _upright(values, page.tags.valueof(_ORIENTATION, 1))
 
 

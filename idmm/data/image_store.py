@@ -33,7 +33,7 @@ from idmm.files import Lock, expand_home, replacing, sweep
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "8"  # of the cache's files and of what is done to the pixels
+_FORMAT = "9"  # of the cache's files and of what is done to the pixels
 _SAMPLED = 64  # images whose headers give an estimate of the size of a cache
 
 
@@ -190,7 +190,7 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
     """
     size, root = reading.stored_size, os.path.realpath(os.path.expanduser(data.root)) if data.root else None
     names = split.names if split.drawn else ()  # a whole split keeps its entry when images are added
-    key = repr((data.name, root, part, size, split.drawn, names, reading.value_range, reading.bands))
+    key = repr((_FORMAT, data.name, root, part, size, split.drawn, names, reading.value_range, reading.bands))
     pixels_side = size.size if isinstance(size, CentreCrop) else size or "full"
     name = f"{data.name}-{part}-{pixels_side}-{digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
     folder, signature = cache_folder(data.cache_dir) / name, _signature(split, reading)
@@ -246,8 +246,7 @@ def _read_index(pixels: Path, signature: str) -> Index | None:
 def _signature(split: Split, reading: Reading) -> str:
     """Return a hash that differs if any file was added, removed, renamed, written to, or would be read differently."""
     hashed = hashlib.blake2b(digest_size=16)
-    versions = (_FORMAT, PIL.__version__, tifffile.__version__)
-    hashed.update(repr((*versions, reading.stored_size, len(split))).encode())
+    hashed.update(repr((PIL.__version__, tifffile.__version__, reading.stored_size, len(split))).encode())
     hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
     for path in split.items:
         try:
