@@ -255,7 +255,7 @@ def _without_copies(data: Data, out: Path) -> Data:
     emptied = set(train.labels) - {-1} - set(np.delete(train.labels, copies))
     if emptied:
         classes = listed(train.classes[label] for label in sorted(emptied))
-        log.warning("data: all training images of %s are copies of test images. They are used all the same", classes)
+        log.warning("data: all training images of %s are copies of other images. They are used all the same", classes)
     copies = [number for number in sorted(copies) if train.labels[number] not in emptied]
     if not copies:
         return data
