@@ -13,7 +13,8 @@ from folders import faults, paint, result, section, tree, tuned
 from helpers import call, refused
 
 from idmm.data.listing import list_images
-from idmm.files import read_csv
+from idmm.data.user_lists import class_rows
+from idmm.files import read_csv, write_csv
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -75,6 +76,16 @@ def test_odd_names_come_back_from_every_list(tmp_path):
         rows.writerows([("test/a/0.png", "a", "test", "x"), ("test/b/0.png", "b", "test", "y")])
     lists = list_images(section(root, labels=str(tmp_path / "labels.csv")), labelled=True)
     assert sorted(lists.train.names) == sorted(odd) == sorted(lists.train.groups)
+    for name in ("e/#1", "e/ dog"):
+        tree(tmp_path, **{name: {"": 3}})
+        shutil.copy(tmp_path / name / "0.png", tmp_path / name / "9.png")
+    assert call(["data", "check", "--root", tmp_path / "e", "--out", tmp_path / "c"]) == 1
+    own = {"root": tmp_path / "e", "exclude": str(tmp_path / "c/exclude.txt")}
+    plain = list_images(section(**own, val_fraction=0.4), labelled=True)
+    assert (len(plain.train), len(plain.test), plain.excluded, plain.train.classes) == (4, 2, 2, ["#1", "dog"])
+    write_csv(tmp_path / "own.csv", class_rows(plain.parts))
+    again = list_images(section(**own, labels=str(tmp_path / "own.csv")), labelled=True)
+    assert (again.train.names, again.train.classes) == (plain.train.names, plain.train.classes)
     hand = written(tmp_path / "hand.txt", '# by hand\n./#1.png\n "quoted", 1.png \n')
     assert list_images(section(root, labels=str(tmp_path / "labels.csv"), exclude=hand), labelled=True).excluded == 2
 

@@ -17,6 +17,7 @@ from idmm.data.images import Bands, CentreCrop, composite, digest, read_image
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
+from idmm.data.user_lists import exclude_line
 from idmm.data.values import AUTO, RangeUnknown, ValueRange
 from idmm.errors import UserError
 from idmm.files import expand_home, write_bytes
@@ -292,7 +293,7 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
             reasons.setdefault(out.name, []).append(f"nearly the same as {other.name} ({pair.similarity:.3f})")
     lines = ["# a # before a path: only suspected, left out once you remove it"] if reasons.keys() - certain else []
     for name, why in reasons.items():
-        lines.append(f"# {'; '.join(why)}\n{'' if name in certain else '#'}{name}")
+        lines.append(f"# {'; '.join(why)}\n{'' if name in certain else '#'}{exclude_line(name)}")
     return lines
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from idmm import config
 from idmm.data.formats import SUFFIXES
-from idmm.data.split import LabelsMissing, Listing, Split, arranged, composed, counted
+from idmm.data.split import LabelsMissing, Listing, Split, arranged, class_of, counted
 from idmm.errors import UserError, checked, listed, reason
 from idmm.files import expand_home
 
@@ -52,7 +52,7 @@ class _Tree:
     @property
     def classes(self) -> list[str]:
         """Names of the folders at its top."""
-        return sorted({composed(name) for name in self.folders})
+        return sorted({class_of(name) for name in self.folders})
 
     @property
     def has_parts(self) -> bool:
@@ -104,8 +104,8 @@ def read_any(root: str) -> Listing:
     trees = _trees(root, PARTS) or {"train": _walk(root)}
     train = _not_empty(trees["train"])
     filled = {parts[0] for parts in train.images}
-    has_classes = len(filled) > 1 and filled == set(train.folders) and all(len(parts) == 2 for parts in train.images)
-    if not has_classes or (train.path == root and train.has_parts):
+    flat = filled == set(train.folders) and all(len(parts) == 2 for parts in train.images)
+    if not flat or len(train.classes) < 2 or (train.path == root and train.has_parts):
         return Listing(_split(root, train, []), None, None)
     agree = {name: tree for name, tree in trees.items() if not _class_faults(tree) + _disagreements(train, tree)}
     return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
@@ -193,7 +193,7 @@ def _split(root: str, tree: _Tree, classes: list[str]) -> Split:
     if not classes:
         return Split(items, names, None, None)
     index = {name: i for i, name in enumerate(classes)}
-    labels = [index[composed(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
+    labels = [index[class_of(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
     return Split(items, names, np.array(labels, dtype=np.int64), classes)
 
 

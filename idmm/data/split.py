@@ -23,6 +23,11 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def class_of(folder: str) -> str:
+    """Return the name of the class whose images a folder holds, without blanks around it."""
+    return composed(folder).strip()
+
+
 @dataclass(frozen=True)
 class Split:
     """Some images of a dataset."""

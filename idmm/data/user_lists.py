@@ -63,12 +63,15 @@ class UserList:
                 what = f"lacks {listed(missing)}, expected {form}. Its first line is '{','.join(header)}'"
                 raise UserError(f"{self.field}: the header of '{self.file}' {what}")
             columns = [name for name in (*required, *optional) if name in header]
-            rows = [(reader.line_num, {name: row[name].strip() for name in columns}) for row in reader]
+            rows = []
+            for row in reader:  # a path may begin or end with blanks, see find()
+                cells = {name: row[name] if name == "path" else row[name].strip() for name in columns}
+                rows.append((reader.line_num, cells))
         except csv.Error as error:
             place = f"{self.field}: {self.file}:{reader.reader.line_num}"
             raise UserError(f"{place}: is not CSV ({error}), expected {form}") from None
         for line, cells in rows:
-            if lacking := [name for name, cell in cells.items() if not cell]:
+            if lacking := [name for name, cell in cells.items() if not cell.strip()]:
                 self.fault(line, f"has no {' and no '.join(lacking)}, expected {','.join(columns)}")
         self.refuse()
         return rows
@@ -78,14 +81,16 @@ class UserList:
 
         It is no fault if ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
-        name = os.path.relpath(text, self.root) if self.root is not None and os.path.isabs(text) else text
-        name = composed(posixpath.normpath(name))
-        if name in self._names:
-            return self._names[name]
-        inside = self.root is not None and not name.startswith("..")
-        if not (elsewhere and inside and os.path.isfile(os.path.join(self.root, name))):
-            where = f" under '{self.root}'" if self.root else " of the dataset"
-            self.fault(line, f"{text!r} is no image{where}")
+        for path in (text, text.strip()):
+            name = os.path.relpath(path, self.root) if self.root is not None and os.path.isabs(path) else path
+            name = composed(posixpath.normpath(name))
+            if name in self._names:
+                return self._names[name]
+            inside = self.root is not None and not name.startswith("..")
+            if elsewhere and inside and os.path.isfile(os.path.join(self.root, name)):
+                return None
+        where = f" under '{self.root}'" if self.root else " of the dataset"
+        self.fault(line, f"{text.strip()!r} is no image{where}")
         return None
 
     def fault(self, line: int, what: str) -> None:
@@ -200,8 +205,8 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     names = UserList("data.exclude", file, _names(splits), root)
     text = names.text("a file with the name of one image per line, as idmm data check writes it")
     excluded = set()
-    for i, line in enumerate(map(str.strip, text.split("\n")), start=1):
-        if line and line[0] != "#":
+    for i, line in enumerate(text.split("\n"), start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
             excluded.add(names.find(i, line, elsewhere=True))
     names.refuse()
     parts, counts = {}, {}
@@ -216,6 +221,11 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     per_part = ", ".join(f"{n} {key}" for key, n in counts.items())
     log.info("data.exclude: '%s' leaves out %s (%s)", file, counted(total, "image"), per_part)
     return replace(splits, **parts, excluded=total)
+
+
+def exclude_line(name: str) -> str:
+    """Return the line for ``data.exclude`` that names an image. A '#' at its beginning would make it a comment."""
+    return f"./{name}" if name.lstrip().startswith("#") else name
 
 
 def _names(splits: Listing) -> list[str]:

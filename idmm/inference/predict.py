@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from idmm.config.commands import PredictConfig
-from idmm.data.split import composed, counted
+from idmm.data.split import class_of, counted
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.files import csv_bytes, saved_info, write_bytes
 from idmm.progress import log
@@ -50,7 +50,7 @@ def _log_accuracy(predictions) -> None:
     from idmm.evaluation.evaluate import score
 
     numbers = {name: number for number, name in enumerate(predictions.classes)}
-    folders = [reversed(composed(os.path.abspath(path)).split(os.sep)[:-1]) for path in predictions.paths]
+    folders = [map(class_of, reversed(os.path.abspath(path).split(os.sep)[:-1])) for path in predictions.paths]
     truth = np.array([next((numbers[name] for name in names if name in numbers), -1) for names in folders])
     labelled = np.flatnonzero(truth >= 0)
     if not len(labelled):

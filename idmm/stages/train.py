@@ -259,7 +259,7 @@ def _without_copies(data: Data, out: Path) -> Data:
     copies = [number for number in sorted(copies) if train.labels[number] not in emptied]
     if not copies:
         return data
-    write_text(out / COPIES, "\n".join(train.names[number] for number in copies) + "\n")
+    write_text(out / COPIES, "".join(f"{user_lists.exclude_line(train.names[number])}\n" for number in copies))
     line = "data: %s left out, the same as another training image or a test image (%s)"
     log.warning(line, counted(len(copies), "training image"), out / COPIES)
     return replace(data, exclude=str(out / COPIES))
