@@ -148,8 +148,10 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
     assert splits.train.classes == ["a", "b"] and len(splits.test) == 2 and splits.unlabelled is None
     assert len(list_images(section(root), labelled=True).train) == 8, "fine-tuning and probes"
     fields = {"subset": Subset(per_class=2), "val_fraction": 0.25, "groups": "([0-9])"}
-    some = list_images(section(root, **fields), labelled=False).train
-    assert [name.split("/")[0] for name in some.names] == ["train"] * (len(some) - 3) + ["unlabelled"] * 3
+    some = list_images(section(root, **fields), labelled=False)
+    held = {name[-5] for part in (some.val, some.test) for name in part.names}
+    more = [f"unlabelled/{i}.png" for i in range(3) if f"{i}" not in held]
+    assert "0" in held and [name for name in some.train.names if not name.startswith("train/")] == more
     shutil.rmtree(root / "train/b")
     (root / "train/a").rename(root / "train/flat")
     assert list_images(section(root), labelled=False).train.labels is None, "no classes, no labels"

@@ -256,6 +256,17 @@ def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     again = list_images(section(flat, val_fraction=0.3, **fields), labelled=True)
     assert again.test.names == splits.test.names
     assert "data.val_fraction: held out are 2 groups of 6 groups, 4 of 12 images" in caplog.text
+    if how == "column":
+        return
+    fields["labels"] = written(tmp_path / "labels.csv", table(PATHS[::2], CLASSES[::2]))  # one image of each patient
+    splits = list_images(section(flat, val_fraction=0.3, **fields), labelled=True, unlabelled=True)
+    held = {name[:8] for name in splits.test.names}
+    more = [name for name in PATHS[1::2] if name[:8] not in held]
+    assert len(held) == 2 and splits.train.names[4:] == ["new/0.png", "new/1.png", *more]
+    assert "data.groups: left out 2 images without labels, of groups in val or test" in caplog.text
+    write_csv(tmp_path / "split.csv", class_rows(splits.parts))
+    first = list_images(section(flat, **fields | {"labels": str(tmp_path / "split.csv")}), labelled=False)
+    assert sorted(first.train.names) == sorted(splits.train.names), "in pretraining, too"
 
 
 WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g. '(patient\d+)_'"

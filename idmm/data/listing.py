@@ -3,6 +3,7 @@
 Nothing is decoded here. :data:`idmm.data.registry.DATASETS` has the datasets themselves.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from idmm import config
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
 from idmm.data.registry import read_dataset, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Listing, Split, counted, with_unlabelled
-from idmm.data.user_lists import groups_of, leave_out, with_groups
+from idmm.data.user_lists import groups_of, leave_out, read_groups, with_groups, without
 from idmm.errors import UserError, listed
 from idmm.seeding import derive, numpy_rng
 
@@ -38,7 +39,8 @@ def list_images(
         evaluated: Whether labelled images to evaluate on are needed, too. Then ``data.folds`` makes one fold ``test``
             (the first if ``data.fold`` is None), which replaces the dataset's own.
         unlabelled: Whether images for pretraining only are listed, too: those of ROOT/unlabelled, and if ``labelled``
-            those without a row in ``data.labels``. Nothing is held out or drawn of them. None: not ``labelled``.
+            those without a row in ``data.labels``. Nothing is held out or drawn of them, but those whose group by
+            ``data.groups`` is in val or test are left out. None: not ``labelled``.
         joined: Append these to the images to train on, with the label -1.
 
     Returns:
@@ -58,6 +60,8 @@ def list_images(
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
     splits = hold_out(splits, data.val_fraction)
+    if data.groups is not None:
+        splits = _without_held_groups(splits, data, labelled)
     if labelled and evaluated and splits.test is None:
         root = f"'{data.root}'" if data.labels is None else f"'{data.root}' with data.labels '{data.labels}'"
         what = f"{root} has no 'val' or 'test' images to evaluate on. Add some, hold out a share of train"
@@ -119,6 +123,27 @@ def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
         what = f"{counted(len(shared), 'group')} with images both in train and in val or test"
         log.warning("data.groups: %s, so accuracies come out too high: %s", what, listed(shared))
     return splits
+
+
+def _without_held_groups(splits: Listing, data: config.Data, labelled: bool) -> Listing:
+    """Leave out images without labels whose group by ``data.groups`` has images in val or test."""
+    parts, with_labels = [splits.val, splits.test], splits.train
+    if not labelled:  # val and test are listed here only if the folders of train are classes
+        everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
+        with contextlib.suppress(UserError):  # no labels
+            listing = list_images(everything, labelled=True, evaluated=False, unlabelled=False)
+            parts, with_labels = [*parts, listing.val, listing.test], listing.train
+    held = [name for part in parts if part is not None for name in part.names]
+    without_labels = set(splits.train.names) - set(with_labels.names)
+    without_labels.update(splits.unlabelled.names if splits.unlabelled else ())
+    group = read_groups(data.groups, [*held, *without_labels], data.root)
+    held_groups = {group.get(name) for name in held} - {None, ""}
+    out = {name for name in without_labels if group.get(name) in held_groups}
+    if not out:
+        return splits
+    log.info("data.groups: left out %s without labels, of groups in val or test", counted(len(out), "image"))
+    unlabelled = splits.unlabelled and without(splits.unlabelled, out)
+    return replace(splits, train=without(splits.train, out), unlabelled=unlabelled)
 
 
 # ---------------------------------------------------------------------- parts of the training images

@@ -211,16 +211,21 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     names.refuse()
     parts, counts = {}, {}
     for key, part in splits.parts.items():
-        remaining = [i for i, name in enumerate(part.names) if name not in excluded]
-        if not remaining and key != "unlabelled":
+        parts[key] = without(part, excluded)
+        if parts[key] is None and key != "unlabelled":
             raise UserError(f"data.exclude: '{file}' leaves no image of {key}, expected at least one")
-        out = sorted(excluded.intersection(part.names))
-        drawn = f"{part.drawn} without {out!r}" if out else part.drawn
-        parts[key], counts[key] = replace(part.take(remaining), drawn=drawn) if remaining else None, len(out)
+        counts[key] = len(part) - len(parts[key] or ())
     total = sum(counts.values())
     per_part = ", ".join(f"{n} {key}" for key, n in counts.items())
     log.info("data.exclude: '%s' leaves out %s (%s)", file, counted(total, "image"), per_part)
     return replace(splits, **parts, excluded=total)
+
+
+def without(split: Split, names: set[str]) -> Split | None:
+    """Return the images of a split that are not named. None: there are none."""
+    remaining = [i for i, name in enumerate(split.names) if name not in names]
+    drawn = f"{split.drawn} without some".strip() if len(remaining) < len(split) else split.drawn
+    return replace(split.take(remaining), drawn=drawn) if remaining else None
 
 
 def exclude_line(name: str) -> str:
@@ -234,13 +239,27 @@ def _names(splits: Listing) -> list[str]:
 
 # ---------------------------------------------------------------------- groups
 def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
-    """Return the splits with each image's group, from a CSV (path,group) or a pattern's bracket.
+    """Return the splits with each image's group. Those without labels stay as they are: they are never held out.
 
     Raises:
-        UserError: The file or the pattern is bad, or images are in no group.
+        UserError: As :func:`read_groups`, or images are in no group.
     """
-    splits, unlabelled = replace(splits, unlabelled=None), splits.unlabelled  # these are never held out
+    splits, unlabelled = replace(splits, unlabelled=None), splits.unlabelled
     names = _names(splits)
+    group = read_groups(groups, names, root)
+    if missing := [name for name in names if not group.get(name)]:
+        what = f"'{groups}' gives no group to {counted(len(missing), 'image')}: {listed(missing, 3)}"
+        raise UserError(f"data.groups: {what}, expected one for each image")
+    parts = {key: replace(part, groups=np.array([group[n] for n in part.names])) for key, part in splits.parts.items()}
+    return replace(splits, **parts, unlabelled=unlabelled)
+
+
+def read_groups(groups: str, names: list[str], root: str | None) -> dict[str, str]:
+    """Return the group of each named image that has one, by a CSV (path,group) or a pattern's bracket.
+
+    Raises:
+        UserError: The file or the pattern is bad.
+    """
     if not os.path.exists(groups) and set(groups) & set("()[]\\+*?^$|"):
         try:
             pattern = re.compile(groups)
@@ -251,19 +270,14 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
             raise UserError(
                 f"data.groups: '{groups}' is no file and no pattern ({error}), expected {expected}"
             ) from None
-        group = {name: match[1] for name in names if (match := pattern.search(name))}
-    else:
-        table, group = UserList("data.groups", groups, names, root), {}
-        for line, cells in table.table(("path", "group")):
-            name = table.find(line, cells["path"], elsewhere=True)
-            if name is not None and group.setdefault(name, cells["group"]) != cells["group"]:
-                table.fault(line, f"'{name}' is of '{group[name]}' already, expected one group per image")
-        table.refuse()
-    if missing := [name for name in names if not group.get(name)]:
-        what = f"'{groups}' gives no group to {counted(len(missing), 'image')}: {listed(missing, 3)}"
-        raise UserError(f"data.groups: {what}, expected one for each image")
-    parts = {key: replace(part, groups=np.array([group[n] for n in part.names])) for key, part in splits.parts.items()}
-    return replace(splits, **parts, unlabelled=unlabelled)
+        return {name: match[1] for name in names if (match := pattern.search(name))}
+    table, group = UserList("data.groups", groups, names, root), {}
+    for line, cells in table.table(("path", "group")):
+        name = table.find(line, cells["path"], elsewhere=True)
+        if name is not None and group.setdefault(name, cells["group"]) != cells["group"]:
+            table.fault(line, f"'{name}' is of '{group[name]}' already, expected one group per image")
+    table.refuse()
+    return group
 
 
 def groups_of(split: Split) -> str:
