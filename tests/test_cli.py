@@ -225,7 +225,8 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
 
 
 def test_yaml_as_people_expect_it(tmp_path):
-    path = written(tmp_path, "data: {cache: off}\nmodel: {name: no}\ntrain: {ema: .5, weight_decay: 1e-3}\n")
+    text = "data: {cache: off}\nmodel: {name: no}\nviews: {crops: [&one {count: 1}, {<<: *one, scale: [0.5, 1]}]}\n"
+    path = written(tmp_path, text + "train: {ema: .5, weight_decay: 1e-3, epochs: 010}\nout: ~/run\n")
     config = parsed(
         "--config", path,
         "--train.lr", "1e-3", "--train.compile", "--data.root", "1e3", "--train.clip_grad",
@@ -236,6 +237,8 @@ def test_yaml_as_people_expect_it(tmp_path):
     assert (config.model.name, config.train.ema, config.train.weight_decay) == ("no", 0.5, 1e-3)
     assert (config.train.compile, config.train.clip_grad, config.views.jitter) == (True, None, [0, 0, 0, 0])
     assert config.model.kwargs == {"embed_dim": 96, "act": "off"} and config.data.subset.fraction == 0.5
+    assert [crop.count for crop in config.views.crops] == [1, 1] and config.train.epochs == 10
+    assert config.out == os.path.expanduser("~/run")
 
 
 WORDS = {

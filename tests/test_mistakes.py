@@ -100,8 +100,11 @@ def test_out_may_not_be_among_the_images(root, below, allowed, pictures, capsys)
     """A later run would take its pictures for a class."""
     root = pictures / root
     argv = ["pretrain", "--data.root", root, "--out", root / below, "--init", pictures / "none"]
-    line = (
-        f"out: '{root / below}' lies among the images of '{pictures / 'train'}' and would become one of their classes"
-    )
+    line = f"out: '{root / below}' lies among the images of '{pictures / 'train'}' and would become "
+    line += "one of their classes. Name another place"
     lines = refused(capsys, argv)
     assert (line in lines) != allowed and any("does not exist" in one for one in lines)
+    if not allowed:
+        assert refused(capsys, ["train", root, "--out", root / below]) == [line]
+        assert refused(capsys, ["data", "check", "--root", root, "--out", root / below]) == [line]
+    assert not (root / "runs").exists()

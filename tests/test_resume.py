@@ -339,6 +339,8 @@ def test_paths_may_be_spelled_otherwise_and_a_run_moved_with_its_images(tmp_path
     lists = [str(moved / name) for name in ("images", "labels.csv", "exclude.txt", "pre")]
     assert tune(moved / "copied", *lists) == 0 and same(moved / "copied", moved / "whole")
     assert tune(moved / "run", *lists) == 0 and "finished already" in capsys.readouterr().err
+    (moved / "pre").rename(moved / "other")
+    assert tune(moved / "run", *lists[:3], str(moved / "other")) == 2, "weights of another name are others"
 
 
 def test_images_changed_since(tmp_path, monkeypatch, capsys):

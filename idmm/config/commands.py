@@ -180,7 +180,7 @@ class DataCheckConfig:
 class ReportConfig:
     """Write one page on one or several finished runs: results, curves, confusions and settings. It opens offline."""
 
-    runs: list[str] = Field(REQUIRED, min_length=1)
+    runs: Annotated[list[str], BeforeValidator(as_list)] = Field(REQUIRED, min_length=1)
     """Run folders, e.g. runs/a or '[runs/a, runs/b]', or a folder that contains runs."""
     out: str | None = None
     """Folder for report.html. Default: RUN/report of the first run."""
@@ -202,7 +202,7 @@ class UseConfig(Inference):
 
     init: str = REQUIRED
     """Run folder, or weights file with its JSON. embed and similar also take timm:NAME."""
-    paths: list[str] = Field(REQUIRED, min_length=1)
+    paths: Annotated[list[str], BeforeValidator(as_list)] = Field(REQUIRED, min_length=1)
     """Images, and folders of images at any depth."""
 
 

@@ -6,6 +6,7 @@ prints the help. pydantic checks the values.
 
 import argparse
 import logging
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_origin
@@ -180,6 +181,8 @@ def _unknown(rest: list[str], flags: dict[str, Key], commands: Mapping[str, type
 def _checked(kind: type[Config], data: dict, faults: list[str], partial: bool = False) -> Config:
     """Return the config, or raise UserError with ``faults`` and those of the keys. A ``partial`` one may lack keys."""
     config, missing, faults = None, {}, [*faults]
+    if isinstance(data.get("out"), str):  # a shell does not expand --out=~/runs/a
+        data = {**data, "out": os.path.expanduser(data["out"])}
     try:
         config = TypeAdapter(kind).validate_python(data)
     except ValidationError as error:

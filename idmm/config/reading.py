@@ -18,10 +18,11 @@ STAGES = ("pretrain", "finetune", "transfer", "detect", "segment")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without surprises: ``off`` and ``no`` are words, ``1e-3`` is a number, a key given twice is a fault."""
+    """YAML 1.1 without surprises: ``off`` and ``no`` are words, 1e-3 is a number, 010 is 10, keys are given once."""
 
     def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        merge = "tag:yaml.org,2002:merge"
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         twice = [i for i, key in enumerate(keys) if key in keys[:i]]
         if twice:
             mark = node.value[twice[0]][0].start_mark
@@ -30,11 +31,12 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regex) for tag, regex in rules if tag != "tag:yaml.org,2002:bool"]
+    first: [(tag, regex) for tag, regex in rules if tag.rpartition(":")[2] not in ("bool", "int")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for tag, words, first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(0|[1-9]\d*)|0x[0-9a-fA-F]+", "-+0123456789"),
     ("float", r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", "-+0123456789."),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{words})$"), list(first))

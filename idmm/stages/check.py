@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm import config
-from idmm.config.commands import DataCheckConfig, DataDownloadConfig
+from idmm.config.commands import DataCheckConfig, DataDownloadConfig, ProbeConfig
 from idmm.data.check import CROP, Crops, DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
 from idmm.data.formats import channels_flag
 from idmm.data.images import composite, read_image
@@ -18,6 +18,7 @@ from idmm.data.values import unit
 from idmm.errors import UserError, by_reason, listed
 from idmm.files import made_folder, write_json
 from idmm.progress import log
+from idmm.stages.resolve import check_place
 
 _NAMED = 5  # images or pairs that a line names
 _DRAWN = 12  # pairs on the sheet
@@ -48,6 +49,8 @@ def checkup(command: DataCheckConfig) -> int:
     data, notes = resolve_name(config.Data(**{name: getattr(command, name) for name in names}))
     for note in notes:
         log.info("%s", note)
+    if command.out is not None:
+        check_place(ProbeConfig(out=command.out, data=data))
     from idmm.evaluation import baseline
 
     report, listing, crops = check(data, lambda labels: baseline.sample(labels, baseline.MOST))

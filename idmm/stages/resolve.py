@@ -112,12 +112,17 @@ def _check_out(config: Any) -> None:
     """Raise UserError if ``out`` is missing, lies among the images, or is the place of ``init``."""
     if config.out is None:
         raise UserError("out: missing. Name a folder for all that the run writes (--out runs/a)")
-    if folder := images_around(config):
-        line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
-        raise UserError(f"out: {line}")
+    check_place(config)
     written = [os.path.join(config.out, name) for name in ("", "backbone.safetensors", "model.safetensors")]
     if config.init is not None and os.path.realpath(config.init) in map(os.path.realpath, written):
         raise UserError(f"out: '{config.out}' is where init is. Name a new folder for all that this run writes")
+
+
+def check_place(config: Any) -> None:
+    """Raise UserError if ``config.out`` lies among the images."""
+    if folder := images_around(config):
+        line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
+        raise UserError(f"out: {line}. Name another place")
 
 
 def images_around(config: Any) -> str | None:

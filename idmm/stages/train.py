@@ -29,7 +29,7 @@ from idmm.models.hog import SIDE
 from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.stages import STAGES
-from idmm.stages.resolve import run_stage
+from idmm.stages.resolve import check_place, run_stage
 from idmm.stages.train_configs import data_of, stage_config
 from idmm.stages.train_plan import (
     BASELINE,
@@ -101,6 +101,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     state = _load(command, out)
     new = not out.exists() or not any(out.iterdir())
     if state is None:
+        check_place(command)
         if {path.name for path in out.glob("[!.]*")} - {LABELS, COPIES}:  # hidden: files that a kill left unfinished
             raise UserError(f"out: '{out}' has other files. Name a new folder")
         made_folder(command.out)

@@ -211,11 +211,14 @@ def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, An
 def _same(key: str, old: Any, new: Any) -> bool:
     """Return whether two values of a key mean the same.
 
-    A file or folder that is gone may have been moved with the run. The images' fingerprint shows if it is another.
+    A file or folder that is gone may have been moved with the run. The images' fingerprint shows if it is another, and
+    weights keep their name.
     """
     if old == new or key not in PATHS or is_public(old) or is_public(new) or None in (old, new):
         return old == new
-    return not expand_home(old).exists() or expand_home(old).resolve() == expand_home(new).resolve()
+    before, now = expand_home(old), expand_home(new)
+    is_moved = not before.exists() and (key != "init" or before.name == now.name)
+    return is_moved or before.resolve() == now.resolve()
 
 
 def _text(value: Any) -> str:
