@@ -92,7 +92,7 @@ def test_planted_faults_are_found(run, planted, capsys):
     left = list_images(section(planted, exclude=str(out / "exclude.txt")), labelled=False).train
     assert len(left) == 51 and "train/china/c05.png" not in left.names
     (line,) = refused(capsys, ["explore", run, "--out", planted / "train/sheets"])
-    assert line.startswith(f"out: '{planted / 'train/sheets'}' is among the images of '")
+    assert line.startswith(f"out: '{planted / 'train/sheets'}' lies among the images of '")
 
 
 def test_a_folder_of_idmm_train_stands_for_its_first_stage(run, tmp_path, capsys):

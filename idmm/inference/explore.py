@@ -19,7 +19,7 @@ from idmm.inference.explore_tables import KINDS, Similarities
 from idmm.inference.runs import config_of, training_images
 from idmm.models.weights import read_checkpoint
 from idmm.progress import Bar, log
-from idmm.stages.resolve import images_around
+from idmm.stages.resolve import check_place
 
 CANDIDATES = 3 * similarity.VOTERS  # neighbours among which those with a label vote
 HASHES = 2.0  # weight of the perceptual hashes' agreement, relative to the cosine of rows
@@ -41,8 +41,8 @@ def explore(config: ExploreConfig) -> str:
         folder = folder / "stage1"
         log.info("run: '%s', which learned from all images", folder)
     run = config_of(folder)
-    if config.out and (inside := images_around(replace(run, out=config.out))):
-        raise UserError(f"out: '{config.out}' is among the images of '{inside}'. Name another folder")
+    if config.out:
+        check_place(replace(run, out=config.out))
     log.info("reading the training images")
     store = training_images(folder)
     if len(store) < 3:

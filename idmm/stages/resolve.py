@@ -119,26 +119,22 @@ def _check_out(config: Any) -> None:
 
 
 def check_place(config: Any) -> None:
-    """Raise UserError if ``config.out`` lies among the images."""
-    if folder := images_around(config):
-        line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
-        raise UserError(f"out: {line}. Name another place")
-
-
-def images_around(config: Any) -> str | None:
-    """Return the folder of images that a new ``out`` lies in, if any: a later run would read its pictures as images.
+    """Raise UserError if a new ``out`` lies in a folder of images: a later run would read its pictures as images.
 
     A run that began there before may be resumed.
     """
     has_run = os.path.exists(os.path.join(config.out, "config.yaml"))
     has_list = isinstance(config, DetectConfig)  # a file lists the images
     if has_run or has_list or config.data.root is None or config.data.name not in (None, "folder"):
-        return None
+        return
     root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
     masked = isinstance(config, SegmentConfig)
     names = ("images", "masks", "annotations") if masked else ("train", "unlabelled", "val", "test")
     folders = [os.path.join(root, name) for name in names] if os.path.isdir(os.path.join(root, names[0])) else [root]
-    return next((folder for folder in folders if os.path.commonpath([folder, out]) == folder), None)
+    for folder in folders:
+        if os.path.commonpath([folder, out]) == folder:
+            line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
+            raise UserError(f"out: {line}. Name another place")
 
 
 def run_stage(config: Any, started_at: float | None = None) -> dict:

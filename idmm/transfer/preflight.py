@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from idmm.errors import UserError, needed
 from idmm.files import output_path
 from idmm.models.spec import model_spec
 from idmm.stages import STAGES, common, stage_of
-from idmm.stages.resolve import fill_classifier_init
+from idmm.stages.resolve import check_place, fill_classifier_init
 from idmm.training.device import choose_device, pick_device
 from idmm.training.stage import RunSetup, Stage
 from idmm.transfer.config import GridConfig
@@ -50,6 +51,7 @@ class _Checks:
         config = STAGES[job.stage].build(job.config)
         stage = stage_of(config)
         data = ["data", parsing.to_dict(config.data), stage.needs]
+        self.once(["out", *data], "", check_place, replace(config, out=self.grid.out))
         self.once(data, side, stage.list_images)
         if self.grid.engine == "local":
             train = getattr(config, "train", None)  # a probe has none
