@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -222,3 +223,18 @@ def test_out_of_memory_names_the_batch_size(runs, images, monkeypatch):
     monkeypatch.setattr(clf._network.model, "forward", full)
     with pytest.raises(RunError, match="out of memory with 64 images at a time. Try a smaller batch_size"):
         clf.predict(images / "test")
+
+
+def test_the_accuracy_is_of_folders_from_the_named_ones_on(runs, images, tmp_path, capsys):
+    """A folder above them may be named like a class by chance."""
+    shutil.copytree(images / "test", tmp_path / "red/new/test")
+    shutil.copytree(images / "test/green", tmp_path / "red/new/other")
+    init = ["predict", "--init", runs / "rgb", "--out", tmp_path / "p.csv"]
+    for path, count in (
+        ("red/new", "on 21 of 28 images"),
+        ("red/new/test/green", "on 7 images"),
+        ("red/new/other", ""),
+    ):
+        assert call([*init, tmp_path / path]) == 0
+        said = capsys.readouterr().err
+        assert f"{count} in folders named like classes" in said if count else "accuracy" not in said

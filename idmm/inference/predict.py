@@ -7,7 +7,7 @@ import numpy as np
 from idmm.config.commands import PredictConfig
 from idmm.data.split import class_of, counted
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
-from idmm.files import csv_bytes, saved_info, write_bytes
+from idmm.files import csv_bytes, expand_home, saved_info, write_bytes
 from idmm.progress import log
 
 COLUMNS = ("path", "rank", "class", "probability")
@@ -33,7 +33,7 @@ def predict(config: PredictConfig) -> str | None:
     classifier = load_classifier(config.init, device=config.device, batch_size=config.batch_size or BATCH, field="init")
     predictions = classifier.predict(images, config.top_k, on_error="skip")
     report_unreadable(predictions.unreadable, len(images))
-    _log_accuracy(predictions)
+    _log_accuracy(predictions, config.paths)
     rows = [COLUMNS]
     for prediction in predictions:
         for rank, (label, probability) in enumerate(prediction.top, start=1):
@@ -45,12 +45,20 @@ def predict(config: PredictConfig) -> str | None:
     return f"{out}: {counted(len(predictions), 'image')}"
 
 
-def _log_accuracy(predictions) -> None:
-    """Log top-1, with its interval, of the images whose folders are named like classes."""
+def _log_accuracy(predictions, paths: list[str]) -> None:
+    """Log top-1, with its interval, of the images whose folders are named like classes, from those in ``paths`` on."""
     from idmm.evaluation.evaluate import score
 
     numbers = {name: number for number, name in enumerate(predictions.classes)}
-    folders = [map(class_of, reversed(os.path.abspath(path).split(os.sep)[:-1])) for path in predictions.paths]
+    roots = [os.path.abspath(expand_home(path)) for path in paths]
+    roots = {root if os.path.isdir(root) else os.path.dirname(root) for root in roots}
+    folders = []  # of each image, the innermost first
+    for path in map(os.path.abspath, predictions.paths):
+        names = []
+        while path not in roots and path != os.path.dirname(path):
+            path = os.path.dirname(path)
+            names.append(class_of(os.path.basename(path)))
+        folders.append(names)
     truth = np.array([next((numbers[name] for name in names if name in numbers), -1) for names in folders])
     labelled = np.flatnonzero(truth >= 0)
     if not len(labelled):
