@@ -158,6 +158,14 @@ def test_keys_change_exactly_with_what_a_job_computes(touched, change):
     assert {job.config.get("resume", "auto") for job in plan(grid(**change))} == {"auto"}
 
 
+def test_keys_change_with_the_content_of_lists(tmp_path):
+    file, found = tmp_path / "list.csv", set()
+    for name, text in itertools.product(("labels", "groups", "exclude"), ("path", "path,class")):
+        file.write_text(text)
+        found |= set(keys(sources=[], seeds=[0], targets=[{"root": str(tmp_path), name: str(file)}]).values())
+    assert len(found) == 6
+
+
 def write(path, **content):
     path.write_text(yaml.safe_dump(content))
     return str(path)

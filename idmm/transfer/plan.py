@@ -193,38 +193,35 @@ def _job(stage: str, values: dict, title: str, needs: str | None = None) -> Job:
     if needs is not None:
         values = {**values, "init": None}
     options = {
-        key: _one_spelling(value) if key in PATHS else value
+        key: _identity(value) if key in PATHS else value
         for key, value in parsing.flatten(values).items()
         if key not in RESUME_IGNORED
     }
-    text = json.dumps([stage, options, needs, _digest(values.get("init"))], sort_keys=True, default=str)
+    text = json.dumps([stage, options, needs], sort_keys=True, default=str)
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     name = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
     return Job(key, stage, values, title, needs, folder=f"runs/{stage}/{name}-{key}")
 
 
-def _one_spelling(path: str | None) -> str | None:
-    """Return a path relative to the current folder if it lies inside, else absolute. Public names stay."""
-    if path is None or is_public(path) or not expand_home(path).exists():
-        return path
-    current, absolute = Path.cwd(), expand_home(path).resolve()
-    return str(absolute.relative_to(current) if absolute.is_relative_to(current) else absolute)
+def _identity(path: str | None) -> Any:
+    """Return a path with the hash of its file, so that another file with the same name is another job.
 
-
-def _digest(path: str | None) -> str | None:
-    """Hash a file of weights, so that another file with the same name is another job."""
+    The path is relative to the current folder if it lies inside, else absolute. A pattern stays.
+    """
     if is_public(path):
         from idmm.models.weights import public_file  # torch, which plans without public weights do not need
 
-        path = str(public_file(path))
-    file = Path(path or "")
-    file = file / "backbone.safetensors" if file.is_dir() else file
-    if path is None or not file.is_file():
-        return None
-    return _file_digest(str(file), file.stat().st_size, file.stat().st_mtime_ns)
+        place, file = path, public_file(path)
+    elif path is None or not expand_home(path).exists():
+        return path
+    else:
+        current, file = Path.cwd(), expand_home(path).resolve()
+        place = str(file.relative_to(current) if file.is_relative_to(current) else file)
+        file = file / "backbone.safetensors" if file.is_dir() else file
+    return [place, _digest(file, file.stat().st_size, file.stat().st_mtime_ns)] if file.is_file() else place
 
 
 @functools.cache
-def _file_digest(path: str, size: int, time: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(file: Path, size: int, time: int) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
