@@ -158,6 +158,14 @@ def test_keys_change_exactly_with_what_a_job_computes(touched, change):
     assert {job.config.get("resume", "auto") for job in plan(grid(**change))} == {"auto"}
 
 
+def test_keys_hold_paths_from_the_folder_of_the_grid(tmp_path, monkeypatch):
+    found = []
+    for out, current, root in (("a", "a", "data"), ("a", "b", "../a/data"), ("b", "b", "data"), ("a", "b", "data")):
+        (tmp_path / current / "data").mkdir(parents=True, exist_ok=True), monkeypatch.chdir(tmp_path / current)
+        found += keys(out=str(tmp_path / out / "grid"), sources=[], seeds=[0], targets=[{"root": root}]).values()
+    assert found[0] == found[1] == found[2] != found[3], "b is a, moved with its images"
+
+
 def test_keys_change_with_the_content_of_lists(tmp_path):
     file, found = tmp_path / "list.csv", set()
     for name, text in itertools.product(("labels", "groups", "exclude"), ("path", "path,class")):

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
@@ -109,10 +110,9 @@ class GridPlan:
             config = self._resolved("pretrain", place, layers, {**decided, "seed": seed})
             if config is not None:
                 title = f"{source.label}-{method.label}-{backbone.label}-s{seed}"
-                job = _job("pretrain", parsing.to_dict(config), title)
-                self.jobs.setdefault(job.key, job)
+                key = self._add_job("pretrain", parsing.to_dict(config), title)
                 seeds = tuple(second for first, second in self._seed_pairs if first == seed)
-                rows.append(_Row(source.label, method.label, seed, seeds, job.key, entries=(source, method)))
+                rows.append(_Row(source.label, method.label, seed, seeds, key, entries=(source, method)))
         return rows
 
     def _add_cells(self, row: _Row, backbone: Entry, target: Entry) -> None:
@@ -129,10 +129,23 @@ class GridPlan:
                 values = self._probe(values, row.needs, backbone)
             start = "" if row.pretrain_seed is None else f"{row.method}-s{row.pretrain_seed}-"
             title = f"{row.source}-{start}{backbone.label}-to-{target.label}-s{seed}"
-            job = _job(protocol, values, title, row.needs)
-            self.jobs.setdefault(job.key, job)
             cell = Cell(row.source, row.method, backbone.label, target.label, row.pretrain_seed, seed)
-            self.cells[cell] = job.key
+            self.cells[cell] = self._add_job(protocol, values, title, row.needs)
+
+    def _add_job(self, stage: str, values: dict, title: str, needs: str | None = None) -> str:
+        """Add a job if no other one computes the same, and return its key."""
+        if needs is not None:
+            values = {**values, "init": None}
+        options = {
+            key: _identity(value, self.grid.out) if key in PATHS else value
+            for key, value in parsing.flatten(values).items()
+            if key not in RESUME_IGNORED
+        }
+        text = json.dumps([stage, options, needs], sort_keys=True, default=str)
+        key = hashlib.sha256(text.encode()).hexdigest()[:12]
+        name = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
+        self.jobs.setdefault(key, Job(key, stage, values, title, needs, folder=f"runs/{stage}/{name}-{key}"))
+        return key
 
     def _probe(self, values: dict, needs: str | None, backbone: Entry) -> dict:
         """Return the part of a fine-tuning's config that a probe has, with the image size of pretraining (pixels)."""
@@ -189,24 +202,10 @@ def _model(backbone: Entry) -> dict:
     return {"name": backbone.name, "kwargs": backbone.values.get("kwargs", {})}
 
 
-def _job(stage: str, values: dict, title: str, needs: str | None = None) -> Job:
-    if needs is not None:
-        values = {**values, "init": None}
-    options = {
-        key: _identity(value) if key in PATHS else value
-        for key, value in parsing.flatten(values).items()
-        if key not in RESUME_IGNORED
-    }
-    text = json.dumps([stage, options, needs], sort_keys=True, default=str)
-    key = hashlib.sha256(text.encode()).hexdigest()[:12]
-    name = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
-    return Job(key, stage, values, title, needs, folder=f"runs/{stage}/{name}-{key}")
-
-
-def _identity(path: str | None) -> Any:
+def _identity(path: str | None, out: str) -> Any:
     """Return a path with the hash of its file, so that another file with the same name is another job.
 
-    The path is relative to the current folder if it lies inside, else absolute. A pattern stays.
+    The path is relative to the grid's folder ``out``, which may move with its images. A pattern stays.
     """
     if is_public(path):
         from idmm.models.weights import public_file  # torch, which plans without public weights do not need
@@ -215,8 +214,8 @@ def _identity(path: str | None) -> Any:
     elif path is None or not expand_home(path).exists():
         return path
     else:
-        current, file = Path.cwd(), expand_home(path).resolve()
-        place = str(file.relative_to(current) if file.is_relative_to(current) else file)
+        file = expand_home(path).resolve()
+        place = os.path.relpath(file, Path(out).resolve())
         file = file / "backbone.safetensors" if file.is_dir() else file
     return [place, _digest(file, file.stat().st_size, file.stat().st_mtime_ns)] if file.is_file() else place
 
