@@ -41,11 +41,6 @@ def plan(given, finished=()):
     return checked(given).remaining(finished)
 
 
-def wrong(**changes):
-    """The faults of a grid."""
-    return GridPlan(grid(**changes)).faults
-
-
 def keys(**changes):
     """The key of each job by its stage and title."""
     return {(job.stage, job.title): job.key for job in plan(grid(**changes))}
@@ -179,6 +174,12 @@ def write(path, **content):
     return str(path)
 
 
+def test_probes_have_the_size_of_their_backbones_pretraining():
+    sizes = [{**BACKBONE, "label": str(size), "pretrain": {"views.size": size}} for size in (32, 64)]
+    jobs, _ = cells(backbones=sizes, target={"protocol": "probe"})
+    assert len(jobs) == 40 and all(str(job.config["size"]) == cell.backbone for cell, job in jobs.items())
+
+
 def test_recipes_and_overrides(tmp_path):
     """The last entry's recipe replaces the base's; the keys of all layers go over it, those of entries last."""
     base = write(tmp_path / "base.yaml", train={"epochs": 3, "lr": 0.1}, views={"size": 32, "flip": 0.25})
@@ -241,7 +242,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "pretrain": {"config": str(tmp_path / "none.yaml")},
         "finetune": {"train": {"epoch": 3, "lr": -1}},
     }  # fmt: skip
-    found = wrong(**bad)
+    found = GridPlan(grid(**bad)).faults
     names = ", ".join(DATASETS)
     assert found == [
         "sources[3]: got {'label': 'x'}, expected a name or a mapping with 'name'",
@@ -279,7 +280,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     ],
 )
 def test_faults_one_by_one(change, fault):
-    assert any(said.startswith(fault) for said in wrong(**change))
+    assert any(said.startswith(fault) for said in GridPlan(grid(**change)).faults)
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,12 @@ class GridPlan:
         for stage in TRAINING:
             self._check_options(stage)
         for backbone in self.entries["backbones"]:
-            for row, target in product(self._rows(backbone), self.entries["targets"]):
+            rows = self._rows(backbone)
+            sizes = {row.needs: self.jobs[row.needs].config["views"]["size"] for row in rows if row.needs}
+            sizes[None] = next(iter(sizes.values()), None)  # of probes without a pretraining
+            for row, target in product(rows, self.entries["targets"]):
                 if grid.pairs == "all" or row.needs is None or target.label == row.source:
-                    self._add_cells(row, backbone, target)
+                    self._add_cells(row, backbone, target, sizes[row.needs])
         self.faults += [f"{place}: {fault}" for (_, fault), place in self._places.items()]
 
     def remaining(self, finished: Collection[str] = ()) -> list[Job]:
@@ -115,7 +118,7 @@ class GridPlan:
                 rows.append(_Row(source.label, method.label, seed, seeds, key, entries=(source, method)))
         return rows
 
-    def _add_cells(self, row: _Row, backbone: Entry, target: Entry) -> None:
+    def _add_cells(self, row: _Row, backbone: Entry, target: Entry, probe_size: int | None) -> None:
         protocol, entries = self.grid.target.protocol, (*row.entries, backbone, target)
         layers = [self.grid.finetune, *(entry.values.get("finetune", {}) for entry in entries)]
         decided = {"data": target.data(self.grid), "model": _model(backbone)}
@@ -126,7 +129,7 @@ class GridPlan:
                 return
             values = parsing.to_dict(config)
             if protocol == "probe":
-                values = self._probe(values, row.needs, backbone)
+                values = _probe(values, probe_size)
             start = "" if row.pretrain_seed is None else f"{row.method}-s{row.pretrain_seed}-"
             title = f"{row.source}-{start}{backbone.label}-to-{target.label}-s{seed}"
             cell = Cell(row.source, row.method, backbone.label, target.label, row.pretrain_seed, seed)
@@ -146,15 +149,6 @@ class GridPlan:
         name = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
         self.jobs.setdefault(key, Job(key, stage, values, title, needs, folder=f"runs/{stage}/{name}-{key}"))
         return key
-
-    def _probe(self, values: dict, needs: str | None, backbone: Entry) -> dict:
-        """Return the part of a fine-tuning's config that a probe has, with the image size of pretraining (pixels)."""
-        jobs = [self.jobs[needs]] if needs else self.jobs.values()
-        configs = [job.config for job in jobs if job.stage == "pretrain"]
-        sizes = [config["views"]["size"] for config in configs if config["model"]["name"] == backbone.name]
-        common = {name: values[name] for name in ("init", "seed", "data")}
-        model = {name: values["model"][name] for name in ("name", "kwargs", "drop_path")}
-        return {**common, "model": model, "device": values["train"]["device"], "size": sizes[0] if sizes else None}
 
     def _resolved(self, stage: str, place: str, layers: list[dict], decided: dict) -> Any:
         """Merge the recipe of the last layer that names one, the layers' keys, and the keys that the grid decides.
@@ -200,6 +194,13 @@ def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
 
 def _model(backbone: Entry) -> dict:
     return {"name": backbone.name, "kwargs": backbone.values.get("kwargs", {})}
+
+
+def _probe(values: dict, size: int | None) -> dict:
+    """Return the part of a fine-tuning's config that a probe has, with its image size (pixels)."""
+    model = {name: values["model"][name] for name in ("name", "kwargs", "drop_path")}
+    common = {name: values[name] for name in ("init", "seed", "data")}
+    return {**common, "model": model, "device": values["train"]["device"], "size": size}
 
 
 def _identity(path: str | None, out: str) -> Any:
