@@ -271,6 +271,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         ({"sources": [], "scratch": False}, "sources: none, and neither scratch nor weights: there is nothing to run"),
         ({"methods": [{"name": "idmm", "label": "none"}]}, "methods: 'none' is the label of rows without pretraining"),
         ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is also the label of a source"),
+        ({"weights": [{"label": "a"}, {"label": "a", "backbone": "tiny"}]}, "weights[0] and weights[1]: each has the"),
         ({"targets": [{"root": ""}]}, "targets[0].root: got '', expected a folder"),
         ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid's 'out' decides it. Set it there"),
         ({"pretrain": {"config": 3}}, "pretrain of idmm on digits: config: got 3, expected the path of one YAML file"),

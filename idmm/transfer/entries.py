@@ -51,10 +51,13 @@ Entries = dict[str, list[Entry]]  # by list
 def read_entries(grid: GridConfig, faults: list[str]) -> Entries:
     """Return the valid entries of each list, and add the faults of the others to ``faults``."""
     entries = {kind: _read_list(grid, kind, faults) for kind in _KEYS}
+    backbones = [entry.label for entry in entries["backbones"]]
+    for entry in entries["weights"]:
+        if len(backbones) == 1:
+            entry.values.setdefault("backbone", backbones[0])
     _check_labels(grid, entries, faults)
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
         faults.append("sources: none, and neither scratch nor weights: there is nothing to run. Name a dataset")
-    backbones = [entry.label for entry in entries["backbones"]]
     valid: Entries = {kind: [] for kind in entries}
     for kind, members in entries.items():
         for entry in members:
@@ -99,12 +102,10 @@ def _default_label(kind: str, values: dict[str, Any]) -> str:
 
 def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None:
     labels = {kind: {entry.label for entry in members} for kind, members in entries.items()}
-    for kind, members in entries.items():
+    for members in entries.values():
         twins: dict[tuple, list[str]] = {}
-        for entry in members:
-            # weights of several backbones may share a label
-            backbone = str(entry.values.get("backbone")) if kind == "weights" else None
-            twins.setdefault((entry.label, backbone), []).append(entry.place)
+        for entry in members:  # weights of several backbones may share a label
+            twins.setdefault((entry.label, str(entry.values.get("backbone"))), []).append(entry.place)
         for (label, _), places in twins.items():
             if len(places) > 1:
                 faults.append(f"{' and '.join(places)}: each has the label '{label}'. Give each its own label")
@@ -129,11 +130,11 @@ def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
     elif entry.kind == "backbones" and not isinstance(values.get("kwargs", {}), dict):
         raise UserError(f"kwargs: got {values['kwargs']!r}, expected a mapping")
     elif entry.kind == "weights":
-        path, backbone = values.get("path"), values.get("backbone")
+        path = values.get("path")
         if not isinstance(path, str) or not (is_public(path) or expand_home(path).exists()):
             faults.append(f"path: got {path!r}, expected an existing run folder or file of weights")
-        if backbone not in backbones and not (len(backbones) == 1 and "backbone" not in values):
-            faults.append(f"backbone: got {backbone!r}, expected one of {', '.join(backbones)}")
+        if values.get("backbone") not in backbones:
+            faults.append(f"backbone: got {values.get('backbone')!r}, expected one of {', '.join(backbones)}")
         if faults:
             raise UserError(*faults)
         if is_public(path):

@@ -101,7 +101,7 @@ class GridPlan:
         seeds = tuple(dict.fromkeys(seed for _, seed in self._seed_pairs))
         rows = [_Row(SCRATCH, NONE, None, seeds)] if grid.scratch else []
         for entry in entries["weights"]:
-            if entry.values.get("backbone", backbone.label) == backbone.label:
+            if entry.values["backbone"] == backbone.label:
                 path = entry.values["path"]
                 init = path if is_public(path) else str(expand_home(path).absolute())
                 rows.append(_Row(entry.label, NONE, None, seeds, init=init, entries=(entry,)))
