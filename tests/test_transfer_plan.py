@@ -276,6 +276,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid's 'out' decides it. Set it there"),
         ({"pretrain": {"config": 3}}, "pretrain of idmm on digits: config: got 3, expected the path of one YAML file"),
         ({"pretrain": {"seed": 9}}, "pretrain: seed: 9, but the grid's 'seeds' decides it. Set it there"),
+        ({"targets": [{"name": "digits", "finetune": {"seed": 7}}]}, "targets[0].finetune: seed: 7, but the grid's"),
         ({"finetune": {"init": "runs/a"}}, "finetune: init: 'runs/a', but the grid's 'weights' decides it"),
         ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target has the label 'few' of that source"),
     ],

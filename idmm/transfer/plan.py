@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -174,15 +174,19 @@ class GridPlan:
                 self._places.setdefault((stage, fault), place)
 
     def _check_options(self, stage: str) -> None:
-        """Find the grid's own options for a stage that its lists decide."""
+        """Find options for a stage, of the grid or of an entry, that the grid's lists decide."""
         lists = {"data.name": "sources" if stage == "pretrain" else "targets", "method.name": "methods"}
         lists |= {"model.name": "backbones", "model.kwargs": "backbones", "seed": "seeds", "out": "out"}
         if stage == "finetune":
             lists["init"] = "weights"
-        for key, value in parsing.flatten(merged(getattr(self.grid, stage))).items():
-            if key in lists and value not in (None, {}):
-                fault = f"{key}: {value!r}, but the grid's '{lists[key]}' decides it. Set it there"
-                self._places.setdefault((stage, fault), stage)
+        layers = {stage: getattr(self.grid, stage)}
+        for entry in chain(*self.entries.values()):
+            layers[f"{entry.place}.{stage}"] = entry.values.get(stage, {})
+        for place, layer in layers.items():
+            for key, value in parsing.flatten(merged(layer)).items():
+                if key in lists and value not in (None, {}):
+                    line = f"{key}: {value!r}, but the grid's '{lists[key]}' decides it. Set it there"
+                    self.faults.append(f"{place}: {line}")
 
 
 def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
