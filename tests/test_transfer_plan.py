@@ -46,12 +46,6 @@ def keys(**changes):
     return {(job.stage, job.title): job.key for job in plan(grid(**changes))}
 
 
-def changed(**changes):
-    """Stages and titles of the jobs that the unchanged grid has not."""
-    before = set(keys().values())
-    return {name for name, key in keys(**changes).items() if key not in before}
-
-
 def cells(**changes):
     """Jobs by cell, and a pretraining's job by the cell that needs it."""
     whole = checked(grid(**changes))
@@ -144,12 +138,13 @@ VIEWS = BASE["pretrain"]
 )
 def test_keys_change_exactly_with_what_a_job_computes(touched, change):
     """``touched`` stands in the STAGE TITLE of the jobs that are others, and of no other job."""
-    names = set(keys(**change))
+    before, after = set(keys().values()), keys(**change)
     if touched == PRETRAINED:
-        wanted = {name for name in names if not name[1].startswith("scratch")}
+        wanted = {name for name in after if not name[1].startswith("scratch")}
     else:
-        wanted = {name for name in names if touched is not None and touched in " ".join(name)}
-    assert changed(**change) == wanted and bool(wanted) == (touched is not None)
+        wanted = {name for name in after if touched is not None and touched in " ".join(name)}
+    assert {name for name, key in after.items() if key not in before} == wanted
+    assert bool(wanted) == (touched is not None)
     assert {job.config.get("resume", "auto") for job in plan(grid(**change))} == {"auto"}
 
 

@@ -248,8 +248,10 @@ def test_status(tmp_path, monkeypatch, capsys):
     ]
     made.instead.clear()
     monkeypatch.chdir(tmp_path)
-    assert inside("out", **changes) == 0
-    assert status(out, capsys)[-2:] == ["grid: 6 of 6 cells", f"  results so far: {out / 'grid.md'}"]
+    assert inside("out", **changes) == 0 and capsys.readouterr()
+    (out / "jobs/gone.started").symlink_to("removed")  # a job that ends now, and one that was killed with its result
+    (out / f"jobs/{next(iter(runs(out)))}.started").write_text("1")
+    assert status(out, capsys) == ["grid: 6 of 6 cells", f"  results so far: {out / 'grid.md'}"]
 
 
 def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):

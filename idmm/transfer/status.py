@@ -1,5 +1,6 @@
 """``idmm transfer status``: the progress of a grid."""
 
+import contextlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -51,9 +52,11 @@ def status(config: StatusConfig) -> str:
         raise UserError(f"out: '{out}' holds no grid, expected the folder of a transfer run")
     lines, running = [progress(out)], set()
     for path in sorted(out.glob("jobs/*.started")):
-        run = next(out.glob(f"runs/*/*-{path.stem}"), path).name
-        running.add(run)
-        lines.append(f"  running, or killed: {run}, start {path.read_text()}")
+        run = next(out.glob(f"runs/*/*-{path.stem}"), path)
+        if not (run / "result.json").exists():  # else a kill came between the result and the removal of this file
+            running.add(run.name)
+            with contextlib.suppress(FileNotFoundError):  # the job has just ended
+                lines.append(f"  running, or killed: {run.name}, start {path.read_text()}")
     failures = read_failures(out).values()
     stopped = {path.parent.name for path in out.glob("runs/*/*/config.yaml")}
     stopped -= {path.parent.name for path in out.glob("runs/*/*/result.json")}
