@@ -19,7 +19,7 @@ from idmm.config import Data
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
-from idmm.stages import stage_of, train, train_configs, train_plan
+from idmm.stages import stage_of, train, train_configs, train_data, train_plan
 from idmm.stages.train_plan import Counts, make_plan
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -356,14 +356,14 @@ def test_no_copy_is_in_two_splits(tmp_path, caplog):
         path.with_name(f"{path.stem}copy.png").write_bytes(path.read_bytes())
     for number, more in enumerate(({}, {"labelled": {"per_class": 2}})):
         data = TrainData(name="folder", root=str(root), **more)
-        _, listing = train._listing(data, tmp_path / f"x{number}")
+        _, listing = train_data.chosen_images(data, tmp_path / f"x{number}")
         contents = [Path(path).read_bytes() for split in listing.parts.values() for path in split.items]
         assert len(contents) == len(set(contents)) == 30
     root = tree(tmp_path / "e", train={"a": 4, "b": 4}, test={"a": 4, "b": 4})
     for name, count in (("a", 4), ("b", 2)):
         for number in range(count):
             (root / f"test/{name}/{number}.png").write_bytes((root / f"train/{name}/{number}.png").read_bytes())
-    _, listing = train._listing(TrainData(name="folder", root=str(root)), tmp_path / "y")
+    _, listing = train_data.chosen_images(TrainData(name="folder", root=str(root)), tmp_path / "y")
     assert np.bincount(listing.train.labels).tolist() == [4, 2]
     assert any("all training images of a are copies of other images" in line for line in caplog.messages)
 

@@ -1,7 +1,6 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -11,26 +10,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from accelerate import PartialState
 
 from idmm import distributed
-from idmm.config import Data, parsing
+from idmm.config import parsing
 from idmm.config.commands import TrainCommand
-from idmm.data import user_lists
-from idmm.data.image_store import store_split
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
-from idmm.data.split import LabelsMissing, Listing, counted
 from idmm.data.values import AUTO
-from idmm.errors import UserError, listed
-from idmm.files import holds_run, made_folder, write_csv, write_json, write_text
-from idmm.models.hog import SIDE
+from idmm.errors import UserError
+from idmm.files import holds_run, made_folder, write_json
 from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.stages import STAGES
 from idmm.stages.resolve import check_place, run_stage
 from idmm.stages.train_configs import data_of, stage_config
+from idmm.stages.train_data import check_images, chosen_images, names_digest
 from idmm.stages.train_plan import (
     BASELINE,
     COPIES,
@@ -181,111 +176,19 @@ def _check_names(command: TrainCommand, state: TrainState) -> None:
     if state.result:
         return
     listing = list_images(data_of(command, state), labelled=True, unlabelled=True)
-    if _names_digest(listing) != state.images:
+    if names_digest(listing) != state.images:
         raise UserError("data: images were added, removed or renamed since this run began. Name a new --out")
 
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:
     """List the images and choose what to do. Broken images are found now, all together."""
     resolved, weights = with_model_of_init(command)
-    data, listing = _listing(resolved.data, out)
-    deep = data.name == "folder" and _check_images(data, listing)
+    data, listing = chosen_images(resolved.data, out)
+    deep = data.name == "folder" and check_images(data, listing)
     foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
     counts = count(listing, data, foreign)
     plan = make_plan(replace(resolved, data=data), counts)
-    return TrainState(_keys(command), parsing.to_dict(data), _names_digest(listing), counts, plan)
-
-
-def _names_digest(listing: Listing) -> str:
-    """Return a digest of the names of all images and their splits."""
-    lines = "\n".join(f"{part} {name}" for part, split in listing.parts.items() for name in split.names)
-    return hashlib.blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-
-
-def _check_images(data: Data, listing: Listing) -> bool:
-    """Decode every image once. Return whether there are images of more than 8 bits.
-
-    Raises UserError with the bad images of all splits."""
-    faults, deep = [], False
-    for part, split in listing.parts.items():
-        try:
-            store = store_split(split, stored_size=SIDE, data=replace(data, cache="off"), part=part)
-            deep = deep or store.high_bit > 0
-        except UserError as error:
-            faults += error.faults
-    if faults:
-        raise UserError(*faults)
-    return deep
-
-
-def _listing(data: Data, out: Path) -> tuple[Data, Listing]:
-    """Return all images to learn from. A part of the labelled ones is held out if there are none to test on."""
-    if data.subset is not None and data.labelled is not None:
-        raise UserError("data.labelled: given with data.subset, from which fine-tuning cannot draw. Give one of them")
-    data = _without_copies(data, out)
-    try:
-        list_images(data, labelled=True, unlabelled=True)
-    except LabelsMissing:
-        if data.val_fraction:
-            raise
-        data = replace(data, val_fraction=HELD_OUT)
-        line = "data.val_fraction: %g of the labelled images are held out, as there are no images to test on"
-        log.info(line, HELD_OUT)
-    data = _with_list(data, out)
-    return data, list_images(data, labelled=True, unlabelled=True)
-
-
-def _without_copies(data: Data, out: Path) -> Data:
-    """Return the data without training images whose file is that of an earlier one or of a test image, with a warning.
-
-    OUT/duplicates.txt names them, for ``data.exclude``. If that is given already, nothing is left out. Copies are found
-    before images are held out or drawn, so that no copy is in two splits.
-    """
-    if data.name != "folder" or data.exclude is not None:
-        return data
-    everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
-    listing = list_images(everything, labelled=True, evaluated=False, unlabelled=True)
-    train, seen, copies = listing.train, set(), []
-    for split in (listing.val, listing.test):
-        seen.update(_file_digest(path) for path in (split.items if split else ()))
-    for number in np.argsort(train.labels < 0, kind="stable"):  # a copy with a label is kept
-        digest = _file_digest(train.items[number])
-        if digest in seen and digest is not None:
-            copies.append(number)
-        seen.add(digest)
-    emptied = set(train.labels) - {-1} - set(np.delete(train.labels, copies))
-    if emptied:
-        classes = listed(train.classes[label] for label in sorted(emptied))
-        log.warning("data: all training images of %s are copies of other images. They are used all the same", classes)
-    copies = [number for number in sorted(copies) if train.labels[number] not in emptied]
-    if not copies:
-        return data
-    write_text(out / COPIES, "".join(f"{user_lists.exclude_line(train.names[number])}\n" for number in copies))
-    line = "data: %s left out, the same as another training image or a test image (%s)"
-    log.warning(line, counted(len(copies), "training image"), out / COPIES)
-    return replace(data, exclude=str(out / COPIES))
-
-
-def _file_digest(path: str) -> bytes | None:
-    """Return a digest of a file's bytes, or None if it cannot be read. The check of all images names it."""
-    try:
-        return hashlib.blake2b(Path(path).read_bytes()).digest()
-    except OSError:
-        return None
-
-
-def _with_list(data: Data, out: Path) -> Data:
-    """Return the data with a list of classes and splits, OUT/labels.csv, if pretraining would not see the classes.
-
-    Without it, pretraining would train on the images that are held out, and could not draw a subset by class."""
-    everything = replace(data, subset=None, labelled=None)
-    if data.name != "folder" or not (data.val_fraction or data.subset):
-        return data
-    unsplit = list_images(replace(everything, val_fraction=0.0), labelled=False, unlabelled=False)
-    if unsplit.train.labels is not None:
-        return data
-    write_csv(out / LABELS, user_lists.class_rows(list_images(everything, labelled=True).parts))
-    return replace(data, labels=str(out / LABELS), val_fraction=0.0)
+    return TrainState(_keys(command), parsing.to_dict(data), names_digest(listing), counts, plan)
 
 
 # ---------------------------------------------------------------------- the runs
