@@ -107,4 +107,3 @@ def test_out_may_not_be_among_the_images(root, below, allowed, pictures, capsys)
     if not allowed:
         assert refused(capsys, ["train", root, "--out", root / below]) == [line]
         assert refused(capsys, ["data", "check", "--root", root, "--out", root / below]) == [line]
-    assert not (root / "runs").exists()

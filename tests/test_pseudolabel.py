@@ -1,5 +1,6 @@
 """Labels for images without one: the maths against a dense solution, the step of ``idmm train``."""
 
+import os
 import time
 
 import numpy as np
@@ -94,12 +95,26 @@ def section_of(root, **changes):
     return section(root, labelled={"per_class": 2}, **changes)
 
 
-def labelled(run, data, out):
+def labelled(run, data, out, teacher=None):
     """Runs the step; returns what it found and the rows of its file."""
     plan = Plan("pretrain", {}, [], size=32, label_size=48, joined=True)
-    found, candidates = train_pseudolabels.pseudolabel(run, plan, data, "cpu", 0, out)
+    found, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", 0, out)
     assert set(candidates) == {train_plan.BASELINE, train_plan.JOINED_LINEAR}
     return found, rows(out / "pseudolabels.csv")
+
+
+def test_a_teacher_joins_the_graph_if_its_predictions_agree(run, images, tmp_path, monkeypatch):
+    """One that knows the colours, and one that guesses. Features of both are random."""
+    _, alone = labelled(run, section_of(images), tmp_path / "alone")
+    for every in (1, 3):  # of these images one is blue, and the next red
+
+        def learned(teacher, items, *_, every=every):
+            numbers = [int(os.path.basename(path)[:-4]) for path in items]
+            return np.random.default_rng(0).normal(size=(len(items), 4)), np.array(numbers) // every % 2
+
+        monkeypatch.setattr(train_pseudolabels, "_learned_by", learned)
+        found, lines = labelled(run, section_of(images), tmp_path / str(every), teacher="run")
+        assert (found.teacher_agreement == pytest.approx(100)) == (lines != alone) == (every == 1)
 
 
 def test_what_is_written(run, images, tmp_path, caplog):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from folders import tree
+from folders import faults, tree
 from frozen import a_run
 from helpers import VIT, Together, call, read, refused
 from PIL import Image
@@ -378,7 +378,6 @@ def planned(root, out, **flags):
 
 
 def test_images_that_changed_are_noticed_when_a_command_is_repeated(tmp_path, monkeypatch):
-    """Others would be held out. The folder of the weights may be spelled in another way."""
     monkeypatch.chdir(tmp_path)
     root = tree(tmp_path / "d", train={"cat": 10, "dog": 10})
     a_run(tmp_path / "w")
@@ -389,8 +388,7 @@ def test_images_that_changed_are_noticed_when_a_command_is_repeated(tmp_path, mo
     train._check_names(command, state)
     assert train_configs.stage_config(command, state, "last", 1.0)["init"] == "../w"
     tree(root, train={"cat": 11})
-    with pytest.raises(UserError, match="data: images were added, removed or renamed"):
-        train._check_names(command, state)
+    assert "images were added" in faults(train._check_names, command, state)[0]
 
 
 def test_no_trial_if_groups_cannot_be_divided(tmp_path):

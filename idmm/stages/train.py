@@ -242,7 +242,8 @@ def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
     out, outcome = Path(command.out), None
     if distributed.rank() == 0:
         source = str(out / "stage1") if state.plan.way in FIRST else command.init
-        outcome = pseudolabel(source, state.plan, data_of(command, state), command.device, command.seed, out)
+        teacher = str(out / "teacher") if "teacher" in state.plan.shares else None
+        outcome = pseudolabel(source, teacher, state.plan, data_of(command, state), command.device, command.seed, out)
     state.pseudolabels, candidates = distributed.broadcast(outcome)
     if state.plan.joined:
         state.best, state.candidates = joined_by(state.pseudolabels.agreement), candidates

@@ -151,7 +151,7 @@ def _start(command: TrainCommand, state: TrainState, part: str) -> tuple[str, st
     """Return the recipe of a stage that learns from labels, and the weights that it starts from."""
     plan, out = state.plan, Path(command.out)
     weights = str(out / "stage1") if plan.way in FIRST else command.init
-    if part == "scratch":
+    if part in ("scratch", "teacher"):
         return RECIPES["scratch"], None
     if state.uses_hog_conv(part):
         return RECIPES["finetune"], str(out / FEATURES) if state.best in ALL_JOINED else None

@@ -40,9 +40,11 @@ SHARES = {
     "with a trial": {"trial": 0.2, "last": 0.8},
     "two stages": {"stage1": 0.4, "last": 0.6},
     "pseudo-labels": {"stage1": 0.6, "last": 0.4},
+    "joined features": {"stage1": 0.5, "teacher": 0.15, "last": 0.35},
 }
 LABELS_OF_STAGES = {
     "stage1": "pretraining on all images",
+    "teacher": "a network on the given labels only",
     "trial": "a trial on four fifths of the labelled images",
     "scratch": "training from scratch, for comparison",
 }
@@ -97,6 +99,8 @@ class Plan:
     @property
     def shares(self) -> dict[str, float]:
         """Of the time, for each stage, in their order."""
+        if self.way in FIRST and self.joined:
+            return SHARES["joined features"]
         if self.way in FIRST:
             return SHARES["pseudo-labels" if self.pseudolabel else "two stages"]
         return SHARES["with a trial" if self.trial else "from labels"]
@@ -110,6 +114,7 @@ class PseudoLabels:
     added: int  # images that got one. A label may not reach all
     agreement: float  # of similar images on the class, in percent, with chance at 0
     baseline_top1: float | None  # of the baseline on the given labels, if the pseudo-labels are used (percent)
+    teacher_agreement: float | None = None  # the same as ``agreement``, of the classes that OUT/teacher predicts
 
 
 @dataclass
@@ -157,7 +162,8 @@ class TrainState:
 
     def network_size(self, part: str) -> int:
         """Return the side of the images of a stage's network on pixels (pixels)."""
-        return self.plan.label_size if part == "last" and not self.trusted else self.plan.size
+        learns_given_labels = part == "teacher" or (part == "last" and not self.trusted)
+        return self.plan.label_size if learns_given_labels else self.plan.size
 
     def save(self, out: Path) -> dict:
         """Write the file and return its content."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from idmm.config import Data
 from idmm.data.listing import list_images
@@ -16,7 +16,7 @@ from idmm.data.user_lists import class_rows
 from idmm.evaluation import baseline
 from idmm.evaluation.evaluate import choose_strength, fit_linear
 from idmm.evaluation.inputs import report_unreadable
-from idmm.evaluation.network import Forward, Network
+from idmm.evaluation.network import Forward, Network, pooled
 from idmm.evaluation.predictor import BATCH
 from idmm.evaluation.similarity import nearest, spread_labels, unit_rows
 from idmm.files import write_csv
@@ -41,6 +41,7 @@ from idmm.stages.train_plan import (
 
 AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
 SAY = 0.25  # of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
+TEACHER_BEHIND = 5  # points that the agreement of the teacher's predictions may be behind (the same record)
 ALONE = 55  # percent of agreement from which on that ConvNet did harm (the same record)
 NEIGHBOURS = 10  # nearest images that each image is joined to
 
@@ -115,12 +116,14 @@ def _hand_made_and_joined(model: HogConv, images: Tensor) -> Tensor:
 
 
 def pseudolabel(
-    source: str, plan: Plan, data: Data, device: str, seed: int, out: Path
+    source: str, teacher: str | None, plan: Plan, data: Data, device: str, seed: int, out: Path
 ) -> tuple[PseudoLabels, dict[str, float]]:
     """Write OUT/pseudolabels.csv, a file with a class for each image, and the joined features if the plan has them.
 
     The columns of the file are path, class, split, given and share. A share is how sure a label is, from 0 to 1.
-    ``data`` is the images, some of which have a label. Other arguments and errors are those of :class:`JoinedFeatures`.
+    ``teacher`` is the run of a network that learned from the given labels only. If its predictions agree on similar
+    images, its features join the others in the graph. ``data`` is the images, some of which have a label. Other
+    arguments and errors are those of :class:`JoinedFeatures`.
 
     Returns:
         What is known of the labels, and the accuracy of linear classifiers on stratified folds of the given labels
@@ -137,9 +140,15 @@ def pseudolabel(
     }
     candidates = {label: each.accuracies[each.strength] for label, each in choices.items() if each.accuracies}
     near = nearest(unit_rows(joined), NEIGHBOURS)
-    label_shares = spread_labels(near, train.labels, len(train.classes))
     weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[JOINED_LINEAR].strength)
     agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), len(train.classes))
+    graph, teacher_agreement = near, None
+    if teacher is not None and agreement >= AGREEMENT:
+        learned, predicted = _learned_by(teacher, train.items, len(train.classes), device)
+        teacher_agreement = _agreement(near.index, predicted, len(train.classes))
+        if teacher_agreement >= agreement - TEACHER_BEHIND:
+            graph = nearest(unit_rows(np.concatenate([_weighed(joined), _weighed(learned)], axis=1)), NEIGHBOURS)
+    label_shares = spread_labels(graph, train.labels, len(train.classes))
     labels = np.where(label_shares.any(axis=1), label_shares.argmax(axis=1), -1)
     labels[is_given] = given_labels
 
@@ -151,7 +160,8 @@ def pseudolabel(
     if plan.joined:
         features.save(out / FEATURES, joined_by(agreement))
     baseline_top1 = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
-    pseudolabels = PseudoLabels(int(is_given.sum()), int((labels[~is_given] >= 0).sum()), agreement, baseline_top1)
+    counts = int(is_given.sum()), int((labels[~is_given] >= 0).sum())
+    pseudolabels = PseudoLabels(*counts, agreement, baseline_top1, teacher_agreement)
     images = counted(pseudolabels.added, "image")
     log.info(
         "%s: %s without a label got a guessed one, from %d that had one", out / PSEUDOLABELS, images, pseudolabels.given
@@ -162,6 +172,23 @@ def pseudolabel(
     else:
         log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
     return pseudolabels, candidates
+
+
+def _learned_by(teacher: str, items: Sequence, classes: int, device: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return features [N, d] of images by the network of a run, and the classes that it predicts [N]."""
+    network = Network.from_checkpoint(read_checkpoint(teacher, "init", "model"), classes, device, BATCH)
+
+    def features_and_logits(model: nn.Module, images: Tensor) -> Tensor:
+        return torch.cat([pooled(model, images), model(images)], dim=1)
+
+    rows = network.outputs(network.file_batches(items, items, {}), features_and_logits)
+    return rows[:, :-classes], rows[:, -classes:].argmax(axis=1)
+
+
+def _weighed(rows: np.ndarray) -> np.ndarray:
+    """Return features [N, d] centred, and scaled so that groups of any length weigh the same."""
+    centred = rows - rows.mean(axis=0)
+    return centred / max(1e-9, float(np.linalg.norm(centred)))
 
 
 def joined_by(agreement: float) -> str:
