@@ -72,8 +72,9 @@ def _printed() -> Iterator[None]:
 def train(command: TrainCommand | dict | str, started_at: float | None = None) -> dict:
     """Train a classifier on a folder of images in ``command.minutes``; ``command.out`` is the run that fine-tunes it.
 
-    Stage 1, if there is one, lies in OUT/stage1, its features joined with hand-made ones in OUT/features, the trial on
-    held-out training images in OUT/trial, the comparison in OUT/scratch. Repeating the command resumes it.
+    Stage 1, if there is one, lies in OUT/stage1, its features joined with hand-made ones in OUT/features, a network on
+    the given labels in OUT/teacher, the trial on held-out training images in OUT/trial, the comparison in OUT/scratch.
+    Repeating the command resumes it.
 
     Args:
         command: A TrainCommand, a mapping of its keys (those of ``idmm train --help``), or the path of a YAML file.
