@@ -137,8 +137,9 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
     if distributed.rank() == 0:
         balanced = "balanced" if config.train.class_weights == "balanced" else None
         choice = choose_strength(features, labels, config.seed, class_weight=balanced)
-        loss = dict(seed=config.seed, smoothing=config.augment.label_smoothing, class_weight=balanced)
-        temperature = fit_temperature(features, labels, choice.strength, **loss)
+        loss, temperature = dict(smoothing=config.augment.label_smoothing, class_weight=balanced), 1.0
+        if not getattr(model, "say", 0.0):  # else training does not see these logits, and others are scaled to them
+            temperature = fit_temperature(features, labels, choice.strength, seed=config.seed, **loss)
         weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
         weight, bias = weight / temperature, bias / temperature
         if (unseen := np.isneginf(bias)).any():  # on each image, classes without one get at most 1/N of the softmax
