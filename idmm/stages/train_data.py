@@ -1,6 +1,5 @@
 """The images of ``idmm train``: copies left out, some held out, all decoded once."""
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 from idmm.config import Data
 from idmm.data import user_lists
 from idmm.data.image_store import store_split
+from idmm.data.images import digest
 from idmm.data.listing import list_images
 from idmm.data.split import LabelsMissing, Listing, counted
 from idmm.errors import UserError, listed
@@ -49,10 +49,10 @@ def _without_copies(data: Data, out: Path) -> Data:
     for split in (listing.val, listing.test):
         seen.update(_file_digest(path) for path in (split.items if split else ()))
     for number in np.argsort(train.labels < 0, kind="stable"):  # a copy with a label is kept
-        digest = _file_digest(train.items[number])
-        if digest in seen and digest is not None:
+        content = _file_digest(train.items[number])
+        if content in seen and content is not None:
             copies.append(number)
-        seen.add(digest)
+        seen.add(content)
     emptied = set(train.labels) - {-1} - set(np.delete(train.labels, copies))
     if emptied:
         classes = listed(train.classes[label] for label in sorted(emptied))
@@ -69,7 +69,7 @@ def _without_copies(data: Data, out: Path) -> Data:
 def _file_digest(path: str) -> bytes | None:
     """Return a digest of a file's bytes, or None if it cannot be read. The check of all images names it."""
     try:
-        return hashlib.blake2b(Path(path).read_bytes()).digest()
+        return digest(Path(path).read_bytes())
     except OSError:
         return None
 
@@ -107,4 +107,4 @@ def check_images(data: Data, listing: Listing) -> bool:
 def names_digest(listing: Listing) -> str:
     """Return a digest of the names of all images and their splits."""
     lines = "\n".join(f"{part} {name}" for part, split in listing.parts.items() for name in split.names)
-    return hashlib.blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return digest(lines.encode("utf-8", "surrogateescape")).hex()
