@@ -122,7 +122,7 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
         return {"seconds": 120, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 11, "largest_class": 54.5}
 
     monkeypatch.setattr(train, "_stage", stage)
-    argv = given(images, tmp_path / "x", way="joint", minutes=10)
+    argv = given(images, tmp_path / "x", way="pretrain", minutes=10)
     assert call(argv) == 130
     before = read(tmp_path / "x/train.json")["minutes"]["before"]
     assert call([*argv, "--data.workers", 2]) == 0
@@ -150,8 +150,7 @@ def stages_run(monkeypatch, argv):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("way", ["pretrain", "joint"])
-def test_stage_1_sees_no_test_image(way, nested, tmp_path, monkeypatch):
+def test_stage_1_sees_no_test_image(nested, tmp_path, monkeypatch):
     """Nor where training without labels has no classes to hold images out by."""
     more = {}
     if nested:
@@ -161,7 +160,7 @@ def test_stage_1_sees_no_test_image(way, nested, tmp_path, monkeypatch):
         rows = [f"{i}.png,{'cat' if i % 2 else 'dog'}" for i in range(20)]
         (tmp_path / "l.csv").write_text("\n".join(["path,class", *rows]))
         more = {"data.labels": tmp_path / "l.csv"}
-    argv = given(root, tmp_path / "x", way=way, minutes=10, compare="true", **more)
+    argv = given(root, tmp_path / "x", way="pretrain", minutes=10, compare="true", **more)
     (first, _), (tuned, _), (scratch, _) = stages_run(monkeypatch, argv)
     assert len(tuned.test) == 4 and tuned.test.names == scratch.test.names
     assert sorted(tuned.train.names) == sorted(scratch.train.names) and len(tuned.train) == 16
@@ -294,7 +293,7 @@ DIGITS = {"data": TrainData(name="digits")}
         (DIGITS, FEW, "scratch", False, "as pseudo-labels are for a folder of images, not for digits"),
         ({"pseudolabel": False}, FEW, "scratch", False, "as --pseudolabel is false"),
         ({"pseudolabel": True}, SOME, "pretrain", True, "as its features help"),
-        ({"way": "joint"}, EVERY, "joint", False, "as asked"),
+        ({"way": "pretrain"}, EVERY, "pretrain", False, "as asked"),
         ({"init": "x"}, FEW, "finetune", True, "as --init has weights"),
     ],
 )

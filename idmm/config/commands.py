@@ -99,8 +99,8 @@ class TrainCommand:
     """Also train from scratch, which doubles the time. It shows if pretraining or pseudo-labels helped."""
     init: str | None = None
     """Initial weights: a run folder, a file or timm:NAME. Default: none."""
-    way: Literal["auto", "scratch", "finetune", "pretrain", "joint"] = "auto"
-    """scratch: labelled images only. finetune: from --init. pretrain: all images first. joint: these with labels."""
+    way: Literal["auto", "scratch", "finetune", "pretrain"] = "auto"
+    """scratch: labelled images only. finetune: from --init. pretrain: all images first. auto: by the labels."""
     pseudolabel: bool | None = None
     """Guess the labels of unlabelled images and train on them, too. Default: if at most a third has a label."""
     size: int | None = Field(None, ge=8)

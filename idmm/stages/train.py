@@ -30,7 +30,6 @@ from idmm.stages.train_plan import (
     BASELINE,
     COPIES,
     FILE,
-    FIRST,
     HELD_OUT,
     LABELS,
     LINEAR,
@@ -242,7 +241,7 @@ def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
     """Choose with few labels: pseudo-labels are used if similar images agree on the class."""
     out, outcome = Path(command.out), None
     if distributed.rank() == 0:
-        source = str(out / "stage1") if state.plan.way in FIRST else command.init
+        source = str(out / "stage1") if state.plan.way == "pretrain" else command.init
         teacher = str(out / "teacher") if "teacher" in state.plan.shares else None
         outcome = pseudolabel(source, teacher, state.plan, data_of(command, state), command.device, command.seed, out)
     state.pseudolabels, candidates = distributed.broadcast(outcome)

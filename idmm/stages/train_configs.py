@@ -18,7 +18,6 @@ from idmm.stages.train_plan import (
     CONVNET,
     COPIES,
     FEATURES,
-    FIRST,
     HELD_OUT,
     HOG_CONV,
     JOINED,
@@ -30,7 +29,7 @@ from idmm.stages.train_plan import (
     trial_split,
 )
 
-RECIPES = {"pretrain": "idmm_fast", "joint": "joint", "finetune": "fast", "scratch": "fast_scratch"}
+RECIPES = {"pretrain": "idmm_fast", "finetune": "fast", "scratch": "fast_scratch"}
 ADAPT = "adapt"  # pretraining's recipe if there are weights to start from
 JITTER_PROB = 0.8
 # Small batches at a high learning rate, with which the few-label accuracy of the small ConvNet was measured
@@ -98,7 +97,7 @@ def stage_config(command: TrainCommand, state: TrainState, part: str, minutes: f
 
 def _pretraining(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
     plan, data, init = state.plan, data_of(command, state), command.init
-    name = ADAPT if plan.way == "pretrain" and init else RECIPES[plan.way]
+    name = ADAPT if init else RECIPES["pretrain"]
     shipped, images = recipe(PretrainConfig, name), state.counts.images
     keys = _common(command, state, part, minutes, init, plan.model)
     light = recipe(PretrainConfig, RECIPES["pretrain"])["views"]  # for the other recipes, too
@@ -108,12 +107,10 @@ def _pretraining(command: TrainCommand, state: TrainState, part: str, minutes: f
     quick = not init and plan.model["name"] == CONVNET["name"]  # the small ConvNet, from fresh weights
     if quick:
         shipped = merged(shipped, QUICK)
-    if plan.way == "pretrain":
-        data = replace(data, labelled=None)
-        keys["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, plan.size, minutes))
-        keys["train.max_epochs"] = MOST_EPOCHS if quick else None
+    keys["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, plan.size, minutes))
+    keys["train.max_epochs"] = MOST_EPOCHS if quick else None
     keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
-    return merged(shipped, {**keys, "data": parsing.to_dict(data)})
+    return merged(shipped, {**keys, "data": parsing.to_dict(replace(data, labelled=None))})
 
 
 def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
@@ -150,13 +147,13 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
 def _start(command: TrainCommand, state: TrainState, part: str) -> tuple[str, str | None]:
     """Return the recipe of a stage that learns from labels, and the weights that it starts from."""
     plan, out = state.plan, Path(command.out)
-    weights = str(out / "stage1") if plan.way in FIRST else command.init
+    weights = str(out / "stage1") if plan.way == "pretrain" else command.init
     if part in ("scratch", "teacher"):
         return RECIPES["scratch"], None
     if state.uses_hog_conv(part):
         return RECIPES["finetune"], str(out / FEATURES) if state.best in ALL_JOINED else None
     if state.trusted and not command.init:  # fresh weights learn more from pseudo-labels than those that found them
         return RECIPES["scratch"], None
-    if command.init or plan.way == "joint" or state.best == PRETRAINED:
+    if command.init or state.best == PRETRAINED:
         return RECIPES["finetune"], weights
     return RECIPES["scratch"], weights

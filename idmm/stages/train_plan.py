@@ -22,7 +22,6 @@ from idmm.models.hog_conv import CONVNET
 from idmm.models.weights import Checkpoint
 from idmm.training.device import pick_device
 
-FIRST = ("pretrain", "joint")  # strategies that begin with stage 1
 HOG_CONV = "hog_conv"  # the network that joins hand-made features with a ConvNet
 CROPS = 2  # crops of each image in stage 1
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)  # sides of images (pixels)
@@ -99,9 +98,9 @@ class Plan:
     @property
     def shares(self) -> dict[str, float]:
         """Of the time, for each stage, in their order."""
-        if self.way in FIRST and self.joined:
+        if self.way == "pretrain" and self.joined:
             return SHARES["joined features"]
-        if self.way in FIRST:
+        if self.way == "pretrain":
             return SHARES["pseudo-labels" if self.pseudolabel else "two stages"]
         return SHARES["with a trial" if self.trial else "from labels"]
 
@@ -182,7 +181,7 @@ def way_of(command: TrainCommand, pseudolabel: bool = False) -> str:
     if way == "finetune" and not command.init:
         raise UserError("way: finetune starts from weights. Add --init WEIGHTS")
     if way == "scratch" and command.init:
-        raise UserError("way: scratch starts from no weights. Leave --init out, or take finetune, pretrain or joint")
+        raise UserError("way: scratch starts from no weights. Leave --init out, or take finetune or pretrain")
     if way == "scratch" and command.pseudolabel:
         raise UserError("pseudolabel: got true, but --way scratch uses the labelled images only. Leave --way out")
     return way
@@ -191,7 +190,7 @@ def way_of(command: TrainCommand, pseudolabel: bool = False) -> str:
 def check_comparison(command: TrainCommand, way: str) -> None:
     """Raise UserError if training from scratch would be compared with itself."""
     if command.compare and way == "scratch":
-        remedy = "Add --init WEIGHTS, --way pretrain, --way joint or --pseudolabel true"
+        remedy = "Add --init WEIGHTS, --way pretrain or --pseudolabel true"
         raise UserError(f"compare: there is no pretraining to compare. {remedy}")
 
 
@@ -297,7 +296,7 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
         return command.size or max(fits, default=sides[0])
 
     shares = plan.shares
-    each = [shares["stage1"] / (CROPS * counts.images)] if plan.way in FIRST else []
+    each = [shares["stage1"] / (CROPS * counts.images)] if plan.way == "pretrain" else []
     if plan.pseudolabel or not each:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
     size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
