@@ -111,11 +111,13 @@ def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
 
 
 def test_pretraining_is_refused(tmp_path, capsys):
-    why = "model.name: hog has no weights to pretrain. Probe or fine-tune it instead"
-    assert refused(capsys, ["pretrain", "--model.name", "hog", "--out", tmp_path / "p"])[-1] == why
+    why = "model.name: {} has hand-made features, which cannot be pretrained. Probe or fine-tune it instead"
+    for name in ("hog_conv", "hog"):
+        argv = ["pretrain", "--model.name", name, "--views.size", 64, "--out", tmp_path / "p"]
+        assert refused(capsys, argv)[-1] == why.format(name)
     grid = ["--sources", "[digits]", "--targets", "[digits]", "--methods", "[idmm]", "--backbones", "[hog]"]
     argv = ["transfer", *grid, "--scratch", "true", "--seeds", "[0]", "--out", tmp_path / "g"]
-    assert refused(capsys, argv)[-1] == f"backbones 'hog': {why}"
+    assert refused(capsys, argv)[-1] == f"backbones 'hog': {why.format('hog')}"
 
 
 FIXED = 512
@@ -190,17 +192,18 @@ def test_the_convnet_has_the_margin_that_say_asks_for():
         torch.testing.assert_close(features[:, model.fixed :], model.learned_weight * model.learned(x))
 
 
-def test_through_the_commands(tmp_path):
+def test_through_the_commands(tmp_path, capsys):
     root = tree(tmp_path / "d", train={"cat": 8, "dog": 8}, test={"cat": 4, "dog": 4})
     small = ["--data.root", root, "--data.workers", 0, "--train.epochs", 1, "--train.precision", "fp32"]
     model = ["--model.name", "hog_conv", "--model.kwargs", f"{{{SMALL}, frozen: {NETWORK}}}"]
-    pretrained = ["--config", "idmm_fast", "--views.size", 64, "--train.batch_size", 8]
-    assert call(["pretrain", *small, *model, *pretrained, "--out", tmp_path / "p"]) == 0
-    tuned = ["--train.size", 64, "--train.batch_size", 8]
-    assert call(["finetune", *small, *tuned, "--init", tmp_path / "p", "--out", tmp_path / "f"]) == 0
+    tuned = ["finetune", *small, *model, "--train.size", 64, "--train.batch_size", 5, "--out", tmp_path / "f"]
+    why = "hog_conv uses its hand-made features only by a fitted classifier, expected features"
+    assert refused(capsys, [*tuned, "--train.classifier_init", "random"]) == [
+        f"train.classifier_init: random, but {why}"
+    ]
+    assert call(tuned) == 0
     assert "start_top1" in read(tmp_path / "f/result.json")
-    before, after = (idmm.load_backbone(tmp_path / name) for name in "pf")
-    assert torch.equal(before.filters, after.filters) and torch.equal(before.components, after.components)
+    assert "hog_conv: filters and components from 16 training images" in (tmp_path / "f/log.txt").read_text()
     assert call(["export", "--init", tmp_path / "f", "--format", "onnx", "--out", tmp_path / "m.onnx"]) == 0
     images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     found = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"images": images.numpy()})[0]

@@ -95,10 +95,10 @@ def section_of(root, **changes):
     return section(root, labelled={"per_class": 2}, **changes)
 
 
-def labelled(run, data, out, teacher=None):
+def labelled(run, data, out, teacher=None, seed=0):
     """Runs the step; returns what it found and the rows of its file."""
     plan = Plan("pretrain", {}, [], size=32, label_size=48, joined=True)
-    found, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", 0, out)
+    found, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", seed, out)
     assert set(candidates) == {train_plan.BASELINE, train_plan.JOINED_LINEAR}
     return found, rows(out / "pseudolabels.csv")
 
@@ -138,6 +138,10 @@ def test_what_is_written(run, images, tmp_path, caplog):
     x = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         torch.testing.assert_close(joined.frozen(x), network(x))
+    labelled(run, section_of(images), tmp_path / "again", seed=1)
+    again = idmm.load_backbone(tmp_path / "again/features")
+    weights, others = (each.learned.network.conv1[0].weight for each in (joined, again))
+    assert not torch.equal(weights, others), "the fresh ConvNet is the seed's"
 
 
 def test_features_that_say_nothing(run, tmp_path, caplog):

@@ -57,8 +57,11 @@ class PretrainStage(Stage):
         return config, notes + method_notes
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
-        if not list(backbone.parameters()):
-            raise UserError(f"model.name: {spec.name} has no weights to pretrain. Probe or fine-tune it instead")
+        from idmm.models.hog import Hog
+
+        if isinstance(backbone, Hog):
+            line = f"{spec.name} has hand-made features, which cannot be pretrained"
+            raise UserError(f"model.name: {line}. Probe or fine-tune it instead")
 
 
 class FinetuneStage(Stage):

@@ -16,7 +16,7 @@ from idmm.errors import UserError
 from idmm.evaluation.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
 from idmm.evaluation.monitor import FLOORS, spread
 from idmm.models.build import linear_classifiers, one_image_norms
-from idmm.models.hog_conv import HogConv
+from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.seeding import numpy_rng
 from idmm.stages import common
@@ -42,8 +42,10 @@ def start_weights(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Modu
     if not learns_start and (config.model.start == "timm" or not can_init_vit(model)):
         return
     batch_size = min(phase.batch_size, PATCH_IMAGES)
-    numbers = mixed_images(len(train), batch_size, config.seed)
-    numbers = numbers if learns_start else numbers[: PATCH_IMAGES * distributed.world()]
+    if learns_start:
+        numbers = np.repeat(numpy_rng(config.seed, "features").permutation(len(train))[:IMAGES], distributed.world())
+    else:
+        numbers = mixed_images(len(train), batch_size, config.seed)[: PATCH_IMAGES * distributed.world()]
     batches = common.eval_batches(run, setup, train, phase.size, batch_size, images=numbers)
     if learns_start:
         model.learn_start(batches, config.seed)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
+from idmm.data.formats import PICTURE_CHANNELS
 from idmm.data.registry import check_folder
 from idmm.errors import UserError, checked
 from idmm.files import weights_file
@@ -41,6 +42,9 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     from idmm.models.spec import model_spec
 
     spec = model_spec(filled)
+    if isinstance(filled, DenseConfig) and (spec.bands is not None or spec.in_chans not in PICTURE_CHANNELS):
+        line = f"has weights for {spec.in_chans} channels of files, but this command reads grey or RGB pictures"
+        raise UserError(f"init: '{config.init}' {line}")
     model = replace(filled.model, name=spec.name, kwargs=spec.kwargs)
     data = replace(filled.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
     if spec.bands is not None:  # images with boxes or masks have none
@@ -88,15 +92,19 @@ def default_size(spec: "ModelSpec") -> int:
 
 
 def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[FinetuneConfig, list[str]]:
-    """Fill in ``train.classifier_init`` of a run that starts from weights, with lines for the log.
+    """Fill in ``train.classifier_init``, with lines for the log.
 
     Raises:
-        UserError: The config asks for features, and the model's classifier is not linear in them.
+        UserError: The model cannot start as the config asks for.
     """
     from idmm.models.build import has_linear_classifier
 
     requested, notes = config.train.classifier_init, []
-    value = requested or ("random" if config.init is None else "features")
+    has_features = config.init is not None or spec.name == "hog_conv"
+    value = requested or ("features" if has_features else "random")
+    if value == "random" and spec.name == "hog_conv":
+        line = "hog_conv uses its hand-made features only by a fitted classifier, expected features"
+        raise UserError(f"{CLASSIFIER_INIT}: random, but {line}")
     if value == "features" and not has_linear_classifier(spec.name, spec.kwargs):
         line = f"the classifier of {spec.name} is not linear in"
         if requested:

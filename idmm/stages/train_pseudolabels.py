@@ -26,7 +26,7 @@ from idmm.models.hog import Hog
 from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
 from idmm.progress import counting, log
-from idmm.seeding import numpy_rng
+from idmm.seeding import derive, numpy_rng, seeded
 from idmm.stages.train_plan import (
     BASELINE,
     FEATURES,
@@ -52,7 +52,6 @@ class JoinedFeatures:
     Args:
         source: The network's run, file or public weights.
         plan: Its model if the file does not name it, and the size of images on hand-made features.
-        data: How the images are read.
         items: Training images to find dictionary and components by, with labels or without.
         device: Device of the networks.
         seed: Of what ``hog_conv`` draws.
@@ -62,14 +61,15 @@ class JoinedFeatures:
         RunError: The network has diverged, or memory ran out.
     """
 
-    def __init__(self, source: str, plan: Plan, data: Data, items: Sequence, device: str, seed: int):
-        self.data, self.saved = data, read_checkpoint(source, "init")
+    def __init__(self, source: str, plan: Plan, items: Sequence, device: str, seed: int):
+        self.saved = read_checkpoint(source, "init")
         if self.saved.name is None:
             self.saved = replace(self.saved, name=plan.model["name"], kwargs=plan.model["kwargs"])
         pixels = Network.from_checkpoint(self.saved, 0, device, BATCH)
         kwargs = {key: value for key, value in self.saved.kwargs.items() if key not in ("num_classes", "in_chans")}
         self.plan, self.frozen = plan, {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}
-        model = create_backbone(HOG_CONV, in_chans=self.saved.in_chans, frozen=self.frozen).eval()
+        with seeded(derive(seed, "model")):
+            model = create_backbone(HOG_CONV, in_chans=self.saved.in_chans, frozen=self.frozen).eval()
         model.frozen.network.load_state_dict(pixels.model.state_dict())
         model.set_statistics(pixels.mean, pixels.std)
         self.network = replace(pixels, model=model, size=max(plan.hand_size, plan.size), crop_pct=1.0)
@@ -130,7 +130,7 @@ def pseudolabel(
         (percent).
     """
     splits = list_images(data, labelled=True, unlabelled=True)
-    features = JoinedFeatures(source, plan, data, splits.train.items, device, seed)
+    features = JoinedFeatures(source, plan, splits.train.items, device, seed)
     train, rows = features.of(splits.train, _hand_made_and_joined)
     is_given, count = train.labels >= 0, features.network.model.hand_made
     given_labels, hand_made, joined = train.labels[is_given], rows[is_given, :count], rows[:, count:]
