@@ -33,6 +33,13 @@ def test_a_root_without_a_name_is_a_folder(pictures, tmp_path, capsys):
     assert "finished already" in capsys.readouterr().err, "the same run"
 
 
+def test_files_of_others_stay(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("# mine")
+    line = f"out: '{tmp_path}' has files that no run wrote (config.yaml). Name a new folder"
+    assert refused(capsys, ["pretrain", *flags("pretrain", tmp_path, **LITTLE)]) == [line]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
 def test_digits_are_said_to_be_digits_early(whole):
     assert DIGITS in logged(whole["finetune"]).splitlines()[1]
     assert yaml.safe_load((whole["finetune"] / "config.yaml").read_text())["data"]["name"] == "digits"

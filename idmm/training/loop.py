@@ -381,7 +381,7 @@ class Loop:
         self.optimizer.load_state_dict(state.optimizer)
         if self.ema is not None:
             self.ema.module.load_state_dict(state.ema)
-        if self.accelerator.scaler is not None:
+        if self.accelerator.scaler is not None and state.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)
         self.best, self.saved_timer = state.best, state.timer
         self.run.earlier_steps, total_steps = state.steps

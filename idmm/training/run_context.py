@@ -54,7 +54,7 @@ class RunContext:
         distributed.forget()
         self.device: str | torch.device = choose_device(self.train)
         with _launched():
-            self.processes = PartialState(cpu=self.device == "cpu")
+            PartialState(cpu=self.device == "cpu")
         self.folder = RunFolder(config.out, config, config.resume)
         self.is_new = self.folder.state is None
         self.accelerator: Accelerator | None = None

@@ -14,7 +14,7 @@ from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.config.reading import read_file
 from idmm.data.store import Stores, image_differences
-from idmm.errors import RunError, UserError, capped, in_short
+from idmm.errors import RunError, UserError, capped, in_short, listed
 from idmm.files import Lock, expand_home, holds_run, is_public, replacing, sweep, write_text
 from idmm.training.plan import TrainingState
 
@@ -49,11 +49,13 @@ class RunFolder:
         self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
         self._images_file, self._scores_file = self.path / "last" / "images.json", self.path / "last" / "start.json"
         self._lock = Lock(self.path / "last" / "run.lock")
-        faults, used, self._made = None, False, []
+        faults, used, self._made, self._lines = None, False, [], None
         try:
             if self.leader:
                 try:
                     self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+                    if not self._lock.path.parent.exists() and not self._result_file.exists():
+                        self._check_files()
                     if not self._result_file.exists():  # a finished run may be read-only
                         self._lock.acquire_output(self.path)
                     used = self._open(config, resume)
@@ -84,6 +86,11 @@ class RunFolder:
             with contextlib.suppress(OSError):  # a finished run may be read-only
                 sweep(folder)
         return used
+
+    def _check_files(self) -> None:
+        """Raise UserError if a folder in which no run began has files that a run would replace."""
+        if files := [name for name in ("config.yaml", "metrics.jsonl") if (self.path / name).exists()]:
+            raise UserError(f"out: '{self.path}' has files that no run wrote ({listed(files)}). Name a new folder")
 
     def _load(self) -> TrainingState:
         try:
@@ -142,20 +149,26 @@ class RunFolder:
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Remove metrics from (stage, epoch) on. The resumed run writes them again."""
-        self._write_metrics([r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)])
+        records = [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
+        self._write_metrics([json.dumps(record) + "\n" for record in records])
 
     def metrics(self) -> list[dict]:
         """Return the records so far, one per epoch."""
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if self._lines is None or not self.leader:  # the first process wrote them
+            self._lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in self._lines]
 
     def add_metrics(self, record: dict) -> None:
         """Append the record of an epoch."""
-        self._write_metrics([*self.metrics(), record])
+        if self._lines is None:
+            self.metrics()
+        self._write_metrics([*self._lines, json.dumps(record) + "\n"])
 
-    def _write_metrics(self, records: list[dict]) -> None:
+    def _write_metrics(self, lines: list[str]) -> None:
         if self.leader:
-            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+            self._lines = lines
+            write_text(self.path / "metrics.jsonl", "".join(lines))
 
     def finish(self, result: dict) -> None:
         """Write result.json, which marks the run as finished."""
