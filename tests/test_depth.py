@@ -6,13 +6,15 @@ import json
 import numpy as np
 import pytest
 import tifffile
-from folders import TINY, opened, tuned
+from folders import TINY, opened, section, tuned
 from helpers import inside, logged
 from PIL import Image
 
 import idmm
 from idmm.data.formats import BadImage
 from idmm.data.images import read_image
+from idmm.data.listing import list_images
+from idmm.data.store import store_images
 
 
 def deep(path, low, high, seed=0, kind=np.uint16, shape=(24, 30)):
@@ -64,6 +66,16 @@ def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
     assert text in logged(runs / "auto")
     assert info(runs / "auto")["range"] == [3, 4012]
     assert idmm.load_backbone(runs / "auto").pretrained_cfg["range"] == [3, 4012]
+
+
+def test_deep_test_images_next_to_others_are_read_as_by_predict(tmp_path):
+    root = twelve_bits(tmp_path / "d", {"test": (21, 3985)})
+    for name in "ab":
+        deep(root / "train" / name / "0.png", 0, 255, kind=np.uint8)
+    data = section(root, cache="off")
+    stores = store_images(list_images(data, labelled=True), data, 24, {24: None}).at(24)
+    wanted = read_image(root / "test/a/0.png").pixels
+    np.testing.assert_array_equal(stores.test.image(0).permute(1, 2, 0).numpy(), wanted)
 
 
 def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers import read
 from test_backbones import SMALL
 
 from idmm import config
 from idmm.errors import UserError
+from idmm.files import write_json
 from idmm.models import Checkpoint, create_backbone, load_backbone
 from idmm.models.spec import model_spec
+from idmm.models.weights import save_model
 
 
 def built(name, in_chans, seed=0):
@@ -67,3 +70,22 @@ def test_a_file_without_json(tmp_path):
         assert (spec.in_chans, spec.mean, spec.std) == (in_chans, None, None)
         with pytest.raises(UserError, match="cannot be adapted to other") if in_chans == 4 else nullcontext():
             assert not spec.load(spec.build(32, 0)).adapted
+
+
+def test_values_of_the_json_next_to_weights(tmp_path):
+    """They are for the channels of files that they were measured on, and bad ones are refused."""
+    kwargs, pair = {"channels": [8, 8, 8, 8], "in_chans": 2}, [[0, 999], [0, 999]]
+    state = create_backbone("resnet10t", **kwargs).state_dict()
+    more = dict(mean=(0.1, 0.2), std=(0.3, 0.4), extra={"bands": [0, 1], "range": pair})
+    save_model(tmp_path, "backbone", state, name="resnet10t", kwargs=kwargs, **more)
+    for bands, mean, limits in (([0, 1], [0.1, 0.2], pair), ([2, 3], None, "auto")):
+        spec = model_spec(config.PretrainConfig(init=str(tmp_path), data=config.Data(bands=bands)))
+        assert (spec.bands, spec.mean, spec.range) == (bands, mean, limits)
+    path = tmp_path / "backbone.json"
+    write_json(path, read(path) | {"mean": [0.5], "std": [0.0, 1.0], "crop_pct": 0})
+    with pytest.raises(UserError) as refused:
+        load_backbone(tmp_path)
+    zero = "std[0]: got 0.0, expected greater than 0"
+    assert list(refused.value.faults) == [
+        f"{path}: {fault}" for fault in (zero, "crop_pct: got 0, expected a number above 0 and at most 1")
+    ]

@@ -9,7 +9,7 @@ from idmm.data.image_store import ImageStore, store_split
 from idmm.data.images import StoredSize
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split, counted
-from idmm.data.values import AUTO, ValueRange, as_range, mean_and_std, moments
+from idmm.data.values import AUTO, WHITE, ValueRange, as_range, mean_and_std, moments
 from idmm.errors import UserError, listed
 
 
@@ -75,6 +75,8 @@ def store_images(
 
     train = store(listing.train, "train", train_size, value_range=value_range)
     values = {"value_range": (train and train.value_range) or value_range, "bands": train and train.bands}
+    if train and not train.high_bit and value_range == AUTO:
+        values["value_range"] = (0, WHITE)  # as predictions have it: the training images give no range
     crops = {
         size: {part: store(split, part, stored, **values) for part, split in evaluated.items()}
         for size, stored in eval_sizes.items()
@@ -90,7 +92,8 @@ def store_images(
             measured = mean_and_std(sum(results))  # of [C, 3]
         measured = distributed.broadcast(measured)
         mean, std = mean or measured[0], std or measured[1]
-    known_range = None if values["value_range"] == AUTO else values["value_range"]
+    is_deep = any(one.high_bit for one in (train, *(one for at_size in crops.values() for one in at_size.values())))
+    known_range = values["value_range"] if is_deep or value_range != AUTO else None
     return Stores(train, crops, known_range, mean, std, listing.remarks)
 
 

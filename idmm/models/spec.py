@@ -48,7 +48,7 @@ class ModelSpec:
 
     def set_statistics(self, model: torch.nn.Module) -> None:
         """Pass known mean and std to a model that undoes the normalisation of its images (hog)."""
-        if self.mean is not None and hasattr(model, "set_statistics"):
+        if None not in (self.mean, self.std) and hasattr(model, "set_statistics"):
             model.set_statistics(self.mean, self.std)
 
 
@@ -82,6 +82,8 @@ def model_spec(config, field: str = "init") -> ModelSpec:
     init_chans = 3 if init is None else init.in_chans
     chans = init_chans if data.channels is None else data.channels
     same = init is not None and chans == init_chans  # the checkpoint's values are valid for these channels
+    if same and data.bands is not None:
+        same = init.extra.get("bands") in (None, data.bands)
     bands = init.extra.get("bands") if same and data.bands is None else data.bands
     mean, std = (_statistics(statistic, data, init, chans, bands is None, same) for statistic in ("mean", "std"))
     value_range = init.range if same and data.range == "auto" else data.range

@@ -25,7 +25,7 @@ from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table, to_2t
 from timm.models import adapt_input_conv, get_pretrained_cfg
 from torch import Tensor, nn
 
-from idmm.config import IMAGENET_MEAN, IMAGENET_STD
+from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Data, parsing
 from idmm.errors import UserError, in_short, listed, nearest
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, create_backbone, export_kwargs, model_name
@@ -154,10 +154,28 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
     if is_public(path):
         return _public_checkpoint(str(path), field)
     state, info = read_weights(path, field), saved_info(path)
+    _check_preprocessing(info, weights_label(Path(path).with_suffix(".json"), field))
     info.pop("channels", None)  # kwargs has them
     metadata = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     metadata |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
     return Checkpoint(state, str(path), field, **metadata, extra=info)
+
+
+def _check_preprocessing(info: dict, label: str) -> None:
+    """Raise UserError if the JSON next to weights has values that images cannot be prepared by."""
+    values, faults = {key: info[key] for key in ("mean", "std", "range", "bands") if key in info}, []
+    try:
+        parsing.build(Data, values)
+        channels = info.get("kwargs", {}).get("in_chans", 3)
+        odd = [key for key in ("mean", "std") if len(values.get(key) or [0] * channels) != channels]
+        faults += [f"{key}: {len(values[key])} values for {channels} channels" for key in odd]
+    except UserError as error:
+        faults += error.faults
+    crop_pct = info.get("crop_pct", CROP_PCT)
+    if not isinstance(crop_pct, (int, float)) or not 0 < crop_pct <= 1:
+        faults.append(f"crop_pct: got {crop_pct!r}, expected a number above 0 and at most 1")
+    if faults:
+        raise UserError(*(f"{label} {fault}" for fault in faults))
 
 
 @functools.cache
