@@ -238,6 +238,8 @@ def test_yaml_as_people_expect_it(tmp_path):
     assert (config.train.compile, config.train.clip_grad, config.views.jitter) == (True, None, [0, 0, 0, 0])
     assert config.model.kwargs == {"embed_dim": 96, "act": "off"} and config.data.subset.fraction == 0.5
     assert [crop.count for crop in config.views.crops] == [1, 1] and config.train.epochs == 10
+    (tmp_path / "again.yaml").write_text(dump(config))
+    assert parsed("--config", tmp_path / "again.yaml") == config, "1e3 is quoted"
     assert config.out == os.path.expanduser("~/run")
 
 

@@ -15,7 +15,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from idmm.config.base import FieldErrors
-from idmm.config.reading import of_method, read_value, recipe, yaml_problem
+from idmm.config.reading import Dumper, of_method, read_value, recipe, yaml_problem
 from idmm.config.schema import Key, flags_of, flatten, is_choice, keys_of, merged, options
 from idmm.errors import UserError, listed, nearest
 
@@ -85,7 +85,7 @@ def to_dict(config: Any) -> Any:
 
 def dump(config: Any) -> str:
     """Return a config as YAML."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 # ------------------------------------------------------------------ the command line

@@ -18,7 +18,7 @@ STAGES = ("pretrain", "finetune", "transfer", "detect", "segment")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without surprises: ``off`` and ``no`` are words, 1e-3 is a number, 010 is 10, keys are given once."""
+    """YAML 1.1 without surprises: ``off``, ``no`` and dates are words, 1e-3 is a number, keys are given once."""
 
     def construct_mapping(self, node, deep=False):
         merge = "tag:yaml.org,2002:merge"
@@ -30,8 +30,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class Dumper(yaml.SafeDumper):
+    """Quotes texts that the loader would take for numbers, such as 1e3."""
+
+
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regex) for tag, regex in rules if tag.rpartition(":")[2] not in ("bool", "int")]
+    first: [(tag, regex) for tag, regex in rules if tag.rpartition(":")[2] not in ("bool", "int", "timestamp")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for tag, words, first in (
@@ -39,14 +43,15 @@ for tag, words, first in (
     ("int", r"[-+]?(0|[1-9]\d*)|0x[0-9a-fA-F]+", "-+0123456789"),
     ("float", r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", "-+0123456789."),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{words})$"), list(first))
+    for kind in (_Loader, Dumper):
+        kind.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{words})$"), list(first))
 
 
 def read_value(text: str) -> Any:
     """Return a text as YAML."""
     try:
         return yaml.load(text, _Loader)
-    except ValueError as error:  # e.g. a date that does not exist
+    except ValueError as error:  # e.g. !!int x
         raise yaml.YAMLError(str(error)) from None
 
 
