@@ -2,6 +2,8 @@
 
 import json
 import re
+import struct
+import zlib
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from idmm.data.image_store import store_split
 from idmm.data.split import LabelsMissing
 from idmm.dense.evaluate import Objects, detection_scores
 from idmm.dense.read import read_images
-from idmm.dense.targets import IGNORED, outlined
+from idmm.dense.targets import IGNORED, mask_values, outlined
 from idmm.dense.transforms import DenseTransform, letterboxed
 
 UNUSABLE = "cannot be used:"
@@ -146,6 +148,13 @@ def test_files_that_are_no_annotations(tmp_path):
     val.write_text(json.dumps({**good, "images": good["images"][:1], "annotations": []}))
     line, *_ = faults(read_detection, of(tmp_path))
     assert line == f"data.root: '{val}' has categories that are not in '{train}': 3 'nought'"
+    for change, fault in (
+        ({"images": good["images"] + good["images"][:1]}, "ValueError: two images have the same id or file_name"),
+        ({"categories": [*good["categories"], {"id": "x", "name": "x"}]}, "TypeError: '<' not supported"),
+    ):
+        val.write_text(json.dumps(good | change))
+        (line,) = faults(read_detection, of(tmp_path))
+        assert line.startswith(f"data.root: '{val}' is not in COCO's format ({fault}")
 
 
 def test_masks_are_those_of_the_files(tmp_path):
@@ -201,6 +210,18 @@ def test_masks_that_cannot_be_used(tmp_path):
     (tmp_path / "classes.txt").write_text("digit\n")
     line = f"data.root: '{tmp_path}/classes.txt' has 1 as number of classes, expected 2 to 255"
     assert line in faults(read_segmentation, of(tmp_path))
+    (tmp_path / "classes.txt").write_text("a\n\nb\n")
+    line = f"data.root: '{tmp_path}/classes.txt' has an empty line, expected the name of class 1"
+    assert line in faults(read_segmentation, of(tmp_path))
+
+
+def test_grey_masks_of_two_bits():
+    rows = b"".join(b"\0" + bytes([0b00011011]) for _ in range(2))  # 0, 1, 2, 3
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 4, 2, 2, 0, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    png = [
+        struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data)) for tag, data in chunks
+    ]
+    assert mask_values(b"\x89PNG\r\n\x1a\n" + b"".join(png)).tolist() == [[0, 1, 2, 3]] * 2
 
 
 def test_subset_held_out_and_left_out(tmp_path):

@@ -24,7 +24,7 @@ from idmm.data.folder import PARTS, images_under, root_folder
 from idmm.data.formats import BadImage
 from idmm.data.images import digest, image_size, read
 from idmm.data.listing import draw_subset, hold_out, narrowed
-from idmm.data.official import absent, lines
+from idmm.data.official import absent
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Split, arranged, counted
 from idmm.dense.targets import IGNORED, BoxTarget, DenseListing, MaskTarget, mask_values, rasterised
@@ -143,8 +143,11 @@ def _opened(path: Path, faults: list[str]):
         images, _ = coco.dataset["images"], coco.dataset["annotations"]
         [row["name"].strip() for row in coco.cats.values()]
         [(row["height"] > 0, row["width"] > 0, row["file_name"].strip()) for row in images]
+        sorted(coco.cats)  # an error: numbers and texts
         if not coco.cats or not images:
             raise ValueError("there are no images or no categories")
+        if len(images) > min(len(coco.imgs), len({row["file_name"] for row in images})):
+            raise ValueError("two images have the same id or file_name")
         return coco
     except OSError as error:
         faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
@@ -280,9 +283,12 @@ def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], fau
     """Return the class names, or numbers if there is no file of names."""
     path = root / layout.names
     if path.exists():
-        classes = lines(path)
+        classes = path.read_text(encoding="utf-8-sig", errors="surrogateescape").rstrip().splitlines()
         if layout.first:  # ADE20K's file is a table with a header
-            classes = [line.split("\t")[-1].strip() for line in classes if line[0].isdigit()]
+            classes = [line.split("\t")[-1] for line in classes if line[:1].isdigit()]
+        classes = [name.strip() for name in classes]
+        if not all(classes):
+            faults.append(f"data.root: '{path}' has an empty line, expected the name of class {classes.index('')}")
     else:
         path = root / layout.masks
         values = [v for target in train if isinstance(target, MaskTarget) for v in target.values if v != IGNORED]

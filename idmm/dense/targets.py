@@ -12,6 +12,7 @@ from idmm.data.images import digest, read
 from idmm.data.split import Listing
 from idmm.errors import RunError
 
+GREYS = {"L;2": 85, "L;4": 17}  # factors by which Pillow brightens grey values of 2 and 4 bits
 IGNORED = 255  # mask value of pixels that are neither trained nor evaluated on
 
 
@@ -102,7 +103,8 @@ def mask_values(content: bytes) -> np.ndarray:
     """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values. BadImage: it is another file."""
     with reporting(), Image.open(io.BytesIO(content)) as image:
         check_pixels(*image.size)
-        mode, values = image.mode, np.asarray(image)
+        mode, form = image.mode, image.tile[0][3] if image.tile else None
+        values = np.asarray(image) // GREYS.get(form, 1)
     if mode not in ("L", "P", "1"):
         raise BadImage(f"a colour image ({mode}), expected a grey or palette PNG whose numbers are the classes")
     return values.astype(np.uint8)
