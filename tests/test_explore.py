@@ -2,6 +2,7 @@
 where rows, images or labels are missing."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from idmm.data.listing import list_images
 from idmm.evaluation import similarity
 from idmm.figures import COLOURS
 from idmm.files import read_csv as table
+from idmm.inference.explore_tables import _map
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 FILES = ["duplicates.csv", "duplicates.png", "labels.csv", "labels.png", "neighbours.png"]
@@ -115,6 +117,11 @@ def test_without_rows_and_labels(simclr, tmp_path, capsys):
 def rows(monkeypatch):
     monkeypatch.setattr(similarity, "_BLOCK", 100)  # several blocks
     return np.random.default_rng(0).normal(size=(37, 6)).astype(np.float32)
+
+
+def test_no_map_of_features_that_are_all_equal(tmp_path):
+    (line,) = _map(SimpleNamespace(unit=np.ones((6, 4), np.float32)), tmp_path)
+    assert line.startswith("Map: skipped, the features of all images are equal")
 
 
 def test_neighbours_by_a_naive_loop(rows):

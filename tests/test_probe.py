@@ -233,7 +233,8 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
     assert len(found["records"]) == 2 * 2 * 2 and found["per_class"] == [1, 4]
     capsys.readouterr()
     line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
-    assert refused(capsys, ["fewlabel", "--init", run, "--per_class", "[4]", "--out", tmp_path / "o"])[-1] == line
+    for other in (["[4]"], ["[4, 1, 4]", "--data.subset", "{total: 900}"]):
+        assert refused(capsys, ["fewlabel", "--init", run, "--per_class", *other, "--out", tmp_path / "o"])[-1] == line
 
 
 def test_files_agree_with_each_other(run, tmp_path, capsys):

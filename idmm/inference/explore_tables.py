@@ -115,6 +115,8 @@ def _map(found: Similarities, out: Path) -> list[str]:
     """Draw the images as points in a plane in which neighbours stay neighbours (t-SNE; IDMM, Figure 2)."""
     from sklearn.manifold import TSNE
 
+    if not np.ptp(found.unit, axis=0).any():
+        return ["Map: skipped, the features of all images are equal: the network has collapsed"]
     numbers = np.unique(np.linspace(0, len(found.unit) - 1, MAPPED).astype(int))
     perplexity = min(30, (len(numbers) - 1) / 3)
     places = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(found.unit[numbers])  # [M, 2]

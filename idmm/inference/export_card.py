@@ -2,13 +2,13 @@
 
 import json
 from importlib.metadata import version
-from pathlib import Path
 
 import yaml
 
 from idmm.config import FinetuneConfig
 from idmm.files import is_public, run_of
 from idmm.inference.export_model import Source
+from idmm.inference.runs import dataset_name
 
 _PICTURES = """\
 prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
@@ -27,7 +27,11 @@ def card(source: Source, hub: bool) -> str:
     bands = "" if source.network.bands is None else f" of {source.saved.in_chans} channels"
     kind = f"classifier of images{bands} into {len(source.classes)} classes" if source.classes else f"backbone{bands}"
     facts = "\n".join(f"- {name}: {text}" for name, text in _facts(source, result))
-    blocks = [f"---\n{front_matter(source)}---"] if hub else []
+    blocks = []
+    if hub:
+        task = "image-classification" if source.classes else "image-feature-extraction"
+        front = {"library_name": "timm", "pipeline_tag": task, "tags": [task, "timm", "idmm"]}
+        blocks.append(f"---\n{yaml.safe_dump(front, sort_keys=False)}---")
     blocks.append(f"# {_code(source.run.resolve().name)}")
     blocks.append(f"A {kind}, {_code(source.saved.name)}, trained by the toolkit idmm, version {version('idmm')}.")
     blocks.append(f"{facts}\n- licence: none is named, whoever publishes the model chooses it")
@@ -35,18 +39,6 @@ def card(source: Source, hub: bool) -> str:
         blocks.append(f"Classes, by number from 0: {', '.join(map(_code, source.classes))}.")
     blocks.append(f"```python\n{_code_lines(source)}```\n")
     return "\n\n".join(blocks)
-
-
-def front_matter(source: Source) -> str:
-    """Return the Hub's YAML: library, task and tags."""
-    task = "image-classification" if source.classes else "image-feature-extraction"
-    front = {"library_name": "timm", "pipeline_tag": task, "tags": [task, "timm", "idmm"]}
-    return yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
-
-
-def dataset_name(data) -> str:
-    """Return a dataset's name. A folder of the user's own is named by the last part of its path."""
-    return Path(data.root).resolve().name if data.name == "folder" and data.root else data.name or "digits"
 
 
 def _facts(source: Source, result: dict) -> list[tuple[str, str]]:

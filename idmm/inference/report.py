@@ -9,7 +9,7 @@ from idmm.config import PretrainConfig, parsing
 from idmm.config.commands import ReportConfig
 from idmm.config.reading import read_file
 from idmm.files import expand_home, is_public, made_folder
-from idmm.inference.runs import finished_runs, read_config
+from idmm.inference.runs import dataset_name, finished_runs, read_config
 from idmm.progress import log
 from idmm.report.page import readable
 from idmm.report.run_page import KINDS, RunFacts, write
@@ -54,7 +54,7 @@ def _read_run(folder: Path) -> RunFacts:
         task=KINDS[kind].lower() + (f" by {config.method.name}" if kind == "pretrain" else ""),
         start=config.init or without_init,
         model=config.model.name or "",
-        data=Path(config.data.root).name if config.data.root else config.data.name or "digits",
+        data=dataset_name(config.data),
         pictures=_pictures(folder),
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=json.loads((folder / "result.json").read_text()),

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config import Data, FinetuneConfig, PretrainConfig
 from idmm.errors import UserError, listed
 from idmm.files import expand_home
 from idmm.stages import STAGES, stage_of
@@ -92,6 +92,11 @@ def read_config(run: Path) -> Any:
         except UserError as error:  # of another stage
             faults = min(faults or error.faults, error.faults, key=len)
     raise UserError(*(f"{run}: config.yaml cannot be read: {fault}" for fault in faults[:1]))
+
+
+def dataset_name(data: Data) -> str:
+    """Return a dataset's name. A folder of the user's own is named by the last part of its path."""
+    return expand_home(data.root).resolve().name if data.name == "folder" and data.root else data.name or "digits"
 
 
 def exported_weights(run: Path, field: str = ""):

@@ -78,8 +78,10 @@ def _number(name: str, form: str = ".1f") -> Callable[[RunFacts], str]:
 
 def _readout(name: str) -> Callable[[RunFacts], str]:
     def column(run: RunFacts) -> str:
-        readout = run.result["readouts"][name]
-        return "{:.1f} ({:.1f} to {:.1f})".format(readout["top1"], *readout["top1_interval"])
+        if "readouts" in run.result:
+            readout = run.result["readouts"][name]
+            return "{:.1f} ({:.1f} to {:.1f})".format(readout["top1"], *readout["top1_interval"])
+        return f"{run.result['knn' if name == 'knn' else 'top1']:.1f}"  # pooled over folds
 
     return column
 
@@ -121,8 +123,7 @@ def _results(runs: list[RunFacts], comparisons: list[list[str]]) -> Iterator[str
     classifiers = [run for run in runs if run.classifies]
     yield from _table("Top-1 accuracy on the test images (percent)", CLASSIFIERS, classifiers)
     for kind, (caption, columns) in OTHERS.items():
-        of_kind = [run for run in runs if run.kind == kind and (kind != "probe" or "readouts" in run.result)]
-        yield from _table(caption, columns, of_kind)
+        yield from _table(caption, columns, [run for run in runs if run.kind == kind])
     if len({(run.data, run.result["test_size"]) for run in classifiers}) > 1:
         yield "These classifiers were tested on different images: do not compare their accuracies."
     if comparisons:

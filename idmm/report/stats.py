@@ -187,8 +187,8 @@ def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str]
         gains[groups[name] if groups else name] += int(one[name]) - int(other[name])
     gains = np.array([count for count in gains.values() if count])
     p = 1.0
-    if len(gains) and groups:
+    if groups and len(gains) > 1:
         p = permutation_test((gains,), np.sum, permutation_type="samples", n_resamples=9999, rng=0).pvalue
-    elif len(gains):
+    elif len(gains) and not groups:
         p = binomtest(int((gains > 0).sum()), len(gains)).pvalue
     return {"points": 100 * float(gains.sum()) / len(names), "p": float(p)}

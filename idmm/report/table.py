@@ -100,7 +100,7 @@ class Table:
         present = {row for _, row, _ in groups}
         rows = [row for row in starmap(Row, product(sources, methods)) if row in present]
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
-        self.has_scratch, self.counts = SCRATCH in self.rows, Counter(run["status"] for run in runs)
+        self.counts = Counter(run["status"] for run in runs)
         self.largest = {run["target"]: run["largest_class"] for run in runs if run.get("largest_class")}
         baselines: dict[str, list[float]] = {}
         for run in runs:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from idmm.config import Subset
+from idmm.config import RESUME_IGNORED, Subset, parsing
 from idmm.config.commands import FewLabelConfig, ProbeConfig
 from idmm.config.stages import Backbone
 from idmm.data.listing import draw_subset, list_images
@@ -54,11 +54,15 @@ def fewlabel(config: FewLabelConfig) -> dict:
     splits = replace(list_images(data, labelled=True), val=None)
     numbers = _numbers(config.per_class, splits.train)
     metric = spec_of(data.name).metric
+    chosen = {key: value for key, value in parsing.to_dict(data).items() if f"data.{key}" not in RESUME_IGNORED}
     header = {
         "dataset": data.name,
+        "data": chosen,
         "metric": metric,
         "per_class": numbers,
         "seeds": config.seeds,
+        "seed": config.seed,
+        "crop_pct": config.crop_pct,
         "runs": {label: about(setup) for label, setup in backbones.items()},
     }
     out = made_folder(config.out)
@@ -106,7 +110,7 @@ def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
     """Return the numbers of labels per class in order: as given, or the default ones that every class has."""
     counts = np.bincount(train.labels, minlength=len(train.classes))
     fewest = max(1, int(counts.min()))
-    numbers = sorted(per_class or {min(number, fewest) for number in PER_CLASS})
+    numbers = sorted({*(per_class or ())} or {min(number, fewest) for number in PER_CLASS})
     by_size = np.argsort(counts, kind="stable")
     if small := [f"'{train.classes[c]}' ({counts[c]})" for c in by_size if counts[c] < numbers[-1]]:
         expected = f"expected at most {counts.min()}"
