@@ -92,21 +92,21 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f". Did you mean '{matches[0]}'?" if matches else ""
 
 
-def by_reason(names: Iterable[str], reasons: Iterable[str], most: int = 5) -> list[str]:
-    """Return lines ``name: reason``. More than ``most`` names with one reason share a line with their count."""
+def by_reason(names: Iterable[str], reasons: Iterable[str]) -> list[str]:
+    """Return lines ``name: reason``. More than five names with one reason share a line with their count."""
     groups: dict[str, list[str]] = {}
     for name, why in zip(names, reasons, strict=True):
         groups.setdefault(why, []).append(name)
     lines = []
     for why, names in groups.items():
-        places = names if len(names) <= most else [f"{len(names)} files ({listed(names, most)})"]
+        places = names if len(names) <= 5 else [f"{len(names)} files ({listed(names)})"]
         lines += [one_line(f"{place}: {why}") for place in places]
     return lines
 
 
-def capped(lines: list[str], most: int = 20, begin: str = "  ") -> list[str]:
-    """Return at most ``most`` lines, and a last one with the number of others that begins with ``begin``."""
-    return [*map(one_line, lines[:most])] + ([f"{begin}and {len(lines) - most} more"] if len(lines) > most else [])
+def capped(lines: list[str], begin: str = "  ") -> list[str]:
+    """Return at most 20 lines, and a last one with the number of others that begins with ``begin``."""
+    return [*map(one_line, lines[:20])] + ([f"{begin}and {len(lines) - 20} more"] if len(lines) > 20 else [])
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:

@@ -211,15 +211,6 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     assert "has 16 images, and 4 more without labels, for pretraining only" in log
 
 
-def test_the_log_holds_both_parts(ran):
-    out, _ = ran
-    for epoch, record in enumerate(metrics(out)):
-        assert record["instance_weight"] == pytest.approx((1 + math.cos(math.pi * epoch / 2)) / 2)
-        parts = 3 * record["label_loss"] + record["instance_weight"] * record["instance_loss"]
-        assert record["loss"] == pytest.approx(parts, rel=1e-4) and 0 < record["label_loss"] < 5
-        assert 0 <= record["knn"] <= 100 and "instance_accuracy" in record
-
-
 def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, tmp_path, monkeypatch):
     out, given = ran
     given = {**given, "train__save_minutes": 0}
@@ -231,17 +222,6 @@ def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, tmp_path, monkeypat
     assert same(out, tmp_path / "run")
     again = metrics(tmp_path / "run")
     assert [r["label_loss"] for r in again] == [r["label_loss"] for r in metrics(out)]
-
-
-@pytest.mark.parametrize("name", ["idmm", "supervised"])
-def test_other_runs_and_unlabelled(name, root, tmp_path):
-    """Every method that needs no labels reads the folder."""
-    own = {**SMALL, "method__label_weight": None, "method__name": name, "train__epochs": 1, "train__knn_every": 1}
-    own |= {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale")}
-    assert inside("pretrain", tmp_path / "run", **own, data__root=str(root)) == 0
-    found = result(tmp_path / "run")
-    assert found["train_size"] == (16 if name == "supervised" else 20) and 0 <= found["knn"] <= 100
-    assert "top1" not in found and not (tmp_path / "run/model.json").exists()
 
 
 OWN = ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")

@@ -5,10 +5,9 @@ import logging
 from dataclasses import replace
 
 import pytest
-import torch
 import yaml
-from folders import faults, tree
-from helpers import ROOT, call, flags, inside, refused, run_info, state
+from folders import faults
+from helpers import ROOT, call, inside, refused, run_info
 from tiny import make
 
 from idmm.config import (
@@ -247,22 +246,6 @@ def test_dinos_outputs_are_as_many_as_images(caplog):
 def test_dinos_warm_ups_are_a_tenth_of_a_short_run(epochs, warmup, still, caplog):
     method, _ = made("dino", caplog, 37, epochs=epochs)
     assert (method.warmup, method.head.freeze_last_layer) == (warmup, still)
-
-
-@pytest.mark.parametrize("name", ["supcon", "dino"])
-def test_a_folder_and_the_methods_name_are_enough(name, tmp_path):
-    """The issue's shell loop: each shipped config on a folder of labelled images, by its name alone."""
-    root = tree(tmp_path / "images", train={"cat": 3, "dog": 3}, val={"cat": 1, "dog": 1})
-    out = tmp_path / "run"
-    small = flags(
-        "pretrain", out, **{**BARE, "data__name": "folder", "data__root": str(root), "data__subset": None},
-        train__epochs=1, train__accumulate=None, train__batch_size=None, train__lr=None, train__save_minutes=60,
-        views__size=16,
-    )  # fmt: skip
-    assert call(["pretrain", "--config", CONFIGS / "pretrain" / f"{name}.yaml", *small]) == 0
-    assert (out / "backbone.safetensors").exists()
-    assert {part.split(".")[0] for part in state(out)["method"]} >= {"backbone"}
-    assert all(bool(torch.isfinite(t).all()) for t in state(out)["method"].values() if isinstance(t, torch.Tensor))
 
 
 OF_IDMM = "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "

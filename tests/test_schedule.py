@@ -95,17 +95,3 @@ def test_no_weight_decay_on_biases_norms_and_position_embeddings():
     spared = {name for name, value in decay.items() if value == 0}
     assert {"pos_embed", "cls_token", "norm.weight", "blocks.0.attn.qkv.bias", "head.bias"} <= spared
     assert not {"head.weight", "blocks.1.mlp.fc1.weight", "patch_embed.proj.weight"} & spared
-
-
-def test_sgd_has_plain_momentum_and_decay_in_the_gradient():
-    """v <- 0.9 v + g + wd p; p <- p - lr v; Nesterov's would step by g + 0.9 v."""
-    layer = torch.nn.Linear(3, 2, bias=False)
-    optimizer = create_optimizer(layer, {}, Train(optimizer="sgd", weight_decay=0.1), 0.5)
-    wanted, velocity = layer.weight.detach().clone(), torch.zeros(2, 3)
-    for step in range(4):
-        layer.weight.grad = torch.arange(6.0).view(2, 3) - step
-        velocity = 0.9 * velocity + layer.weight.grad + 0.1 * wanted
-        wanted = wanted - 0.5 * velocity
-        optimizer.step()
-        torch.testing.assert_close(layer.weight.detach(), wanted)
-    assert isinstance(create_optimizer(layer, {}, Train(), 0.5), torch.optim.AdamW)

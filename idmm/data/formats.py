@@ -71,8 +71,7 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool) -> np.ndarray:
     Args:
         item: Content of the file, an array [H, W] or [H, W, C], or an open image of Pillow's, which stays as it is.
         picture: Return grey or RGB (0 is black), with a last channel for the opacity if there is one. Else the channels
-            as stored.
-            Those of a palette are its colours'.
+            as stored. Those of a palette are its colours'.
 
     Raises:
         BadImage: Not an image, truncated, too large or not of numbers. NoPicture: ``picture`` cannot be met.

@@ -20,6 +20,7 @@ log = logging.getLogger("idmm")
 # at least 0.012, planted collapses of at most 0.0043 from the start (tests/test_monitor.py).
 FLOORS = {"feature_std": 0.005, "embedding_std": 0.005, "feature_rank": 1.5}
 SHARE = 0.1
+FEWEST = 3  # images, whose rank is low anyway
 
 
 def spread(rows: Tensor) -> float:
@@ -69,7 +70,8 @@ class CollapseMonitor(Evaluator):
             on_device = features.to(device)
             values["embedding_std"] = spread(self.method.embed(on_device).float().cpu())
             values |= self.method.diagnose(on_device, torch.from_numpy(self.numbers).to(device))
-        if not self.warned and (line := collapse(values, self.history())):
+        enough = len(self.numbers) > FEWEST
+        if enough and not self.warned and (line := collapse(values, self.history())):
             self.warned = True
             log.warning("%s", line)
         return {name: round(value, 4) for name, value in values.items()}

@@ -146,9 +146,10 @@ def log_values(setup: RunSetup, stores: Stores) -> None:
         if part == "train" and randaugment:
             line = "images: augment.randaugment: left out for the %d of more than 8 bits, which it would cut to 8"
             log.info(line, store.high_bit)
-    if None in (setup.spec.mean, setup.spec.std):
-        mean, std = ([float(f"{value:.4g}") for value in values] for values in (stores.mean, stores.std))
-        log.info("images: mean %s, std %s of the channels, measured from the training images", mean, std)
+    for name in ("mean", "std"):
+        if getattr(setup.spec, name) is None:
+            values = [float(f"{value:.4g}") for value in getattr(stores, name)]
+            log.info("images: %s %s of the channels, measured from the training images", name, values)
 
 
 # ---------------------------------------------------------------------- the model and the loop
@@ -184,7 +185,7 @@ def plan_phase(
     length = f"{steps} in {counted(phase.epochs, 'epoch')}"
     if train.minutes is not None:
         if train.max_epochs is not None:
-            max_epochs = max(1, train.max_epochs * phase.epochs // sum(other.epochs for other in setup.phases))
+            max_epochs = _max_epochs(train.max_epochs, [other.epochs for other in setup.phases])[phase.number - 1]
         epochs, length = max_epochs or sys.maxsize, f"for train.minutes {train.minutes:g}"
     per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, count)
     log.info("%s: %s of %d images per epoch, %s", phase.label, per_epoch, batch, length)
@@ -200,6 +201,12 @@ def plan_phase(
         max_epochs=max_epochs,
         ending=ending(setup, images) if is_last else (0, 0.0),
     )
+
+
+def _max_epochs(total: int, epochs: list[int]) -> list[int]:
+    """Divide ``train.max_epochs`` between phases in the ratio of their epochs. Each has one at least."""
+    ends = np.cumsum(epochs) * (total - len(epochs)) // sum(epochs)
+    return (1 + np.diff(ends, prepend=0)).tolist()
 
 
 def _cost(phase: Phase) -> int:

@@ -82,9 +82,7 @@ def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, 
     """
     model = common.build_backbone(setup, phase, len(images.train.classes))
     if loop_before is not None:
-        before = setup.phases[phase.number - 2]
-        kwargs = {"img_size": before.size}  # from which position embeddings are resized
-        weights = Checkpoint(loop_before.averaged.state_dict(), f"weights of stage {before.number}", kwargs=kwargs)
+        weights = Checkpoint(loop_before.averaged.state_dict(), f"weights of stage {phase.number - 1}")
         log.info("%s", weights.load_into(model, drop_classifier=False))
     elif run.is_new:  # else the loop loads its state
         start_weights(run, setup, phase, model, images.train)

@@ -66,7 +66,7 @@ def each_fold(config: Any) -> Iterator[Any]:
         config = replace(config, train=replace(config.train, minutes=minutes / config.data.folds))
     resume = {"resume": "auto"} if hasattr(config, "resume") else {}
     for fold in range(1, config.data.folds + 1):
-        out = config.out and str(Path(config.out) / f"fold-{fold}")
+        out = str(Path(config.out) / f"fold-{fold}")
         yield replace(config, out=out, data=replace(config.data, fold=fold), **resume)
 
 

@@ -120,9 +120,9 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
         state.scratch = _stage(command, state, "scratch", command.minutes)
         gain = compared(out, out / "scratch") if distributed.rank() == 0 else None  # the others may be ahead of files
         state.gain = distributed.broadcast(gain)
-    content = state.save(out)
+        state.save(out)
     _print("\n".join([*_report(state), f"{out / FILE}. The classifier is {out / 'model.safetensors'}"]))
-    return content
+    return state.content
 
 
 def _print(text: str) -> None:

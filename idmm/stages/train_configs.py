@@ -73,7 +73,7 @@ def _trial_data(data: Data, out: Path) -> Data:
     return replace(data, labels=str(out / "trial.csv"), subset=None, labelled=None, groups=None, val_fraction=0.0)
 
 
-def _common(command: TrainCommand, state: TrainState, part: str, minutes: float, init: str | None, model: dict) -> dict:
+def _common(command: TrainCommand, part: str, minutes: float, init: str | None, model: dict) -> dict:
     """Return the keys of all stages."""
     out = Path(command.out)
     keys: dict[str, Any] = {"seed": command.seed, "out": str(out if part == "last" else out / part)}
@@ -92,14 +92,16 @@ def _batch_size(images: int, recipe_size: int) -> int:
 
 def stage_config(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
     """Return the config of a stage: a recipe, with what the plan and the command change."""
-    return (_pretraining if part == "stage1" else _fine_tuning)(command, state, part, minutes)
+    if part == "stage1":
+        return _pretraining(command, state, minutes)
+    return _fine_tuning(command, state, part, minutes)
 
 
-def _pretraining(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
+def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> dict:
     plan, data, init = state.plan, data_of(command, state), command.init
     name = ADAPT if init else RECIPES["pretrain"]
     shipped, images = recipe(PretrainConfig, name), state.counts.images
-    keys = _common(command, state, part, minutes, init, plan.model)
+    keys = _common(command, "stage1", minutes, init, plan.model)
     light = recipe(PretrainConfig, RECIPES["pretrain"])["views"]  # for the other recipes, too
     keys |= {f"views.{key}": value for key, value in light.items()}
     keys |= {"views.size": plan.size, "views.flip": command.flip, "views.jitter_prob": JITTER_PROB}
@@ -127,7 +129,7 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
         data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None, val_fraction=0.0)
     elif part == "trial":
         data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
-    keys = _common(command, state, part, minutes, init, model) | {"train.size": size, "augment.flip": command.flip}
+    keys = _common(command, part, minutes, init, model) | {"train.size": size, "augment.flip": command.flip}
     if uses_hog_conv:
         keys |= FROM_FEATURES
         if state.is_fitted(part):

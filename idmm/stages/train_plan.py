@@ -164,12 +164,15 @@ class TrainState:
         learns_given_labels = part == "teacher" or (part == "last" and not self.trusted)
         return self.plan.label_size if learns_given_labels else self.plan.size
 
-    def save(self, out: Path) -> dict:
-        """Write the file and return its content."""
-        content = {name: value for name, value in asdict(self).items() if value is not None}
+    @property
+    def content(self) -> dict:
+        """That of the file."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def save(self, out: Path) -> None:
+        """Write the file."""
         if distributed.rank() == 0:
-            write_json(out / FILE, content)
-        return content
+            write_json(out / FILE, self.content)
 
 
 def way_of(command: TrainCommand, pseudolabel: bool = False) -> str:
