@@ -76,14 +76,6 @@ def test_the_patch_embedding_whitens(channels, patch, side):
     assert torch.equal(layer.weight[count:], drawn[count:])
 
 
-def test_patches_that_are_all_the_same():
-    """Or one patch in all: nothing to whiten, and no weight is lost by it."""
-    for images in (torch.zeros(4, 3, 16, 16), torch.full((4, 3, 16, 16), 0.3), torch.randn(1, 3, 8, 8)):
-        model = create_backbone("vit_tiny_patch16_224", images.shape[-1], **tiny.VIT)
-        init_vit(model, [{"images": images}], seed=0)
-        assert all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
-
-
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_runs(stage, tmp_path, monkeypatch):
     """They end otherwise than without, and a stopped one as one that was not."""
