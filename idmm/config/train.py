@@ -80,7 +80,7 @@ class FinetuneTrain(Train):
     size: int = Field(224, ge=8)
     """Image side, if no stages are given (pixels)."""
     classifier_init: Literal["random", "features"] | None = None
-    """Initial classifier: random, or a logistic regression on the frozen features. Default: features with --init or hog_conv."""
+    """Initial classifier: random, or a logistic regression on features. Default: features with --init or hog_conv."""
     eval_every: int = Field(10, ge=1)
     """Epochs between evaluations. Each stage's last epoch is always evaluated."""
     keep: Literal["last", "best"] = "last"
