@@ -34,7 +34,7 @@ def report(config: ReportConfig) -> str:
     # the first classifier with each other one on the same test images
     classifiers, comparisons = [run for run in runs if (run.path / PREDICTIONS).is_file()], []
     for run in classifiers[1:]:
-        if test := compared(classifiers[0].path, run.path):
+        if run.data == classifiers[0].data and (test := compared(classifiers[0].path, run.path)):
             names, points, p = (classifiers[0].label, run.label), test["points"], test["p"]
             verdict = "the difference may be chance"
             if p < CHANCE:
