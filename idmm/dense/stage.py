@@ -267,7 +267,8 @@ class BoxEvaluator(DenseEvaluator):
                     objects[number] = on_file(output, self.targets[number].size, self.size)
         gathered = {number: one for part in distributed.gather(objects) for number, one in part.items()}
         self.objects = dict(sorted(gathered.items()))
-        self.counts = np.bincount(np.concatenate([t.labels for t in self.targets]), minlength=len(self.classes))
+        labels = np.concatenate([target.labels[~target.crowd] for target in self.targets])
+        self.counts = np.bincount(labels, minlength=len(self.classes))
         self.latest, self.per_class = detection_scores(list(self.objects.values()), self.targets, self.classes)
         return self.latest
 
