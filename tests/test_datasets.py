@@ -166,7 +166,7 @@ def test_pretraining_trees_that_are_no_classes(tmp_path):
     (tmp_path / "z").rmdir()
     assert labels() is None, "the folder of images without labels"
     (line,) = faults(list_images, section(tmp_path), True)
-    assert line.startswith(f"data.root: '{tmp_path}' has no 'train' folder, expected {tmp_path}/train/CLASS/*,")
+    assert line.endswith(f"has no 'train' folder, expected the class folders in {tmp_path}/train, next to 'unlabelled'")
     shutil.rmtree(tmp_path / "y")
     shutil.rmtree(tmp_path / "unlabelled")
     assert labels() is None, "a single one"

@@ -39,7 +39,7 @@ def demo(command: DemoConfig) -> dict:
     _write_images(out / "images")
     seeds = [_trained(command, out, seed) for seed in range(command.seeds)]
     scores = {
-        "baseline_top1": [kept["scratch"]["baseline_top1"] for kept in seeds],
+        "baseline_top1": [kept["result"]["baseline_top1"] for kept in seeds],
         "scratch_top1": [kept["scratch"]["top1"] for kept in seeds],
         "idmm_top1": [kept["result"]["top1"] for kept in seeds],
     }

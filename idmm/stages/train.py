@@ -313,7 +313,7 @@ def _report(state: TrainState) -> list[str]:
         if value is not None:
             lines.append(f"  {label}: {value:.1f} %")
     if low <= result.get("baseline_top1", -1):
-        lines.append("  This is not clearly better than the baseline. More labels help most")
+        lines.append("  This is not clearly better than the baseline on these test images. More labels help most")
     if state.gain:
         points, p, scratch = state.gain["points"], state.gain["p"], state.scratch
         verdict = "a gain" if points > 0 else "a loss"

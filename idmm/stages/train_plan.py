@@ -256,7 +256,7 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     elif pseudolabel:
         reason = "as its features help with few labels"
     else:
-        few = f"there are under {MANY_IMAGES} images per label"
+        few = f"there are under {MANY_IMAGES} images per label, and images without one are not used"
         if command.pseudolabel is False:
             few = "--pseudolabel is false"
         reason = f"as {hindrance or few}"
