@@ -22,7 +22,7 @@ TINY = {  # flags of runs on such folders
     "train__ema": None, "train__batch_size": 8,
 }  # fmt: skip
 # what to do about images that cannot be used
-HOW = "('idmm data check' writes a file for --data.exclude that leaves them out)"
+HOW = "('idmm data check --root DIR --out runs/check' writes a file for --data.exclude that leaves them out)"
 
 
 def tuned(out, root, **changes):

@@ -85,7 +85,7 @@ def _decode(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
     if bad:
         count = f"{len(bad)} of {counted(len(split), 'image')}"
         lines = capped([f"  {line}" for line in by_reason(bad, bad.values())])
-        how = "'idmm data check' writes a file for --data.exclude that leaves them out"
+        how = "'idmm data check --root DIR --out runs/check' writes a file for --data.exclude that leaves them out"
         raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
     return Index(
         sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
