@@ -51,7 +51,7 @@ from idmm.stages.train_plan import (
 from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.training import clock
 from idmm.training.device import pick_device
-from idmm.training.log import details_in_file, logging_by, screen
+from idmm.training.log import details_in_file, log_once, logging_by, screen
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05  # p-value below which a difference counts
@@ -62,8 +62,11 @@ SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
 @contextlib.contextmanager
 def _printed() -> Iterator[None]:
-    """Print the log, if the call came from Python."""
-    with contextlib.nullcontext() if log.handlers else logging_by(screen()):
+    """Print the log as the command line does, if the call came from Python."""
+    if log.handlers:
+        yield
+        return
+    with log_once(), logging_by(screen()):
         yield
 
 
