@@ -291,6 +291,15 @@ def length(method: str) -> str:
     return f"{EPOCHS * -(-IMAGES // batch):,} x {batch} x {sum(group.count for group in crops)}"
 
 
+def point(results: Path, method: str, epochs: int) -> str:
+    """Return N-way loss, kNN and fine-tuned accuracy after so many epochs of pretraining, "" if not run yet."""
+    name = f"fashion-{method}-{epochs}"
+    first, tuned = load(results, f"{name}-0"), accuracy(results, f"{name}-{{seed}}-tuned")
+    if first is None or not right(results, f"{name}-{{seed}}-tuned"):
+        return ""
+    return f"{first['result']['loss']:.2f}, {first['result']['knn']:.1f}, {tuned}"
+
+
 def tables(results: Path) -> str:
     """Return what has run of accuracy by method, claims with verdicts and curves over epochs, as Markdown."""
     scratch = "fashion-scratch-200-{seed}"
@@ -305,25 +314,14 @@ def tables(results: Path) -> str:
     if first := load(results, scratch.format(seed=0)):
         rows.append(row("hand-made features, no network", "", "", first["result"].get("baseline_top1"), ""))
     judged = [row(claim, paper, *verdict(results, *names)) for claim, paper, *names in claims()]
-    curves, compared = [], ("idmm", "simclr", "idmm_fast")
-    for epochs in CURVE:
-        names = [f"fashion-{method}-{epochs}" for method in compared]
-        if all(firsts := [load(results, f"{name}-0") for name in names]):
-            tuned = [accuracy(results, f"{name}-{{seed}}-tuned") for name in names]
-            curves.append(
-                row(
-                    epochs,
-                    *(
-                        f"{r['result']['loss']:.2f}, {r['result']['knn']:.1f}, {t}"
-                        for r, t in zip(firsts, tuned, strict=True)
-                    ),
-                )
-            )
+    compared = ("idmm", "simclr", "idmm_fast")
+    curves = [row(epochs, *(point(results, method, epochs) for method in compared)) for epochs in CURVE]
+    curves = [line for line in curves if any(cell.strip() for cell in line.split("|")[2:])]
     lines = []
     for heading, some in (
         (head("pretraining", "steps x images x crops", "paper, flowers", "here, Fashion-MNIST", "seeds"), rows),
         (head("claim", "paper", "difference here (points)", "verdict"), judged),
-        (head("epochs", *(f"{method}: N-way loss, kNN, fine-tuned" for method in compared)), curves),
+        (head("epochs", *(f"{method}: loss, kNN, fine-tuned" for method in compared)), curves),
     ):
         if done := [line for line in some if "not run" not in line]:
             lines += [heading, *done, ""]
