@@ -79,7 +79,7 @@ def read_labelled(root: str, parts: Sequence[str] = PARTS) -> Listing:
         nested = all(len(names) > 1 for names in tree.images) and len({names[0] for names in tree.images}) > 1
         if not nested or tree.has_parts:
             expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
-            if tree.has_parts and UNLABELLED in tree.folders:
+            if UNLABELLED in tree.folders:
                 expected = f"the class folders in {root}/train, next to '{UNLABELLED}'"
             raise LabelsMissing(f"data.root: '{root}' has no 'train' folder, expected {expected}")
         what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"

@@ -54,9 +54,8 @@ class RunFolder:
             if self.leader:
                 try:
                     self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
-                    if not self._lock.path.parent.exists() and not self._result_file.exists():
-                        self._check_files()
                     if not self._result_file.exists():  # a finished run may be read-only
+                        self._check_files()
                         self._lock.acquire_output(self.path)
                     used = self._open(config, resume)
                 except UserError as error:
@@ -89,7 +88,8 @@ class RunFolder:
 
     def _check_files(self) -> None:
         """Raise UserError if a folder in which no run began has files that a run would replace."""
-        if files := [name for name in ("config.yaml", "metrics.jsonl") if (self.path / name).exists()]:
+        files = [name for name in ("config.yaml", "metrics.jsonl") if (self.path / name).exists()]
+        if files and not self._state_file.parent.exists():
             raise UserError(f"out: '{self.path}' has files that no run wrote ({listed(files)}). Name a new folder")
 
     def _load(self) -> TrainingState:
@@ -154,16 +154,17 @@ class RunFolder:
 
     def metrics(self) -> list[dict]:
         """Return the records so far, one per epoch."""
+        return [json.loads(line) for line in self._metric_lines()]
+
+    def _metric_lines(self) -> list[str]:
         path = self.path / "metrics.jsonl"
-        if self._lines is None or not self.leader:  # the first process wrote them
+        if self._lines is None or not self.leader:  # the first process writes them
             self._lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in self._lines]
+        return self._lines
 
     def add_metrics(self, record: dict) -> None:
         """Append the record of an epoch."""
-        if self._lines is None:
-            self.metrics()
-        self._write_metrics([*self._lines, json.dumps(record) + "\n"])
+        self._write_metrics([*self._metric_lines(), json.dumps(record) + "\n"])
 
     def _write_metrics(self, lines: list[str]) -> None:
         if self.leader:
