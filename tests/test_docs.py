@@ -21,7 +21,7 @@ import held_out  # noqa: E402
 FENCED = re.compile(r"(?ms)^```(\S*)\n(.*?)^```$")  # language, none for shell commands, and lines
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*DOCS, ROOT / "CONTRIBUTING.md"]
-GRIDS = [block for language, block in FENCED.findall((ROOT / "docs/reproduce.md").read_text()) if language == "yaml"]
+GRIDS = [block for page in DOCS for language, block in FENCED.findall(page.read_text()) if "sources:" in block]
 OURS = re.compile(r"^(?:torchrun \S+ \d+ |python )?(?:idmm (\w+)|(pretrain|finetune|transfer)\.py)(?: (.*))?$")
 SCRIPT = re.compile(r"(?:\w+=\S+ )*(?:python|sbatch(?: --[\w-]+=\d+)*) ((?:benchmarks|examples|configs)/\S+)(.*)")
 OTHERS = re.compile(
