@@ -131,7 +131,8 @@ def test_what_suffices_for_pretraining_is_no_fault(form, tmp_path, capsys):
         paint(tmp_path / "train/b/0.png", 2)
     assert main(["data", "check", "folder", "--root", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "layout: pretraining can use these images, fine-tuning needs more:\n  data.root: " in out
+    use = "idmm train tests on a fifth" if form == "train alone" else "pretraining can use all"
+    assert f"layout: {use} of these images, fine-tuning needs more:\n  data.root: " in out
     assert out.endswith("\nNothing to fix.\n") and ("baseline: " in out) == (form == "train alone")
     assert ("--data.val_fraction" in out) == (form == "train alone")
 

@@ -264,9 +264,9 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
     """Return the lines of a file for ``data.exclude``, each under a comment with all reasons.
 
     Broken files come first, then images that are the same, then those that are nearly so. Of images that are the same
-    one stays: the first of the test split, else of val, else of train. If those of that split are of different classes
-    none stays, as one of them is wrong. Nearly equal ones are commented out: of a pair across splits the training
-    image, else the second. So are images of one colour.
+    one stays: that with the shortest name in the test split, else in val, else in train. If those of that split are of
+    different classes none stays, as one of them is wrong. Nearly equal ones are commented out: of a pair across splits
+    the training image, else the second. So are images of one colour.
     """
     reasons: dict[str, list[str]] = {bad["name"]: [f"unreadable ({bad['reason']})"] for bad in unreadable}
     same: dict[ImageRef, list[ImageRef]] = {}
@@ -277,8 +277,9 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
         last = max((image.split for image in images), key=_SPLITS.index)
         remaining = [image for image in images if image.split == last]
         conflict = len({image.label for image in remaining} - {None}) > 1
+        stays = min(remaining, key=lambda image: len(image.name))  # not "x (copy).jpg"
         for image in images:
-            other, why = remaining[0], ""
+            other, why = stays, ""
             if conflict and image in remaining:
                 other = next(other for other in remaining if other.label != image.label)
                 why = f", but of class '{image.label}', not '{other.label}': one is wrong"

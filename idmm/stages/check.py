@@ -83,8 +83,9 @@ def report_lines(report: DatasetReport) -> list[str]:
         text += "(the largest class every time: {largest_class:.1f} %), fitted to {train_images:,} training images"
         lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {CROP.size} px")
     if report.layout:
+        use = "idmm train tests on a fifth" if floor and floor["of"] == "train" else "pretraining can use all"
         how = "fine-tuning needs more" if report.enough_to_pretrain else "fine-tuning would refuse them"
-        lines += [f"layout: pretraining can use these images, {how}:", *(f"  {line}" for line in report.layout)]
+        lines += [f"layout: {use} of these images, {how}:", *(f"  {line}" for line in report.layout)]
     certain, suspected, are_listed = [] if report.enough_to_pretrain else ["layout"], [], True
     for kind, count, examples, advice, is_certain in _findings(report):
         if examples:
