@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
 from idmm.dense.evaluate import Objects, detection_scores, on_file, segmentation_scores, segmented
-from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter
-from idmm.dense.stage import Detection, Segmentation, pixel_cross_entropy
+from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter, pixel_cross_entropy
+from idmm.dense.stage import DenseMethod
 from idmm.dense.targets import BoxTarget
 from idmm.models import create_backbone, token_grid
 from idmm.seeding import seeded
@@ -36,12 +36,12 @@ def backbone(kind="vit", side=SIDE, **more):
 
 def detection(kind="vit", masks=False, width=16):
     with seeded(1):
-        return Detection(Detector(backbone(kind), SIDE, len(CLASSES), width, masks)).train()
+        return DenseMethod(Detector(backbone(kind), SIDE, len(CLASSES), width, masks)).train()
 
 
 def segmentation(kind="vit", width=16):
     with seeded(1):
-        return Segmentation(Segmenter(backbone(kind), SIDE, 1 + len(CLASSES), width)).train()
+        return DenseMethod(Segmenter(backbone(kind), SIDE, 1 + len(CLASSES), width)).train()
 
 
 def drawn(count, objects=2):
@@ -148,7 +148,7 @@ def test_boxes_are_computed_in_fp32(monkeypatch):
         monkeypatch.setattr(part.box_coder, "encode", lambda *boxes, own=own: given.extend(boxes) or own(*boxes))
     batch = {"images": torch.randn(1, 3, 512, 512), "boxes": true, "labels": torch.zeros(1, 1, dtype=torch.long)}
     with torch.autocast("cpu", torch.bfloat16):
-        network.train().losses({**batch, "masks": torch.ones(1, 1, 512, 512, dtype=torch.uint8)})
+        network.train().loss({**batch, "masks": torch.ones(1, 1, 512, 512, dtype=torch.uint8)})
         with torch.no_grad():
             (found,) = network.eval()(batch["images"])
     given = [boxes for each in given for boxes in each]  # true ones and anchors, true ones and proposals

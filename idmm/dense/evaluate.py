@@ -96,14 +96,12 @@ def detection_scores(
     """
     from pycocotools.cocoeval import COCOeval
 
-    true, predicted = [], []
-    for number, (target, objects) in enumerate(zip(truth, predictions, strict=True)):
-        outlines = target.segments or [None] * len(target.boxes)
-        rows = zip(target.boxes, target.labels, target.crowd, outlines, strict=True)
-        for (x1, y1, x2, y2), label, crowd, outline in rows:
-            row = {"image_id": number, "category_id": int(label), "bbox": [x1, y1, x2 - x1, y2 - y1]}
-            true.append({**row, "area": 0, "iscrowd": int(crowd), "segmentation": outline})
-        predicted += [{**row, "area": 0, "iscrowd": 0} for row in objects.results(number, range(len(classes)))]
+    true, predicted, numbers = [], [], range(len(classes))
+    for image_id, (target, objects) in enumerate(zip(truth, predictions, strict=True)):
+        same = Objects(target.boxes, target.labels, np.ones(len(target.boxes)), target.segments)
+        rows = zip(same.results(image_id, numbers), target.crowd, strict=True)
+        true += [{**row, "iscrowd": int(crowd)} for row, crowd in rows]
+        predicted += objects.results(image_id, numbers)
     sizes = [target.size for target in truth]
     true, predicted = _coco(true, sizes, len(classes)), _coco(predicted, sizes, len(classes))
     outlined = [target.segments is not None or not len(target.boxes) for target in truth]
@@ -131,7 +129,7 @@ def _coco(annotations: list[dict], sizes: list[tuple[int, int]], classes: int):
     coco.dataset = {
         "images": [{"id": number, "height": h, "width": w} for number, (h, w) in enumerate(sizes)],
         "categories": [{"id": number, "name": str(number)} for number in range(classes)],
-        "annotations": [{**row, "id": number} for number, row in enumerate(annotations, start=1)],
+        "annotations": [{"area": 0, "iscrowd": 0, **row, "id": n} for n, row in enumerate(annotations, start=1)],
     }
     coco.createIndex()
     return coco
@@ -188,9 +186,10 @@ def segmentation_scores(confusion) -> tuple[dict[str, float], dict[str, np.ndarr
     counts = np.asarray(confusion).astype(np.float64)
     right, true = counts.diagonal(), counts.sum(1)
     union = true + counts.sum(0) - right
-    iou, accuracy = (100 * np.divide(right, n, out=np.full_like(right, np.nan), where=n > 0) for n in (union, true))
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+        iou, accuracy = 100 * (right / union), 100 * (right / true)
     means = dict.fromkeys(("miou", "macc", "pixel_accuracy"), 0.0)
-    if counts.sum():
+    if counts.any():
         means = {"miou": float(np.nanmean(iou)), "macc": float(np.nanmean(accuracy))}
-        means["pixel_accuracy"] = float(100 * counts.trace() / counts.sum())
+        means["pixel_accuracy"] = float(100 * right.sum() / counts.sum())
     return means, {"iou": iou, "accuracy": accuracy}

@@ -21,13 +21,22 @@ from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiSc
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from idmm import distributed
+from idmm.dense.targets import IGNORED
 from idmm.errors import SizeError
+from idmm.methods.common import at_least_fp32
 from idmm.models.build import black_image, create_backbone
 from idmm.models.grid import as_grid
 from idmm.models.weights import Checkpoint
 
 STRIDES = (4, 8, 16, 32)  # pixels from one place of a map to the next
 FULL_SIZE = 640  # side of images (pixels) from which anchors have the papers' size
+_TERMS = {  # torchvision's: ours
+    "loss_objectness": "rpn_objectness",
+    "loss_rpn_box_reg": "rpn_box",
+    "loss_classifier": "classifier",
+    "loss_box_reg": "box",
+    "loss_mask": "mask",
+}
 
 
 def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]) -> list[Tensor]:
@@ -179,25 +188,25 @@ class Detector(DenseNetwork):
             descending, and with masks ``masks`` [n, 1, 28, 28]: probabilities within the boxes.
         """
         outputs, _ = self._run(images, None)
-        for output in outputs:
-            output["labels"] = output["labels"] - 1  # torchvision's 0 is the background
-        return outputs
+        return [{**output, "labels": output["labels"] - 1} for output in outputs]  # torchvision's 0 is the background
 
-    def losses(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the losses of a batch by name, in training mode. Their sum is the training loss.
+    def loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the ``loss`` of a batch, in training mode, and the terms that it is the sum of.
 
         Args:
             batch: ``images`` [B, C, S, S], ``boxes`` [B, M, 4] (pixels), ``labels`` int64 [B, M] (-1: no box), with
                 masks ``masks`` uint8 [B, M, S, S].
         """
-        targets = []
-        for number, labels in enumerate(batch["labels"]):
-            valid = labels >= 0
-            target = {"boxes": batch["boxes"][number, valid], "labels": labels[valid] + 1}
-            if self.masks:
-                target["masks"] = batch["masks"][number, valid]
-            targets.append(target)
-        return self._run(batch["images"], targets)[1]
+        targets = {"boxes": batch["boxes"], "labels": batch["labels"] + 1}
+        if self.masks:
+            targets["masks"] = batch["masks"]
+        of_images = [
+            {name: values[number, valid] for name, values in targets.items()}
+            for number, valid in enumerate(batch["labels"] >= 0)
+        ]
+        _, losses = self._run(batch["images"], of_images)
+        terms = {_TERMS[name]: at_least_fp32(value) for name, value in losses.items()}
+        return {"loss": sum(terms.values()), **terms}
 
     def _run(self, images: Tensor, targets: list[dict] | None) -> tuple[list[dict], dict[str, Tensor]]:
         maps = OrderedDict((str(number), features) for number, features in enumerate(self.forward_features(images)))
@@ -262,6 +271,24 @@ class Segmenter(DenseNetwork):
         """Return logits [B, K, S, S] of images [B, C, S, S]."""
         features = self.decoder([None, None, *self.forward_features(images)])  # [B, width, S / 4, S / 4]
         return F.interpolate(self.head(features), size=images.shape[-2:], mode="bilinear", align_corners=False)
+
+    def loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the ``loss`` of ``images`` [B, C, S, S] with the class of each pixel, ``mask`` int64 [B, S, S]."""
+        return {"loss": pixel_cross_entropy(self(batch["images"]), batch["mask"])}
+
+
+def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
+    """Return the cross-entropy of each pixel's class, a scalar.
+
+    The mean is over an image's pixels with a class, then over images. So the loss does not depend on how a batch is
+    split. An image without such pixels adds 0.
+
+    Args:
+        logits: [B, K, S, S].
+        mask: Class of each pixel, int64 [B, S, S]. 255: none.
+    """
+    losses = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=IGNORED, reduction="none")  # [B, S, S]
+    return (losses.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
 
 
 def build_network(

@@ -13,6 +13,7 @@ import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from idmm.data.official import absent
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Split, arranged, counted
 from idmm.dense.targets import IGNORED, BoxTarget, DenseListing, MaskTarget, mask_values, rasterised
-from idmm.errors import UserError, capped, listed, needed, reason
+from idmm.errors import UserError, capped, checked, listed, needed, reason
 
 log = logging.getLogger("idmm")
 
@@ -119,9 +120,7 @@ def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int
         expected = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
         raise UserError(f"data.root: '{root}' has no annotations of objects to train on, expected {expected}")
     needed(f"data.root: '{root}'", DENSE_LIBRARIES["detect"], "dense")
-    opened = {part: _opened(path, faults) for part, path in files.items()}
-    if faults:
-        raise UserError(*faults)
+    opened = dict(zip(files, checked(*(partial(_opened, path) for path in files.values())), strict=True))
     names = {part: {number: row["name"] for number, row in coco.cats.items()} for part, coco in opened.items()}
     classes = dict(sorted(names["train"].items()))
     for part, others in names.items():
@@ -133,8 +132,8 @@ def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int
     return parts, classes
 
 
-def _opened(path: Path, faults: list[str]):
-    """Return a file as pycocotools' COCO, or None with a fault if it is not in this format."""
+def _opened(path: Path):
+    """Return a file as pycocotools' COCO. UserError: it is not in this format."""
     from pycocotools.coco import COCO  # of the extra 'dense'
 
     try:
@@ -150,9 +149,10 @@ def _opened(path: Path, faults: list[str]):
             raise ValueError("two images have the same id or file_name")
         return coco
     except OSError as error:
-        faults.append(f"data.root: '{path}' cannot be read ({reason(error)})")
+        raise UserError(f"data.root: '{path}' cannot be read ({reason(error)})") from None
     except (ValueError, RecursionError, AssertionError, AttributeError, LookupError, TypeError) as error:
-        faults.append(f"data.root: '{path}' is not in COCO's format ({type(error).__name__}: {error})")
+        what = f"is not in COCO's format ({type(error).__name__}: {error})"
+        raise UserError(f"data.root: '{path}' {what}") from None
 
 
 def _part(root: Path, path: Path, coco, labels: dict[int, int], faults: list[str]) -> Split:
@@ -197,9 +197,9 @@ def _part(root: Path, path: Path, coco, labels: dict[int, int], faults: list[str
         log.warning("data.root: '%s': %s have no outline, so only boxes are used", path, count)
     targets = []
     for image in images:
-        boxes, numbers, segments, crowd = zip(*objects[image["id"]], strict=True) if objects[image["id"]] else ([],) * 4
+        boxes, numbers, segments, crowd = ([row[n] for row in objects[image["id"]]] for n in range(4))
         boxes, crowd = np.array(boxes, dtype=np.float32).reshape(-1, 4), np.array(crowd, dtype=bool)
-        segments = list(segments) if outlined else None
+        segments = segments if outlined else None
         targets.append(BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, _size(image), image["id"]))
     return replace(split, targets=targets)
 

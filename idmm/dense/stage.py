@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -19,14 +18,13 @@ from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
 from idmm.dense.evaluate import classes_on_file, detection_scores, on_file, segmentation_scores, segmented
 from idmm.dense.network import Detector, Segmenter, build_network
-from idmm.dense.targets import IGNORED, outlined
+from idmm.dense.targets import outlined
 from idmm.dense.transforms import DenseTransform
 from idmm.errors import RunError
 from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator
 from idmm.files import replacing, write_csv, write_text
 from idmm.methods.base import Method
-from idmm.methods.common import at_least_fp32
 from idmm.models.build import one_image_norms
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
@@ -40,14 +38,6 @@ from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 
 log = logging.getLogger("idmm")
-
-_NAMES = {  # torchvision's: ours
-    "loss_objectness": "rpn_objectness",
-    "loss_rpn_box_reg": "rpn_box",
-    "loss_classifier": "classifier",
-    "loss_box_reg": "box",
-    "loss_mask": "mask",
-}
 
 
 def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
@@ -72,7 +62,7 @@ def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
         Interrupted: Ctrl-C or SIGTERM, after the state was saved.
     """
     setup = config if isinstance(config, RunSetup) else resolve(parsing.build(DetectConfig, config))
-    return train(setup, Detection, BoxEvaluator, metric="ap")
+    return train(setup, BoxEvaluator, metric="ap")
 
 
 def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
@@ -95,10 +85,10 @@ def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
         Interrupted: Ctrl-C or SIGTERM, after the state was saved.
     """
     setup = config if isinstance(config, RunSetup) else resolve(parsing.build(SegmentConfig, config))
-    return train(setup, Segmentation, PixelEvaluator, metric="miou")
+    return train(setup, PixelEvaluator, metric="miou")
 
 
-def train(setup: RunSetup, method_class: type[Method], evaluator_class: type["DenseEvaluator"], metric: str) -> dict:
+def train(setup: RunSetup, evaluator_class: type["DenseEvaluator"], metric: str) -> dict:
     """Train and evaluate a network for boxes or masks. ``metric`` is the score by which the best epoch is chosen."""
     config, (phase,) = setup.config, setup.phases
     with common.open_run(setup) as run:
@@ -116,7 +106,7 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type["De
             log.info("%s", report)
         with seeded(derive(config.seed, "method")):
             layers = (len(stores.train.classes), config.model.pyramid_width, has_outlines)
-            method = method_class(build_network(config.STAGE, backbone, phase.size, *layers, setup.spec.in_chans))
+            method = DenseMethod(build_network(config.STAGE, backbone, phase.size, *layers, setup.spec.in_chans))
         evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
         key = derive(config.seed, "stage", phase.number)
         transform = DenseTransform(stores.train, phase.size, setup.spec.mean, setup.spec.std, config.augment, key)
@@ -149,52 +139,19 @@ def train(setup: RunSetup, method_class: type[Method], evaluator_class: type["De
         return result
 
 
-# ---------------------------------------------------------------------- losses
-class Detection(Method):
-    """The sum of the losses of Faster R-CNN (Ren et al., NeurIPS 2015) or Mask R-CNN (He et al., ICCV 2017).
+class DenseMethod(Method):
+    """The loss of a detector or a segmenter.
 
     Attributes:
-        backbone: The whole :class:`Detector`, which is trained, averaged and exported.
+        backbone: The whole network, which is trained, averaged and exported.
     """
 
-    backbone: Detector
+    backbone: Detector | Segmenter
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Return the loss of a batch, as for :meth:`Detector.losses`, and its terms."""
+        """Return the network's ``loss`` of a batch."""
         with one_image_norms(self.backbone, batch["images"]):
-            losses = self.backbone.losses(batch)
-        terms = {_NAMES[name]: at_least_fp32(value) for name, value in losses.items()}
-        return {"loss": sum(terms.values()), **terms}
-
-
-class Segmentation(Method):
-    """Cross-entropy of each pixel's class.
-
-    The mean is over an image's pixels with a class, then over images. So the loss does not depend on how a batch is
-    split. An image without such pixels adds 0.
-
-    Attributes:
-        backbone: The whole :class:`Segmenter`, as for :class:`Detection`.
-    """
-
-    backbone: Segmenter
-
-    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Return the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["mask"]`` int64 [B, S, S]."""
-        with one_image_norms(self.backbone, batch["images"]):
-            logits = self.backbone(batch["images"])  # [B, K, S, S]
-        return {"loss": pixel_cross_entropy(logits, batch["mask"])}
-
-
-def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
-    """Return the loss of :class:`Segmentation`, a scalar.
-
-    Args:
-        logits: [B, K, S, S].
-        mask: Class of each pixel, int64 [B, S, S]. 255: none.
-    """
-    losses = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=IGNORED, reduction="none")  # [B, S, S]
-    return (losses.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
+            return self.backbone.loss(batch)
 
 
 # ---------------------------------------------------------------------- evaluation

@@ -84,10 +84,8 @@ class DenseTransform:
             labels = [sample["labels"] for sample in samples]
             batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=-1)
             if self.outlined:
-                batch["masks"] = torch.zeros(*batch["labels"].shape, self.size, self.size, dtype=torch.uint8)
-                for canvases, sample in zip(batch["masks"], samples, strict=True):
-                    n, h, w = sample["masks"].shape
-                    canvases[:n, :h, :w] = sample["masks"]
+                masks = [on_canvas(sample["masks"], self.size) for sample in samples]
+                batch["masks"] = pad_sequence(masks, batch_first=True)
         elif "masks" in samples[0]:
             masks = [on_canvas(sample["masks"], self.size, IGNORED) for sample in samples]
             batch["mask"] = torch.cat(masks).long()

@@ -1,4 +1,4 @@
-"""Shared by our models: the classifier, windows of tokens, names of released weights and timm's configuration."""
+"""Shared by our models: the classifier, windows of tokens and names of released weights."""
 
 import itertools
 import re
@@ -8,11 +8,8 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from idmm.config import IMAGENET_MEAN, IMAGENET_STD
-
 Grid = tuple[int, int]
-Window = tuple[int, int, int]  # kernel, stride and padding
-WINDOWS: tuple[Window, ...] = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # of each step from pixels to tokens
+WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each step from pixels to tokens
 
 
 class WithClassifier(nn.Module):
@@ -53,12 +50,9 @@ class Released:
 
     def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return weights with the public release's names replaced by ours."""
-        out = {}
-        for key, value in state_dict.items():
-            for old, new in self.release_names:
-                key = re.sub(old, new, key)
-            out[key] = value
-        return out
+        for old, new in self.release_names:
+            state_dict = {re.sub(old, new, key): value for key, value in state_dict.items()}
+        return state_dict
 
 
 def as_map(x: Tensor, grid: Grid) -> Tensor:
@@ -80,17 +74,3 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     column = torch.arange(dim)
     angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
     return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
-
-
-def timm_cfg(**kwargs) -> dict:
-    """Return timm's configuration of a model without public weights. ``kwargs`` replace defaults."""
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "interpolation": "bicubic",
-        "mean": IMAGENET_MEAN,
-        "std": IMAGENET_STD,
-        "classifier": "head",
-        **kwargs,
-    }

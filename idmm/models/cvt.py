@@ -13,7 +13,7 @@ from timm.layers import DropPath, LayerNorm2d, Mlp, calculate_drop_path_rates, g
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Grid, Released, WithClassifier, as_map, init_linear, timm_cfg, window_grids
+from idmm.models.base import WINDOWS, Grid, Released, WithClassifier, as_map, init_linear, window_grids
 
 
 def conv_projection(dim: int, stride: int) -> nn.Sequential:
@@ -168,7 +168,7 @@ class CvT(Released, WithClassifier):
         return x if pre_logits else self.head(x)
 
 
-_cfg = timm_cfg(pool_size=(14, 14), crop_pct=0.875, first_conv="stages.0.patch_embed.proj")
+_cfg = dict(pool_size=(14, 14), first_conv="stages.0.patch_embed.proj", classifier="head")
 default_cfgs = generate_default_cfgs({"cvt_13": _cfg})
 
 

@@ -13,7 +13,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
-from idmm.models.base import WithClassifier, timm_cfg
+from idmm.models.base import WithClassifier
 
 SIDE, CELL = 64, 8  # sides of the resized image and of a cell (pixels)
 ORIENTATIONS = 9  # of gradients, over half a turn
@@ -136,7 +136,7 @@ class Hog(WithClassifier):
         return x if pre_logits else self.head(x)
 
 
-default_cfgs = generate_default_cfgs({"hog": timm_cfg(input_size=(3, SIDE, SIDE), pool_size=None)})
+default_cfgs = generate_default_cfgs({"hog": dict(input_size=(3, SIDE, SIDE), classifier="head")})
 
 
 @register_model

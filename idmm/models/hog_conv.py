@@ -13,7 +13,6 @@ from timm.layers import freeze_batch_norm_2d
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import timm_cfg
 from idmm.models.build import create_backbone, feature_width
 from idmm.models.hog import SIDE, SMALL, Hog
 from idmm.seeding import derive
@@ -195,7 +194,7 @@ class HogConv(Hog):
         self.offsets.copy_(filters @ mean)
 
 
-default_cfgs = generate_default_cfgs({"hog_conv": timm_cfg(input_size=(3, SIDE, SIDE), pool_size=None)})
+default_cfgs = generate_default_cfgs({"hog_conv": dict(input_size=(3, SIDE, SIDE), classifier="head")})
 
 
 @register_model

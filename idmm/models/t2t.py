@@ -16,7 +16,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Released, Window, as_map, sinusoids, timm_cfg, window_grids
+from idmm.models.base import WINDOWS, Released, as_map, sinusoids, window_grids
 
 
 class TokenPerformer(nn.Module):
@@ -85,12 +85,12 @@ class TokensToToken(nn.Module):
         return window_grids(img_size)[-1]
 
     def forward(self, x: Tensor) -> Tensor:
+        layers = self.performer1, self.performer2, self.proj
         grids = window_grids(tuple(x.shape[-2:]))
-        performers = (self.performer1, self.performer2)
-        for performer, split, grid in zip(performers, WINDOWS, grids, strict=False):
-            x = _soft_split(x, split)  # [B, C, H, W] -> [B, h w, kernel^2 C]
-            x = as_map(performer(x), grid)  # [B, token_dim, h, w]
-        return self.proj(_soft_split(x, WINDOWS[2])).unflatten(1, grids[2])
+        for layer, (kernel, stride, padding), grid in zip(layers, WINDOWS, grids, strict=True):
+            windows = F.unfold(x, kernel, stride=stride, padding=padding)  # [B, C, H, W] -> [B, C kernel^2, h w]
+            x = as_map(layer(windows.transpose(1, 2)), grid)  # [B, token_dim or embed_dim, h, w]
+        return x.permute(0, 2, 3, 1)
 
 
 class T2TViT(Released, VisionTransformer):
@@ -135,13 +135,7 @@ class T2TViT(Released, VisionTransformer):
         return tokens + resample_abs_pos_embed(self.pos_embed, new, old, antialias=self.antialias_positions)
 
 
-def _soft_split(x: Tensor, window: Window) -> Tensor:
-    """Return overlapping windows as tokens (paper: section 3.1), [B, C, H, W] -> [B, h w, C kernel^2]."""
-    kernel, stride, padding = window
-    return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
-
-
-_cfg = timm_cfg(pool_size=None, fixed_input_size=True, crop_pct=0.9, first_conv=None)
+_cfg = dict(fixed_input_size=True, crop_pct=0.9, classifier="head")
 default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg, "t2t_vit_14": _cfg})
 
 
@@ -149,11 +143,11 @@ default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg, "t2t_vit_14": _cfg})
 def t2t_vit_7(pretrained: bool = False, **kwargs) -> T2TViT:
     """Build T2T-ViT-7, 4.3M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=256, depth=7, num_heads=4, mlp_ratio=2.0)
-    return build_model_with_cfg(T2TViT, "t2t_vit_7", pretrained, **{**defaults, **kwargs})
+    return build_model_with_cfg(T2TViT, "t2t_vit_7", pretrained, **defaults | kwargs)
 
 
 @register_model
 def t2t_vit_14(pretrained: bool = False, **kwargs) -> T2TViT:
     """Build T2T-ViT-14, 21.5M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.0)
-    return build_model_with_cfg(T2TViT, "t2t_vit_14", pretrained, **{**defaults, **kwargs})
+    return build_model_with_cfg(T2TViT, "t2t_vit_14", pretrained, **defaults | kwargs)
