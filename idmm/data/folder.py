@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from idmm import config
 from idmm.data.formats import SUFFIXES
-from idmm.data.split import LabelsMissing, Listing, Split, arranged, class_of, counted
+from idmm.data.split import LabelsMissing, Listing, Split, arranged, class_of, counted, split_of
 from idmm.errors import UserError, checked, listed, reason
 from idmm.files import expand_home
 
@@ -189,14 +187,13 @@ def _disagreements(train: _Tree, held: _Tree) -> list[str]:
 
 def _split(root: str, tree: _Tree, classes: list[str]) -> Split:
     """Return the images of a tree, without labels if there are no classes."""
-    items = [os.path.join(tree.path, *parts) for parts in tree.images]
     below = [part for part in os.path.relpath(tree.path, root).split(os.sep) if part != os.curdir]
     names = ["/".join((*below, *parts)) for parts in tree.images]
     if not classes:
-        return Split(items, names, None, None)
+        return split_of(root, names)
     index = {name: i for i, name in enumerate(classes)}
     labels = [index[class_of(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
-    return Split(items, names, np.array(labels, dtype=np.int64), classes)
+    return split_of(root, names, labels, classes)
 
 
 # ---------------------------------------------------------------------- files that a command names

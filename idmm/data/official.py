@@ -14,22 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from idmm.data.folder import FilesMissing, read_labelled
-from idmm.data.split import Listing, Split
+from idmm.data.split import Listing, Split, split_of
 from idmm.errors import in_short, listed
 
 Listed = Sequence[tuple[str, int]]  # images: path below the dataset's folder, '/' between, and label
 
 
 # ---------------------------------------------------------------------- helpers
-def folder_of(name: str, root: Path, folder: str, *needed: str) -> Path:
-    """Return ROOT/FOLDER. FilesMissing if it lacks some of ``needed``."""
-    base = root / folder
-    if missing := [item for item in needed if not (base / item).exists()]:
-        what = f"'{base}' lacks {listed(missing)}"
-        raise FilesMissing(f"data.root: {what}. 'idmm data info {name}' shows the expected files")
-    return base
-
-
 def lines(path: Path) -> list[str]:
     """Return the stripped lines of a list that are not blank."""
     text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files are bytes
@@ -49,20 +40,13 @@ def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -
         names = [name for name, _ in images]
         if missing := absent(base, names):
             raise FilesMissing(f"data.root: '{base}' lacks {len(missing)} listed images: {listed(missing, 3)}")
-        items = [os.path.join(base, *name.split("/")) for name in names]
-        splits.append(Split(items, names, np.array([label for _, label in images], dtype=np.int64), classes))
+        splits.append(split_of(base, names, [label for _, label in images], classes))
     return Listing(splits[0], None, splits[1])
 
 
 def absent(base: Path, paths: Sequence[str]) -> list[str]:
     """Return the paths under a folder that do not exist."""
     return [path for path in paths if not os.path.exists(os.path.join(base, path))]
-
-
-def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:
-    """Return a split of pixels, uint8 [N, 32, 32, 3]."""
-    names = [f"{part}/{i:06d}" for i in range(len(pixels))]
-    return Split(np.ascontiguousarray(pixels), names, np.array(labels, dtype=np.int64), classes)
 
 
 # ---------------------------------------------------------------------- libraries' readers
@@ -80,15 +64,15 @@ def read_digits() -> Listing:
     return Listing(everything.take(np.sort(train)), None, everything.take(np.sort(test)))
 
 
-def _torchvision(kind: str, base: Path, root: Path | None = None, **options):
-    """Return torchvision's dataset in ``base``, looked for in ``root``. FilesMissing if it refuses the files."""
+def _torchvision(kind: str, root: Path, **options):
+    """Return a dataset of torchvision's. FilesMissing if it refuses the files."""
     from torchvision import datasets
 
     try:
-        return getattr(datasets, kind)(root or base.parent, **options)
+        return getattr(datasets, kind)(root, **options)
     except Exception as error:  # a dozen types for damaged files
         why = "a checksum differs" if isinstance(error, RuntimeError) else in_short(error)
-        raise FilesMissing(f"data.root: files in '{base}' are damaged ({why}). Fetch them again") from None
+        raise FilesMissing(f"data.root: files in '{root}' are damaged ({why}). Fetch them again") from None
 
 
 def _images_of(base: Path, *datasets) -> Listed:
@@ -102,90 +86,82 @@ def _images_of(base: Path, *datasets) -> Listed:
 
 def read_flowers(root: Path) -> Listing:
     """Read Oxford Flowers-102. Train is its train and val, 2,040 images."""
-    base = folder_of("flowers", root, "flowers-102", "jpg", "imagelabels.mat", "setid.mat")
-    train, val, test = (_torchvision("Flowers102", base, split=part) for part in ("train", "val", "test"))
-    classes = lines(files("idmm.data") / "flowers102.txt")
+    base, classes = root / "flowers-102", lines(files("idmm.data") / "flowers102.txt")
+    train, val, test = (_torchvision("Flowers102", root, split=part) for part in ("train", "val", "test"))
     return listed_splits(base, classes, _images_of(base, train, val), _images_of(base, test))
 
 
 def read_pets(root: Path) -> Listing:
     """Read Oxford-IIIT Pet. Train is trainval."""
-    base = folder_of("pets", root, "oxford-iiit-pet", "images", "annotations/trainval.txt", "annotations/test.txt")
-    parts = [_images_of(base, _torchvision("OxfordIIITPet", base, split=part)) for part in ("trainval", "test")]
+    base = root / "oxford-iiit-pet"
+    parts = [_images_of(base, _torchvision("OxfordIIITPet", root, split=part)) for part in ("trainval", "test")]
     classes = names_by_number((label, Path(name).stem.rpartition("_")[0]) for part in parts for name, label in part)
     return listed_splits(base, classes, *parts)
 
 
 def read_dtd(root: Path) -> Listing:
     """Read Describable Textures. Train is train and val of split 1, 3,760 images."""
-    base = folder_of("dtd", root, "dtd/dtd", "images", *(f"labels/{part}1.txt" for part in ("train", "val", "test")))
-    train, val, test = (_torchvision("DTD", base.parent, split=part) for part in ("train", "val", "test"))
-    names = [[name for name, _ in _images_of(base, *some)] for some in ((train, val), (test,))]
-    classes = sorted({name.split("/")[1] for part in names for name in part})
-    return listed_splits(base, classes, *([(n, classes.index(n.split("/")[1])) for n in part] for part in names))
+    base = root / "dtd/dtd"
+    train, val, test = (_torchvision("DTD", root, split=part) for part in ("train", "val", "test"))
+    return listed_splits(base, train.classes, _images_of(base, train, val), _images_of(base, test))
 
 
 def read_aircraft(root: Path) -> Listing:
     """Read FGVC-Aircraft, its variants. Train is trainval."""
-    lists = ("variants.txt", "images_variant_trainval.txt", "images_variant_test.txt")
-    base = folder_of("aircraft", root, "fgvc-aircraft-2013b/data", "images", *lists)
-    train, test = (_torchvision("FGVCAircraft", base.parent, split=part) for part in ("trainval", "test"))
+    base = root / "fgvc-aircraft-2013b/data"
+    train, test = (_torchvision("FGVCAircraft", root, split=part) for part in ("trainval", "test"))
     return listed_splits(base, train.classes, _images_of(base, train), _images_of(base, test))
 
 
 def read_cars(root: Path) -> Listing:
     """Read Stanford Cars by the lists of its devkit and the list of test images with labels."""
-    lists = ("devkit/cars_meta.mat", "devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat")
-    base = folder_of("cars", root, "stanford_cars", "cars_train", "cars_test", *lists)
-    train, test = (_torchvision("StanfordCars", base, split=part) for part in ("train", "test"))
+    base = root / "stanford_cars"
+    train, test = (_torchvision("StanfordCars", root, split=part) for part in ("train", "test"))
     parts = [[(Path(file).relative_to(base).as_posix(), n) for file, n in part._samples] for part in (train, test)]
     return listed_splits(base, [str(name) for name in train.classes], *parts)
 
 
-def read_cifar10(root: Path, name: str = "cifar10") -> Listing:
-    """Read CIFAR-10's Python version."""
-    from torchvision import datasets
+def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:
+    """Return a split of pixels, uint8 [N, 32, 32, 3]."""
+    names = [f"{part}/{i:06d}" for i in range(len(pixels))]
+    return Split(np.ascontiguousarray(pixels), names, np.array(labels, dtype=np.int64), classes)
 
-    kind = name.upper()
-    files_of = getattr(datasets, kind)
-    needed = [file for file, _ in files_of.train_list + files_of.test_list]
-    base = folder_of(name, root, files_of.base_folder, *needed, files_of.meta["filename"])
-    train, test = (_torchvision(kind, base, train=is_train) for is_train in (True, False))
+
+def read_cifar10(root: Path, kind: str = "CIFAR10") -> Listing:
+    """Read CIFAR-10's Python version."""
+    train, test = (_torchvision(kind, root, train=is_train) for is_train in (True, False))
     classes = [str(name) for name in train.classes]
     parts = (_array_split(part, of.data, of.targets, classes) for part, of in (("train", train), ("test", test)))
     return Listing(next(parts), None, next(parts))
 
 
-read_cifar100 = functools.partial(read_cifar10, name="cifar100")  # its 100 fine classes
+read_cifar100 = functools.partial(read_cifar10, kind="CIFAR100")  # its 100 fine classes
 
 
 def read_svhn(root: Path) -> Listing:
     """Read Street View House Numbers, cropped."""
-    base = folder_of("svhn", root, "", "train_32x32.mat", "test_32x32.mat")
-    train, test = (_torchvision("SVHN", base, base, split=part) for part in ("train", "test"))  # [N, 3, 32, 32], [N]
-    classes = [str(digit) for digit in range(10)]
-    return Listing(
-        _array_split("train_32x32.mat", train.data.transpose(0, 2, 3, 1), train.labels, classes),
-        None,
-        _array_split("test_32x32.mat", test.data.transpose(0, 2, 3, 1), test.labels, classes),
-    )
+    parts = []
+    for part in ("train", "test"):
+        data = _torchvision("SVHN", root, split=part)  # [N, 3, 32, 32], [N]
+        pixels = data.data.transpose(0, 2, 3, 1)
+        parts.append(_array_split(f"{part}_32x32.mat", pixels, data.labels, [str(digit) for digit in range(10)]))
+    return Listing(parts[0], None, parts[1])
 
 
 # ---------------------------------------------------------------------- lists read here
 def read_indoor67(root: Path) -> Listing:
     """Read MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt, whose lines are CLASS/FILE."""
-    lists = ("TrainImages.txt", "TestImages.txt")
-    base = folder_of("indoor67", root, "indoorCVPR_09", "Images", *lists)
-    parts = [[(path, path.split("/")[0]) for path in lines(base / name)] for name in lists]
+    base = root / "indoorCVPR_09"
+    parts = [[(path, path.split("/")[0]) for path in lines(base / f"{part}Images.txt")] for part in ("Train", "Test")]
     classes = sorted({name for part in parts for _, name in part})
     return listed_splits(base, classes, *([(f"Images/{path}", classes.index(n)) for path, n in part] for part in parts))
 
 
 def read_cub200(root: Path) -> Listing:
     """Read Caltech-UCSD Birds 200-2011: images/ and lists of 'IMAGE_NUMBER VALUE'."""
-    lists = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
-    base = folder_of("cub200", root, "CUB_200_2011", "images", *lists, "classes.txt")
+    base = root / "CUB_200_2011"
     classes = [line.split(maxsplit=1)[1] for line in lines(base / "classes.txt")]
+    lists = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
     path_of, label_of, is_train = (dict(line.split(maxsplit=1) for line in lines(base / name)) for name in lists)
     parts: dict[str, Listed] = {"1": [], "0": []}
     for number, path in path_of.items():
@@ -198,17 +174,15 @@ def read_domainnet(root: Path, domain: str) -> Listing:
 
     The lists number the classes. In painting, one class has no training and another no test images.
     """
-    lists = [f"{domain}_{part}.txt" for part in ("train", "test")]
-    base = folder_of(f"domainnet-{domain}", root, "domainnet", domain, *lists)
-    pairs = [[line.rsplit(maxsplit=1) for line in lines(base / name)] for name in lists]  # a path may hold spaces
-    parts = [[(path.rstrip(), int(label)) for path, label in part] for part in pairs]
+    base = root / "domainnet"
+    pairs = [[line.rsplit(maxsplit=1) for line in lines(base / f"{domain}_{part}.txt")] for part in ("train", "test")]
+    parts = [[(path.rstrip(), int(label)) for path, label in part] for part in pairs]  # a path may hold spaces
     classes = names_by_number((label, path.split("/")[-2]) for part in parts for path, label in part)
     return listed_splits(base, classes, *parts)
 
 
 def read_imagenet(root: Path) -> Listing:
     """Read train/WNID/*.JPEG and val/WNID/*.JPEG."""
-    folder_of("imagenet", root, "", "train", "val")
     return read_labelled(str(root), ("train", "val"))
 
 

@@ -20,7 +20,7 @@ from idmm.data import official
 from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
 from idmm.data.user_lists import read_with_labels
-from idmm.errors import RunError, UserError, in_short, nearest, reason
+from idmm.errors import RunError, UserError, in_short, listed, nearest, reason
 from idmm.files import expand_home, holds_run
 from idmm.progress import aligned
 
@@ -44,7 +44,7 @@ class Spec:
     citation: str = ""
     licence: str = ""  # in a few words, no legal advice
     source: str = ""
-    layout: Sequence[str] = ()  # files and folders under data.root, as published. Empty: a package ships it
+    layout: Sequence[str] = ()  # patterns of the files under data.root, as published. Empty: a package ships it
     archives: dict[str, str] = field(default_factory=dict)  # URLs to download, and their md5 sums
     into: str = ""  # folder under data.root that archives are unpacked (other files: put) into
     manual: str = ""  # how to get it if it cannot be downloaded without a login or at all
@@ -100,6 +100,9 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
         return read_with_labels(str(root), data.labels, labelled)
     if data.name == "folder":
         return (read_labelled if labelled else read_any)(str(root))
+    if missing := [pattern for pattern in DATASETS[data.name].layout if not any(root.glob(pattern))]:
+        expected = f"'idmm data info {data.name}' shows the expected files"
+        raise FilesMissing(f"data.root: '{root}' lacks {listed(missing)}. {expected}")
     kind, _, domain = data.name.partition("-")
     try:
         return getattr(official, f"read_{kind}")(root, *filter(None, [domain]))

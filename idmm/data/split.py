@@ -1,5 +1,6 @@
 """Lists of images with their names and labels."""
 
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +55,14 @@ class Split:
         labels, groups = (None if values is None else values[indices] for values in (self.labels, self.groups))
         names, targets = [self.names[i] for i in indices], self.targets and [self.targets[i] for i in indices]
         return replace(self, items=items, names=names, labels=labels, groups=groups, targets=targets)
+
+
+def split_of(
+    root: str | os.PathLike, names: list[str], labels: Sequence[int] | None = None, classes: list[str] | None = None
+) -> Split:
+    """Return the named files of a folder, '/' between, with their labels if they have some."""
+    items = [os.path.join(root, *name.split("/")) for name in names]
+    return Split(items, names, None if labels is None else np.array(labels, dtype=np.int64), classes)
 
 
 @dataclass(frozen=True)

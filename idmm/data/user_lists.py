@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from idmm.data.folder import PARTS, UNLABELLED, images_under
-from idmm.data.split import Listing, Split, arranged, composed, counted
+from idmm.data.split import Listing, Split, arranged, composed, counted, split_of
 from idmm.errors import UserError, capped, listed, reason
 from idmm.files import expand_home
 
@@ -151,7 +151,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
 
 
 def _files(root: str, names: list[str]) -> Split:
-    return Split([os.path.join(root, *name.split("/")) for name in names], names, None, None, drawn="data.labels")
+    return replace(split_of(root, names), drawn="data.labels")
 
 
 def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[str, dict[str, str]]:
