@@ -29,7 +29,7 @@ from idmm.models.build import one_image_norms
 from idmm.progress import counting
 from idmm.seeding import derive, seeded
 from idmm.stages import common
-from idmm.stages.resolve import resolve
+from idmm.stages.resolve import run_stage
 from idmm.training.device import enough_memory
 from idmm.training.log import SCORES
 from idmm.training.loop import Loop
@@ -40,7 +40,7 @@ from idmm.training.stage import RunSetup
 log = logging.getLogger("idmm")
 
 
-def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
+def detect(config: DetectConfig | dict | str) -> dict:
     """Train a detector and write it, its average precision and its boxes on the test images to ``config.out``.
 
     The network is torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN if all training boxes
@@ -61,11 +61,10 @@ def detect(config: DetectConfig | RunSetup | dict | str) -> dict:
         RunError: Training cannot continue (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM, after the state was saved.
     """
-    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(DetectConfig, config))
-    return train(setup, BoxEvaluator, metric="ap")
+    return run_stage(parsing.build(DetectConfig, config))
 
 
-def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
+def segment(config: SegmentConfig | dict | str) -> dict:
     """Train a semantic segmentation and write it, its mIoU and its masks of the test images to ``config.out``.
 
     The network is UPerNet on the backbone's maps. Images lie on a square of ``train.size``. Masks are compared at the
@@ -84,13 +83,14 @@ def segment(config: SegmentConfig | RunSetup | dict | str) -> dict:
         RunError: Training cannot continue (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM, after the state was saved.
     """
-    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(SegmentConfig, config))
-    return train(setup, PixelEvaluator, metric="miou")
+    return run_stage(parsing.build(SegmentConfig, config))
 
 
-def train(setup: RunSetup, evaluator_class: type["DenseEvaluator"], metric: str) -> dict:
-    """Train and evaluate a network for boxes or masks. ``metric`` is the score by which the best epoch is chosen."""
+def run_one(setup: RunSetup) -> dict:
+    """Train and evaluate a network for boxes or masks by a resolved config."""
     config, (phase,) = setup.config, setup.phases
+    is_detection = isinstance(config, DetectConfig)
+    evaluator_class, metric = (BoxEvaluator, "ap") if is_detection else (PixelEvaluator, "miou")
     with common.open_run(setup) as run:
         if run.folder.finished:
             return run.folder.result()

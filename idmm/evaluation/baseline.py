@@ -1,7 +1,6 @@
 """The baseline of every accuracy: logistic regression on hand-made features (:mod:`idmm.models.hog`)."""
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -10,10 +9,9 @@ import numpy as np
 from idmm.evaluation.evaluate import choose_strength, probe_predict
 from idmm.evaluation.network import extract_features
 from idmm.models import create_backbone
-from idmm.progress import duration
+from idmm.progress import duration, log
 from idmm.seeding import numpy_rng
 
-log = logging.getLogger("idmm")
 NAME = "the baseline (logistic regression on hand-made features)"
 MOST = 5000  # most images to train on, and most to test on
 DECODED = 500  # the same if images are decoded at each use

@@ -1,6 +1,5 @@
 """The monitor of collapse: measures, on a few training images, whether a run still learns."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,8 +12,7 @@ from idmm.data.image_store import ImageStore
 from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator, Extract
 from idmm.methods.base import Method
-
-log = logging.getLogger("idmm")
+from idmm.progress import log
 
 # Values below a floor, or below a share of the run's best, mean a collapse. Runs that learned had an embedding_std of
 # at least 0.012, planted collapses of at most 0.0043 from the start (tests/test_monitor.py).

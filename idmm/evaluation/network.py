@@ -1,7 +1,6 @@
 """The predictor of finished runs: a network with its preprocessing, on files, open images or a run's split."""
 
 import contextlib
-import logging
 import os
 import re
 import time
@@ -26,10 +25,9 @@ from idmm.data.views import normalise
 from idmm.errors import RunError
 from idmm.evaluation.evaluate import evaluating
 from idmm.models.weights import Checkpoint, build_saved
-from idmm.progress import counting, duration
+from idmm.progress import counting, duration, log
 from idmm.training.device import enough_memory, pick_device
 
-log = logging.getLogger("idmm")
 Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from idmm.files import holds_run
 from idmm.methods.drloc import Localization
 from idmm.models.build import try_size
 from idmm.models.vit_init import can_init_vit
-from idmm.progress import counting
+from idmm.progress import counting, log
 from idmm.seeding import derive, seeded
 from idmm.training.device import enough_memory
 from idmm.training.log import logging_to
@@ -37,7 +36,6 @@ from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder
 from idmm.training.stage import Phase, RunSetup
 
-log = logging.getLogger("idmm")
 BASELINE_BATCH = 64  # images at a time
 
 

@@ -1,7 +1,5 @@
 """Stage 2: from labels, and a backbone or none, to a classifier."""
 
-import logging
-
 from torch import nn
 
 from idmm.config import FinetuneConfig, parsing
@@ -11,28 +9,26 @@ from idmm.evaluation.evaluators import Accuracy
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.models.build import backbone_state
 from idmm.models.weights import Checkpoint
+from idmm.progress import log
 from idmm.seeding import derive
 from idmm.stages import common
 from idmm.stages.first_weights import init_classifier, start_weights
-from idmm.stages.folds import run_folds
-from idmm.stages.resolve import resolve
+from idmm.stages.resolve import run_stage
 from idmm.training.loop import Loop
 from idmm.training.outputs import classifier_result, common_result, export, load_best
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
-log = logging.getLogger("idmm")
 FALL = (
     "More epochs, a smaller --train.lr or --model.drop_path 0 may help. idmm probe evaluates the features as they are"
 )
 
 
-def finetune(config: FinetuneConfig | RunSetup | dict | str) -> dict:
+def finetune(config: FinetuneConfig | dict | str) -> dict:
     """Fine-tune on labels, one size after the other, and write the classifier and its accuracy to ``config.out``.
 
     Args:
         config: A FinetuneConfig, a mapping of its keys ('idmm finetune --help'), or the name of a YAML file or recipe.
-            The command line passes the setup that it resolved.
 
     Returns:
         The content of ``result.json``. Accuracies are in percent, on the test split, of the last epoch or, with
@@ -49,11 +45,11 @@ def finetune(config: FinetuneConfig | RunSetup | dict | str) -> dict:
         RunError: Training could not continue (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM. The state is saved.
     """
-    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(FinetuneConfig, config))
-    return run_folds(setup, _run) if setup.is_cross_validation else _run(setup)
+    return run_stage(parsing.build(FinetuneConfig, config))
 
 
-def _run(setup: RunSetup) -> dict:
+def run_one(setup: RunSetup) -> dict:
+    """Fine-tune by a resolved config, on one split of the images. Otherwise as :func:`finetune`."""
     with common.open_run(setup) as run:
         if run.folder.finished:
             return run.folder.result()

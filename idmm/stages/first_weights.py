@@ -1,6 +1,5 @@
 """The start of a run's weights: a structured transformer, see :mod:`idmm.models.vit_init`, and a fitted classifier."""
 
-import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -18,13 +17,13 @@ from idmm.evaluation.monitor import FLOORS, spread
 from idmm.models.build import linear_classifiers, one_image_norms
 from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
+from idmm.progress import log
 from idmm.seeding import numpy_rng
 from idmm.stages import common
 from idmm.stages.resolve import CLASSIFIER_INIT
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
-log = logging.getLogger("idmm")
 NORM_IMAGES = 4096  # enough for the statistics of batch norms
 PATCH_IMAGES = 512  # at most, whose patches are whitened
 

@@ -1,7 +1,6 @@
 """Stage 1: from images to a backbone."""
 
 import functools
-import logging
 
 import numpy as np
 import torch
@@ -18,26 +17,24 @@ from idmm.evaluation.evaluators import Extract, KNNAccuracy
 from idmm.evaluation.monitor import CollapseMonitor
 from idmm.methods import Method, RunInfo, create_method
 from idmm.models.build import backbone_state
+from idmm.progress import log
 from idmm.seeding import derive, numpy_rng, seeded
 from idmm.stages import common
 from idmm.stages.first_weights import start_weights
-from idmm.stages.folds import run_folds
-from idmm.stages.resolve import resolve
+from idmm.stages.resolve import run_stage
 from idmm.training.loop import Loop
 from idmm.training.outputs import classifier_result, common_result, export
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 
-log = logging.getLogger("idmm")
 EVAL_BATCH = 256  # images at a time
 
 
-def pretrain(config: PretrainConfig | RunSetup | dict | str) -> dict:
+def pretrain(config: PretrainConfig | dict | str) -> dict:
     """Pretrain a backbone by ``config.method.name`` and write it to ``config.out``.
 
     Args:
         config: A PretrainConfig, a mapping of its keys ('idmm pretrain --help'), or the name of a YAML file or recipe.
-            The command line passes the setup that it resolved.
 
     Returns:
         The content of ``result.json``: ``loss`` of the last epoch, ``start_knn`` and ``knn`` if measured (kNN accuracy
@@ -51,11 +48,11 @@ def pretrain(config: PretrainConfig | RunSetup | dict | str) -> dict:
         RunError: Training could not continue (diverged, out of memory, disk full).
         Interrupted: Ctrl-C or SIGTERM. The state is saved.
     """
-    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(PretrainConfig, config))
-    return run_folds(setup, _run) if setup.is_cross_validation else _run(setup)
+    return run_stage(parsing.build(PretrainConfig, config))
 
 
-def _run(setup: RunSetup) -> dict:
+def run_one(setup: RunSetup) -> dict:
+    """Pretrain by a resolved config, on one split of the images. Otherwise as :func:`pretrain`."""
     with common.open_run(setup) as run:
         if run.folder.finished:
             return run.folder.result()

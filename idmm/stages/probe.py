@@ -1,6 +1,5 @@
 """A backbone measured as it is, in minutes: kNN and a linear probe of its frozen features."""
 
-import logging
 import tempfile
 import time
 from dataclasses import replace
@@ -14,16 +13,14 @@ from idmm.data.store import Stores
 from idmm.errors import UserError
 from idmm.evaluation.evaluate import readouts
 from idmm.evaluation.network import Network
-from idmm.progress import aligned
+from idmm.progress import aligned, log
 from idmm.stages import common
-from idmm.stages.folds import run_folds
-from idmm.stages.resolve import resolve
+from idmm.stages.resolve import run_stage
 from idmm.training.device import pick_device
 from idmm.training.outputs import largest_class, remarks
 from idmm.training.run_folder import RunFolder
 from idmm.training.stage import RunSetup
 
-log = logging.getLogger("idmm")
 READOUTS = {"knn": "kNN", "probe": "linear probe"}
 
 
@@ -33,12 +30,11 @@ def command(config: ProbeConfig) -> str:
         return "\n".join(table(probe(replace(config, out=config.out or folder))))
 
 
-def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
+def probe(config: ProbeConfig | dict | str) -> dict:
     """Measure a frozen backbone and write ``result.json`` to ``config.out``, a folder like any other run's.
 
     Args:
-        config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML file or recipe. A grid
-            passes the setup that it resolved.
+        config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML file or recipe.
 
     Returns:
         The content of ``result.json``: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
@@ -49,11 +45,11 @@ def probe(config: ProbeConfig | RunSetup | dict | str) -> dict:
         UserError: No such run, no labels, or a size that the model cannot take.
         RunError: The features are not finite, or memory ran out.
     """
-    setup = config if isinstance(config, RunSetup) else resolve(parsing.build(ProbeConfig, config))
-    return run_folds(setup, _run) if setup.is_cross_validation else _run(setup)
+    return run_stage(parsing.build(ProbeConfig, config))
 
 
-def _run(setup: RunSetup) -> dict:
+def run_one(setup: RunSetup) -> dict:
+    """Measure a backbone by a resolved config, on one split of the images. Otherwise as :func:`probe`."""
     config, spec = setup.config, setup.spec
     common.check_sizes(setup)
     folder = RunFolder(config.out, config, "auto")

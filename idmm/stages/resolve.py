@@ -146,7 +146,7 @@ def check_place(config: Any) -> None:
 
 
 def run_stage(config: Any, started_at: float | None = None) -> dict:
-    """Run the stage that a config belongs to; return the content of ``result.json``.
+    """Run the stage that a config belongs to, once per fold of ``data.folds``; return the content of ``result.json``.
 
     ``train.minutes`` and ``seconds`` count from ``started_at``, when the command began (``clock.now()``).
 
@@ -156,6 +156,8 @@ def run_stage(config: Any, started_at: float | None = None) -> dict:
         Interrupted: Ctrl-C or SIGTERM.
     """
     setup = resolve(config, started_at)
-    name = setup.stage.NAME
-    module = "dense.stage" if isinstance(config, DenseConfig) else f"stages.{name}"
-    return getattr(importlib.import_module(f"idmm.{module}"), name)(setup)
+    module = "dense.stage" if isinstance(config, DenseConfig) else f"stages.{setup.stage.NAME}"
+    run_one = importlib.import_module(f"idmm.{module}").run_one
+    if not setup.is_cross_validation:
+        return run_one(setup)
+    return importlib.import_module("idmm.stages.folds").run_folds(setup, run_one)
