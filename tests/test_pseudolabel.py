@@ -20,7 +20,7 @@ from idmm.evaluation import similarity
 from idmm.files import read_csv as rows
 from idmm.stages import train, train_plan, train_pseudolabels
 from idmm.stages.train_configs import stage_config
-from idmm.stages.train_plan import Plan
+from idmm.stages.train_plan import Kept, Plan
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COLOURS = {"blue": (30, 40, 200), "red": (200, 40, 30)}
@@ -99,7 +99,7 @@ def labelled(run, data, out, teacher=None, seed=0):
     """Runs the step; returns what it found and the rows of its file."""
     plan = Plan("pretrain", {}, [], size=32, label_size=48, joined=True)
     found, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", seed, out)
-    assert set(candidates) == {train_plan.BASELINE, train_plan.JOINED_LINEAR}
+    assert set(candidates) == {Kept.BASELINE, Kept.JOINED_LINEAR}
     return found, rows(out / "pseudolabels.csv")
 
 

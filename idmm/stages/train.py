@@ -1,8 +1,6 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
 import contextlib
-import json
-import math
 import os
 import shutil
 import time
@@ -11,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from accelerate import PartialState
+from pydantic import TypeAdapter
 
 from idmm import distributed
 from idmm.config import parsing
@@ -18,36 +17,16 @@ from idmm.config.commands import TrainCommand
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.data.values import AUTO
-from idmm.errors import UserError
+from idmm.errors import UserError, in_short
 from idmm.files import holds_run, made_folder, write_json
+from idmm.models.spec import model_spec
 from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.stages import STAGES
 from idmm.stages.resolve import check_place, run_stage
-from idmm.stages.train_configs import data_of, stage_config
-from idmm.stages.train_data import check_images, chosen_images, names_digest
-from idmm.stages.train_plan import (
-    BASELINE,
-    COPIES,
-    FILE,
-    HELD_OUT,
-    LABELS,
-    LINEAR,
-    PASSES,
-    PRETRAINED,
-    PSEUDO,
-    STARTUP,
-    TUNED,
-    Counts,
-    Plan,
-    PseudoLabels,
-    TrainState,
-    check_comparison,
-    count,
-    make_plan,
-    way_of,
-    with_model_of_init,
-)
+from idmm.stages.train_configs import stage_config
+from idmm.stages.train_data import COPIES, LABELS, check_images, chosen_images, count, data_of, names_digest
+from idmm.stages.train_plan import FILE, STARTUP, Kept, TrainState, check_comparison, make_plan, way_of
 from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.training import clock
 from idmm.training.device import pick_device
@@ -55,7 +34,6 @@ from idmm.training.log import details_in_file, log_once, logging_by, screen
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05  # p-value below which a difference counts
-LEAD_ERRORS = 1  # standard errors that a simpler candidate must lead the network by
 LEAST = 0.1  # of the time, for each stage at least
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
@@ -160,16 +138,12 @@ def _keys(command: TrainCommand) -> dict:
 
 def _load(command: TrainCommand, out: Path) -> TrainState | None:
     """Return the state that an earlier call of the same command saved."""
-    if out.is_file():
-        raise UserError(f"out: '{out}' is a file, expected a new folder")
     try:
-        content = json.loads((out / FILE).read_text())
-        types = {"counts": Counts, "plan": Plan, "pseudolabels": PseudoLabels}
-        state = TrainState(**content | {key: of(**content[key]) for key, of in types.items() if key in content})
+        state = TypeAdapter(TrainState).validate_json((out / FILE).read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"out: '{out / FILE}' cannot be read ({error}). Name a new folder") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"out: '{out / FILE}' cannot be read ({in_short(error)}). Name a new folder") from None
     check_config(out, parsing.flatten(state.command), parsing.flatten(_keys(command)))
     return state
 
@@ -185,7 +159,12 @@ def _check_names(command: TrainCommand, state: TrainState) -> None:
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:
     """List the images and choose what to do. Broken images are found now, all together."""
-    resolved, weights = with_model_of_init(command)
+    resolved, weights = command, None
+    if command.init:  # its weights have the model and the channels
+        spec = model_spec(command)
+        data = replace(command.data, in_chans=spec.in_chans, bands=spec.bands)
+        model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
+        resolved, weights = replace(command, data=data, model=model), spec.init
     data, listing = chosen_images(resolved.data, out)
     deep = data.name == "folder" and check_images(data, listing)
     foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
@@ -233,10 +212,10 @@ def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[s
     if state.plan.pseudolabel:
         _choose_by_neighbours(command, state)
     elif state.plan.trial:
-        _choose_by_trial(state, results["trial"], 60 * remaining)
+        state.choose_by_trial(results["trial"], 60 * remaining)
         state.best = distributed.broadcast(state.best)  # clocks of processes differ
     elif state.plan.joined:  # no trial can hold out some of the labelled images
-        state.best = TUNED
+        state.best = Kept.TUNED
     return distributed.broadcast((clock.now() - began) / 60)
 
 
@@ -251,30 +230,7 @@ def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
     if state.plan.joined:
         state.best, state.candidates = joined_by(state.pseudolabels.agreement), candidates
     else:
-        state.best = PSEUDO if state.pseudolabels.agreement >= AGREEMENT else PRETRAINED
-
-
-def _choose_by_trial(state: TrainState, trial: dict, seconds: float) -> None:
-    """Choose with all labels, by the accuracy of a trial on held-out training images.
-
-    The network trains longer in the end. So a simpler candidate is kept only if it leads by a standard error. If the
-    trial was too short for one pass over the images, because linear fits took its time, the network is kept if there
-    is time for enough passes after the fits to all images.
-
-    ``seconds`` is the time that is left for the last stage.
-    """
-    names = {BASELINE: "baseline_top1", LINEAR: "start_top1", TUNED: "top1"}
-    state.candidates = {label: trial[name] for label, name in names.items() if name in trial}
-    if not trial["whole_epochs"]:
-        del state.candidates[TUNED]
-        plan, counts = state.plan, state.counts
-        if (seconds - trial["seconds"] / (1 - HELD_OUT)) * plan.pixels >= PASSES * counts.labelled * plan.size**2:
-            state.best = TUNED
-            return
-    leader = max(state.candidates, key=state.candidates.get)
-    share, count = state.candidates[leader] / 100, round(HELD_OUT * state.counts.labelled)
-    lead = state.candidates[leader] - state.candidates.get(TUNED, -100.0)
-    state.best = leader if lead > 100 * LEAD_ERRORS * math.sqrt(share * (1 - share) / count) else TUNED
+        state.best = Kept.PSEUDO if state.pseudolabels.agreement >= AGREEMENT else Kept.PRETRAINED
 
 
 def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
@@ -303,9 +259,9 @@ def _report(state: TrainState) -> list[str]:
         if state.best not in state.candidates:
             why = "labels are few" if state.plan.pseudolabel else "the trial was too short"
             lines.append(f"  {state.best}: kept by a rule and not measured, as {why}")
-        elif state.plan.trial and TUNED not in state.candidates:
+        elif state.plan.trial and Kept.TUNED not in state.candidates:
             why = "the trial was too short for one pass over the images. Try more --minutes"
-            lines.append(f"  {TUNED}: not trained, as {why}")
+            lines.append(f"  {Kept.TUNED}: not trained, as {why}")
     result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"

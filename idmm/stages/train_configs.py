@@ -5,29 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idmm.config import PATHS, RESUME_IGNORED, Data, FinetuneConfig, PretrainConfig, parsing
+from idmm.config import FinetuneConfig, PretrainConfig, parsing
 from idmm.config.commands import TrainCommand, TrainModel
 from idmm.config.reading import recipe
 from idmm.config.schema import merged
 from idmm.config.train import Train
 from idmm.data import user_lists
 from idmm.files import write_csv
-from idmm.stages.train_plan import (
-    ALL_JOINED,
-    BASELINE,
-    CONVNET,
-    COPIES,
-    FEATURES,
-    HELD_OUT,
-    HOG_CONV,
-    JOINED,
-    LABELS,
-    PRETRAINED,
-    PSEUDOLABELS,
-    TrainState,
-    labelled_part,
-    trial_split,
-)
+from idmm.models.hog_conv import CONVNET
+from idmm.stages.train_data import by_list, data_of, labelled_part, trial_split
+from idmm.stages.train_plan import ALL_JOINED, FEATURES, HELD_OUT, HOG_CONV, PSEUDOLABELS, Kept, TrainState
 
 RECIPES = {"pretrain": "idmm_fast", "finetune": "fast", "scratch": "fast_scratch"}
 ADAPT = "adapt"  # pretraining's recipe if there are weights to start from
@@ -55,22 +42,6 @@ CUTMIX = 1.0
 MOST_EPOCHS = 75
 MANY_LABELS = 20  # a class
 SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
-
-
-def data_of(command: TrainCommand, state: TrainState) -> Data:
-    """Return the images, with paths and all that does not change results as this command has them."""
-    names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
-    data = replace(Data(**state.data), **{name: getattr(command.data, name) for name in names})
-    for name, file in (("labels", LABELS), ("exclude", COPIES)):
-        if state.data[name] != state.command["data"][name]:  # the file that this command wrote
-            data = replace(data, **{name: str(Path(command.out) / file)})
-    return data
-
-
-def _trial_data(data: Data, out: Path) -> Data:
-    """Return the labelled training images by OUT/trial.csv, a part of each class held out as a test split."""
-    write_csv(out / "trial.csv", user_lists.class_rows(trial_split(data).parts))
-    return replace(data, labels=str(out / "trial.csv"), subset=None, labelled=None, groups=None, val_fraction=0.0)
 
 
 def _common(command: TrainCommand, part: str, minutes: float, init: str | None, model: dict) -> dict:
@@ -121,20 +92,21 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
     name, init = _start(command, state, part)
     learned = {} if state.is_fitted(part) else CONVNET | {"size": state.network_size(part)}
     model = {"name": HOG_CONV, "kwargs": {"learned": learned}} if uses_hog_conv else plan.model
-    if last and state.best == BASELINE:
+    if last and state.best == Kept.BASELINE:
         model = {"name": "hog"}
     if last and state.trusted:
         images = state.pseudolabels.given + state.pseudolabels.added
-        # the file has who is held out, and the group of each image
-        data = replace(data, labels=str(out / PSEUDOLABELS), subset=None, labelled=None, groups=None, val_fraction=0.0)
+        data = by_list(data, out / PSEUDOLABELS)
     elif part == "trial":
-        data, images = _trial_data(data, out), round((1 - HELD_OUT) * images)
+        images = round((1 - HELD_OUT) * images)
+        write_csv(out / "trial.csv", user_lists.class_rows(trial_split(data).parts))
+        data = by_list(data, out / "trial.csv")
     keys = _common(command, part, minutes, init, model) | {"train.size": size, "augment.flip": command.flip}
     if uses_hog_conv:
         keys |= FROM_FEATURES
         if state.is_fitted(part):
             keys |= LINEAR_FIT_ONLY
-        elif state.best != JOINED:
+        elif state.best != Kept.JOINED:
             keys |= FRESH_CONVNET
     elif name == RECIPES["scratch"]:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
@@ -156,6 +128,6 @@ def _start(command: TrainCommand, state: TrainState, part: str) -> tuple[str, st
         return RECIPES["finetune"], str(out / FEATURES) if state.best in ALL_JOINED else None
     if state.trusted and not command.init:  # fresh weights learn more from pseudo-labels than those that found them
         return RECIPES["scratch"], None
-    if command.init or state.best == PRETRAINED:
+    if command.init or state.best == Kept.PRETRAINED:
         return RECIPES["finetune"], weights
     return RECIPES["scratch"], weights

@@ -1,21 +1,28 @@
-"""The images of ``idmm train``: copies left out, some held out, all decoded once."""
+"""The images of ``idmm train``: copies left out, some held out, all decoded once and counted."""
 
+import contextlib
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from idmm.config import Data
+from idmm.config import PATHS, RESUME_IGNORED, Data
+from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
+from idmm.data.formats import BadImage
 from idmm.data.image_store import store_split
-from idmm.data.images import digest
-from idmm.data.listing import list_images
+from idmm.data.images import digest, image_size
+from idmm.data.listing import hold_out, list_images
 from idmm.data.split import LabelsMissing, Listing, counted
 from idmm.errors import UserError, listed
 from idmm.files import write_csv, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import log
-from idmm.stages.train_plan import COPIES, HELD_OUT, LABELS
+from idmm.stages.train_plan import HELD_OUT, Counts, TrainState
+
+LABELS, COPIES = "labels.csv", "duplicates.txt"
+LOOKED_AT = 64  # images that are opened for their sizes
 
 
 def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
@@ -108,3 +115,47 @@ def names_digest(listing: Listing) -> str:
     """Return a digest of the names of all images and their splits."""
     lines = "\n".join(f"{part} {name}" for part, split in listing.parts.items() for name in split.names)
     return digest(lines.encode("utf-8", "surrogateescape")).hex()
+
+
+def count(splits: Listing, data: Data, foreign: bool) -> Counts:
+    """Count the images and labels to learn from. ``foreign``: see :class:`Counts`."""
+    train, sides, divisible = splits.train, [], True
+    labelled = list_images(labelled_part(data), labelled=True).train
+    without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
+    for i in np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int):
+        with contextlib.suppress(BadImage):  # which the first stage names
+            sides.append(min(image_size(train.items[i])))
+    if labelled.groups is not None:
+        try:
+            divisible = set(trial_split(data).train.labels) == set(labelled.labels)
+        except UserError:  # there is one group
+            divisible = False
+    side = int(statistics.median(sides or [0]))
+    return Counts(len(train), len(labelled), len(train.classes), side, without, divisible, foreign)
+
+
+# ---------------------------------------------------------------------- the images of a stage
+def data_of(command: TrainCommand, state: TrainState) -> Data:
+    """Return the images, with paths and all that does not change results as this command has them."""
+    names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
+    data = replace(Data(**state.data), **{name: getattr(command.data, name) for name in names})
+    for name, file in (("labels", LABELS), ("exclude", COPIES)):
+        if state.data[name] != state.command["data"][name]:  # the file that this command wrote
+            data = replace(data, **{name: str(Path(command.out) / file)})
+    return data
+
+
+def labelled_part(data: Data) -> Data:
+    """Return the images with labels, which ``data.labelled`` may limit."""
+    return replace(data, subset=data.labelled or data.subset, labelled=None)
+
+
+def trial_split(data: Data) -> Listing:
+    """Return the labelled training images, with a part of each class held out as ``test``."""
+    listing = list_images(labelled_part(data), labelled=True)
+    return hold_out(replace(listing, val=None, test=None), HELD_OUT)
+
+
+def by_list(data: Data, file: Path) -> Data:
+    """Return the images that a list of this command names, which has classes, splits and groups."""
+    return replace(data, labels=str(file), subset=None, labelled=None, groups=None, val_fraction=0.0)

@@ -1,31 +1,23 @@
 """What ``idmm train`` finds in a folder of images, and what it therefore runs, with the reasons."""
 
-import contextlib
 import json
-import statistics
+import math
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 
-import numpy as np
-
 from idmm import distributed
-from idmm.config import Data, parsing
+from idmm.config import parsing
 from idmm.config.commands import TrainCommand
-from idmm.data.formats import BadImage
-from idmm.data.images import image_size
-from idmm.data.listing import hold_out, list_images
-from idmm.data.split import Listing
 from idmm.errors import UserError
 from idmm.files import write_json
 from idmm.models.hog import SIDE
 from idmm.models.hog_conv import CONVNET
-from idmm.models.weights import Checkpoint
 from idmm.training.device import pick_device
 
 HOG_CONV = "hog_conv"  # the network that joins hand-made features with a ConvNet
 CROPS = 2  # crops of each image in stage 1
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)  # sides of images (pixels)
-LOOKED_AT = 64  # images that are opened for their sizes
 # Pixels per second that the small ConvNet trains on, by device. Only the rate of a CPU core was measured, at 32 px.
 # Sizes and mixing follow from it, and nothing is timed
 PIXELS = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}
@@ -50,16 +42,26 @@ LABELS_OF_STAGES = {
 HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for the trial
 TRIED = 5  # labels per class that a trial needs, which holds some of them out
 MANY_IMAGES = 3  # images per label from which on labels count as few
-
-# What may be kept
-BASELINE, LINEAR, TUNED = "baseline", "linear classifier on hog_conv", "hog_conv"
-JOINED_LINEAR = "linear classifier on joined features"
-JOINED, JOINED_PSEUDO = "joined features and ConvNet", "joined features and ConvNet on pseudo-labels"
-ALL_JOINED = (JOINED_LINEAR, JOINED, JOINED_PSEUDO)
-PRETRAINED, PSEUDO = "pretrained network", "network on pseudo-labels"  # with --init or --model.name
-FITTED = (BASELINE, LINEAR, JOINED_LINEAR)  # by logistic regression only
-FILE, LABELS, PSEUDOLABELS, COPIES = "train.json", "labels.csv", "pseudolabels.csv", "duplicates.txt"
+LEAD_ERRORS = 1  # standard errors that a simpler candidate must lead the network by
+FILE, PSEUDOLABELS = "train.json", "pseudolabels.csv"
 FEATURES = "features"  # folder of the joined features
+
+
+class Kept(StrEnum):
+    """What may be kept as the classifier."""
+
+    BASELINE = "baseline"
+    LINEAR = "linear classifier on hog_conv"
+    TUNED = "hog_conv"
+    JOINED_LINEAR = "linear classifier on joined features"
+    JOINED = "joined features and ConvNet"
+    JOINED_PSEUDO = "joined features and ConvNet on pseudo-labels"
+    PRETRAINED = "pretrained network"  # with --init or --model.name
+    PSEUDO = "network on pseudo-labels"  # the same
+
+
+ALL_JOINED = (Kept.JOINED_LINEAR, Kept.JOINED, Kept.JOINED_PSEUDO)
+FITTED = (Kept.BASELINE, Kept.LINEAR, Kept.JOINED_LINEAR)  # by logistic regression only
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class TrainState:
     plan: Plan
     minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})  # of each stage, and before the first
     pseudolabels: PseudoLabels | None = None
-    candidates: dict[str, float] | None = None  # accuracy on held-out training images of what was tried (percent)
-    best: str | None = None  # of the candidates
+    candidates: dict[Kept, float] | None = None  # accuracy on held-out training images of what was tried (percent)
+    best: Kept | None = None  # of the candidates
     result: dict | None = None  # of the classifier
     scratch: dict | None = None  # of the comparison
     gain: dict | None = None
@@ -136,11 +138,11 @@ class TrainState:
     @property
     def trusted(self) -> bool:
         """Whether the last stage learns from pseudo-labels."""
-        return self.best in (PSEUDO, JOINED_PSEUDO)
+        return self.best in (Kept.PSEUDO, Kept.JOINED_PSEUDO)
 
     def uses_hog_conv(self, part: str) -> bool:
         """Return whether a stage's network has hand-made features."""
-        return part == "trial" or (part == "last" and self.best in (*FITTED, *ALL_JOINED, TUNED))
+        return part == "trial" or (part == "last" and self.best in (*FITTED, *ALL_JOINED, Kept.TUNED))
 
     def is_fitted(self, part: str) -> bool:
         """Return whether a stage is logistic regression only, which takes seconds."""
@@ -163,6 +165,31 @@ class TrainState:
         """Return the side of the images of a stage's network on pixels (pixels)."""
         learns_given_labels = part == "teacher" or (part == "last" and not self.trusted)
         return self.plan.label_size if learns_given_labels else self.plan.size
+
+    def choose_by_trial(self, trial: dict, seconds: float) -> None:
+        """Choose with all labels, by the accuracy of a trial on held-out training images.
+
+        The network trains longer in the end. So a simpler candidate is kept only if it leads by a standard error. If
+        the trial was too short for one pass over the images, because linear fits took its time, the network is kept if
+        there is time for enough passes after the fits to all images.
+
+        Args:
+            trial: Its result.
+            seconds: Time that is left for the last stage.
+        """
+        names = {Kept.BASELINE: "baseline_top1", Kept.LINEAR: "start_top1", Kept.TUNED: "top1"}
+        self.candidates = {label: trial[name] for label, name in names.items() if name in trial}
+        if not trial["whole_epochs"]:
+            del self.candidates[Kept.TUNED]
+            pixels = (seconds - trial["seconds"] / (1 - HELD_OUT)) * self.plan.pixels
+            if pixels >= PASSES * self.counts.labelled * self.plan.size**2:
+                self.best = Kept.TUNED
+                return
+        leader = max(self.candidates, key=self.candidates.get)
+        share, count = self.candidates[leader] / 100, round(HELD_OUT * self.counts.labelled)
+        lead = self.candidates[leader] - self.candidates.get(Kept.TUNED, -100.0)
+        leads = lead > 100 * LEAD_ERRORS * math.sqrt(share * (1 - share) / count)
+        self.best = leader if leads else Kept.TUNED
 
     @property
     def content(self) -> dict:
@@ -197,48 +224,6 @@ def check_comparison(command: TrainCommand, way: str) -> None:
         raise UserError(f"compare: there is no pretraining to compare. {remedy}")
 
 
-def count(splits: Listing, data: Data, foreign: bool) -> Counts:
-    """Count the images and labels to learn from. ``foreign``: see :class:`Counts`."""
-    train = splits.train
-    labelled = list_images(labelled_part(data), labelled=True).train
-    without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
-    some = np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int)
-    sides = [0]
-    for i in some:
-        with contextlib.suppress(BadImage):  # which the first stage names
-            sides.append(min(image_size(train.items[i])))
-    side, divisible = int(statistics.median(sides[1:] or sides)), True
-    if labelled.groups is not None:
-        try:
-            divisible = set(trial_split(data).train.labels) == set(labelled.labels)
-        except UserError:  # there is one group
-            divisible = False
-    return Counts(len(train), len(labelled), len(train.classes), side, without, divisible, foreign)
-
-
-def trial_split(data: Data) -> Listing:
-    """Return the labelled training images, with a part of each class held out as ``test``."""
-    listing = list_images(labelled_part(data), labelled=True)
-    return hold_out(replace(listing, val=None, test=None), HELD_OUT)
-
-
-def with_model_of_init(command: TrainCommand) -> tuple[TrainCommand, Checkpoint | None]:
-    """Return the command with model and channels of its weights, and these weights."""
-    if not command.init:
-        return command, None
-    from idmm.models.spec import model_spec
-
-    spec = model_spec(command)
-    channels = {name: getattr(spec, name) for name in ("in_chans", "bands")}
-    model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
-    return replace(command, data=replace(command.data, **channels), model=model), spec.init
-
-
-def labelled_part(data: Data) -> Data:
-    """Return the images with labels, which ``data.labelled`` may limit."""
-    return replace(data, subset=data.labelled or data.subset, labelled=None)
-
-
 def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     """Return the plan for so many images and minutes (benchmarks/results has the figures)."""
     hindrance = _hindrance(command, counts)
@@ -262,10 +247,8 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
         reason = f"as {hindrance or few}"
     each = counts.labelled / counts.classes
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} per class)"
-    model = parsing.to_dict(command.model)
-    if not command.init and not command.model.name:
-        model |= CONVNET
     own_model = command.init or command.model.name
+    model = parsing.to_dict(command.model) | ({} if own_model else CONVNET)
     from_labels = way == "scratch" and command.data.name in (None, "folder")
     joined = not own_model and (pseudolabel or (from_labels and counts.labelled >= TRIED * counts.classes))
     trial = joined and not pseudolabel and counts.divisible
@@ -291,7 +274,8 @@ def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
 
 def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     """Return the plan with the sizes of the images: the largest at which there is time for :data:`PASSES`."""
-    seconds, sides = max(1.0, 60 * command.minutes - STARTUP), _sides(counts)
+    seconds = max(1.0, 60 * command.minutes - STARTUP)
+    sides = [side for side in SIZES if side <= counts.side] or SIZES[:1]  # that the images have pixels for
 
     def size_for(each: float) -> int:
         """Return the size at which each view of a pass fits its share of the time, the smallest if there is none."""
@@ -312,8 +296,3 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     why = [*plan.why, f"{line}. The images' short side is {counts.side} px (median){enlarged}"]
     sizes = {"size": size, "label_size": label_size, "hand_size": hand_size, "scratch_size": scratch_size}
     return replace(plan, **sizes, why=why)
-
-
-def _sides(counts: Counts) -> list[int]:
-    """Return the sizes that the images have pixels for, at least the smallest."""
-    return [side for side in SIZES if side <= counts.side] or [SIZES[0]]

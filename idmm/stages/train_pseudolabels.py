@@ -27,17 +27,7 @@ from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
 from idmm.progress import counting, log
 from idmm.seeding import derive, numpy_rng, seeded
-from idmm.stages.train_plan import (
-    BASELINE,
-    FEATURES,
-    HOG_CONV,
-    JOINED,
-    JOINED_LINEAR,
-    JOINED_PSEUDO,
-    PSEUDOLABELS,
-    Plan,
-    PseudoLabels,
-)
+from idmm.stages.train_plan import FEATURES, HOG_CONV, PSEUDOLABELS, Kept, Plan, PseudoLabels
 
 AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
 SAY = 0.25  # of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
@@ -90,7 +80,7 @@ class JoinedFeatures:
         rows = self.network.outputs(counting(batches, len(split), "taking features"), forward)
         return split.take([i for i, path in enumerate(split.items) if path not in unreadable]), rows
 
-    def save(self, out: Path, best: str) -> None:
+    def save(self, out: Path, best: Kept) -> None:
         """Write ``hog_conv``, weights and JSON, to a folder.
 
         For the given labels its ConvNet, if ``best`` has one, starts from the weights of the pretrained network. For
@@ -98,9 +88,9 @@ class JoinedFeatures:
         """
         model, saved = self.network.model, self.saved
         kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.size}}
-        if best == JOINED_LINEAR:
+        if best == Kept.JOINED_LINEAR:
             model.learned, kwargs["learned"] = None, {}
-        elif best == JOINED:
+        elif best == Kept.JOINED:
             kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.label_size}, "say": SAY}
             model.learned.network.load_state_dict(
                 model.frozen.network.state_dict(), strict=False
@@ -117,7 +107,7 @@ def _hand_made_and_joined(model: HogConv, images: Tensor) -> Tensor:
 
 def pseudolabel(
     source: str, teacher: str | None, plan: Plan, data: Data, device: str, seed: int, out: Path
-) -> tuple[PseudoLabels, dict[str, float]]:
+) -> tuple[PseudoLabels, dict[Kept, float]]:
     """Write OUT/pseudolabels.csv, a file with a class for each image, and the joined features if the plan has them.
 
     The columns of the file are path, class, split, given and share. A share is how sure a label is, from 0 to 1.
@@ -135,12 +125,12 @@ def pseudolabel(
     is_given, count = train.labels >= 0, features.network.model.hand_made
     given_labels, hand_made, joined = train.labels[is_given], rows[is_given, :count], rows[:, count:]
     choices = {
-        BASELINE: choose_strength(hand_made, given_labels, seed),
-        JOINED_LINEAR: choose_strength(joined[is_given], given_labels, seed),
+        Kept.BASELINE: choose_strength(hand_made, given_labels, seed),
+        Kept.JOINED_LINEAR: choose_strength(joined[is_given], given_labels, seed),
     }
     candidates = {label: each.accuracies[each.strength] for label, each in choices.items() if each.accuracies}
     near = nearest(unit_rows(joined), NEIGHBOURS)
-    weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[JOINED_LINEAR].strength)
+    weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[Kept.JOINED_LINEAR].strength)
     agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), len(train.classes))
     graph, teacher_agreement = near, None
     if teacher is not None and agreement >= AGREEMENT:
@@ -191,11 +181,11 @@ def _weighed(rows: np.ndarray) -> np.ndarray:
     return centred / max(1e-9, float(np.linalg.norm(centred)))
 
 
-def joined_by(agreement: float) -> str:
+def joined_by(agreement: float) -> Kept:
     """Return what learns next to joined features, by the agreement of similar images (percent)."""
     if agreement >= AGREEMENT:
-        return JOINED_PSEUDO
-    return JOINED_LINEAR if agreement >= ALONE else JOINED
+        return Kept.JOINED_PSEUDO
+    return Kept.JOINED_LINEAR if agreement >= ALONE else Kept.JOINED
 
 
 def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
