@@ -107,7 +107,7 @@ def test_features_that_are_not_finite_end_the_run(tmp_path, capsys):
     changes = dict(SHORT, train__lr=1e20, train__warmup_epochs=0, train__batch_size=40)
     assert inside("pretrain", out, **{**RUN, **changes}) == 1
     assert lines(capsys)[-1] == (
-        "the images' features are not finite: lower --train.lr, "
+        "the images' features are not finite. The last checkpoint is kept: lower --train.lr, "
         "set --train.clip_grad 1 or --train.precision fp32, in a new --out"
     )
     assert not (out / "result.json").exists()

@@ -130,20 +130,20 @@ def test_asked_to_stop(stage, number, whole, tmp_path):
     assert same(out, whole[stage]) and metrics(out) == metrics(whole[stage])
 
 
-def test_killed_before_the_first_checkpoint_and_in_use(whole, tmp_path, capsys):
-    """Half a log and some metrics are there, but no state: the rerun starts over. Until then the folder is locked."""
+def test_killed_after_the_first_step_and_in_use(whole, tmp_path, capsys):
+    """The first step is saved whatever save_minutes is. While the run lives, its folder is locked."""
     out = tmp_path / "run"
     with start("pretrain", out, train__save_minutes=60) as process:
         assert process.until(lambda: begun(out)), process.said()
         process.send(signal.SIGSTOP)
-        assert not state_file(out).exists() and process.popen.poll() is None
+        assert where(out) == (1, 0, 1) and process.popen.poll() is None
         before = snapshot(out)
         assert inside("pretrain", out) == 2
         assert lines(capsys) == [f"out: '{out}' is in use by another run. Wait for it or name another folder"]
         assert snapshot(out) == before
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert inside("pretrain", out) == 0
+    assert inside("pretrain", out, resume="never") == 2 and inside("pretrain", out, resume="must") == 0
     assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
 
 
@@ -446,9 +446,9 @@ def spoiled_forward(monkeypatch, stage, at, act):
     monkeypatch.setattr(loop.Loop, "_step", step)
 
 
-def not_finite(step, epoch, lr, kept=True):
+def not_finite(step, epoch, lr):
     return (
-        f"the loss is not finite at step {step} (epoch {epoch}, lr {lr}){'. The last checkpoint is kept' * kept}: "
+        f"the loss is not finite at step {step} (epoch {epoch}, lr {lr}). The last checkpoint is kept: "
         "lower --train.lr or set --train.clip_grad 1, in a new --out"
     )
 
@@ -458,17 +458,17 @@ def finite(saved):
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
-@pytest.mark.parametrize(("minutes", "kept"), [(0, (1, 1, 1)), (60, None)])
+@pytest.mark.parametrize(("minutes", "kept"), [(0, (1, 1, 1)), (60, (1, 0, 1))])
 def test_loss_not_finite(minutes, kept, tmp_path, monkeypatch, capsys):
     """With a checkpoint a step it stops at once, else at the epoch's end; the step named is the first bad one."""
     out = tmp_path / "run"
     spoiled_forward(monkeypatch, "pretrain", 7, lambda found: {**found, "loss": found["loss"] * float("nan")})
     assert inside("pretrain", out, train__save_minutes=minutes) == 1
     said = lines(capsys)
-    assert said[-1] == not_finite(7, 2, "0.00293", kept is not None) and said.count(said[-1]) == 1
+    assert said[-1] == not_finite(7, 2, "0.00293") and said.count(said[-1]) == 1
     assert said[-1] in (out / "log.txt").read_text()
     assert [record["epoch"] for record in metrics(out)] == [1]
-    assert kept is None and not state_file(out).exists() or where(out) == kept and finite(state(out))
+    assert where(out) == kept and finite(state(out))
 
 
 @pytest.mark.parametrize(

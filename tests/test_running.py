@@ -116,7 +116,7 @@ AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total"
 
 
 def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch):
-    """It is in the state before the first step; a start after that times nothing."""
+    """The first step saves it; a start after that times nothing."""
     steps = []
 
     def timed(method, batch, device, name):
@@ -125,7 +125,7 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
 
     monkeypatch.setattr(precision, "_timed_step", timed)
     with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 1, 0, 0)
+        stop_at(patch, 1, 0, 1)
         assert inside("pretrain", tmp_path / "a", **AUTO) == 130
     assert steps == ["fp32", "bf16"] * 2 and state(tmp_path / "a")["precision"] == "bf16"
     monkeypatch.setattr(precision, "_timed_step", lambda *_: pytest.fail("timed again"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import time
 from types import MethodType
 
@@ -88,7 +89,8 @@ class Loop:
         position, plan = self.position, self.plan
         with self._memory():
             loader = training_batches(plan.transform, self.batches, self.workers, position.epoch, position.step)
-        self.saved_at = clock.now()
+        has_state = self.run.earlier_steps or position.total_steps
+        self.saved_at = clock.now() if has_state else -math.inf  # the first step saves a new run's state
         self.bar = Bar(
             desc=plan.phase.label,
             total=self.steps if self.train.minutes is None else None,
@@ -102,8 +104,6 @@ class Loop:
         self.run.interrupts.deferred = True
         try:
             with self._memory(), contextlib.closing(loader):
-                if self.run.precision_was_timed and not position.total_steps:
-                    self._save(0, 0)  # the precision is chosen once per run
                 while not self._is_over():
                     epoch = self.position.epoch
                     self._epoch(epoch, loader)

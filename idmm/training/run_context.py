@@ -39,7 +39,6 @@ class RunContext:
         interrupts: Ctrl-C and SIGTERM.
         precision: fp32, bf16 or fp16; None until the first phase of a new run starts.
         channels_last: Memory format, likewise.
-        precision_was_timed: Whether this process timed steps to choose the precision.
         earlier_steps: Steps of the phases before this one.
 
     Raises:
@@ -62,7 +61,6 @@ class RunContext:
         state = self.folder.state
         self.first_phase = 1 if state is None else state.stage
         self.precision = None if state is None else state.precision
-        self.precision_was_timed = False
         self.channels_last = None if state is None else state.channels_last
         self.started_at = started_at - (0.0 if state is None else state.seconds)
         self.earlier_steps = 0
@@ -81,7 +79,6 @@ class RunContext:
         if self.accelerator is not None:
             return
         if self.precision is None:
-            self.precision_was_timed = self.train.precision == "auto" and self.device == "cpu"
             self.precision = choose_precision(self.train.precision, method, transform, images, self.device)
         mixed = "no" if self.precision == "fp32" else self.precision
         views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients are held twice
