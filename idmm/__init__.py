@@ -39,6 +39,8 @@ __all__ = [*_FUNCTIONS, *_PACKAGES]
 def __getattr__(name: str) -> Any:
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+    if name == "__version__":
+        return importlib.import_module("idmm.files").idmm_version()
     if name in _PACKAGES:
         return importlib.import_module(f"idmm.{name}")
     raise AttributeError(f"module 'idmm' has no attribute '{name}'")

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 import psutil
 
@@ -18,6 +17,7 @@ from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentCon
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
+from idmm.files import idmm_version
 from idmm.training import clock
 from idmm.training.log import first_process, log_once, logging_by, screen
 from idmm.transfer.config import GridConfig, StatusConfig
@@ -128,7 +128,7 @@ def _fault_of(error: OSError) -> RunError | UserError:
 def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
     """Run a command of one or two words, or list the commands."""
     if argv[0] == "--version":
-        print(f"idmm {version('idmm')}")
+        print(f"idmm {idmm_version()}")
         return 0
     if name := next((words for words in (" ".join(argv[:2]), argv[0]) if words in COMMANDS), None):
         command = COMMANDS[name]

@@ -11,6 +11,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -283,3 +284,10 @@ def run_of(init: str) -> Path:
 def holds_run(path: str | os.PathLike) -> bool:
     """Return whether a folder holds a run with a state to resume or a result."""
     return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))
+
+
+def idmm_version() -> str:
+    """Return the version of the installed package. A copy that is not installed has none."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version("idmm")
+    return "not installed"

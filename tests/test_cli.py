@@ -225,7 +225,7 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
 
 
 def test_yaml_as_people_expect_it(tmp_path):
-    text = "data: {cache: off}\nmodel: {name: no}\nviews: {crops: [&one {count: 1}, {<<: *one, scale: [0.5, 1]}]}\n"
+    text = "data: {cache: off}\nmethod:\nmodel: {name: no}\nviews: {crops: [&one {count: 1}, {<<: *one}]}\n"
     path = written(tmp_path, text + "train: {ema: .5, weight_decay: 1e-3, epochs: 010}\nout: ~/run\n")
     config = parsed(
         "--config", path,

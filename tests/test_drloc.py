@@ -184,7 +184,7 @@ def test_what_cannot_be():
     for change, message in [
         ({"mode": "l2"}, "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
         ({"in_dim": [4, 5]}, r"in_dim must be one width in mode l1, got \[4, 5\]"),
-        ({"mode": "l1_all"}, "in_dim must be a list of widths, one for each block in mode l1_all, got 4"),
+        ({"mode": "l1_all", "in_dim": []}, r"in_dim must be one width for each block in mode l1_all, got \[\]"),
     ]:
         with pytest.raises(ValueError, match=f"^{message}$"):
             DenseRelativeLocalization(**{"in_dim": 4, **change})

@@ -110,4 +110,6 @@ def test_features_that_are_not_finite_end_the_run(tmp_path, capsys):
         "the images' features are not finite. The last checkpoint is kept: lower --train.lr, "
         "set --train.clip_grad 1 or --train.precision fp32, in a new --out"
     )
+    assert inside("finetune", out / "b", **{**changes, "train__lr": 1e30}) == 1
+    assert lines(capsys)[-1].startswith("the network's outputs are not finite: lower --train.lr")
     assert not (out / "result.json").exists()

@@ -170,8 +170,8 @@ def pictures(tmp_path):
 
 def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     """Its folder holds what was asked for and what came of it; asked for again it does nothing."""
-    data = {"name": "folder", "root": str(pictures[0]), "workers": 0}
-    config = {"out": str(tmp_path / "o"), "init": str(run), "seed": 3, "data": data}
+    data = {"name": "folder", "root": pictures[0], "workers": 0}
+    config = {"out": tmp_path / "o", "init": run, "seed": 3, "data": data}
     result = probe(config)
     by_hand = probed(run, *pictures[1], "--seed", 3, out=tmp_path / "p")
     assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")} and result["top5"] is None
@@ -181,8 +181,8 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     assert probe(config) == result == json.loads((tmp_path / "o/result.json").read_text())
     with pytest.raises(UserError, match="^seed: the run in .* has 3, this command has 4"):
         probe({**config, "seed": 4})
-    with pytest.raises(UserError, match="^out: missing"):
-        probe({"init": str(run)})
+    del config["out"]  # then nothing is left
+    assert probe(config)["readouts"] == result["readouts"] and len(list(tmp_path.iterdir())) == 5
 
 
 def test_mistakes_are_a_line_each(run, tmp_path, capsys):

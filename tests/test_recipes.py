@@ -227,8 +227,9 @@ def made(name, caplog, images, **given):
 
 
 @pytest.mark.parametrize(("images", "batch_size", "length"), [(1000, 256, 744), (2304, 256, 2048), (96, 96, 48)])
-def test_the_queue_is_shorter_than_the_data(images, batch_size, length, caplog):
-    method, said = made("mocov2", caplog, images, batch_size=batch_size)
+@pytest.mark.parametrize("queue", [None, 2048])
+def test_the_queue_is_shorter_than_the_data(images, batch_size, length, queue, caplog):
+    method, said = made("mocov2", caplog, images, batch_size=batch_size, queue=queue)
     assert method.loss.memory_bank.bank.shape == (length, 256) and length < images
     line = f"method.queue: {length}, not 2048: there are {images} images"
     assert said == ([("INFO", line)] if length < 2048 else [])

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_origin
 
 import yaml
@@ -75,7 +76,16 @@ def build(kind: type[Config], source: Any) -> Config:
     """
     if isinstance(source, kind):
         return source
-    return _checked(kind, merged(source) if isinstance(source, dict) else recipe(kind, source), [])
+    return _checked(kind, merged(_with_texts(source)) if isinstance(source, dict) else recipe(kind, source), [])
+
+
+def _with_texts(value: Any) -> Any:
+    """Return a value from Python with its paths as texts, also those in lists and mappings."""
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def to_dict(config: Any) -> Any:
@@ -181,6 +191,8 @@ def _unknown(rest: list[str], flags: dict[str, Key], commands: Mapping[str, type
 def _checked(kind: type[Config], data: dict, faults: list[str], partial: bool = False) -> Config:
     """Return the config, or raise UserError with ``faults`` and those of the keys. A ``partial`` one may lack keys."""
     config, missing, faults = None, {}, [*faults]
+    sections = [item.name for item in fields(kind) if item.default_factory is not MISSING]
+    data = {key: value for key, value in data.items() if value is not None or key not in sections}
     if isinstance(data.get("out"), str):  # a shell does not expand --out=~/runs/a
         data = {**data, "out": os.path.expanduser(data["out"])}
     try:

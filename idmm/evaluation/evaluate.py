@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from idmm import distributed
+from idmm.errors import RunError
 from idmm.report.stats import wilson_interval
 from idmm.seeding import numpy_rng
 
@@ -69,7 +70,11 @@ class Predictions:
 
 @torch.no_grad()
 def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Predictions:
-    """Run a classifier over all processes' batches of ``images``, ``label`` and ``index``. All must call together."""
+    """Run a classifier over all processes' batches of ``images``, ``label`` and ``index``. All must call together.
+
+    Raises:
+        RunError: A probability is not a number.
+    """
     results = []  # per batch: index [B], label [B], likeliest classes [B, min(5, K)], probability of the first [B]
     with evaluating(model):
         for batch in batches:
@@ -82,6 +87,9 @@ def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Pred
             results.append((numbers, labels, ranked.cpu().numpy(), probability.cpu().numpy()))
     columns = zip(*(result for part in distributed.gather(results) for result in part), strict=True)
     index, *values = (np.concatenate(column) for column in columns)
+    if np.isnan(values[-1]).any():
+        line = "the network's outputs are not finite: lower --train.lr or set --train.clip_grad 1, in a new --out"
+        raise RunError(line, shared=True)
     return Predictions(*(value[np.argsort(index)] for value in values))
 
 

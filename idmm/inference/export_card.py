@@ -1,12 +1,11 @@
 """The model card: one short page from the run's own files. It has only measured figures."""
 
 import json
-from importlib.metadata import version
 
 import yaml
 
 from idmm.config import FinetuneConfig
-from idmm.files import is_public, run_of
+from idmm.files import idmm_version, is_public, run_of
 from idmm.inference.export_model import Source
 from idmm.inference.runs import dataset_name
 
@@ -33,7 +32,7 @@ def card(source: Source, hub: bool) -> str:
         front = {"library_name": "timm", "pipeline_tag": task, "tags": [task, "timm", "idmm"]}
         blocks.append(f"---\n{yaml.safe_dump(front, sort_keys=False)}---")
     blocks.append(f"# {_code(source.run.resolve().name)}")
-    blocks.append(f"A {kind}, {_code(source.saved.name)}, trained by the toolkit idmm, version {version('idmm')}.")
+    blocks.append(f"A {kind}, {_code(source.saved.name)}, trained by the toolkit idmm, version {idmm_version()}.")
     blocks.append(f"{facts}\n- licence: none is named, whoever publishes the model chooses it")
     if source.classes:
         blocks.append(f"Classes, by number from 0: {', '.join(map(_code, source.classes))}.")

@@ -6,7 +6,6 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from idmm.errors import RunError, in_short
 from idmm.evaluation.network import Network
+from idmm.files import idmm_version
 from idmm.inference.runs import config_of, exported_weights
 from idmm.models.build import feature_width
 
@@ -138,7 +138,7 @@ def _tidy(source: Source, proto) -> None:
     del proto.graph.value_info[:]
     del proto.metadata_props[:]
     proto.graph.name = source.saved.name
-    proto.producer_name, proto.producer_version = "idmm", version("idmm")
+    proto.producer_name, proto.producer_version = "idmm", idmm_version()
 
 
 @contextlib.contextmanager

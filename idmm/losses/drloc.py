@@ -37,7 +37,7 @@ class DenseRelativeLocalization(nn.Module):
     caller's autocast. Its outputs are raised to fp32 (double stays) before softmax, variance, logarithm and means.
 
     Args:
-        in_dim: Width D of the embeddings. For ``l1_all`` a sequence of widths, one per block.
+        in_dim: Width D of the embeddings. For ``l1_all`` a sequence of widths, one per block, or that of a single one.
         mode: See the table.
         num_pairs: Pairs m per image.
         hidden_dim: Width of the head's two hidden layers.
@@ -60,14 +60,13 @@ class DenseRelativeLocalization(nn.Module):
         super().__init__()
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-        if isinstance(in_dim, Sequence) != (mode == "l1_all") or not in_dim:
-            expected = "a list of widths, one for each block" if mode == "l1_all" else "one width"
+        widths = [in_dim] if isinstance(in_dim, int) else list(in_dim)
+        if not widths or min(widths) < 1 or (len(widths) > 1 and mode != "l1_all"):
+            expected = "one width for each block" if mode == "l1_all" else "one width"
             raise ValueError(f"in_dim must be {expected} in mode {mode}, got {in_dim!r}")
         self.mode, self.num_pairs, self.grid_size, self.alpha = mode, num_pairs, grid_size, alpha
         outputs = 2 * (2 * grid_size + 1) if mode in ("ce", "reg") else 2
-        self.heads = nn.ModuleList(
-            PairHead(dim, hidden_dim, outputs) for dim in (in_dim if mode == "l1_all" else [in_dim])
-        )
+        self.heads = nn.ModuleList(PairHead(width, hidden_dim, outputs) for width in widths)
 
     def forward(
         self,

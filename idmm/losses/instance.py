@@ -58,6 +58,7 @@ def instance_discrimination_loss(
         return instance_losses(features, weight, target, mixed_target, lam, smoothing, chunk_size).mean()
     s, c = _shares(n, smoothing)
     dtype = _dtype(features, weight)
+    lam = lam.to(dtype) if isinstance(lam, Tensor) else lam
     with torch.autocast(features.device.type, enabled=False):
         z, w = features.to(dtype), weight.to(dtype)  # [B, d], [N, d]
         target_logit = _logit(z, w, target)  # [B]
@@ -95,8 +96,7 @@ def instance_losses(
     """
     s, c = _shares(len(weight), smoothing)
     dtype = _dtype(features, weight)
-    if isinstance(lam, Tensor):
-        lam = lam.to(dtype)
+    lam = lam.to(dtype) if isinstance(lam, Tensor) else lam
     index = target[:, None] if mixed_target is None else torch.stack([target, mixed_target], dim=1)  # [B, T]
     with torch.autocast(features.device.type, enabled=False):
         z, w = features.to(dtype), weight.to(dtype)

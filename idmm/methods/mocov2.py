@@ -51,8 +51,8 @@ class MoCoV2(Method):
 
 
 def _queue(requested: int | None, info: RunInfo) -> int:
-    """Return the length of the queue: as requested, else so short that few keys are of images in the batch."""
-    room = max(1, info.images - min(info.batch_size, info.images // 2))
-    if requested is None and room < QUEUE:
-        log.info("method.queue: %d, not %d: there are %d images", room, QUEUE, info.images)
-    return requested or min(QUEUE, room)
+    """Return the length of the queue, at most so long that few keys are of images in the batch."""
+    room, length = max(1, info.images - min(info.batch_size, info.images // 2)), requested or QUEUE
+    if room < length:
+        log.info("method.queue: %d, not %d: there are %d images", room, length, info.images)
+    return min(length, room)

@@ -3,7 +3,6 @@
 import base64
 import re
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from idmm.figures import DPI
+from idmm.files import idmm_version
 
 _NUMBER = re.compile(r"(|—|failed|[+−-]?\d.*)", re.DOTALL)  # a cell of a column of numbers
 
@@ -90,4 +90,4 @@ HTML = environment(lambda text: escape(readable(text)))
 def html(title: str, intro: list[str], sections: list[Section]) -> str:
     """Return the page as text."""
     template = HTML.get_template("page.html.j2")
-    return template.render(title=title, intro=intro, sections=sections, version=version("idmm"))
+    return template.render(title=title, intro=intro, sections=sections, version=idmm_version())

@@ -44,12 +44,11 @@ BASELINE_BATCH = 64  # images at a time
 def open_run(setup: RunSetup) -> Iterator[RunContext]:
     """Open the run's folder, log and interrupts, and close them however the block ends.
 
-    The model of a new run is tried at every size before there is a folder. A run that is refused leaves no folder. The
-    log of a finished run only says so, else it begins with the notes of ``setup``.
+    The model of a new run is tried at every size before there is a folder. A run that is refused leaves no folder.
     """
     check_sizes(setup)
     run = RunContext(setup.config, setup.started_at)
-    with open_folder(run.folder, setup), run.interrupts:
+    with open_folder(run.folder), run.interrupts:
         try:
             yield run
         except KeyboardInterrupt:
@@ -58,11 +57,11 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
 
 
 @contextlib.contextmanager
-def open_folder(folder: RunFolder, setup: RunSetup) -> Iterator[None]:
-    """Log to a run's folder inside the block, first its notes or that it is finished, and close it at the end."""
+def open_folder(folder: RunFolder) -> Iterator[None]:
+    """Log to a run's folder inside the block, first if it is finished, and close it at the end."""
     with folder, logging_to(folder.path):
-        for note in (f"{folder.path}: finished already, nothing to do",) if folder.finished else setup.notes:
-            log.info("%s", note)
+        if folder.finished:
+            log.info("%s: finished already, nothing to do", folder.path)
         yield
 
 
@@ -111,6 +110,8 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
         UserError: Broken images, or a resumed run whose image i is no longer image i.
     """
     stage, spec = setup.stage, setup.spec
+    for note in setup.notes if folder is not None else ():  # not before an error about the list of images
+        log.info("%s", note)
     sizes = dict.fromkeys(phase.size for phase in setup.phases)
     saved = (folder and folder.image_values()) or {"range": None, "mean": None, "std": None}
     stores = store_images(

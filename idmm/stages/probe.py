@@ -25,13 +25,12 @@ READOUTS = {"knn": "kNN", "probe": "linear probe"}
 
 
 def command(config: ProbeConfig) -> str:
-    """Measure frozen features and return the table, see :func:`probe`. Without ``config.out`` nothing else is left."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        return "\n".join(table(probe(replace(config, out=config.out or folder))))
+    """Measure frozen features and return the table, see :func:`probe`."""
+    return "\n".join(table(probe(config)))
 
 
 def probe(config: ProbeConfig | dict | str) -> dict:
-    """Measure a frozen backbone and write ``result.json`` to ``config.out``, a folder like any other run's.
+    """Measure a frozen backbone and write ``result.json`` to ``config.out``, a folder like any other run's, if given.
 
     Args:
         config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML file or recipe.
@@ -45,7 +44,9 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         UserError: No such run, no labels, or a size that the model cannot take.
         RunError: The features are not finite, or memory ran out.
     """
-    return run_stage(parsing.build(ProbeConfig, config))
+    config = parsing.build(ProbeConfig, config)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # if nothing is to be left
+        return run_stage(replace(config, out=config.out or folder))
 
 
 def run_one(setup: RunSetup) -> dict:
@@ -53,7 +54,7 @@ def run_one(setup: RunSetup) -> dict:
     config, spec = setup.config, setup.spec
     common.check_sizes(setup)
     folder = RunFolder(config.out, config, "auto")
-    with common.open_folder(folder, setup):
+    with common.open_folder(folder):
         if folder.finished:
             return folder.result()
         started_at = time.monotonic()

@@ -16,6 +16,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from idmm.errors import Interrupted, RunError, UserError, reason
+from idmm.files import idmm_version
 from idmm.progress import PROGRESS, log
 
 EPOCH_LINES = 10  # log lines per stage, in addition to epochs with an evaluation
@@ -105,7 +106,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     file.addFilter(lambda record: record.levelno != PROGRESS)
     file.handleError = lambda record: None  # more important files report a full disk
-    versions = ", ".join(f"{name} {version(name)}" for name in ("idmm", "torch", "timm"))
+    versions = f"idmm {idmm_version()}, torch {version('torch')}, timm {version('timm')}"
     _log_to(file, logging.INFO, f"{shlex.join(map(str, sys.argv))} ({versions}, {platform.platform()})")
     propagate, log.propagate = log.propagate, False
     try:

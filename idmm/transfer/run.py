@@ -4,12 +4,11 @@ import json
 import re
 import traceback
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import write_json, write_text
+from idmm.files import idmm_version, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.stages import STAGES
 from idmm.stages.resolve import run_stage
@@ -98,7 +97,7 @@ class Grid:
         cells = [self._cell(cell, failures) for cell in self.plan.cells]
         labels = {f"{name}s": list(dict.fromkeys(cell[name] for cell in cells)) for name in
                   ("source", "method", "backbone", "target")}  # fmt: skip
-        return {"version": version("idmm"), "protocol": self.config.target.protocol, **labels, "cells": cells}
+        return {"version": idmm_version(), "protocol": self.config.target.protocol, **labels, "cells": cells}
 
     def _cell(self, cell: Cell, failures: dict[str, Failure]) -> dict:
         job = self.plan.jobs[self.plan.cells[cell]]
