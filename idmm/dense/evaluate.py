@@ -15,6 +15,7 @@ from idmm.config.dense import tested_sides
 from idmm.dense.network import Segmenter
 from idmm.dense.targets import BoxTarget
 from idmm.dense.transforms import letterboxed
+from idmm.models.base import resized
 
 THRESHOLDS = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}  # of COCO's 0.50, 0.55 ... 0.95
 
@@ -146,8 +147,8 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
     """
     size, total, sides = images.shape[-1], 0.0, tested_sides(images.shape[-1], scales)
     for side in sides:
-        probabilities = network(_scaled(images, side)).float().softmax(1)  # [B, K, side, side]
-        total = total + _scaled(probabilities, size)  # in turn: each needs gigabytes
+        probabilities = network(resized(images, side)).float().softmax(1)  # [B, K, side, side]
+        total = total + resized(probabilities, size)  # in turn: each needs gigabytes
     return total / len(sides)
 
 
@@ -164,12 +165,6 @@ def classes_on_file(logits: Tensor, size: tuple[int, int], side: int) -> Tensor:
         classes[enlarged > best] = number
         best = torch.maximum(best, enlarged)
     return classes.cpu()
-
-
-def _scaled(images: Tensor, side: int) -> Tensor:
-    if images.shape[-1] == side:
-        return images
-    return F.interpolate(images, size=(side, side), mode="bilinear", align_corners=False, antialias=True)
 
 
 def segmentation_scores(confusion) -> tuple[dict[str, float], dict[str, np.ndarray]]:

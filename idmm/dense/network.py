@@ -6,6 +6,7 @@ supplement. Its decoder is that of segmentation_models_pytorch, whose models do 
 
 import math
 from collections import OrderedDict
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -234,13 +235,8 @@ class _SimplePyramid(nn.Module):
 
     def __init__(self, channels: list[int], width: int):
         super().__init__()
-        options = dict(norm_layer=LayerNorm2d, activation_layer=None)
-        self.levels = nn.ModuleList(
-            nn.Sequential(
-                Conv2dNormActivation(c, width, 1, **options), Conv2dNormActivation(width, width, 3, **options)
-            )
-            for c in channels
-        )
+        conv = partial(Conv2dNormActivation, norm_layer=LayerNorm2d, activation_layer=None)
+        self.levels = nn.ModuleList(nn.Sequential(conv(c, width, 1), conv(width, width, 3)) for c in channels)
 
     def forward(self, maps: dict[str, Tensor]) -> dict[str, Tensor]:
         outputs = {name: level(maps[name]) for name, level in zip(maps, self.levels, strict=True)}

@@ -87,9 +87,7 @@ def _duplicates(store: ImageStore, labels: list[str | None], unit: np.ndarray) -
     These go by the cosine of two rows plus twice the agreement of their perceptual hashes, both in [-1, 1].
     """
     pairs, digests = similarity.likely_duplicates(np.hstack([unit, hash_vectors(store)])), store.digests
-    images = [
-        ImageRef("train", i, name, label) for i, (name, label) in enumerate(zip(store.names, labels, strict=True))
-    ]
+    images = [ImageRef("train", i, *each) for i, each in enumerate(zip(store.names, labels, strict=True))]
     first: dict[str, int] = {}
     for j, digest in enumerate(digests):
         if (i := first.setdefault(digest, j)) != j:

@@ -31,6 +31,7 @@ class Method(nn.Module):
         head: Between the features and the loss. The default does nothing.
         scheduled_epoch: Progress in the recipe's epochs, which the loop sets with ``train.minutes``. None: schedules
             follow the epoch.
+        starts_from_features: Whether a new run calls :meth:`prepare` before its first step.
         lr_scales: Learning rates of child modules by name, as multiples of the run's; 1 if not named.
     """
 
@@ -43,6 +44,7 @@ class Method(nn.Module):
         self.head: nn.Module = nn.Identity()
         self.lr_scales: dict[str, float] = {}
         self.scheduled_epoch: float | None = None
+        self.starts_from_features = False
 
     def scheduled(self, epoch: int) -> float:
         """Return the position of schedules in an epoch, counted from 0."""
@@ -85,11 +87,6 @@ class Method(nn.Module):
             if self.localization is not None:
                 return self.localization(backbone, images, key, head)
             return backbone(images) if head is None else head(backbone.forward_features(images)), 0.0, {}
-
-    @property
-    def starts_from_features(self) -> bool:
-        """Whether a new run calls :meth:`prepare` before its first step."""
-        return False
 
     def prepare(self, features: Tensor) -> None:
         """Start from the features [N, d] of all training images, on the CPU."""

@@ -148,6 +148,4 @@ class MomentumEncoder(nn.Module):
         momentum = self.momentum
         if self.steps is not None:
             momentum = float(cosine_schedule(step, self.steps + 1, momentum, 1.0))
-        for module, copied in zip((backbone, head), self.copies, strict=True):
-            if any(True for _ in module.parameters()):
-                update_momentum(module, copied, momentum)
+        update_momentum(nn.Sequential(backbone, head), self.copies, momentum)

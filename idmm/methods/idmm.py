@@ -28,7 +28,7 @@ class InstanceClassifier(nn.Module):
         cosine = config.classifier == "cosine"
         self.scale = nn.Parameter(torch.tensor(config.classifier_scale)) if cosine else None
 
-    def forward(self, *groups: tuple[Tensor, Tensor, Tensor | None, float | Tensor]) -> Tensor:
+    def forward(self, *groups: tuple[Tensor, Tensor, Tensor | None, float]) -> Tensor:
         """Return the sum of the groups' mean losses.
 
         Args:
@@ -46,7 +46,8 @@ class InstanceClassifier(nn.Module):
             return sum(losses)
         # all groups at once: one gradient of W is held, not one for each
         sizes, (_, _, mixed, _) = [len(z) for z in rows], groups[0]
-        lam = torch.cat([_each(lam, target) for _, target, _, lam in groups])
+        # a copy of lam would wait for the device
+        lam = torch.cat([torch.full(target.shape, lam, device=target.device) for _, target, _, lam in groups])  # [V]
         target = torch.cat([target for _, target, *_ in groups])  # [V]
         partner = None if mixed is None else torch.cat([mixed for _, _, mixed, _ in groups])
         losses = instance_losses(
@@ -67,16 +68,6 @@ class InstanceClassifier(nn.Module):
             largest.append((value, at + part.start))
         values, numbers = (torch.stack(parts) for parts in zip(*largest, strict=True))  # [K, B]
         return numbers.gather(0, values.argmax(0)[None])[0]
-
-    @torch.no_grad()
-    def start_from(self, features: Tensor) -> None:
-        """Set the rows to the images' own features [N, d], centred and brought to unit length."""
-        self.weight.copy_(F.normalize(features - features.mean(0), dim=1))
-
-
-def _each(lam: float | Tensor, target: Tensor) -> Tensor:
-    """Return the share of each view, [B], on the device of ``target`` [B]. A copy would wait for the device."""
-    return lam if isinstance(lam, Tensor) else torch.full(target.shape, lam, device=target.device)
 
 
 class IDMM(Method):
@@ -100,6 +91,7 @@ class IDMM(Method):
         self.head = projection_head(backbone, config)  # Table 9; the paper's recipe has none
         self.classifier = InstanceClassifier(info.images, head_dim(backbone, config), config)
         self.lr_scales["classifier"] = config.classifier_lr_scale
+        self.starts_from_features = config.classifier_init == "features"
         layers = linear_classifiers(backbone) if config.label_weight else []
         self.reads_pooled = len(layers) == 1 and isinstance(layers[0], nn.Linear)  # the backbone's own classifier
 
@@ -156,15 +148,11 @@ class IDMM(Method):
             logs["scale"] = self.classifier.scale.detach()
         return loss
 
-    @property
-    def starts_from_features(self) -> bool:
-        """Whether the rows of the N-way layer start from the images' features."""
-        return self.config.classifier_init == "features"
-
     @torch.no_grad()
     def prepare(self, features: Tensor) -> None:
-        """Start the N-way layer from the features [N, d] of the network before training."""
-        self.classifier.start_from(self.head(features))
+        """Set the rows of the N-way layer to the images' own features [N, d], centred and of unit length."""
+        rows = self.head(features)
+        self.classifier.weight.copy_(F.normalize(rows - rows.mean(0), dim=1))
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Return ``instance_accuracy``: how many of the images are told from all others (percent)."""

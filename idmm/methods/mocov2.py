@@ -2,7 +2,6 @@
 
 import logging
 
-import torch
 from lightly.loss import NTXentLoss
 from torch import Tensor, nn
 
@@ -26,6 +25,8 @@ class MoCoV2(Method):
         self.teacher = MomentumEncoder(backbone, self.head, config.momentum)
         queue = _queue(config.queue, info), head_dim(backbone, config)
         self.loss = NTXentLoss(config.temperature, memory_bank_size=queue)
+        for name, buffer in list(self.loss.memory_bank.named_buffers()):  # as part of the state, which resume needs
+            self.loss.memory_bank.register_buffer(name, buffer, persistent=True)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Compute the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
@@ -38,16 +39,6 @@ class MoCoV2(Method):
     def after_step(self, step: int) -> None:
         """Move the momentum encoder."""
         self.teacher.update(step, self.backbone, self.head)
-
-    def get_extra_state(self) -> dict[str, Tensor]:
-        """Return the queue, which the library does not save."""
-        return {"queue": self.loss.memory_bank.bank, "place": self.loss.memory_bank.bank_ptr}
-
-    def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Put the queue back."""
-        with torch.no_grad():
-            self.loss.memory_bank.bank.copy_(state["queue"])
-            self.loss.memory_bank.bank_ptr.copy_(state["place"])
 
 
 def _queue(requested: int | None, info: RunInfo) -> int:

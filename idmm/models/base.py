@@ -1,10 +1,11 @@
-"""Shared by our models: the classifier, windows of tokens and names of released weights."""
+"""Shared by our models: the classifier, windows of tokens, names of released weights and resizing."""
 
 import itertools
 import re
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
@@ -58,6 +59,13 @@ class Released:
 def as_map(x: Tensor, grid: Grid) -> Tensor:
     """Return tokens [B, h w, D] as a map [B, D, h, w], without a copy."""
     return x.transpose(1, 2).unflatten(2, grid)
+
+
+def resized(images: Tensor, side: int) -> Tensor:
+    """Return images [B, C, H, W] as [B, C, side, side], bilinear with antialiasing."""
+    if images.shape[2:] == (side, side):
+        return images
+    return F.interpolate(images.float(), size=(side, side), mode="bilinear", antialias=True)
 
 
 def window_grids(size: Grid) -> list[Grid]:

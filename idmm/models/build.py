@@ -109,7 +109,7 @@ def export_kwargs(
     if in_chans != 3:
         exported["in_chans"] = in_chans
     if img_size is not None and accepts(name, "img_size"):
-        exported["img_size"] = list(img_size) if isinstance(img_size, (tuple, list)) else img_size
+        exported["img_size"] = img_size
     return exported
 
 

@@ -13,7 +13,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
-from idmm.models.base import WithClassifier
+from idmm.models.base import WithClassifier, resized
 
 SIDE, CELL = 64, 8  # sides of the resized image and of a cell (pixels)
 ORIENTATIONS = 9  # of gradients, over half a turn
@@ -113,9 +113,7 @@ class Hog(WithClassifier):
 
     def pixels(self, x: Tensor) -> Tensor:
         """Return pixel values in [0, 1], [B, in_chans, H, W] -> [B, in_chans, 64, 64]."""
-        images = x.float() * self.std[:, None, None] + self.mean[:, None, None]
-        if images.shape[2:] != (SIDE, SIDE):
-            images = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", antialias=True)
+        images = resized(x.float() * self.std[:, None, None] + self.mean[:, None, None], SIDE)
         return (images * 65535 + 0.3).floor() / 65535  # libraries differ in the last digits. 0.3 avoids ties
 
     def features_of(self, pixels: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from timm.layers import freeze_batch_norm_2d
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
+from idmm.models.base import resized
 from idmm.models.build import create_backbone, feature_width
 from idmm.models.hog import SIDE, SMALL, Hog
 from idmm.seeding import derive
@@ -31,14 +32,12 @@ class PixelNetwork(nn.Module):
 
     def __init__(self, in_chans: int, name: str, kwargs: dict, size: int):
         super().__init__()
-        self.network = create_backbone(name, in_chans=in_chans, num_classes=0, **kwargs)
-        self.size = (size, size)
+        self.network = create_backbone(name, in_chans=in_chans, **kwargs)
+        self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled features, [B, C, H, W] -> [B, d]."""
-        if x.shape[2:] != self.size:
-            x = F.interpolate(x.float(), size=self.size, mode="bilinear", antialias=True)
-        return self.network(x)
+        return self.network(resized(x, self.size))
 
 
 class HogConv(Hog):

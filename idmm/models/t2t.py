@@ -6,7 +6,6 @@ papers and from the shapes of the public release, https://github.com/yitu-openso
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from idmm.models.base import WINDOWS, Released, as_map, sinusoids, window_grids
+from idmm.models.build import Size
 
 
 class TokenPerformer(nn.Module):
@@ -68,9 +68,7 @@ class TokensToToken(nn.Module):
     Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
     """
 
-    def __init__(
-        self, img_size: int | Sequence[int], in_chans: int, embed_dim: int, token_dim: int, drop: float, **patches
-    ):
+    def __init__(self, img_size: Size, in_chans: int, embed_dim: int, token_dim: int, drop: float, **patches):
         super().__init__()  # ``patches``: timm's arguments for plain patches
         self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
@@ -118,9 +116,7 @@ class T2TViT(Released, VisionTransformer):
         (r"^tokens_to_token\.project\.", r"patch_embed.proj."),
     )
 
-    def __init__(
-        self, img_size: int | Sequence[int] = 224, token_dim: int = 64, token_drop_rate: float = 0.1, **kwargs
-    ):
+    def __init__(self, img_size: Size = 224, token_dim: int = 64, token_drop_rate: float = 0.1, **kwargs):
         embed = partial(TokensToToken, token_dim=token_dim, drop=token_drop_rate)
         fixed = dict(qkv_bias=False, fc_norm=False, norm_layer=nn.LayerNorm, pos_embed="none", embed_layer=embed)
         super().__init__(img_size, **kwargs, **fixed)

@@ -207,8 +207,7 @@ def _public_checkpoint(text: str, field: str) -> Checkpoint:
         model = timm.create_model(text.removeprefix("timm:"), pretrained=True, pretrained_cfg_overlay=overlay)
     cfg = model.pretrained_cfg
     name, (chans, *size) = cfg["architecture"], cfg["input_size"]
-    preprocessing = {key: cfg[key] for key in _PREPROCESSING} | {key: tuple(cfg[key]) for key in ("mean", "std")}
-    kwargs = export_kwargs(name, {}, size, in_chans=chans)
+    kwargs, preprocessing = export_kwargs(name, {}, size, in_chans=chans), {key: cfg[key] for key in _PREPROCESSING}
     return Checkpoint(model.state_dict(), text, field, name, kwargs, size=size, **preprocessing)
 
 
@@ -243,9 +242,7 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
         json_name = Path(saved.source).with_suffix(".json").name
         raise UserError(f"{label} the model's name is unknown, expected {json_name} next to it (name, kwargs)")
     if task := saved.extra.get("task"):
-        raise UserError(
-            f"{label} is a network of idmm {task}. Give a classifier, or the backbone.safetensors next to it"
-        )
+        raise UserError(f"{label} is a network of idmm {task}. Give a classifier, or backbone.safetensors next to it")
     kwargs = {k: v for k, v in saved.kwargs.items() if k not in ("img_size", "num_classes")}
     built = saved.kwargs.get("img_size")
     model = create_backbone(saved.name, img_size or built, num_classes=num_classes, **kwargs)
@@ -258,42 +255,28 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     return model.eval()
 
 
-def save_model(
-    folder: str | os.PathLike,
-    stem: str,
-    model_state: dict[str, Tensor],
-    *,
-    name: str,
-    kwargs: dict[str, Any],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    size: Size | None = None,
-    crop_pct: float = CROP_PCT,
-    extra: dict[str, Any] | None = None,
-) -> None:
+def save_model(folder: str | os.PathLike, stem: str, model_state: dict[str, Tensor], **fields) -> None:
     """Write ``<stem>.safetensors``, then ``<stem>.json``, each atomically.
 
     Args:
         folder: Created if missing.
         stem: ``backbone`` or ``model``.
         model_state: A state dict, on any device.
-        name: timm's name of the model.
-        kwargs: From :func:`export_kwargs`.
-        mean, std: Per channel, on pixel values in [0, 1].
-        size: Side of the images in evaluation, or (height, width) (pixels). None: ``img_size`` of kwargs.
-        crop_pct: Share of the resized short side that they cover.
-        extra: More keys for the JSON, e.g. ``classes``.
+        **fields: Other fields of the :class:`Checkpoint` to write: ``name``, ``kwargs`` from :func:`export_kwargs`,
+            ``mean`` and ``std``, ``size`` (None: ``img_size`` of kwargs), ``crop_pct`` and ``extra``.
 
     Raises:
         RunError: The disk is full or the folder cannot be written. The old files stay.
     """
-    info = {"name": name, "kwargs": kwargs, "size": size or kwargs.get("img_size"), "crop_pct": crop_pct}
-    info |= {"interpolation": INTERPOLATION, "channels": len(mean), "mean": list(mean), "std": list(std)}
+    saved = Checkpoint(model_state, stem, **fields)
+    info = {key: getattr(saved, key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation")}
+    info |= {"size": saved.size or saved.kwargs.get("img_size"), "channels": len(saved.mean)}
+    info |= {"mean": list(saved.mean), "std": list(saved.std), **saved.extra}
     # tied weights are written twice, because safetensors refuses shared memory
     copies = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in model_state.items()}
     path = Path(folder, stem)
     with replacing(path.with_suffix(".json")) as info_file, replacing(path.with_suffix(".safetensors")) as weights_file:
-        info_file.write((json.dumps(info | (extra or {}), indent=2) + "\n").encode())
+        info_file.write((json.dumps(info, indent=2) + "\n").encode())
         weights_file.write(save(copies, metadata={"format": "pt"}))
 
 

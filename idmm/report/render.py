@@ -44,10 +44,8 @@ def render(name: str, content: Sections) -> str:
 
 def page(out: Path, content: Sections) -> str:
     """Return the text of ``grid.html``, with the figures in ``out``."""
-    intro = (
-        "Below a mean is its gain over training from scratch with its 95 % interval. Blue is a gain, orange a loss. "
-    )
-    intro += "Without colour these runs show no difference."
+    intro = "Below a mean is its gain over training from scratch with its 95 % interval. "
+    intro += "Blue is a gain, orange a loss. Without colour these runs show no difference."
     tables = [_page_table(content.table, backbone) for backbone in content.table.backbones]
     parts = [Section("Results", [*tables, content.table.legend()])]
     if (path := out / "grid.png").exists():

@@ -36,11 +36,6 @@ class RunFacts:
     pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG of the run or of idmm explore
 
     @property
-    def classifies(self) -> bool:
-        """Whether it trained and tested a classifier."""
-        return self.kind != "probe" and "top1_interval" in self.result
-
-    @property
     def summary(self) -> str:
         """Task, start, model and data in words."""
         start = f"{'of' if self.kind == 'probe' else 'from'} {self.start}" if self.start else ""
@@ -120,7 +115,7 @@ COMPARISON = (
 
 
 def _results(runs: list[RunFacts], comparisons: list[list[str]]) -> Iterator[str | TableOf]:
-    classifiers = [run for run in runs if run.classifies]
+    classifiers = [run for run in runs if run.kind != "probe" and "top1_interval" in run.result]
     yield from _table("Top-1 accuracy on the test images (percent)", CLASSIFIERS, classifiers)
     for kind, (caption, columns) in OTHERS.items():
         yield from _table(caption, columns, [run for run in runs if run.kind == kind])

@@ -48,7 +48,6 @@ class Loop:
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self.best: dict | None = None  # epoch (from 1), value and weights of the best epoch so far
             self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
-            self.saved_timer: dict | None = None
             self.was_last = False  # whether the last epoch that ended was the phase's last, and was evaluated
             self._resume()
         self.pace, self.end_logged, self.logged_share = Pace(), False, 0.0
@@ -119,8 +118,7 @@ class Loop:
         """Start the phase's share of ``train.minutes``, or continue with the saved timer."""
         if self.train.minutes is None:
             return
-        start = self.run.seconds
-        self.timer = self.plan.timer(start, self.train) if self.saved_timer is None else Timer(**self.saved_timer)
+        self.timer = self.timer or self.plan.timer(self.run.seconds, self.train)
         self._advance(self.timer.progress)
 
     def _advance(self, progress: float) -> None:
@@ -251,7 +249,7 @@ class Loop:
         sums = self.position.sums
         for name, value in out.items():
             value = value.detach().float() * images
-            sums[name] = sums[name] + value if name in sums else value
+            sums[name] = sums.get(name, 0) + value
         is_bad = ~torch.isfinite(out["loss"].detach())
         self.bad_step = torch.where(is_bad & (self.bad_step < 0), number, self.bad_step)
 
@@ -383,7 +381,7 @@ class Loop:
             self.ema.module.load_state_dict(state.ema)
         if self.accelerator.scaler is not None and state.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)
-        self.best, self.saved_timer = state.best, state.timer
+        self.best, self.timer = state.best, state.timer and Timer(**state.timer)
         self.run.earlier_steps, total_steps = state.steps
         share = float(self.run.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state.sums.items()}

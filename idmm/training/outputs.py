@@ -96,12 +96,8 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
 
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
     truth, predicted = predictions.truth, predictions.predicted
-    scores = predictions.scores() | {
-        "largest_class": largest_class(truth),
-        **baseline_score,
-        "num_classes": len(classes),
-        "test_size": len(test),
-    }
+    scores = predictions.scores() | {"largest_class": largest_class(truth), **baseline_score}
+    scores |= {"num_classes": len(classes), "test_size": len(test)}
     if test.groups is not None:
         scores["test_groups"] = len(set(test.groups))
     if setup.config.data.fold is not None:
