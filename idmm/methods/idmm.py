@@ -100,19 +100,14 @@ class IDMM(Method):
 
         With ``label_weight`` of classes ``batch["label"]`` [B] too, -1 where there is none.
         """
-        if self.config.label_weight:
-            return self._joint(batch, key, epoch)
-        groups = list(mixed_groups(batch, batch["index"], self.config.cutmix_alpha, key))
-        features, extra, logs = self.features([views for views, *_ in groups], key)  # [V, d]
-        return {"loss": self._instance(features, groups, logs) + extra, **logs}
-
-    def _joint(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        targets = torch.stack([batch["index"], batch["label"]], dim=1)  # [B, 2]
+        names, head = (["index", "label"], self.pooled_and_logits) if self.config.label_weight else (["index"], None)
+        targets = torch.stack([batch[name] for name in names], dim=1)  # [B, T]
         groups = list(mixed_groups(batch, targets, self.config.cutmix_alpha, key))
-        views = [views for views, *_ in groups]
-        both, extra, logs = self.features(views, key, self.pooled_and_logits)  # [V, d + K]
-        features, logits = both.tensor_split([feature_width(self.backbone)], dim=1)
+        outputs, extra, logs = self.features([views for views, *_ in groups], key, head)  # [V, d] or [V, d + K]
+        features, logits = outputs.tensor_split([feature_width(self.backbone)], dim=1)
         instance = self._instance(features, [_column(group, 0) for group in groups], logs)
+        if not self.config.label_weight:
+            return {"loss": instance + extra, **logs}
         label = self._label(logits, [_column(group, 1) for group in groups[: self.global_groups]])
         instance_weight = 1.0
         if self.config.instance_decay == "cosine":

@@ -7,7 +7,7 @@ MAE store their arguments.
 import argparse
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -37,7 +37,6 @@ def read_weights(path: Path, field: str) -> dict[str, Tensor]:
     Raises:
         UserError: The file is damaged, has no weights, or has Python objects.
     """
-    state = {}
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # torch warns of files that it then refuses
@@ -45,8 +44,7 @@ def read_weights(path: Path, field: str) -> dict[str, Tensor]:
                 content = load_file(path)
             else:
                 content = torch.load(path, map_location="cpu", weights_only=True)
-        if isinstance(content, dict):
-            _collect(content, "", state)
+        state = dict(_weights(content)) if isinstance(content, dict) else {}
     except Exception as error:  # a damaged file can raise anything
         why = f"cannot be read as a checkpoint ({type(error).__name__}): it is damaged or holds {OBJECTS}"
         if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", str(error)):
@@ -59,13 +57,13 @@ def read_weights(path: Path, field: str) -> dict[str, Tensor]:
     return state
 
 
-def _collect(entries: dict, place: str, state: dict[str, Tensor]) -> None:
-    """Add the weights in a dict to ``state``, their names with the prefix ``place``."""
+def _weights(entries: dict, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights in a dict at any depth, with their names."""
     for key, value in entries.items():
         if isinstance(key, str) and isinstance(value, Tensor):
-            state[place + key] = value
+            yield prefix + key, value
         elif isinstance(key, str) and isinstance(value, dict):
-            _collect(value, f"{place}{key}.", state)
+            yield from _weights(value, f"{prefix}{key}.")
 
 
 def best_network(

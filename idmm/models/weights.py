@@ -154,7 +154,7 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
     if is_public(path):
         return _public_checkpoint(str(path), field)
     state, info = read_weights(path, field), saved_info(path)
-    _check_preprocessing(info, weights_label(Path(path).with_suffix(".json"), field))
+    _check_preprocessing(info, weights_label(path.with_suffix(".json"), field))
     info.pop("channels", None)  # kwargs has them
     metadata = {key: info.pop(key) for key in ("name", "kwargs", "size", "crop_pct", "interpolation") if key in info}
     metadata |= {key: tuple(info.pop(key)) for key in ("mean", "std") if key in info}
@@ -301,8 +301,6 @@ def _fit(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor:
     if value.shape == target.shape:
         return value
     owner, _, leaf = key.rpartition(".")
-    shapes = ["x".join(map(str, t.shape)) or "a number" for t in (value, target)]
-    mismatch = f"{shapes[0]} in the checkpoint, {shapes[1]} in the model"
     if leaf == "relative_position_bias_table" and value.ndim == target.ndim:
         with warnings.catch_warnings(), contextlib.suppress(AssertionError, RuntimeError, AttributeError):
             warnings.simplefilter("ignore")  # timm's interpolation is deprecated in torch
@@ -315,7 +313,8 @@ def _fit(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor:
         if 0 <= prefix <= 2 and side**2 == value.shape[1] - prefix:  # otherwise the grid is not that of the tokens
             antialias = getattr(model, "antialias_positions", True)  # timm's default
             return resample_abs_pos_embed(value, list(grid), [side, side], prefix, antialias=antialias)
-    raise ValueError(mismatch)
+    shapes = ["x".join(map(str, t.shape)) or "a number" for t in (value, target)]
+    raise ValueError(f"{shapes[0]} in the checkpoint, {shapes[1]} in the model")
 
 
 def adapt_input(model: nn.Module, state: dict[str, Tensor], label: str) -> tuple[dict[str, Tensor], str]:
