@@ -83,5 +83,5 @@ def test_values_of_the_json_next_to_weights(tmp_path):
         assert (spec.bands, spec.mean, spec.range) == (bands, mean, limits)
     path = tmp_path / "backbone.json"
     write_json(path, read(path) | {"mean": [0.5], "std": [0.0, 1.0], "crop_pct": 0})
-    with pytest.raises(UserError, match=r"std\[0\]: got 0.0, .*\n.*crop_pct: got 0, expected a number above 0"):
+    with pytest.raises(UserError, match=r"std\[0\]: got 0.0, .*\n.*crop_pct: got 0, expected greater than 0"):
         load_backbone(tmp_path)

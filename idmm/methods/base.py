@@ -32,6 +32,7 @@ class Method(nn.Module):
         scheduled_epoch: Progress in the recipe's epochs, which the loop sets with ``train.minutes``. None: schedules
             follow the epoch.
         starts_from_features: Whether a new run calls :meth:`prepare` before its first step.
+        teacher: A :class:`idmm.methods.common.MomentumEncoder` of backbone and head, or None.
         lr_scales: Learning rates of child modules by name, as multiples of the run's; 1 if not named.
     """
 
@@ -45,6 +46,7 @@ class Method(nn.Module):
         self.lr_scales: dict[str, float] = {}
         self.scheduled_epoch: float | None = None
         self.starts_from_features = False
+        self.teacher: nn.Module | None = None
 
     def scheduled(self, epoch: int) -> float:
         """Return the position of schedules in an epoch, counted from 0."""
@@ -95,10 +97,12 @@ class Method(nn.Module):
         """Act between the backward pass and the optimizer step, e.g. drop gradients. The default does nothing."""
 
     def after_step(self, step: float) -> None:
-        """Act after an optimizer step, counted from 0, for example move a momentum encoder. The default does nothing.
+        """Act after an optimizer step, counted from 0. The default moves the momentum encoder, if there is one.
 
         With ``train.minutes``, ``step`` is the progress times the recipe's steps.
         """
+        if self.teacher is not None:
+            self.teacher.update(step, self.backbone, self.head)
 
     def embed(self, features: Tensor) -> Tensor:
         """Return the embeddings that the loss compares, from pooled features [B, d] of ``exported``.

@@ -62,10 +62,6 @@ class DINO(Method):
         """Hold the last layer still in the first epochs."""
         self.head.cancel_last_layer_gradients(self.scheduled(epoch))
 
-    def after_step(self, step: int) -> None:
-        """Move the teacher, less and less."""
-        self.teacher.update(step, self.backbone, self.head)
-
     def embed(self, features: Tensor) -> Tensor:
         """Return the student's targets, of the teacher's features: centred, as sharp as after the warm-up, [B, K]."""
         centred = at_least_fp32(self.teacher.copies[1](features)) - self.loss.center[0]

@@ -36,10 +36,6 @@ class MoCoV2(Method):
         with full_precision(query):
             return {"loss": self.loss(query, positive) + extra, **logs}
 
-    def after_step(self, step: int) -> None:
-        """Move the momentum encoder."""
-        self.teacher.update(step, self.backbone, self.head)
-
 
 def _queue(requested: int | None, info: RunInfo) -> int:
     """Return the length of the queue, at most so long that few keys are of images in the batch."""

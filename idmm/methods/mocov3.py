@@ -56,10 +56,6 @@ class MoCoV3(Method):
         single = len(crops[0]) == 1 and not any(isinstance(part, nn.SyncBatchNorm) for part in self.head.modules())
         return [torch.cat(crops)] if single else crops
 
-    def after_step(self, step: int) -> None:
-        """Move the momentum encoder, less and less."""
-        self.teacher.update(step, self.backbone, self.head)
-
 
 def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
     """Return an MLP whose every layer has a batch norm, the last one's without scale and shift, as in its release.

@@ -25,8 +25,8 @@ from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table, to_2t
 from timm.models import adapt_input_conv, get_pretrained_cfg
 from torch import Tensor, nn
 
-from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Data, parsing
-from idmm.errors import UserError, in_short, listed, nearest
+from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Data, parsing
+from idmm.errors import UserError, checked, in_short, listed, nearest
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
 from idmm.models.build import Size, backbone_keys, create_backbone, export_kwargs, model_name
 from idmm.models.nested import best_network, read_weights
@@ -163,17 +163,15 @@ def read_checkpoint(path: str | os.PathLike, field: str = "", stem: str = "backb
 
 def _check_preprocessing(info: dict, label: str) -> None:
     """Raise UserError if the JSON next to weights has values that images cannot be prepared by."""
-    values, faults = {key: info[key] for key in ("mean", "std", "range", "bands") if key in info}, []
+    values = {key: info[key] for key in ("mean", "std", "range", "bands") if key in info}
+    crop = {"crop_pct": info.get("crop_pct", CROP_PCT)}
     try:
-        parsing.build(Data, values)
+        checked(lambda: parsing.build(Data, values), lambda: parsing.build(Augment, crop))
         channels = info.get("kwargs", {}).get("in_chans", 3)
         odd = [key for key in ("mean", "std") if len(values.get(key) or [0] * channels) != channels]
-        faults += [f"{key}: {len(values[key])} values for {channels} channels" for key in odd]
+        faults = [f"{key}: {len(values[key])} values for {channels} channels" for key in odd]
     except UserError as error:
-        faults += error.faults
-    crop_pct = info.get("crop_pct", CROP_PCT)
-    if not isinstance(crop_pct, (int, float)) or not 0 < crop_pct <= 1:
-        faults.append(f"crop_pct: got {crop_pct!r}, expected a number above 0 and at most 1")
+        faults = error.faults
     if faults:
         raise UserError(*(f"{label} {fault}" for fault in faults))
 

@@ -49,7 +49,7 @@ class RunFolder:
         self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
         self._images_file, self._scores_file = self.path / "last" / "images.json", self.path / "last" / "start.json"
         self._lock = Lock(self.path / "last" / "run.lock")
-        faults, used, self._made, self._lines = None, False, [], None
+        faults, used, self._made, self._records = None, False, [], None
         try:
             if self.leader:
                 try:
@@ -149,27 +149,23 @@ class RunFolder:
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Remove metrics from (stage, epoch) on. The resumed run writes them again."""
-        records = [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
-        self._write_metrics([json.dumps(record) + "\n" for record in records])
+        self._write_metrics([r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)])
 
     def metrics(self) -> list[dict]:
         """Return the records so far, one per epoch."""
-        return [json.loads(line) for line in self._metric_lines()]
-
-    def _metric_lines(self) -> list[str]:
-        path = self.path / "metrics.jsonl"
-        if self._lines is None or not self.leader:  # the first process writes them
-            self._lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return self._lines
+        if self._records is None or not self.leader:  # the first process writes them
+            path = self.path / "metrics.jsonl"
+            self._records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return self._records
 
     def add_metrics(self, record: dict) -> None:
         """Append the record of an epoch."""
-        self._write_metrics([*self._metric_lines(), json.dumps(record) + "\n"])
+        self._write_metrics([*self.metrics(), record])
 
-    def _write_metrics(self, lines: list[str]) -> None:
+    def _write_metrics(self, records: list[dict]) -> None:
         if self.leader:
-            self._lines = lines
-            write_text(self.path / "metrics.jsonl", "".join(lines))
+            self._records = records
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
     def finish(self, result: dict) -> None:
         """Write result.json, which marks the run as finished."""
