@@ -26,7 +26,7 @@ from idmm.dense.targets import IGNORED
 from idmm.errors import SizeError
 from idmm.methods.common import at_least_fp32
 from idmm.models.build import black_image, create_backbone
-from idmm.models.grid import as_grid
+from idmm.models.grid import as_grid, token_grid
 from idmm.models.weights import Checkpoint
 
 STRIDES = (4, 8, 16, 32)  # pixels from one place of a map to the next
@@ -43,7 +43,7 @@ _TERMS = {  # torchvision's: ours
 def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]) -> list[Tensor]:
     """Return the outputs [B, D, h, w] of layers, by timm's ascending numbers and last None for the final features."""
     if layers == [None]:
-        return [as_grid(backbone, backbone.forward_features(images), images.shape[-2:])]
+        return [token_grid(backbone, images)]
     final, maps = backbone.forward_intermediates(images, indices=layers[:-1])
     return [*maps, as_grid(backbone, final, images.shape[-2:])]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -48,7 +47,8 @@ def explore(config: ExploreConfig) -> str:
     if len(store) < 3:
         raise UserError(f"run: '{folder}' has {len(store)} training images, expected at least three")
     out = made_folder(config.out or str(folder / "explore"))
-    found = _compare(store, features(config, folder, store))
+    network = Network.from_checkpoint(read_checkpoint(folder), 0, config.device, config.batch_size)
+    found = _compare(store, replace(network, crop_pct=1.0).split_features(store, 0, "train"))  # of whole images
     for name, kind in product(KINDS, ("csv", "png")):  # of an earlier call
         (out / f"{name}.{kind}").unlink(missing_ok=True)
     summary = [
@@ -62,12 +62,6 @@ def explore(config: ExploreConfig) -> str:
     exclude = write_exclusions(f"idmm explore {folder}", before, exclusions(found.duplicates), out / "exclude.txt")
     hint = "" if config.out else f". 'idmm report {config.run}' shows them"
     return "\n".join([*summary, "", f"written: {exclude}", f"written: tables and sheets in {out}{hint}"])
-
-
-def features(config: ExploreConfig, folder: Path, store: ImageStore) -> np.ndarray:
-    """Return the pooled features of whole images by the network of a run, float32 [N, d]."""
-    network = Network.from_checkpoint(read_checkpoint(folder), 0, config.device, config.batch_size)
-    return replace(network, crop_pct=1.0).split_features(store, 0, "train")
 
 
 def _compare(store: ImageStore, rows: np.ndarray) -> Similarities:

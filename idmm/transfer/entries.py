@@ -120,7 +120,7 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None
 
 
 def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
-    """Return an entry, public weights pinned to their commit and fetched, or raise UserError with its faults."""
+    """Return an entry, or raise UserError with its faults. Public weights are fetched."""
     values, faults = entry.values, []
     if entry.kind in SIDES:
         resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
