@@ -2,7 +2,7 @@
 # A transfer grid on Slurm: a Ray cluster inside one allocation, one Ray node per machine, one job per GPU.
 #
 #   sbatch --nodes=4 --gpus-per-node=8 configs/transfer/slurm_ray.sh \
-#       --config table5 --out /shared/runs/grid
+#       --config table5 --roots /shared/datasets --out /shared/runs/grid
 #
 # The arguments are those of transfer.py. --out must be on a file system that all nodes see. Submit the same line again
 # to resume: finished jobs are not repeated, and the others continue from their last checkpoint. Slurm warns two minutes

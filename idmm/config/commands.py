@@ -96,7 +96,7 @@ class TrainCommand:
     minutes: float = Field(20.0, gt=0)
     """Time for everything, from the start of the command to its result (minutes)."""
     compare: bool = False
-    """Also train from scratch, which doubles the time. It shows if pretraining or pseudo-labels helped."""
+    """Also train from scratch, without hand-made features, in as much time again. The result is compared with it."""
     init: str | None = None
     """Initial weights: a run folder, a file or timm:NAME. Default: none."""
     way: Literal["auto", "scratch", "finetune", "pretrain"] = "auto"

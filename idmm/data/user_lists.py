@@ -130,7 +130,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
             faults.append(f"data.labels: '{file}' has classes in {part} that train lacks: {listed(extra)}")
     unnamed = [name for name in images if name not in rows]
     more = [name for name in unnamed if inside and name.startswith(f"{UNLABELLED}/")]
-    without_label = {name for name in unnamed if name.startswith(inside)}
+    without_label = {name for name in unnamed if name.startswith(inside) and not name.startswith(("val/", "test/"))}
     trained = without_label.union(names["train"])
     train = [name for name in images if name in trained]
     if not labelled and train and (faults or without_label):
