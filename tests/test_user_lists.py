@@ -137,8 +137,8 @@ def flat(tmp_path_factory):
     for patient in range(6):
         for i in range(2):
             paint(root / f"scans/p{patient}_{i}.png", seed=10 * patient + i)
-    for i in range(2):
-        paint(root / f"new/{i}.png", seed=90 + i)
+    for i, name in enumerate(("new/0", "new/1", "test/0")):  # without a row. The last is never trained on
+        paint(root / f"{name}.png", seed=90 + i)
     return root
 
 
@@ -188,7 +188,7 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     out = tmp_path / "run"
     assert tuned(out, flat, data__labels=labels) == 0
     said = capsys.readouterr().err
-    assert f"data.labels: '{labels}' has no row for 2 of 14 images, which are left out" in said
+    assert f"data.labels: '{labels}' has no row for 3 of 15 images, which are left out" in said
     assert "data.groups" not in said, "no group is on both sides"
     assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (8, 4, 2)
     assert {row["group"] for row in read_csv(out / "predictions.csv")} == {"patient 0", "patient 1"}
