@@ -5,7 +5,6 @@ import csv
 import errno
 import io
 import json
-import logging
 import os
 import re
 import shutil
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from idmm.errors import RunError, UserError
-
-log = logging.getLogger("idmm")
+from idmm.progress import log
 
 _MARK = "part-"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without flock
@@ -35,24 +33,26 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         RunError: The disk is full or the folder cannot be written. The old file stays.
     """
-    aside = _aside(path)
+    with _aside(path, "The old file stays") as aside, open(aside, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _aside(path: Path, remains: str) -> Iterator[Path]:
+    """Yield a path next to another, which it replaces when the block ends. After a kill :func:`sweep` removes files."""
+    aside = path.with_name(f".{path.name}.{_MARK}{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield aside
         os.replace(aside, path)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error}). The old file stays") from None
+        raise RunError(f"{path}: cannot be written ({error.strerror or error}). {remains}") from None
     finally:
+        shutil.rmtree(aside, ignore_errors=True)  # nothing else than a folder
         with contextlib.suppress(OSError):
-            os.unlink(aside)
-
-
-def _aside(path: Path) -> Path:
-    """Return a path next to another, which :func:`sweep` removes after a kill."""
-    return path.with_name(f".{path.name}.{_MARK}{uuid.uuid4().hex[:8]}")
+            aside.unlink()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -141,15 +141,9 @@ def filling(path: Path) -> Iterator[Path]:
     Raises:
         RunError: The disk is full or the place cannot be written. Nothing is left.
     """
-    aside = _aside(path)
-    try:
-        aside.mkdir(parents=True)
+    with _aside(path, "Nothing is left of it") as aside:
+        aside.mkdir()
         yield aside
-        os.replace(aside, path)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error}). Nothing is left of it") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 class Lock:
@@ -273,12 +267,6 @@ def weights_label(source: str | os.PathLike, field: str) -> str:
 def expand_home(path: str | os.PathLike) -> Path:
     """Return a path with ``~`` replaced by the user's home. An unknown user's ``~`` stays."""
     return Path(os.path.expanduser(path))
-
-
-def run_of(init: str) -> Path:
-    """Return the folder of the run that wrote weights, given it or one of its files."""
-    path = expand_home(init)
-    return path.parent if path.suffix.lower() in WEIGHTS and not path.is_dir() else path
 
 
 def holds_run(path: str | os.PathLike) -> bool:

@@ -1,7 +1,7 @@
 """Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images and classes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from PIL import Image
 from idmm import config
 from idmm.data.decode import measure_range
 from idmm.data.formats import BadImage, NoPicture
-from idmm.data.images import Bands, CentreCrop, composite, digest, read_image
+from idmm.data.images import Bands, composite, digest, read_image
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
@@ -27,7 +27,6 @@ NEAR_BITS = 12  # perceptual hashes that differ in at most so many bits are comp
 NEAR_CORRELATION = 0.9  # of the thumbnails of nearly equal images
 THUMB = 16  # side of a thumbnail (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
-CROP = CentreCrop(64, 0.875)  # of the images for the baseline
 NEAR_MOST = 20  # near-duplicates of an image that are listed in each split: plain images are all alike
 _BLOCK = 2048
 _SAMPLE = 64  # files that decide if the images are pictures
@@ -116,18 +115,10 @@ class _Summary:
     one_colour: bool
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
-    crop: np.ndarray | None  # its CROP, [64, 64, C], if it is asked for
 
 
-Crops = dict[str, dict[str, np.ndarray]]  # centre crops by split and name
-
-
-def check(data: config.Data, crops_of: Callable[[np.ndarray], np.ndarray]) -> tuple[DatasetReport, Listing, Crops]:
+def check(data: config.Data) -> tuple[DatasetReport, Listing]:
     """Read every image of a dataset. Faults of images raise nothing.
-
-    Args:
-        data: The ``data`` section of a config.
-        crops_of: Returns, for the labels of a split, the numbers of the images whose centre crops are returned.
 
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
@@ -135,15 +126,14 @@ def check(data: config.Data, crops_of: Callable[[np.ndarray], np.ndarray]) -> tu
     report = DatasetReport(data.name, data.root)
     listing = _open(data, report)
     report.bands = _usual_bands(listing.train)
-    every, crops = [], {}
+    every = []
     for part, split in listing.parts.items():
-        chosen, report.images[part] = (), len(split)
+        report.images[part] = len(split)
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             report.classes[part] = dict(zip(split.classes, counts.tolist(), strict=True))
-            chosen = frozenset(crops_of(split.labels).tolist())
         summaries = []
-        for name, summary in zip(split.names, _summaries(report, part, split, chosen), strict=True):
+        for name, summary in zip(split.names, _summaries(report, part, split), strict=True):
             if isinstance(summary, BadImage):
                 report.unreadable.append({"split": part, "name": name, "reason": summary.reason})
             else:
@@ -151,10 +141,9 @@ def check(data: config.Data, crops_of: Callable[[np.ndarray], np.ndarray]) -> tu
         report.one_colour += [{"split": part, "name": s.ref.name} for s in summaries if s.one_colour]
         if sides := [min(summary.size) for summary in summaries]:
             report.sides[part] = [min(sides), int(np.median(sides)), max(sides)]
-        crops[part] = {summary.ref.name: summary.crop for summary in summaries if summary.crop is not None}
         every += summaries
     report.pairs = _pairs(every)
-    return report, listing, crops
+    return report, listing
 
 
 def _open(data: config.Data, report: DatasetReport) -> Listing:
@@ -182,7 +171,7 @@ def _usual_bands(train: Split) -> Bands | None:
     return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None) if usual else None
 
 
-def _summaries(report: DatasetReport, part: str, split: Split, chosen: Sequence[int]) -> list[_Summary | BadImage]:
+def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary | BadImage]:
     """Read a split's images. The first one of more than 8 bits has the value range measured, then all start again."""
 
     def summary(i: int, value_range: ValueRange) -> _Summary:
@@ -197,7 +186,6 @@ def _summaries(report: DatasetReport, part: str, split: Split, chosen: Sequence[
             one_colour=bool((image == image[0, 0]).all()),
             hash=perceptual_hash(picture),
             thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
-            crop=CROP(image) if i in chosen else None,
         )
 
     def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:

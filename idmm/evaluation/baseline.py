@@ -42,17 +42,16 @@ def sample_to_fit(labels: np.ndarray, most: int) -> np.ndarray:
     return sample(labels, max(EACH * classes, min(most, WEIGHTS // max(1, classes))))
 
 
-def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float], local: bool = False) -> np.ndarray:
+def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
     """Return the features of images in their order, float32 [N, d].
 
     Args:
         batches: With ``images`` [B, C, H, W], normalised by mean and std, and ``index``.
         mean, std: A number per channel, on pixel values in [0, 1].
-        local: See :func:`idmm.evaluation.network.extract_features`.
     """
     model = create_backbone("hog", in_chans=len(mean))
     model.set_statistics(mean, std)
-    return extract_features(model, batches, "cpu", contextlib.nullcontext, local=local).numpy()
+    return extract_features(model, batches, "cpu", contextlib.nullcontext).numpy()
 
 
 def measure(

@@ -19,7 +19,7 @@ from idmm.data.image_store import ImageStore
 from idmm.data.images import Bands, CentreCrop, Decoded, bands_of, read_image
 from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
-from idmm.data.split import counted
+from idmm.data.split import Split, counted
 from idmm.data.values import AUTO, ValueRange, as_range, unit
 from idmm.data.views import normalise
 from idmm.errors import RunError
@@ -42,20 +42,20 @@ def extract_features(
 ) -> Tensor:
     """Return the outputs of ``forward`` for all images in their order, float32 [N, d] on the CPU.
 
-    The images are those of all processes, or with ``local`` only those of this process.
+    The images are those of all processes, or with ``local`` only those of this process. Without any it is [0, 0].
     """
-    outputs, numbers = [], []
+    results = []  # per batch: index [B], output [B, d]
     with evaluating(backbone):
         for batch in batches:
             with autocast():
                 output = forward(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
-            outputs.append(output.float().cpu().numpy())
-            numbers.append(batch["index"].numpy())
-    # lists of batches: a process may have no image
-    gathered = [(outputs, numbers)] if local else distributed.gather((outputs, numbers))
-    features = np.concatenate([batch for outputs, _ in gathered for batch in outputs])
-    order = np.argsort(np.concatenate([batch for _, numbers in gathered for batch in numbers]))
-    return torch.from_numpy(features[order])
+            results.append((batch["index"].numpy(), output.float().cpu().numpy()))
+    if not local:
+        results = [result for part in distributed.gather(results) for result in part]  # a process may have no image
+    if not results:
+        return torch.zeros(0, 0)
+    index, features = map(np.concatenate, zip(*results, strict=True))
+    return torch.from_numpy(features[np.argsort(index)])
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,16 @@ class Network:
         seconds = duration(time.monotonic() - started_at)
         log.info("%s: features of %s (%s) in %s", self.label, part, counted(len(store), "image"), seconds)
         return features
+
+    def readable(self, split: Split, forward: Forward, label: str) -> tuple[Split, np.ndarray]:
+        """Return the readable images of a split, and the outputs of ``forward`` for them, float32 [N, k].
+
+        ``label`` is that of the progress bar. Errors as of :meth:`outputs`.
+        """
+        unreadable: dict[str, str] = {}
+        batches = self.file_batches(split.items, split.names, unreadable)
+        rows = self.outputs(counting(batches, len(split), label), forward)
+        return split.take([i for i, name in enumerate(split.names) if name not in unreadable]), rows
 
     def file_batches(
         self,

@@ -3,7 +3,6 @@
 The images are prepared as in the run's own evaluation, the same pixels to the bit. The network runs in fp32.
 """
 
-import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,10 +127,7 @@ def _outputs(network: Network, images: Images, forward: Forward, width: int, on_
     sources, names = listed_images(images, network.bands)
     unreadable: dict[str, str] = {}
     batches = counting(network.file_batches(sources, names, unreadable), len(sources), label)
-    first = next(batches, None)
-    rows = np.zeros((0, width), np.float32)
-    if first is not None:
-        rows = network.outputs(itertools.chain([first], batches), forward)
+    rows = network.outputs(batches, forward).reshape(-1, width)  # also if no image can be read
     if unreadable and (is_single(images) or on_error == "fail"):
         raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()], begin="images: "))
     readable = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]

@@ -5,7 +5,7 @@ import json
 import yaml
 
 from idmm.config import FinetuneConfig
-from idmm.files import idmm_version, is_public, run_of
+from idmm.files import WEIGHTS, expand_home, idmm_version, is_public
 from idmm.inference.export_model import Source
 from idmm.inference.runs import dataset_name
 
@@ -54,7 +54,9 @@ def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
     if not isinstance(config, FinetuneConfig):
         facts.append(("method", config.method.name))
     if config.init:  # public weights by their name, others by their folder
-        facts.append(("started from", _code(config.init if is_public(config.init) else run_of(config.init).name)))
+        path = expand_home(config.init)
+        name = config.init if is_public(path) else (path.parent if path.suffix in WEIGHTS else path).name
+        facts.append(("started from", _code(name)))
     return facts
 
 

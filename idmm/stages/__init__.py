@@ -57,9 +57,7 @@ class PretrainStage(Stage):
         return config, notes + method_notes
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
-        from idmm.models.hog import Hog
-
-        if isinstance(backbone, Hog):
+        if spec.name in ("hog", "hog_conv"):
             line = f"{spec.name} has hand-made features, which cannot be pretrained"
             raise UserError(f"model.name: {line}. Probe or fine-tune it instead")
 

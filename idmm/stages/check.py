@@ -8,17 +8,23 @@ import numpy as np
 
 from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig, ProbeConfig
-from idmm.data.check import CROP, Crops, DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
+from idmm.data.check import DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
 from idmm.data.formats import channels_flag
 from idmm.data.images import composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
-from idmm.data.values import unit
+from idmm.data.values import AUTO
 from idmm.errors import UserError, by_reason, listed
+from idmm.evaluation import baseline
+from idmm.evaluation.network import Network, pooled
 from idmm.files import made_folder, write_json
+from idmm.models import create_backbone
+from idmm.models.hog import SIDE
+from idmm.models.weights import CROP_PCT
 from idmm.progress import log
 from idmm.stages.resolve import check_place
+from idmm.training.outputs import largest_class
 
 _NAMED = 5  # images or pairs that a line names
 _DRAWN = 12  # pairs on the sheet
@@ -51,11 +57,9 @@ def checkup(command: DataCheckConfig) -> int:
         log.info("%s", note)
     if command.out is not None:
         check_place(ProbeConfig(out=command.out, data=data))
-    from idmm.evaluation import baseline
-
-    report, listing, crops = check(data, lambda labels: baseline.sample(labels, baseline.MOST))
+    report, listing = check(data)
     log.info("measuring the baseline")
-    report.floor = _baseline(listing, crops, data)
+    report.floor = _baseline(report, listing, data)
     print("\n".join(report_lines(report)))
     if command.out is not None:
         out = made_folder(command.out)
@@ -81,7 +85,7 @@ def report_lines(report: DatasetReport) -> list[str]:
         of = "held-out training" if floor["of"] == "train" else floor["of"]
         text = "baseline: {baseline_top1:.1f} % top-1 by logistic regression on hand-made features "
         text += "(the largest class every time: {largest_class:.1f} %), fitted to {train_images:,} training images"
-        lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {CROP.size} px")
+        lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {SIDE} px")
     if report.layout:
         use = "idmm train tests on a fifth" if floor and floor["of"] == "train" else "pretraining can use all"
         how = "fine-tuning needs more" if report.enough_to_pretrain else "fine-tuning would refuse them"
@@ -143,54 +147,41 @@ def _name(image: ImageRef) -> str:
 
 
 # ---------------------------------------------------------------------- the baseline
-def _baseline(listing: Listing, crops: Crops, data: config.Data) -> dict | None:
+def _baseline(report: DatasetReport, listing: Listing, data: config.Data) -> dict | None:
     """Return the accuracy of the baseline and of the largest class, on the split that results would be reported on.
 
     If there is none, they are of a fifth of the training images. None: there are no labels for that.
     """
-    from idmm.evaluation import baseline
-
     if listing.train.labels is None:
         return None
     with_labels = (name for name in ("test", "val") if (part := listing.parts.get(name)) and part.labels is not None)
     of = next(with_labels, "train")
-    train, held = listing.train, listing.parts[of]
+    train, held_out = listing.train, listing.parts[of]
     if of == "train":
         try:
             divided = list_images(replace(data, val_fraction=HELD_OUT), labelled=True)
         except UserError:  # of one class, or what the layout's faults say
             return None
-        train, held = divided.train, divided.test
-    pixels, labels = _labelled_crops(crops["train"], train)
-    held_pixels, truth = _labelled_crops(crops[of], held)
-    if len(np.unique(labels)) < 2 or not len(truth):
+        train, held_out = divided.train, divided.test
+    train = train.take(baseline.sample_to_fit(train.labels, baseline.MOST))
+    train, features = _features(report, train)
+    tested, held_out_features = _features(report, held_out.take(baseline.sample(held_out.labels, baseline.MOST)))
+    if len(np.unique(train.labels)) < 2 or not len(tested):
         return None
-    numbers = baseline.sample_to_fit(labels, baseline.MOST)
-    top1 = baseline.measure(_features([pixels[i] for i in numbers]), labels[numbers], _features(held_pixels), truth)
-    largest = 100 * float(np.unique(truth, return_counts=True)[1].max() / len(truth))
-    sizes = {"train_images": len(numbers), "images": len(truth), "of": of}
-    return {"baseline_top1": top1, "largest_class": largest, **sizes}
+    top1 = baseline.measure(features, train.labels, held_out_features, tested.labels)
+    sizes = {"train_images": len(train), "images": len(tested), "of": of}
+    return {"baseline_top1": top1, "largest_class": largest_class(tested.labels), **sizes}
 
 
-def _labelled_crops(crops: dict[str, np.ndarray], split: Split) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return those of the crops that are of a split, [S, S, C] each, and the numbers of their classes, int64 [N]."""
-    used = [i for i, name in enumerate(split.names) if name in crops and split.labels[i] >= 0]
-    return [crops[split.names[i]] for i in used], split.labels[used]
-
-
-def _features(crops: list[np.ndarray]) -> np.ndarray:
-    """Return the baseline's features of crops, uint8 or uint16 [S, S, C] each -> [N, d]."""
-    import torch
-
-    from idmm.evaluation import baseline
-
-    def batch(numbers: torch.Tensor) -> dict:
-        images = torch.stack([unit(torch.from_numpy(crops[i])) for i in numbers])  # each by its own depth, [B, S, S, C]
-        return {"images": images.permute(0, 3, 1, 2), "index": numbers}
-
-    channels = crops[0].shape[2]
-    batches = map(batch, torch.arange(len(crops)).split(BATCH))
-    return baseline.features(batches, [0.0] * channels, [1.0] * channels, local=True)
+def _features(report: DatasetReport, split: Split) -> tuple[Split, np.ndarray]:
+    """Return the readable images of a split, and the baseline's features of them [N, d]."""
+    channels = 3 if report.bands is None else report.bands.used
+    statistics = [0.0] * channels, [1.0] * channels
+    model = create_backbone("hog", in_chans=channels)
+    model.set_statistics(*statistics)
+    values = report.range or AUTO, report.bands
+    network = Network(model, SIDE, CROP_PCT, *statistics, "cpu", BATCH, "the baseline", *values)
+    return network.readable(split, pooled, "features for the baseline")
 
 
 # ---------------------------------------------------------------------- the sheet

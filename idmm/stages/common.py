@@ -179,12 +179,14 @@ def plan_phase(
     ``score`` names that of the best epoch, with ``train.keep`` best.
     """
     train, later_phases, count = setup.config.train, setup.phases[phase.number - 1 :], len(images.train)
-    is_last = len(later_phases) == 1
+    is_last, costs = len(later_phases) == 1, [other.epochs * other.size**2 for other in later_phases]
     max_epochs, epochs, steps = None, phase.epochs, phase.steps(count)
     length = f"{steps} in {counted(phase.epochs, 'epoch')}"
     if train.minutes is not None:
-        if train.max_epochs is not None:
-            max_epochs = _max_epochs(train.max_epochs, [other.epochs for other in setup.phases])[phase.number - 1]
+        if train.max_epochs is not None:  # divided in the ratio of the phases' epochs. Each has one at least
+            planned = [other.epochs for other in setup.phases]
+            ends = np.cumsum(planned) * (train.max_epochs - len(planned)) // sum(planned)
+            max_epochs = 1 + int(np.diff(ends, prepend=0)[phase.number - 1])
         epochs, length = max_epochs or sys.maxsize, f"for train.minutes {train.minutes:g}"
     per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, count)
     log.info("%s: %s of %d images per epoch, %s", phase.label, per_epoch, batch, length)
@@ -196,21 +198,10 @@ def plan_phase(
         transform=transform,
         evaluators=evaluators,
         keep=score if score and is_last and train.keep == "best" else None,
-        share=_cost(phase) / sum(map(_cost, later_phases)),
+        share=costs[0] / sum(costs),
         max_epochs=max_epochs,
         ending=ending(setup, images) if is_last else (0, 0.0),
     )
-
-
-def _max_epochs(total: int, epochs: list[int]) -> list[int]:
-    """Divide ``train.max_epochs`` between phases in the ratio of their epochs. Each has one at least."""
-    ends = np.cumsum(epochs) * (total - len(epochs)) // sum(epochs)
-    return (1 + np.diff(ends, prepend=0)).tolist()
-
-
-def _cost(phase: Phase) -> int:
-    """Return the share of ``train.minutes`` that a phase gets, relative to the other phases."""
-    return phase.epochs * phase.size**2
 
 
 # ---------------------------------------------------------------------- evaluation

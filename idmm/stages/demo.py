@@ -15,7 +15,7 @@ from idmm.progress import drawing
 from idmm.report import charts as pictures
 from idmm.stages.train import train
 
-ROWS = {"baseline": "baseline_top1", "from scratch": "scratch_top1", "idmm train": "idmm_top1"}
+NAMES = {"baseline": "baseline_top1", "from scratch": "scratch_top1", "idmm train": "idmm_top1"}
 EACH = 5  # labelled images of a class
 LEAST_GAIN = 2.0  # points
 
@@ -38,17 +38,17 @@ def demo(command: DemoConfig) -> dict:
     out = Path(command.out)
     _write_images(out / "images")
     seeds = [_trained(command, out, seed) for seed in range(command.seeds)]
-    scores = {
-        "baseline_top1": [kept["result"]["baseline_top1"] for kept in seeds],
-        "scratch_top1": [kept["scratch"]["top1"] for kept in seeds],
-        "idmm_top1": [kept["result"]["top1"] for kept in seeds],
+    rows = {
+        "baseline": [state["result"]["baseline_top1"] for state in seeds],
+        "from scratch": [state["scratch"]["top1"] for state in seeds],
+        "idmm train": [state["result"]["top1"] for state in seeds],
     }
-    *others, ours = map(statistics.mean, scores.values())
-    result = scores | {"gain": ours - max(others), "minutes": command.minutes}
+    *others, ours = map(statistics.mean, rows.values())
+    result = {NAMES[label]: values for label, values in rows.items()}
+    result |= {"gain": ours - max(others), "minutes": command.minutes}
     write_json(out / "demo.json", result)
     counts, tested = seeds[0]["counts"], seeds[0]["result"]
     title = f"{counts['images']:,} images, {counts['labelled']:,} of them labelled"
-    rows = {label: scores[name] for label, name in ROWS.items()}
     one_class = tested["largest_class"]
     with drawing("comparison.png"):
         pictures.comparison(rows, out / "comparison.png", title, largest_class=one_class, grey=["baseline"])

@@ -26,7 +26,6 @@ from idmm.stages.resolve import resolve
 from idmm.training.outputs import largest_class
 from idmm.training.stage import RunSetup
 
-UNTRAINED = "untrained"
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}
 PER_CLASS = (1, 2, 5, 10, 20)  # numbers of labels by default
 FILES = ("fewlabel.json", "fewlabel.md", "fewlabel.png")
@@ -66,8 +65,8 @@ def fewlabel(config: FewLabelConfig) -> dict:
         "runs": {label: about(setup) for label, setup in backbones.items()},
     }
     out = made_folder(config.out)
-    before = json.loads((out / FILES[0]).read_text()) if (out / FILES[0]).exists() else header
-    if any(before.get(name) != value for name, value in json.loads(json.dumps(header)).items()):
+    file, as_saved = out / "fewlabel.json", json.loads(json.dumps(header))
+    if file.exists() and not as_saved.items() <= json.loads(file.read_text()).items():
         raise UserError(f"out: '{out}' has the results of other measurements. Name a new folder")
     for note in dict.fromkeys(note for setup in backbones.values() for note in setup.notes):
         log.info("%s", note)
@@ -82,7 +81,7 @@ def fewlabel(config: FewLabelConfig) -> dict:
         "records": records,
     }
     text = table(result)
-    write_json(out / "fewlabel.json", result)
+    write_json(file, result)
     write_text(out / "fewlabel.md", text + "\n")
     with drawing("fewlabel.png"):
         _draw(result, out / "fewlabel.png")
@@ -100,7 +99,7 @@ def _backbones(config: FewLabelConfig) -> dict[str, RunSetup]:
             if probe not in untrained.values():
                 untrained[label] = probe
         for label, probe in untrained.items():
-            backbones[f"{UNTRAINED}, as {label}" if len(untrained) > 1 else UNTRAINED] = resolve(probe)
+            backbones[f"untrained, as {label}" if len(untrained) > 1 else "untrained"] = resolve(probe)
     if config.model.name:
         backbones[config.model.name] = resolve(config.probe(None))
     return backbones

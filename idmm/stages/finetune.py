@@ -19,10 +19,6 @@ from idmm.training.outputs import classifier_result, common_result, export, load
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
-FALL = (
-    "More epochs, a smaller --train.lr or --model.drop_path 0 may help. idmm probe evaluates the features as they are"
-)
-
 
 def finetune(config: FinetuneConfig | dict | str) -> dict:
     """Fine-tune on labels, one size after the other, and write the classifier and its accuracy to ``config.out``.
@@ -111,5 +107,7 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, 
     if (start := run.folder.start_scores.get("start_top1")) is None:
         return result
     if result["top1"] < start:
-        log.warning("top-1 fell from %.1f before the first step to %.1f. %s", start, result["top1"], FALL)
+        line = "top-1 fell from %.1f before the first step to %.1f. More epochs, a smaller --train.lr or "
+        line += "--model.drop_path 0 may help. idmm probe evaluates the features as they are"
+        log.warning(line, start, result["top1"])
     return {**result, "start_top1": start}

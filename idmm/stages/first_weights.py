@@ -33,26 +33,19 @@ def start_weights(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Modu
 
     The latter is by ``model.start``, or as hog_conv does. All processes must call together, and get the same weights.
     """
-    config = setup.config
+    name, seed, count = setup.spec.name, setup.config.seed, len(train)
+    batch_size = min(phase.batch_size, PATCH_IMAGES)
     if report := setup.spec.load(model):
         log.info("%s", report)
-        return
-    learns_start = isinstance(model, HogConv)  # whatever model.start: random filters are of no use
-    if not learns_start and (config.model.start == "timm" or not can_init_vit(model)):
-        return
-    batch_size = min(phase.batch_size, PATCH_IMAGES)
-    if learns_start:
-        numbers = np.repeat(numpy_rng(config.seed, "features").permutation(len(train))[:IMAGES], distributed.world())
-    else:
-        numbers = mixed_images(len(train), batch_size, config.seed)[: PATCH_IMAGES * distributed.world()]
-    batches = common.eval_batches(run, setup, train, phase.size, batch_size, images=numbers)
-    if learns_start:
-        model.learn_start(batches, config.seed)
-        images = len(numbers) // distributed.world()
-        log.info("%s: filters and components from %d training images", setup.spec.name, images)
-    else:
-        init_vit(model, batches, config.seed)
-        log.info("model.start: attention, positions and the patch embedding of %s are structured", setup.spec.name)
+    elif isinstance(model, HogConv):  # whatever model.start: random filters are of no use
+        numbers = numpy_rng(seed, "features").permutation(count)[:IMAGES]
+        images = np.repeat(numbers, distributed.world())
+        model.learn_start(common.eval_batches(run, setup, train, phase.size, batch_size, images=images), seed)
+        log.info("%s: filters and components from %d training images", name, len(numbers))
+    elif setup.config.model.start != "timm" and can_init_vit(model):
+        images = mixed_images(count, batch_size, seed)[: PATCH_IMAGES * distributed.world()]
+        init_vit(model, common.eval_batches(run, setup, train, phase.size, batch_size, images=images), seed)
+        log.info("model.start: attention, positions and the patch embedding of %s are structured", name)
 
 
 def mixed_images(count: int, batch_size: int, seed: int) -> np.ndarray:

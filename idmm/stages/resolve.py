@@ -50,12 +50,6 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     if spec.bands is not None:  # images with boxes or masks have none
         data = replace(data, bands=spec.bands)
     config = replace(filled, model=model, data=data)
-    if isinstance(config, ProbeConfig):
-        if config.size is None:
-            config = replace(config, size=default_size(spec))
-            notes.append(f"size: {config.size} px, the default for {spec.name}. --size sets another")
-        stage = stage_of(config)
-        return RunSetup(stage, spec, tuple(stage.phases), tuple(notes), started_at)
     if isinstance(config, FinetuneConfig):
         config, more = fill_classifier_init(config, spec)
         notes += more
@@ -63,14 +57,14 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
         has_size = spec.init is not None and (spec.init.kwargs.get("img_size") or spec.init.size)
         if has_size and size != default_size(spec):
             notes.append(f"train.size: {size} px. The weights of init come from images of {default_size(spec)} px")
-    train, (lr, warmup_epochs) = config.train, family_rates(spec.name)
-    if train.lr is None:
-        train = replace(train, lr=lr)
-        notes.append(f"train.lr: {lr:g}, the recipe's for {spec.name}")
-    if train.warmup_epochs is None:
-        train = replace(train, warmup_epochs=warmup_epochs)
-        notes.append(f"train.warmup_epochs: {warmup_epochs:g}, the recipe's for {spec.name}")
-    config = replace(config, train=train)
+    if not isinstance(config, ProbeConfig):
+        for name, value in zip(("lr", "warmup_epochs"), family_rates(spec.name), strict=True):
+            if getattr(config.train, name) is None:
+                config = replace(config, train=replace(config.train, **{name: value}))
+                notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
+    elif config.size is None:
+        config = replace(config, size=default_size(spec))
+        notes.append(f"size: {config.size} px, the default for {spec.name}. --size sets another")
     phases = stage_of(config).phases  # they name the keys that the user gave
     if isinstance(config, FinetuneConfig):
         config = replace(config, stages=config.resolved_stages())
@@ -158,6 +152,7 @@ def run_stage(config: Any, started_at: float | None = None) -> dict:
     setup = resolve(config, started_at)
     module = "dense.stage" if isinstance(config, DenseConfig) else f"stages.{setup.stage.NAME}"
     run_one = importlib.import_module(f"idmm.{module}").run_one
-    if not setup.is_cross_validation:
+    data = setup.config.data
+    if data.folds is None or data.fold is not None or not setup.stage.needs.test:
         return run_one(setup)
     return importlib.import_module("idmm.stages.folds").run_folds(setup, run_one)

@@ -248,30 +248,27 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
 # ---------------------------------------------------------------------- what came of it
 def _report(state: TrainState) -> list[str]:
     """Return the accuracy, with what it has to be read with, as lines."""
-    lines = []
+    lines, result, few = [], state.result, state.plan.pseudolabel
     if state.candidates:
         lines.append("accuracy on held-out training images:")
         leads = state.best == max(state.candidates, key=state.candidates.get)
-        why = "labels are few" if state.plan.pseudolabel else "it trains longer in the end"
-        kept = " (kept)" if leads else f" (kept, as {why})"
+        kept = "kept" if leads else f"kept, as {'labels are few' if few else 'it trains longer in the end'}"
         for label, value in state.candidates.items():
-            lines.append(f"  {label}: {value:.1f} %{kept if label == state.best else ''}")
+            lines.append(f"  {label}: {value:.1f} %" + (f" ({kept})" if label == state.best else ""))
         if state.best not in state.candidates:
-            why = "labels are few" if state.plan.pseudolabel else "the trial was too short"
+            why = "labels are few" if few else "the trial was too short"
             lines.append(f"  {state.best}: kept by a rule and not measured, as {why}")
         elif state.plan.trial and Kept.TUNED not in state.candidates:
             why = "the trial was too short for one pass over the images. Try more --minutes"
             lines.append(f"  {Kept.TUNED}: not trained, as {why}")
-    result = state.result
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
     lines.append(f"{state.best or state.plan.way}: top-1 {result['top1']:.1f} % {tested}")
-    floors = {"the baseline, trained on the given labels only": result.get("baseline_top1")}
-    floors["the largest class every time"] = result["largest_class"]
-    for label, value in floors.items():
-        if value is not None:
-            lines.append(f"  {label}: {value:.1f} %")
-    if low <= result.get("baseline_top1", -1):
+    baseline = result.get("baseline_top1")
+    if baseline is not None:
+        lines.append(f"  the baseline, trained on the given labels only: {baseline:.1f} %")
+    lines.append(f"  the largest class every time: {result['largest_class']:.1f} %")
+    if baseline is not None and low <= baseline:
         lines.append("  This is not clearly better than the baseline on these test images. More labels help most")
     if state.gain:
         points, p, scratch = state.gain["points"], state.gain["p"], state.scratch

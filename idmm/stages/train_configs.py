@@ -16,8 +16,8 @@ from idmm.models.hog_conv import CONVNET
 from idmm.stages.train_data import by_list, data_of, labelled_part, trial_split
 from idmm.stages.train_plan import ALL_JOINED, FEATURES, HELD_OUT, HOG_CONV, PSEUDOLABELS, Kept, TrainState
 
-RECIPES = {"pretrain": "idmm_fast", "finetune": "fast", "scratch": "fast_scratch"}
-ADAPT = "adapt"  # pretraining's recipe if there are weights to start from
+# Recipes, the first two for stage 1: from fresh weights, from weights of --init, from the start of a run, from scratch
+IDMM, ADAPT, FAST, SCRATCH = "idmm_fast", "adapt", "fast", "fast_scratch"
 JITTER_PROB = 0.8
 # Small batches at a high learning rate, with which the few-label accuracy of the small ConvNet was measured
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
@@ -69,12 +69,10 @@ def stage_config(command: TrainCommand, state: TrainState, part: str, minutes: f
 
 
 def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> dict:
-    plan, data, init = state.plan, data_of(command, state), command.init
-    name = ADAPT if init else RECIPES["pretrain"]
-    shipped, images = recipe(PretrainConfig, name), state.counts.images
+    plan, init, images = state.plan, command.init, state.counts.images
+    shipped = recipe(PretrainConfig, ADAPT if init else IDMM)
     keys = _common(command, "stage1", minutes, init, plan.model)
-    light = recipe(PretrainConfig, RECIPES["pretrain"])["views"]  # for the other recipes, too
-    keys |= {f"views.{key}": value for key, value in light.items()}
+    keys |= {f"views.{key}": value for key, value in recipe(PretrainConfig, IDMM)["views"].items()}
     keys |= {"views.size": plan.size, "views.flip": command.flip, "views.jitter_prob": JITTER_PROB}
     keys |= {"views.jitter": [command.jitter, command.jitter, 0.0, 0.0]}
     quick = not init and plan.model["name"] == CONVNET["name"]  # the small ConvNet, from fresh weights
@@ -83,7 +81,7 @@ def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> di
     keys["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, plan.size, minutes))
     keys["train.max_epochs"] = MOST_EPOCHS if quick else None
     keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
-    return merged(shipped, {**keys, "data": parsing.to_dict(replace(data, labelled=None))})
+    return merged(shipped, {**keys, "data": parsing.to_dict(replace(data_of(command, state), labelled=None))})
 
 
 def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
@@ -108,7 +106,7 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
             keys |= LINEAR_FIT_ONLY
         elif state.best != Kept.JOINED:
             keys |= FRESH_CONVNET
-    elif name == RECIPES["scratch"]:
+    elif name == SCRATCH:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
         many = images >= MANY_LABELS * state.counts.classes
         if many and not (last and state.trusted) and plan.many_passes(images, size, minutes):
@@ -123,11 +121,11 @@ def _start(command: TrainCommand, state: TrainState, part: str) -> tuple[str, st
     plan, out = state.plan, Path(command.out)
     weights = str(out / "stage1") if plan.way == "pretrain" else command.init
     if part in ("scratch", "teacher"):
-        return RECIPES["scratch"], None
+        return SCRATCH, None
     if state.uses_hog_conv(part):
-        return RECIPES["finetune"], str(out / FEATURES) if state.best in ALL_JOINED else None
+        return FAST, str(out / FEATURES) if state.best in ALL_JOINED else None
     if state.trusted and not command.init:  # fresh weights learn more from pseudo-labels than those that found them
-        return RECIPES["scratch"], None
+        return SCRATCH, None
     if command.init or state.best == Kept.PRETRAINED:
-        return RECIPES["finetune"], weights
-    return RECIPES["scratch"], weights
+        return FAST, weights
+    return SCRATCH, weights

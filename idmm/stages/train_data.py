@@ -1,6 +1,7 @@
 """The images of ``idmm train``: copies left out, some held out, all decoded once and counted."""
 
 import contextlib
+import functools
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from idmm.data.image_store import store_split
 from idmm.data.images import digest, image_size
 from idmm.data.listing import hold_out, list_images
 from idmm.data.split import LabelsMissing, Listing, counted
-from idmm.errors import UserError, listed
+from idmm.errors import UserError, checked, listed
 from idmm.files import write_csv, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import log
@@ -52,19 +53,17 @@ def _without_copies(data: Data, out: Path) -> Data:
         return data
     everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
     listing = list_images(everything, labelled=True, evaluated=False, unlabelled=True)
-    train, seen, copies = listing.train, set(), []
-    for split in (listing.val, listing.test):
-        seen.update(_file_digest(path) for path in (split.items if split else ()))
+    train = listing.train
+    held_out = {_file_digest(path) for split in (listing.val, listing.test) if split for path in split.items}
+    contents, kept = [*map(_file_digest, train.items)], {}
     for number in np.argsort(train.labels < 0, kind="stable"):  # a copy with a label is kept
-        content = _file_digest(train.items[number])
-        if content in seen and content is not None:
-            copies.append(number)
-        seen.add(content)
+        kept.setdefault(contents[number], number)
+    copies = [i for i, content in enumerate(contents) if content in held_out or kept[content] != i]
     emptied = set(train.labels) - {-1} - set(np.delete(train.labels, copies))
     if emptied:
         classes = listed(train.classes[label] for label in sorted(emptied))
         log.warning("data: all training images of %s are copies of other images. They are used all the same", classes)
-    copies = [number for number in sorted(copies) if train.labels[number] not in emptied]
+    copies = [number for number in copies if train.labels[number] not in emptied]
     if not copies:
         return data
     write_text(out / COPIES, "".join(f"{user_lists.exclude_line(train.names[number])}\n" for number in copies))
@@ -73,12 +72,12 @@ def _without_copies(data: Data, out: Path) -> Data:
     return replace(data, exclude=str(out / COPIES))
 
 
-def _file_digest(path: str) -> bytes | None:
-    """Return a digest of a file's bytes, or None if it cannot be read. The check of all images names it."""
+def _file_digest(path: str) -> bytes | str:
+    """Return a digest of a file's bytes, or its path if it cannot be read. The check of all images names it."""
     try:
         return digest(Path(path).read_bytes())
     except OSError:
-        return None
+        return path
 
 
 def _with_list(data: Data, out: Path) -> Data:
@@ -99,16 +98,12 @@ def check_images(data: Data, listing: Listing) -> bool:
     """Decode every image once. Return whether there are images of more than 8 bits.
 
     Raises UserError with the bad images of all splits."""
-    faults, deep = [], False
-    for part, split in listing.parts.items():
-        try:
-            store = store_split(split, stored_size=SIDE, data=replace(data, cache="off"), part=part)
-            deep = deep or store.high_bit > 0
-        except UserError as error:
-            faults += error.faults
-    if faults:
-        raise UserError(*faults)
-    return deep
+    data = replace(data, cache="off")
+
+    def is_deep(part: str) -> bool:
+        return store_split(listing.parts[part], stored_size=SIDE, data=data, part=part).high_bit > 0
+
+    return any(checked(*(functools.partial(is_deep, part) for part in listing.parts)))
 
 
 def names_digest(listing: Listing) -> str:

@@ -142,7 +142,7 @@ class TrainState:
 
     def uses_hog_conv(self, part: str) -> bool:
         """Return whether a stage's network has hand-made features."""
-        return part == "trial" or (part == "last" and self.best in (*FITTED, *ALL_JOINED, Kept.TUNED))
+        return part == "trial" or (part == "last" and self.best not in (None, Kept.PRETRAINED, Kept.PSEUDO))
 
     def is_fitted(self, part: str) -> bool:
         """Return whether a stage is logistic regression only, which takes seconds."""

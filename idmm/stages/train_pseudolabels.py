@@ -16,7 +16,7 @@ from idmm.data.user_lists import class_rows
 from idmm.evaluation import baseline
 from idmm.evaluation.evaluate import choose_strength, fit_linear
 from idmm.evaluation.inputs import report_unreadable
-from idmm.evaluation.network import Forward, Network, pooled
+from idmm.evaluation.network import Network, pooled
 from idmm.evaluation.predictor import BATCH
 from idmm.evaluation.similarity import nearest, spread_labels, unit_rows
 from idmm.files import write_csv
@@ -25,7 +25,7 @@ from idmm.models.build import export_kwargs
 from idmm.models.hog import Hog
 from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
-from idmm.progress import counting, log
+from idmm.progress import log
 from idmm.seeding import derive, numpy_rng, seeded
 from idmm.stages.train_plan import FEATURES, HOG_CONV, PSEUDOLABELS, Kept, Plan, PseudoLabels
 
@@ -63,22 +63,12 @@ class JoinedFeatures:
         model.frozen.network.load_state_dict(pixels.model.state_dict())
         model.set_statistics(pixels.mean, pixels.std)
         self.network = replace(pixels, model=model, size=max(plan.hand_size, plan.size), crop_pct=1.0)
-        self._learn(items, seed)
-        model.to(pixels.device)
-
-    def _learn(self, items: Sequence, seed: int) -> None:
         some = [items[i] for i in numpy_rng(seed, "features").permutation(len(items))[:IMAGES]]
         unreadable: dict[str, str] = {}
         batches = list(self.network.file_batches(some, some, unreadable))
         report_unreadable(unreadable, len(some), "data.root")
-        self.network.model.learn_start(batches, seed)
-
-    def of(self, split: Split, forward: Forward) -> tuple[Split, np.ndarray]:
-        """Return the readable images of a split, and the outputs of ``forward`` for them [N, d]."""
-        unreadable: dict[str, str] = {}
-        batches = self.network.file_batches(split.items, split.items, unreadable)
-        rows = self.network.outputs(counting(batches, len(split), "taking features"), forward)
-        return split.take([i for i, path in enumerate(split.items) if path not in unreadable]), rows
+        model.learn_start(batches, seed)
+        model.to(pixels.device)
 
     def save(self, out: Path, best: Kept) -> None:
         """Write ``hog_conv``, weights and JSON, to a folder.
@@ -91,7 +81,7 @@ class JoinedFeatures:
         if best == Kept.JOINED_LINEAR:
             model.learned, kwargs["learned"] = None, {}
         elif best == Kept.JOINED:
-            kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.label_size}, "say": SAY}
+            kwargs |= {"learned": CONVNET | {"size": self.plan.label_size}, "say": SAY}
             model.learned.network.load_state_dict(
                 model.frozen.network.state_dict(), strict=False
             )  # all but BN's counts
@@ -121,8 +111,8 @@ def pseudolabel(
     """
     splits = list_images(data, labelled=True, unlabelled=True)
     features = JoinedFeatures(source, plan, splits.train.items, device, seed)
-    train, rows = features.of(splits.train, _hand_made_and_joined)
-    is_given, count = train.labels >= 0, features.network.model.hand_made
+    train, rows = features.network.readable(splits.train, _hand_made_and_joined, "taking features")
+    is_given, count, classes = train.labels >= 0, features.network.model.hand_made, len(train.classes)
     given_labels, hand_made, joined = train.labels[is_given], rows[is_given, :count], rows[:, count:]
     choices = {
         Kept.BASELINE: choose_strength(hand_made, given_labels, seed),
@@ -130,15 +120,15 @@ def pseudolabel(
     }
     candidates = {label: each.accuracies[each.strength] for label, each in choices.items() if each.accuracies}
     near = nearest(unit_rows(joined), NEIGHBOURS)
-    weight, bias = fit_linear(joined[is_given], given_labels, len(train.classes), choices[Kept.JOINED_LINEAR].strength)
-    agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), len(train.classes))
+    weight, bias = fit_linear(joined[is_given], given_labels, classes, choices[Kept.JOINED_LINEAR].strength)
+    agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), classes)
     graph, teacher_agreement = near, None
     if teacher is not None and agreement >= AGREEMENT:
-        learned, predicted = _learned_by(teacher, train.items, len(train.classes), device)
-        teacher_agreement = _agreement(near.index, predicted, len(train.classes))
+        learned, predicted = _learned_by(teacher, train.items, classes, device)
+        teacher_agreement = _agreement(near.index, predicted, classes)
         if teacher_agreement >= agreement - TEACHER_BEHIND:
             graph = nearest(unit_rows(np.concatenate([_weighed(joined), _weighed(learned)], axis=1)), NEIGHBOURS)
-    label_shares = spread_labels(graph, train.labels, len(train.classes))
+    label_shares = spread_labels(graph, train.labels, classes)
     labels = np.where(label_shares.any(axis=1), label_shares.argmax(axis=1), -1)
     labels[is_given] = given_labels
 
@@ -150,18 +140,15 @@ def pseudolabel(
     if plan.joined:
         features.save(out / FEATURES, joined_by(agreement))
     baseline_top1 = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
-    counts = int(is_given.sum()), int((labels[~is_given] >= 0).sum())
-    pseudolabels = PseudoLabels(*counts, agreement, baseline_top1, teacher_agreement)
-    images = counted(pseudolabels.added, "image")
-    log.info(
-        "%s: %s without a label got a guessed one, from %d that had one", out / PSEUDOLABELS, images, pseudolabels.given
-    )
+    given, added = int(is_given.sum()), int((labels[~is_given] >= 0).sum())
+    images = counted(added, "image")
+    log.info("%s: %s without a label got a guessed one, from %d that had one", out / PSEUDOLABELS, images, given)
     line = f"similar images agree on the class in {agreement:.0f} % of cases, corrected for chance"
     if agreement < AGREEMENT:
         log.info("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
     else:
         log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
-    return pseudolabels, candidates
+    return PseudoLabels(given, added, agreement, baseline_top1, teacher_agreement), candidates
 
 
 def _learned_by(teacher: str, items: Sequence, classes: int, device: str) -> tuple[np.ndarray, np.ndarray]:
@@ -189,13 +176,7 @@ def joined_by(agreement: float) -> Kept:
 
 
 def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
-    """Return how often images agree with their nearest on the class (percent, chance is 0).
-
-    Args:
-        near: Numbers of the nearest images of each image, nearest first [N, k].
-        predicted: Their classes by a linear classifier [N].
-        classes: K.
-    """
+    """Return how often images agree with their nearest [N, k] on the predicted class [N] (percent, chance is 0)."""
     few = near[:, : max(1, len(predicted) // (2 * classes))]  # otherwise the classes are too small for so many
     share = np.bincount(predicted) / len(predicted)  # of each class
     chance = share @ share
@@ -205,5 +186,6 @@ def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
 def _baseline(features: JoinedFeatures, test: Split, rows: np.ndarray, labels: np.ndarray) -> float:
     """Return the accuracy of the baseline on test images (percent), fitted to features [N, d] and labels [N]."""
     started_at = time.monotonic()
-    drawn, test_rows = features.of(test.take(baseline.sample(test.labels, baseline.MOST)), Hog.forward_features)
+    some = test.take(baseline.sample(test.labels, baseline.MOST))
+    drawn, test_rows = features.network.readable(some, Hog.forward_features, "features of test")
     return baseline.measure(rows, labels, test_rows, drawn.labels, started_at)

@@ -128,9 +128,3 @@ class RunSetup:
     def config(self) -> Any:
         """The resolved config."""
         return self.stage.config
-
-    @property
-    def is_cross_validation(self) -> bool:
-        """Whether this is one run per fold."""
-        data = self.config.data
-        return data.folds is not None and data.fold is None and self.stage.needs.test
