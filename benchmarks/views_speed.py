@@ -25,8 +25,7 @@ from side_by_side import head, ratios, row, turns, where, write
 from torchvision.transforms import v2
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, METHODS, Augment, Views
-from idmm.data.augment import TrainTransform
-from idmm.data.views import MultiCropTransform
+from idmm.data.views import MultiCropTransform, TrainTransform
 
 
 def smooth_noise(count: int, height: int, width: int, channels: int = 3) -> Iterator[np.ndarray]:

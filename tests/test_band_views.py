@@ -14,9 +14,9 @@ from tiny import HEADS, VIT
 
 from idmm.config import METHODS, Augment, CropGroup, Data, DrLoc, PretrainConfig, Views
 from idmm.data import views
-from idmm.data.augment import EvalTransform, TrainTransform
+from idmm.data.loaders import EvalTransform
 from idmm.data.values import unit
-from idmm.data.views import ORDERS, MultiCropTransform, draw_views
+from idmm.data.views import ORDERS, MultiCropTransform, TrainTransform, draw_views
 from idmm.methods import create_method
 from idmm.methods.drloc import Localization
 from idmm.models import create_backbone

@@ -15,7 +15,6 @@ from folders import entry_of, opened, paint, same, sums
 from helpers import temporary
 from tqdm import tqdm
 
-from idmm.data import decode as decode_module
 from idmm.data import image_store
 
 COUNT, SIZE = 12, (80, 60)
@@ -43,7 +42,7 @@ def hang(reached):
 
 def stop_at(moment, reached):
     """Patches this process, which is to be killed, so that it stops at a moment of the build."""
-    read, replace, done = decode_module.read_image, os.replace, []
+    read, replace, done = image_store.read_image, os.replace, []
 
     def decode(*args, **named):
         done.append(None)
@@ -62,7 +61,7 @@ def stop_at(moment, reached):
         file.flush()
         hang(reached)
 
-    decode_module.read_image, os.replace = decode, rename
+    image_store.read_image, os.replace = decode, rename
     if moment == "half of the index":
         np.savez = save
 
@@ -96,7 +95,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     journal, start, answers = tmp_path / "journal", processes.Barrier(3), processes.Queue()
 
     def run():
-        read = decode_module.read_image
+        read = image_store.read_image
 
         def slowed(*args):
             with open(journal, "a") as file:
@@ -104,7 +103,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
             time.sleep(0.02)
             return read(*args)
 
-        decode_module.read_image = slowed
+        image_store.read_image = slowed
         start.wait(60)
         store = opened(root)
         answers.put((store.decodes, sums(store)))

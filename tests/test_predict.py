@@ -14,8 +14,8 @@ from helpers import call, inside, refused
 from PIL import Image
 
 import idmm
-from idmm.data.augment import EvalTransform
 from idmm.data.images import CentreCrop
+from idmm.data.loaders import EvalTransform
 from idmm.errors import RunError, UserError
 from idmm.evaluation import predictor as inference
 

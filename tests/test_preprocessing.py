@@ -14,9 +14,9 @@ from skimage import data as pictures
 from timm.data import create_transform, resolve_data_config, resolve_model_data_config
 
 import idmm
-from idmm.data.augment import EvalTransform
 from idmm.data.images import CentreCrop
 from idmm.data.listing import list_images
+from idmm.data.loaders import EvalTransform
 
 SIZES = [(40, 40), (24, 31), (250, 300), (90, 61), (45, 45), (33, 200), (199, 260), (41, 39), (120, 180), (64, 47)]
 NAMES = ("astronaut", "chelsea", "coffee")

@@ -11,10 +11,9 @@ from tiny import VIT
 
 from idmm.config import METHODS, Augment, CropGroup, Views
 from idmm.data import views
-from idmm.data.augment import TrainTransform
 from idmm.data.images import short_side_bound
 from idmm.data.loaders import BatchPlan, training_batches, worker_count
-from idmm.data.views import ORDERS, MultiCropTransform, draw_boxes, draw_views
+from idmm.data.views import ORDERS, MultiCropTransform, TrainTransform, draw_boxes, draw_views
 from idmm.errors import RunError, UserError
 from idmm.models import create_backbone
 from idmm.models.build import try_size

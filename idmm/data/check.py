@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from idmm import config
-from idmm.data.decode import measure_range
 from idmm.data.formats import BadImage, NoPicture
+from idmm.data.image_store import measure_range
 from idmm.data.images import Bands, composite, digest, read_image
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
@@ -160,13 +159,12 @@ def _open(data: config.Data, report: DatasetReport) -> Listing:
 def _usual_bands(train: Split) -> Bands | None:
     """Return the channels of most files, if most are no pictures."""
     counts = []  # channels of each file, 0 if it is a picture
-    for item in train.take(np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))).items:
-        with suppress(BadImage):
-            try:
-                read_image(item, (0, 1))
-                counts.append(0)
-            except NoPicture as error:
-                counts.append(error.channels)
+    for item in train.items[:: 1 + len(train) // _SAMPLE]:
+        try:
+            read_image(item, (0, 1))
+            counts.append(0)
+        except BadImage as error:
+            counts += [error.channels] if isinstance(error, NoPicture) else []
     usual = max(counts, key=counts.count, default=0)
     return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None) if usual else None
 

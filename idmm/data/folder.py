@@ -106,7 +106,7 @@ def read_any(root: str) -> Listing:
     filled = {parts[0] for parts in train.images}
     flat = filled == set(train.folders) and all(len(parts) == 2 for parts in train.images)
     if not flat or len(train.classes) < 2 or (train.path == root and train.has_parts):
-        return Listing(_split(root, train, []), None, None)
+        return Listing(_split(root, train, []))
     agree = {name: tree for name, tree in trees.items() if not _class_faults(tree) + _disagreements(train, tree)}
     return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
 

@@ -13,8 +13,9 @@ import os
 import shutil
 import warnings
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import PIL
@@ -23,18 +24,65 @@ import torch
 from tqdm import tqdm
 
 from idmm import config
-from idmm.data.decode import Index, Reading, decode_split
 from idmm.data.formats import BadImage
-from idmm.data.images import Bands, CentreCrop, StoredSize, bands_of, composite, digest, fitted_size, image_size
+from idmm.data.images import (
+    Bands,
+    CentreCrop,
+    Decoded,
+    StoredSize,
+    bands_of,
+    composite,
+    digest,
+    fitted,
+    fitted_size,
+    image_size,
+    min_max_of,
+    read_image,
+)  # fmt: skip
+from idmm.data.parallel import parallel_map
 from idmm.data.split import Split, counted
-from idmm.data.values import AUTO, ValueRange, as_range
-from idmm.errors import RunError, reason
+from idmm.data.values import AUTO, RangeUnknown, ValueRange, as_range
+from idmm.errors import RunError, UserError, by_reason, capped, reason
 from idmm.files import Lock, expand_home, replacing, sweep
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "9"  # of the cache's files and of what is done to the pixels
+_FORMAT = "10"  # of the cache's files and of what is done to the pixels
 _SAMPLED = 64  # images whose headers give an estimate of the size of a cache
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the images of a split are read."""
+
+    stored_size: StoredSize  # longest short side (pixels), or the centre crop. None: whole images
+    value_range: ValueRange  # of images of more than 8 bits. AUTO: the range of these images
+    bands: Bands | None  # channels of the files. None: pictures
+
+    @property
+    def channels(self) -> int:
+        """Channels of a stored image."""
+        return self.bands.used if self.bands else 3
+
+    def read(self, item: str | np.ndarray) -> Decoded:
+        """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
+        decoded = read_image(item, self.value_range, self.bands)
+        return decoded._replace(pixels=fitted(decoded.pixels, self.stored_size))
+
+
+@dataclass(frozen=True)
+class Index:
+    """Facts about the decoded images of a split, without their pixels."""
+
+    sizes: np.ndarray  # height and width of each image, int64 [N, 2] (pixels)
+    digests: np.ndarray  # BLAKE2b of each image's file, uint8 [N, 16]
+    pixel_bytes: np.ndarray  # bytes per pixel of each image, all channels, int64 [N]
+    range: np.ndarray  # value range if it was measured, float64 [2], of bands [C, 2]. Else [0]
+
+    @property
+    def ends(self) -> np.ndarray:
+        """End of each image in the file of pixels, int64 [N] (bytes)."""
+        return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
 
 
 class ImageStore:
@@ -61,18 +109,13 @@ class ImageStore:
 
     def __init__(self, split: Split, index: Index, pixels: Path | None, reading: Reading):
         self.names, self.labels, self.classes, self.groups = split.names, split.labels, split.classes, split.groups
-        self.targets = split.targets
-        self.sizes, self._pixel_bytes = index.sizes, index.pixel_bytes
-        self._digests, self._ends = index.digests, index.ends
-        self.channels = reading.channels
+        self.targets, self.sizes = split.targets, index.sizes
+        self.channels, self.bands, self.stored_size = reading.channels, reading.bands, reading.stored_size
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
-        if self.high_bit and reading.value_range == AUTO:
-            measured = as_range((index.range if reading.bands else index.range[0]).tolist())
-            reading = replace(reading, value_range=measured)
-        self.value_range = reading.value_range if self.high_bit else None
-        self.bands, self.stored_size = reading.bands, reading.stored_size
-        self._reading = replace(reading, value_range=self.value_range)
+        known = as_range(index.range.tolist()) if reading.value_range == AUTO else reading.value_range
+        self.value_range = known if self.high_bit else None
         self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
+        self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
         self._file, self._items = pixels, split.items if pixels is None else None
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
@@ -83,8 +126,7 @@ class ImageStore:
     @property
     def digests(self) -> list[str]:
         """BLAKE2b of each file's bytes, 32 hexadecimal digits."""
-        text = self._digests.tobytes().hex()  # at once: there may be millions
-        return [text[at : at + 32] for at in range(0, len(text), 32)]
+        return [bytes(row).hex() for row in self._index.digests]
 
     def image(self, i: int) -> torch.Tensor:
         """Return image ``i``, uint8 [C, H, W], or uint16 if it has more than 8 bits.
@@ -97,7 +139,7 @@ class ImageStore:
         """
         i = range(len(self))[i]  # wraps -1, raises IndexError
         if self._file is not None:
-            (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self._pixel_bytes[i]), int(self._ends[i])
+            (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self._index.pixel_bytes[i]), int(self._ends[i])
             flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
             if pixel_bytes > self.channels:
                 flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)
@@ -119,7 +161,7 @@ class ImageStore:
             decoded = self._reading.read(os.fsdecode(item) if isinstance(item, bytes) else item)
         except BadImage as error:
             raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
-        if decoded.digest != bytes(self._digests[i]):
+        if decoded.digest != bytes(self._index.digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
         return decoded.pixels
 
@@ -155,7 +197,8 @@ def store_split(
         value_range, bands: Of images of more than 8 bits, and the channels of all files. None: as in ``data``.
 
     Raises:
-        UserError, RunError: As :func:`idmm.data.decode.decode_split`.
+        UserError: Images that cannot be used, all of them in one.
+        RunError: An image does not fit into memory.
     """
     bands = bands or bands_of(data.in_chans, data.bands)
     if bands is not None and bands.count is None:  # that of the first readable file
@@ -170,7 +213,58 @@ def store_split(
             index, pixels = _cached(split, part, data, reading)
         except RunError as error:
             log.warning("%s: images are decoded at each use instead", str(error))
-    return ImageStore(split, index or decode_split(split, reading, None), pixels, reading)
+    return ImageStore(split, index or _decode_split(split, reading, None), pixels, reading)
+
+
+def _decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
+    """Read all images of a split and append their pixels to ``file``, if there is one.
+
+    The first image of more than 8 bits under AUTO starts the measuring of all values, then everything again.
+    """
+    try:
+        return _decode_images(split, reading, file)
+    except RangeUnknown:
+        value_range = measure_range(split, reading.bands)
+    if file is not None:
+        file.seek(0)
+        file.truncate()
+    index = _decode_images(split, replace(reading, value_range=value_range), file)
+    return replace(index, range=np.array(value_range, dtype=np.float64))
+
+
+def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
+    sizes, digests, pixel_bytes = [], [], []
+    bad: dict[str, str] = {}  # path -> reason
+    results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images")
+    with closing(results):
+        for i, result in enumerate(results):
+            if isinstance(result, BadImage):
+                bad[split.place(i)] = result.reason
+                continue
+            if file is not None:
+                file.write(result.pixels.data)
+            sizes.append(result.pixels.shape[:2])
+            pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
+            digests.append(result.digest)
+    if bad:
+        count = f"{len(bad)} of {counted(len(split), 'image')}"
+        lines = capped([f"  {line}" for line in by_reason(bad, bad.values())])
+        how = "'idmm data check --root DIR --out runs/check' writes a file for --data.exclude that leaves them out"
+        raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
+    return Index(
+        sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
+        digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16),
+        pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
+        range=np.zeros(0),
+    )
+
+
+def measure_range(split: Split, bands: Bands | None) -> ValueRange:
+    """Return the value range of a split's images of more than 8 bits, of bands one per channel."""
+    results = parallel_map(lambda i: min_max_of(split.items[i], bands), len(split), split.place, "measuring values")
+    pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
+    ranges = as_range(np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist())
+    return ranges if bands else ranges[0]
 
 
 # ---------------------------------------------------------------------- the cache on the disk
@@ -188,12 +282,11 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
     Raises:
         RunError: The cache folder cannot be written, or the disk is full.
     """
-    size, root = reading.stored_size, os.path.realpath(os.path.expanduser(data.root)) if data.root else None
-    names = split.names if split.drawn else ()  # a whole split keeps its entry when images are added
-    key = repr((_FORMAT, data.name, root, part, size, split.drawn, names, reading.value_range, reading.bands))
-    pixels_side = size.size if isinstance(size, CentreCrop) else size or "full"
-    name = f"{data.name}-{part}-{pixels_side}-{digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
-    folder, signature = cache_folder(data.cache_dir) / name, _signature(split, reading)
+    root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
+    names = () if split.whole else split.names  # a whole split keeps its entry when images are added
+    key = repr((_FORMAT, data.name, root, part, names, reading))
+    name = f"{data.name}-{part}-{digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
+    folder, signature = cache_folder(data.cache_dir) / name, _signature(split)
     pixels = folder / f"pixels-{signature}"
     if index := _read_index(pixels, signature):
         return index, pixels
@@ -206,9 +299,9 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
             raise RunError(f"cannot write to '{folder.parent}' ({reason(error)})") from None
         if index := _read_index(pixels, signature):
             return index, pixels
-        sampled = np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(int))
+        sampled = split.items[:: 1 + len(split) // _SAMPLED]
         need, free = 0, shutil.disk_usage(folder).free
-        for item in split.take(sampled).items:
+        for item in sampled:
             with suppress(BadImage):  # bad images take no room
                 size = fitted_size(*image_size(item), reading.stored_size)
                 need += math.prod(size) * reading.channels * (2 if reading.bands else 1)
@@ -220,7 +313,7 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
         size = tqdm.format_sizeof(need, "B")
         log.info("cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size)
         with replacing(pixels) as file:
-            index = decode_split(split, reading, file)
+            index = _decode_split(split, reading, file)
         with replacing(folder / "index.npz") as file:
             np.savez(file, signature=np.array(signature), **vars(index))
         for path in folder.glob("pixels-*"):
@@ -243,10 +336,10 @@ def _read_index(pixels: Path, signature: str) -> Index | None:
         return None
 
 
-def _signature(split: Split, reading: Reading) -> str:
+def _signature(split: Split) -> str:
     """Return a hash that differs if any file was added, removed, renamed, written to, or would be read differently."""
     hashed = hashlib.blake2b(digest_size=16)
-    hashed.update(repr((PIL.__version__, tifffile.__version__, reading.stored_size, len(split))).encode())
+    hashed.update(repr((PIL.__version__, tifffile.__version__, len(split))).encode())
     hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
     for path in split.items:
         try:

@@ -153,7 +153,7 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
     Raises:
         UserError: More than there is, or per_class without labels.
     """
-    return replace(split.take(_drawn_from(split, subset, "data.subset")), drawn=f"{split.drawn} {subset!r}")
+    return split.take(_drawn_from(split, subset, "data.subset"))
 
 
 def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
@@ -185,8 +185,7 @@ def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
 
 
 def _empty_classes(split: Split) -> list[str]:
-    counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
-    return [name for name, count in zip(split.classes, counts, strict=True) if not count]
+    return [split.classes[label] for label in np.setdiff1d(range(len(split.classes)), split.labels)]
 
 
 def hold_out(splits: Listing, fraction: float | None) -> Listing:
@@ -207,18 +206,11 @@ def hold_out(splits: Listing, fraction: float | None) -> Listing:
         if not len(numbers):
             what = f"{fraction:g} holds out no image, as no class has two training images"
             raise UserError(f"data.val_fraction: {what}. Add images to train, or a folder test")
-    remaining, held = _divided(train, numbers, repr(fraction))
+    remaining, held = train.take(np.setdiff1d(np.arange(len(train)), numbers)), train.take(numbers)
     if train.groups is not None:
         share = f"{groups_of(held)} of {groups_of(train)}, {len(held)} of {len(train)} images"
         log.info("data.val_fraction: held out are %s", share)
     return replace(splits, train=remaining, **{"test" if splits.test is None else "val": held})
-
-
-def _divided(train: Split, held: np.ndarray, how: str) -> tuple[Split, Split]:
-    """Return the images of a split that are not ``held`` (numbers), and those that are."""
-    remaining = np.setdiff1d(np.arange(len(train)), held)
-    remaining = replace(train.take(remaining), drawn=f"{train.drawn} but {how}".strip())
-    return remaining, replace(train.take(held), drawn=f"{train.drawn} {how} of train".strip())
 
 
 def _whole_groups(train: Split, fraction: float) -> np.ndarray:
@@ -256,8 +248,7 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
         raise UserError(f"data.folds: {folds} folds need {folds} training {unit} of each class: {what}")
     kind = StratifiedKFold if train.groups is None else StratifiedGroupKFold
     divided = kind(folds, shuffle=True, random_state=derive(0, "folds") % 2**32)
-    numbers = [held for _, held in divided.split(train.labels, train.labels, train.groups)][fold - 1]
-    remaining, held = _divided(train, numbers, f"fold {fold} of {folds}")
+    remaining, held = map(train.take, [*divided.split(train.labels, train.labels, train.groups)][fold - 1])
     groups = "" if train.groups is None else f" ({groups_of(held)} of {groups_of(train)})"
     aside = "" if splits.test is None else f". The {len(splits.test)} test images of the dataset are not used"
     what = f"tested on {len(held)} of {len(train)} training images{groups}{aside}"

@@ -13,9 +13,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from idmm import distributed
-from idmm.data.augment import EvalTransform
 from idmm.data.image_store import ImageStore
+from idmm.data.images import CentreCrop
 from idmm.data.parallel import cores
+from idmm.data.values import unit
+from idmm.data.views import normalise, numbered, resize
 from idmm.errors import RunError
 from idmm.seeding import numpy_rng
 
@@ -108,6 +110,30 @@ def on_device(batch: dict, device) -> dict:
     from accelerate.utils import send_to_device  # an evaluation need not wait for its import
 
     return send_to_device(batch, device, non_blocking=True)
+
+
+class EvalTransform:
+    """Makes the centre crops of a batch. One ``mean`` and ``std`` make RGB images grey.
+
+    Images to evaluate on are stored as such crops. Training images are stored larger.
+    """
+
+    def __init__(self, store, size: int, crop_pct: float, mean, std):
+        self.store, self.size, self.crop_pct, self.mean, self.std = store, size, crop_pct, mean, std
+        self.finished = store.stored_size == CentreCrop(size, crop_pct)
+
+    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+        """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
+        images = [self.store.image(i) for i in indices]
+        if not self.finished:
+            places = [CentreCrop(self.size, self.crop_pct).place(*image.shape[1:]) for image in images]
+            crops = zip(images, places, strict=True)
+            images = [resize(image, list(sides))[:, rows, columns] for image, (sides, (rows, columns)) in crops]
+        if all(image.dtype == torch.uint8 for image in images):  # the usual case, copied as bytes
+            images = unit(torch.stack(images))
+        else:
+            images = torch.stack([image if image.is_floating_point() else unit(image) for image in images])
+        return numbered({"images": normalise(images, self.mean, self.std)}, self.store, indices)
 
 
 def centre_crops(

@@ -41,7 +41,7 @@ def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -
         if missing := absent(base, names):
             raise FilesMissing(f"data.root: '{base}' lacks {len(missing)} listed images: {listed(missing, 3)}")
         splits.append(split_of(base, names, [label for _, label in images], classes))
-    return Listing(splits[0], None, splits[1])
+    return Listing(splits[0], test=splits[1])
 
 
 def absent(base: Path, paths: Sequence[str]) -> list[str]:
@@ -61,7 +61,7 @@ def read_digits() -> Listing:
     names = [f"digits/{i:05d}" for i in range(len(grey))]
     everything = Split(pixels, names, digits.target.astype(np.int64), [str(name) for name in digits.target_names])
     train, test = train_test_split(np.arange(len(grey)), test_size=360, stratify=digits.target, random_state=0)
-    return Listing(everything.take(np.sort(train)), None, everything.take(np.sort(test)))
+    return Listing(everything.take(np.sort(train)), test=everything.take(np.sort(test)))
 
 
 def _torchvision(kind: str, root: Path, **options):
@@ -132,7 +132,7 @@ def read_cifar10(root: Path, kind: str = "CIFAR10") -> Listing:
     train, test = (_torchvision(kind, root, train=is_train) for is_train in (True, False))
     classes = [str(name) for name in train.classes]
     parts = (_array_split(part, of.data, of.targets, classes) for part, of in (("train", train), ("test", test)))
-    return Listing(next(parts), None, next(parts))
+    return Listing(next(parts), test=next(parts))
 
 
 read_cifar100 = functools.partial(read_cifar10, kind="CIFAR100")  # its 100 fine classes
@@ -145,7 +145,7 @@ def read_svhn(root: Path) -> Listing:
         data = _torchvision("SVHN", root, split=part)  # [N, 3, 32, 32], [N]
         pixels = data.data.transpose(0, 2, 3, 1)
         parts.append(_array_split(f"{part}_32x32.mat", pixels, data.labels, [str(digit) for digit in range(10)]))
-    return Listing(parts[0], None, parts[1])
+    return Listing(parts[0], test=parts[1])
 
 
 # ---------------------------------------------------------------------- lists read here
@@ -195,4 +195,4 @@ def read_imagenet100(root: Path) -> Listing:
         part = split.take(np.flatnonzero(np.isin(split.labels, numbers)))
         return replace(part, labels=np.searchsorted(numbers, part.labels), classes=wnids)
 
-    return Listing(of_these(listing.train), None, of_these(listing.test))
+    return Listing(of_these(listing.train), test=of_these(listing.test))

@@ -37,7 +37,7 @@ class Split:
     names: list[str]  # of the images, independent of the dataset's place, with '/' for separator
     labels: np.ndarray | None  # int64 [N]. In training images of stage 1, -1 for none
     classes: list[str] | None  # name of each label
-    drawn: str = ""  # how it was drawn from a whole split. Empty: it is whole
+    whole: bool = True  # whether it is a part of the dataset as listed. False: some images were left out or added
     groups: np.ndarray | None = None  # name of each image's group, [N]. A group is never divided between splits
     targets: list | None = None  # boxes or mask of each image, see :mod:`idmm.dense.targets`
 
@@ -54,7 +54,8 @@ class Split:
         items = [self.items[i] for i in indices] if isinstance(self.items, list) else self.items[indices]
         labels, groups = (None if values is None else values[indices] for values in (self.labels, self.groups))
         names, targets = [self.names[i] for i in indices], self.targets and [self.targets[i] for i in indices]
-        return replace(self, items=items, names=names, labels=labels, groups=groups, targets=targets)
+        whole = self.whole and len(indices) == len(self)
+        return replace(self, items=items, names=names, labels=labels, groups=groups, targets=targets, whole=whole)
 
 
 def split_of(
@@ -70,8 +71,8 @@ class Listing:
     """The images of a dataset. ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``."""
 
     train: Split
-    val: Split | None
-    test: Split | None
+    val: Split | None = None
+    test: Split | None = None
     excluded: int = 0  # images that data.exclude left out
     unlabelled: Split | None = None  # images without labels, for pretraining, that are not in train (yet)
 
@@ -90,7 +91,7 @@ class Listing:
 def arranged(splits: dict[str, Split | None]) -> Listing:
     """Return ``train``, ``val`` and ``test`` by these names. A single one to evaluate on is ``test``."""
     val, test = splits.get("val"), splits.get("test")
-    return Listing(splits["train"], None, val) if test is None else Listing(splits["train"], val, test)
+    return Listing(splits["train"], test=val) if test is None else Listing(splits["train"], val, test)
 
 
 def with_unlabelled(listing: Listing) -> Listing:
@@ -103,7 +104,7 @@ def with_unlabelled(listing: Listing) -> Listing:
         names=train.names + more.names,
         labels=None if train.labels is None else np.append(train.labels, np.full(len(more), -1)),
         classes=train.classes,
-        drawn=f"{train.drawn} and unlabelled {more.drawn}".strip(),
+        whole=False,
         groups=None if train.groups is None else np.append(train.groups, [""] * len(more)),
     )
     return replace(listing, train=joined, unlabelled=None)

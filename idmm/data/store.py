@@ -37,7 +37,7 @@ class Stores:
 
     def fingerprint(self) -> dict:
         """Return what a resumed run must find unchanged, for JSON: images, value range, mean and std."""
-        images = {part: None if (store := getattr(self, part)) is None else fingerprint(store) for part in PARTS}
+        images = {part: fingerprint(store) for part, store in self.parts.items()}
         return {**images, "range": self.value_range, "mean": self.mean, "std": self.std}
 
 
@@ -55,7 +55,7 @@ def store_images(
     """Read every image, and decide value range, mean and standard deviation once. All processes must call together.
 
     Args:
-        train_size: What is stored of training images, see :class:`idmm.data.decode.Reading`.
+        train_size: What is stored of training images, see :class:`idmm.data.image_store.Reading`.
         eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are evaluated at.
         value_range, mean, std: If they are known (from the config, the checkpoint or the run's saved state). AUTO and
             None: measured from the training images.
@@ -118,7 +118,7 @@ def image_differences(old: dict, new: dict) -> list[str]:
     """Return in a few lines how two results of :meth:`Stores.fingerprint` differ. [] if image i is still image i."""
     none, lines = {"classes": None, "images": {}}, []  # of a split that is not there
     for part in PARTS:
-        old_part, new_part = old[part] or none, new[part] or none
+        old_part, new_part = old.get(part) or none, new.get(part) or none
         before, now = old_part["images"], new_part["images"]
         if old_part == new_part and list(before) == list(now):  # dicts are equal in any order
             continue

@@ -134,7 +134,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     trained = without_label.union(names["train"])
     train = [name for name in images if name in trained]
     if not labelled and train and (faults or without_label):
-        return Listing(_files(root, train), None, None, unlabelled=_files(root, more) if more else None)
+        return Listing(_files(root, train), unlabelled=_files(root, more) if more else None)
     if faults:
         raise UserError(*faults)
     if unnamed:
@@ -151,7 +151,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
 
 
 def _files(root: str, names: list[str]) -> Split:
-    return replace(split_of(root, names), drawn="data.labels")
+    return replace(split_of(root, names), whole=False)
 
 
 def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[str, dict[str, str]]:
@@ -224,8 +224,7 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
 def without(split: Split, names: set[str]) -> Split | None:
     """Return the images of a split that are not named. None: there are none."""
     remaining = [i for i, name in enumerate(split.names) if name not in names]
-    drawn = f"{split.drawn} without some".strip() if len(remaining) < len(split) else split.drawn
-    return replace(split.take(remaining), drawn=drawn) if remaining else None
+    return split.take(remaining) if remaining else None
 
 
 def exclude_line(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Stage 1's views: random crops in groups, then colour, each a function of (seed, epoch, image).
+"""Random views of images: crops, then colours, each a function of (seed, epoch, image). Stage 1 has groups of them.
 
 All random numbers of a batch are drawn first, into a :class:`ViewPlan`. The pixels follow from it, one view after the
 other, so that a view stays in the processor's cache from its crop to its normalised channels.
@@ -17,12 +17,15 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from timm.data.auto_augment import rand_augment_transform
 from torch import Tensor
 
-from idmm.config import CropGroup, Views, colours_of
+from idmm.config import COLOURS, Augment, CropGroup, Views, colours_of
 from idmm.data.images import RATIO
 from idmm.data.values import LUMA, unit
-from idmm.seeding import derive, uniforms
+from idmm.errors import UserError
+from idmm.seeding import derive, seeded, uniforms
 
 TRIES = 10  # boxes tried until one fits, as torchvision
 ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
@@ -230,6 +233,44 @@ class MultiCropTransform:
         return numbered({"views": views}, self.store, indices)
 
 
+class TrainTransform:
+    """Makes the augmented images of a batch, a :data:`idmm.data.loaders.BatchFn` of stage 2.
+
+    Random resized crop, flip, colour jitter and grey are those of stage 1. Then comes timm's RandAugment for RGB images
+    of 8 bits, each with its own seed from (seed, stage, epoch, image). Turns are last.
+
+    Args:
+        store: Images by number, with ``labels``.
+        config: Strengths and probabilities.
+        size: Side of the result (pixels).
+        mean, std: Of each channel. One value makes RGB images grey.
+        key: From :func:`idmm.seeding.derive`, another for each seed and stage.
+    """
+
+    def __init__(self, store, config: Augment, size: int, mean, std, key: int):
+        self.store, self.config, self.size, self.mean, self.std, self.key = store, config, size, mean, std, key
+        self.randaugment = _randaugment(config.randaugment, size, mean) if config.randaugment else None
+        shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
+        self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
+
+    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+        """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
+        images = [self.store.image(i) for i in indices]
+        key, sizes = derive(self.key, "views", epoch), self.store.sizes[indices]
+        plan = draw_views(Views(), self.crop, key, indices, sizes)
+
+        def randomly(view: np.ndarray, v: int) -> np.ndarray:
+            if not is_rgb8(images[v]):
+                return view
+            with seeded(derive(self.key, "augment", epoch, indices[v])):
+                made = self.randaugment(Image.fromarray(np.uint8(np.rint(255 * view))))
+            return np.asarray(made, dtype=np.float32) / 255
+
+        extra = randomly if self.randaugment else None
+        views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
+        return numbered({"images": views[:, 0]}, self.store, indices)
+
+
 def numbered(batch: dict, store, indices: np.ndarray) -> dict:
     """Add the images' numbers, ``index``, and if there are labels ``label`` (int64 [B])."""
     batch["index"] = torch.from_numpy(np.asarray(indices))
@@ -264,3 +305,21 @@ def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
 def _grey(view: np.ndarray) -> np.ndarray:
     """Return three equal channels by :data:`LUMA`, [H, W, 3]."""
     return cv2.cvtColor(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+
+
+def _randaugment(text: str, size: int, mean):
+    """Return timm's RandAugment. Its strongest posterize keeps 0 bits, which Pillow 13 refuses: 1 is the least."""
+    fill = tuple(round(255 * m) for m in (mean * 3)[:3])  # pixels moved in from outside the image
+    try:
+        transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": fill})
+    except (AssertionError, ValueError, KeyError, IndexError):
+        expected = "expected timm's form, e.g. rand-m9-mstd0.5-inc1, or null"
+        raise UserError(f"augment.randaugment: '{text}' is unknown, {expected}") from None
+    for op in transform.ops:
+        if op.name.startswith("Posterize"):
+            op.level_fn = functools.partial(_at_least_one_bit, op.level_fn)
+    return transform
+
+
+def _at_least_one_bit(level_fn, level, hparams):
+    return (max(1, level_fn(level, hparams)[0]),)

@@ -3,8 +3,8 @@
 from torch import nn
 
 from idmm.config import FinetuneConfig, parsing
-from idmm.data.augment import TrainTransform
 from idmm.data.store import Stores
+from idmm.data.views import TrainTransform
 from idmm.evaluation.evaluators import Accuracy
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.models.build import backbone_state
