@@ -19,9 +19,9 @@ from idmm.config import (
     PretrainTrain,
     SegmentConfig,
     Views,
-    colours_of,
     global_groups,
 )
+from idmm.config.data import colours_of
 from idmm.config.parsing import build, flatten, parse, to_dict
 from idmm.config.reading import recipes
 from idmm.errors import install

@@ -11,6 +11,7 @@ _frozen = dataclass(
     frozen=True,
 )
 
+Probability = Annotated[float, Field(ge=0, le=1)]
 # Default of a key that must be given. It is checked after the types, so that --print_config works without the key.
 REQUIRED: Any = None
 # Keys that may differ when a run resumes: results do not depend on them.

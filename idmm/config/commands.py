@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from idmm.config.base import REQUIRED, as_list, section
+from idmm.config.base import REQUIRED, Probability, as_list, section
 from idmm.config.data import Data
-from idmm.config.stages import Backbone, Model
+from idmm.config.stages import Backbone, Common, Model
 
 
 @section
@@ -85,7 +85,7 @@ class TrainData(Data):
 
 
 @section
-class TrainCommand:
+class TrainCommand(Common):
     """Train a classifier on a folder of images in a given time. Backbone, image size and training stages depend on the
     number of images and labels. The reasons are printed."""
 
@@ -97,20 +97,17 @@ class TrainCommand:
     """Time for everything, from the start of the command to its result (minutes)."""
     compare: bool = False
     """Also train from scratch, without hand-made features, in as much time again. The result is compared with it."""
-    init: str | None = None
-    """Initial weights: a run folder, a file or timm:NAME. Default: none."""
+    resume: ClassVar[str] = "auto"
     way: Literal["auto", "scratch", "finetune", "pretrain"] = "auto"
     """scratch: labelled images only. finetune: from --init. pretrain: all images first. auto: by the labels."""
     pseudolabel: bool | None = None
     """Guess the labels of unlabelled images and train on them, too. Default: if at most a third has a label."""
     size: int | None = Field(None, ge=8)
     """Image side (pixels). Default: the images' own size, at most 224, less if time is short."""
-    flip: float = Field(0.5, ge=0, le=1)
+    flip: Probability = 0.5
     """Probability of a horizontal flip. Set to 0 if mirroring changes the meaning (text, spectrograms)."""
     jitter: float = Field(0.4, ge=0)
     """Strength of brightness and contrast changes in pretraining. Set to 0 if brightness identifies the class."""
-    seed: int = Field(0, ge=0)
-    """Seed of every random choice."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device to train on. 'auto': cuda, else mps, else cpu."""
     data: TrainData = field(default_factory=TrainData)

@@ -6,10 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from idmm.config.base import FieldErrors, rising, section
+from idmm.config.base import FieldErrors, Probability, rising, section
 from idmm.config.data import Data, Subset
-from idmm.config.stages import Backbone, Common
-from idmm.config.train import Train
+from idmm.config.stages import Backbone, Common, Train
 
 STEP = 32  # pixels. The sides of all images are multiples of it
 DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}  # of the extra 'dense'
@@ -81,7 +80,7 @@ class DenseAugment:
 
     scale: rising(4.0) = field(default_factory=lambda: [0.5, 2.0])
     """Smallest and largest factor by which images are scaled before they are cropped or padded to train.size."""
-    flip: float = Field(0.5, ge=0, le=1)
+    flip: Probability = 0.5
     """Probability of a horizontal flip."""
     photometric: bool = True
     """Distort brightness, contrast, saturation and hue at random."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from idmm.config.base import section
-from idmm.config.views import CropGroup
+from idmm.config.data import CropGroup
 from idmm.errors import install
 
 BYOL_JITTER = [0.4, 0.4, 0.2, 0.1]  # of BYOL, also used by MoCo v3 and DINO

@@ -10,14 +10,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from idmm.config.base import FieldErrors
 from idmm.config.reading import Dumper, of_method, read_value, recipe, yaml_problem
-from idmm.config.schema import Key, flags_of, flatten, is_choice, keys_of, merged, options
+from idmm.config.schema import Key, flags_of, flatten, keys_of, merged, options
 from idmm.errors import UserError, listed, nearest
 
 log = logging.getLogger("idmm")
@@ -162,11 +162,11 @@ def _values(texts: dict[str, Any], flags: dict[str, Key]) -> tuple[dict[str, Any
             faults.append(f"{name}: empty value (unset shell variable?), expected null for none")
         else:
             try:
-                kinds = [kind for kind in options(flags[name].kind) if kind is not type(None)]
-                texts_only = all(kind is str or is_choice(kind) and isinstance(kind.__args__[0], str) for kind in kinds)
-                nullable = len(kinds) < len(options(flags[name].kind))
-                values[name] = text if texts_only and not (nullable and text == "null") else read_value(text)
-            except yaml.YAMLError as error:
+                kinds = options(flags[name].kind)
+                types = {type(get_args(kind)[0]) if get_origin(kind) is Literal else kind for kind in kinds}
+                is_text = types <= {str, type(None)} and not (text == "null" and type(None) in types)
+                values[name] = text if is_text else read_value(text)
+            except (yaml.YAMLError, ValueError) as error:
                 faults.append(f"{name}: got {text!r}, which is not YAML ({yaml_problem(error)})")
     return values, faults
 

@@ -48,11 +48,8 @@ for tag, words, first in (
 
 
 def read_value(text: str) -> Any:
-    """Return a text as YAML."""
-    try:
-        return yaml.load(text, _Loader)
-    except ValueError as error:  # e.g. !!int x
-        raise yaml.YAMLError(str(error)) from None
+    """Return a text as YAML. YAMLError or, for a value such as ``!!int x``, ValueError: it is none."""
+    return yaml.load(text, _Loader)
 
 
 def read_file(path: str | Path) -> dict:
@@ -62,14 +59,14 @@ def read_file(path: str | Path) -> dict:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UserError(f"--config: cannot read '{path}' ({reason}), expected a YAML file") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"--config: '{path}' is not YAML: {yaml_problem(error)}") from None
     if loaded is not None and not isinstance(loaded, dict):
         raise UserError(f"--config: '{path}' holds a {type(loaded).__name__}, expected a mapping of keys")
     return loaded or {}
 
 
-def yaml_problem(error: yaml.YAMLError) -> str:
+def yaml_problem(error: yaml.YAMLError | ValueError) -> str:
     """Return what is wrong with a text, with the line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]

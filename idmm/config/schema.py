@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 import types
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter
@@ -32,9 +32,10 @@ class Key(NamedTuple):
     def metavar(self) -> str:
         """The type in capital letters, or the choices."""
         words = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", list: "LIST"}
-        choices = [str(value) for option in options(self.kind) for value in get_args(option) if is_choice(option)]
-        names = ["{" + ",".join(choices) + "}"] if choices else []
-        others = [option for option in options(self.kind) if not is_choice(option) and option is not type(None)]
+        sets = [option for option in options(self.kind) if get_origin(option) is Literal]
+        choices = ",".join(str(value) for option in sets for value in get_args(option))
+        names = ["{" + choices + "}"] if sets else []
+        others = [option for option in options(self.kind) if option not in sets and option is not type(None)]
         return "|".join(dict.fromkeys([*names, *(words.get(get_origin(one) or one, "MAPPING") for one in others)]))
 
 
@@ -92,13 +93,9 @@ def _sections(kind: Any) -> tuple[type, ...]:
 
 
 def options(kind: Any) -> tuple:
-    """Return the members of a union, or the type itself."""
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def is_choice(kind: Any) -> bool:
-    """Return whether a type is a set of values."""
-    return get_origin(kind) is Literal
+    """Return the members of a union, or the type itself, without their ranges."""
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
 
 
 def flatten(config: dict, prefix: str = "") -> dict[str, Any]:

@@ -21,7 +21,8 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 from torch import Tensor
 
-from idmm.config import COLOURS, Augment, CropGroup, Views, colours_of
+from idmm.config import Augment, CropGroup, Views
+from idmm.config.data import COLOURS, colours_of
 from idmm.data.images import RATIO
 from idmm.data.values import LUMA, unit
 from idmm.errors import UserError

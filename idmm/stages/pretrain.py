@@ -7,7 +7,6 @@ import torch
 
 from idmm import distributed
 from idmm.config import PretrainConfig, global_groups, parsing
-from idmm.config.train import MONITORED
 from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
 from idmm.data.store import Stores
@@ -28,6 +27,7 @@ from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 
 EVAL_BATCH = 256  # images at a time
+MONITORED = 512  # training images at most that the collapse monitor uses, the same every time
 
 
 def pretrain(config: PretrainConfig | dict | str) -> dict:

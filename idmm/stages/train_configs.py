@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idmm.config import FinetuneConfig, PretrainConfig, parsing
+from idmm.config import FinetuneConfig, PretrainConfig, Train, parsing
 from idmm.config.commands import TrainCommand, TrainModel
 from idmm.config.reading import recipe
 from idmm.config.schema import merged
-from idmm.config.train import Train
 from idmm.data import user_lists
 from idmm.files import write_csv
 from idmm.models.hog_conv import CONVNET

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from idmm.config import FinetuneConfig, PretrainConfig, section
-from idmm.config.base import REQUIRED
+from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config.base import REQUIRED, section
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 TRAINING = tuple(KINDS)
