@@ -11,7 +11,7 @@ from helpers import VIT, inside
 from PIL import Image
 
 from idmm import config
-from idmm.data import image_store
+from idmm.data import images
 from idmm.data.image_store import store_split
 from idmm.data.listing import list_images
 from idmm.data.store import fingerprint
@@ -89,8 +89,8 @@ def entry_of(root):
 @pytest.fixture
 def decoded(monkeypatch):
     """A list that grows by what is decoded."""
-    seen, load = [], image_store.read_image
+    seen, load = [], images.read_image
     monkeypatch.setattr(
-        image_store, "read_image", lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1]
+        images, "read_image", lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1]
     )
     return seen

@@ -14,8 +14,8 @@ from tiny import HEADS, VIT
 
 from idmm.config import METHODS, Augment, CropGroup, Data, DrLoc, PretrainConfig, Views
 from idmm.data import views
+from idmm.data.images import unit
 from idmm.data.loaders import EvalTransform
-from idmm.data.values import unit
 from idmm.data.views import ORDERS, MultiCropTransform, TrainTransform, draw_views
 from idmm.methods import create_method
 from idmm.methods.drloc import Localization
@@ -67,9 +67,7 @@ def naive_bands(image, plan, v, size):
 
 
 def naive_turns(view, plan, v):
-    """What turns do; None: nothing is asked for."""
-    if plan.vflip is None:
-        return view
+    """What turns do."""
     planes = []
     for x in view:
         x = x.flip(0) if plan.vflip[v] else x

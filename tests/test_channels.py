@@ -18,7 +18,7 @@ from idmm.data.formats import BadImage
 from idmm.data.image_store import store_split
 from idmm.data.images import Bands, fitted, read_image
 from idmm.data.listing import list_images
-from idmm.data.values import mean_and_std, moments
+from idmm.data.store import mean_and_std, moments
 
 RUN = {**TINY, "data__in_chans": 5}
 

@@ -15,7 +15,7 @@ from folders import entry_of, opened, paint, same, sums
 from helpers import temporary
 from tqdm import tqdm
 
-from idmm.data import image_store
+from idmm.data import image_store, images
 
 COUNT, SIZE = 12, (80, 60)
 BYTES = COUNT * 80 * 60 * 3
@@ -42,7 +42,7 @@ def hang(reached):
 
 def stop_at(moment, reached):
     """Patches this process, which is to be killed, so that it stops at a moment of the build."""
-    read, replace, done = image_store.read_image, os.replace, []
+    read, replace, done = images.read_image, os.replace, []
 
     def decode(*args, **named):
         done.append(None)
@@ -61,7 +61,7 @@ def stop_at(moment, reached):
         file.flush()
         hang(reached)
 
-    image_store.read_image, os.replace = decode, rename
+    images.read_image, os.replace = decode, rename
     if moment == "half of the index":
         np.savez = save
 
@@ -95,7 +95,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     journal, start, answers = tmp_path / "journal", processes.Barrier(3), processes.Queue()
 
     def run():
-        read = image_store.read_image
+        read = images.read_image
 
         def slowed(*args):
             with open(journal, "a") as file:
@@ -103,7 +103,7 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
             time.sleep(0.02)
             return read(*args)
 
-        image_store.read_image = slowed
+        images.read_image = slowed
         start.wait(60)
         store = opened(root)
         answers.put((store.decodes, sums(store)))

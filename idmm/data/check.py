@@ -12,12 +12,11 @@ from PIL import Image
 from idmm import config
 from idmm.data.formats import BadImage, NoPicture
 from idmm.data.image_store import measure_range
-from idmm.data.images import Bands, composite, digest, read_image
+from idmm.data.images import AUTO, Bands, RangeUnknown, ValueRange, composite, digest, read_image
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
 from idmm.data.user_lists import exclude_line
-from idmm.data.values import AUTO, RangeUnknown, ValueRange
 from idmm.errors import UserError
 from idmm.files import expand_home, write_bytes
 

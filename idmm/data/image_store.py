@@ -24,24 +24,11 @@ import torch
 from tqdm import tqdm
 
 from idmm import config
+from idmm.data import images
 from idmm.data.formats import BadImage
-from idmm.data.images import (
-    Bands,
-    CentreCrop,
-    Decoded,
-    StoredSize,
-    bands_of,
-    composite,
-    digest,
-    fitted,
-    fitted_size,
-    image_size,
-    min_max_of,
-    read_image,
-)  # fmt: skip
+from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, RangeUnknown, StoredSize, ValueRange
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split, counted
-from idmm.data.values import AUTO, RangeUnknown, ValueRange, as_range
 from idmm.errors import RunError, UserError, by_reason, capped, reason
 from idmm.files import Lock, expand_home, replacing, sweep
 
@@ -66,8 +53,8 @@ class Reading:
 
     def read(self, item: str | np.ndarray) -> Decoded:
         """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
-        decoded = read_image(item, self.value_range, self.bands)
-        return decoded._replace(pixels=fitted(decoded.pixels, self.stored_size))
+        decoded = images.read_image(item, self.value_range, self.bands)
+        return decoded._replace(pixels=images.fitted(decoded.pixels, self.stored_size))
 
 
 @dataclass(frozen=True)
@@ -112,7 +99,7 @@ class ImageStore:
         self.targets, self.sizes = split.targets, index.sizes
         self.channels, self.bands, self.stored_size = reading.channels, reading.bands, reading.stored_size
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
-        known = as_range(index.range.tolist()) if reading.value_range == AUTO else reading.value_range
+        known = images.as_range(index.range.tolist()) if reading.value_range == AUTO else reading.value_range
         self.value_range = known if self.high_bit else None
         self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
         self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
@@ -131,13 +118,12 @@ class ImageStore:
     def image(self, i: int) -> torch.Tensor:
         """Return image ``i``, uint8 [C, H, W], or uint16 if it has more than 8 bits.
 
-        It is a view of [H, W, C] that must not be written to. :func:`idmm.data.values.unit` makes floats of it. If
+        It is a view of [H, W, C] that must not be written to. :func:`idmm.data.images.unit` makes floats of it. If
         ``stored_size`` is a centre crop, it is that crop, [C, size, size].
 
         Raises:
             RunError: Its file is gone or was changed since it was loaded (only if it is decoded at each use).
         """
-        i = range(len(self))[i]  # wraps -1, raises IndexError
         if self._file is not None:
             (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self._index.pixel_bytes[i]), int(self._ends[i])
             flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
@@ -153,7 +139,7 @@ class ImageStore:
 
     def picture(self, i: int) -> np.ndarray:
         """Return a picture of image ``i`` for people, uint8 [H, W, 3]."""
-        return composite(self.image(i).permute(1, 2, 0).numpy())
+        return images.composite(self.image(i).permute(1, 2, 0).numpy())
 
     def _decode(self, i: int) -> np.ndarray:
         item = self._items[i]
@@ -200,13 +186,13 @@ def store_split(
         UserError: Images that cannot be used, all of them in one.
         RunError: An image does not fit into memory.
     """
-    bands = bands or bands_of(data.in_chans, data.bands)
+    bands = bands or images.bands_of(data.in_chans, data.bands)
     if bands is not None and bands.count is None:  # that of the first readable file
         for item in split.items:
             with suppress(BadImage):
                 bands = bands._replace(count=Reading(None, (0, 1), Bands()).read(item).pixels.shape[2])
                 break
-    reading = Reading(stored_size, as_range(value_range or data.range), bands)
+    reading = Reading(stored_size, images.as_range(value_range or data.range), bands)
     index, pixels = None, None
     if data.cache == "auto" and isinstance(split.items, list):
         try:
@@ -261,9 +247,11 @@ def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> In
 
 def measure_range(split: Split, bands: Bands | None) -> ValueRange:
     """Return the value range of a split's images of more than 8 bits, of bands one per channel."""
-    results = parallel_map(lambda i: min_max_of(split.items[i], bands), len(split), split.place, "measuring values")
+    results = parallel_map(
+        lambda i: images.min_max_of(split.items[i], bands), len(split), split.place, "measuring values"
+    )
     pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
-    ranges = as_range(np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist())
+    ranges = images.as_range(np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist())
     return ranges if bands else ranges[0]
 
 
@@ -285,7 +273,7 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
     root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
     names = () if split.whole else split.names  # a whole split keeps its entry when images are added
     key = repr((_FORMAT, data.name, root, part, names, reading))
-    name = f"{data.name}-{part}-{digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
+    name = f"{data.name}-{part}-{images.digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
     folder, signature = cache_folder(data.cache_dir) / name, _signature(split)
     pixels = folder / f"pixels-{signature}"
     if index := _read_index(pixels, signature):
@@ -303,7 +291,7 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
         need, free = 0, shutil.disk_usage(folder).free
         for item in sampled:
             with suppress(BadImage):  # bad images take no room
-                size = fitted_size(*image_size(item), reading.stored_size)
+                size = images.fitted_size(*images.image_size(item), reading.stored_size)
                 need += math.prod(size) * reading.channels * (2 if reading.bands else 1)
         need = round(need * len(split) / len(sampled))
         if need > free // 2:

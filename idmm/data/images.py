@@ -1,4 +1,9 @@
-"""Images as pixels, 8 or 16 bits: pictures as RGB, other images as the channels that they have."""
+"""Images as pixels, 8 or 16 bits: pictures as RGB, other images as the channels that they have.
+
+0 and 1 of images of more than 8 bits stand for one range of values. ``data.range`` gives it, or it goes from the
+smallest to the largest value of all training images, for bands of each channel. Each image's 1 in 10,000 most extreme
+pixels at either end are left out, so that hot and dead pixels of a sensor do not set it.
+"""
 
 import hashlib
 import math
@@ -11,12 +16,21 @@ from PIL import Image
 
 from idmm.data.formats import PICTURE_CHANNELS, BadImage, decode, size_in_header
 from idmm.data.split import counted
-from idmm.data.values import AUTO, WHITE, MinMax, RangeUnknown, ValueRange, rescale
 from idmm.errors import reason
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a random crop, as torchvision's RandomResizedCrop
 _TRIMMED = 1e-4  # share of an image's pixels at either end that its smallest and largest value leave out
 _SHOWN = (1, 99)  # percentiles of a channel that are black and full colour in pictures for people
+AUTO = "auto"
+MinMax = tuple[float, float]  # smallest and largest value
+# AUTO, one range, one per channel, or None: the full range of 16 bits
+ValueRange = str | MinMax | tuple[MinMax, ...] | None
+WHITE = 65535  # stands for 1 in stored images of more than 8 bits
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
+
+
+class RangeUnknown(Exception):
+    """An image has more than 8 bits, and their value range is not known yet."""
 
 
 class Bands(NamedTuple):
@@ -148,6 +162,28 @@ def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> t
 def image_size(path: str | os.PathLike) -> tuple[int, int]:
     """Return height and width of a file's image in upright position (pixels). BadImage as :func:`read_image`."""
     return size_in_header(read(path))
+
+
+# ---------------------------------------------------------------------- values
+def as_range(value: ValueRange | list) -> ValueRange:
+    """Return a value range, or one per channel, as tuples with whole numbers as int. AUTO and None stay."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value[0], (list, tuple)):
+        return tuple(as_range(pair) for pair in value)
+    return tuple(int(number) if float(number).is_integer() else float(number) for number in value)
+
+
+def rescale(values: np.ndarray, value_range: ValueRange) -> np.ndarray:
+    """Map values [H, W, C] from their range, or one per channel, to uint16 [H, W, C]. Values outside are clipped."""
+    low, high = np.array(value_range, dtype=np.float64).T  # [] or [C]
+    factor = np.divide(WHITE, high - low, out=np.zeros_like(high), where=high > low)
+    return np.clip(np.rint((values.astype(np.float64) - low) * factor), 0, WHITE).astype(np.uint16)
+
+
+def unit(image):
+    """Return an image as float32 in [0, 1], from a tensor uint8 or uint16 of any shape."""
+    return image.float().div_(WHITE if image.element_size() == 2 else 255)
 
 
 # ---------------------------------------------------------------------- sizes

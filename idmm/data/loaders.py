@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from idmm import distributed
 from idmm.data.image_store import ImageStore
-from idmm.data.images import CentreCrop
+from idmm.data.images import CentreCrop, unit
 from idmm.data.parallel import cores
-from idmm.data.values import unit
 from idmm.data.views import normalise, numbered, resize
 from idmm.errors import RunError
 from idmm.seeding import numpy_rng

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from idmm import config, distributed
 from idmm.data.folder import PARTS
 from idmm.data.image_store import ImageStore, store_split
-from idmm.data.images import StoredSize
+from idmm.data.images import AUTO, LUMA, WHITE, StoredSize, ValueRange, as_range
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split, counted
-from idmm.data.values import AUTO, WHITE, ValueRange, as_range, mean_and_std, moments
 from idmm.errors import UserError, listed
 
 
@@ -95,6 +96,26 @@ def store_images(
     is_deep = any(one.high_bit for one in (train, *(one for at_size in crops.values() for one in at_size.values())))
     known_range = values["value_range"] if is_deep or value_range != AUTO else None
     return Stores(train, crops, known_range, mean, std, listing.remarks)
+
+
+# ---------------------------------------------------------------------- mean and standard deviation
+def moments(pixels: np.ndarray, grey: bool) -> np.ndarray:
+    """Return number of pixels, sum and sum of squares of each channel, values in [0, 1], float64 [C, 3].
+
+    Args:
+        pixels: uint8 or uint16 [C, H, W].
+        grey: Of the brightness of RGB instead of each channel.
+    """
+    values = pixels / np.iinfo(pixels.dtype).max
+    values = np.rint(np.tensordot(LUMA, values, axes=1) * WHITE)[None] / WHITE if grey else values
+    return np.stack([np.full(len(values), values[0].size), values.sum((1, 2)), (values * values).sum((1, 2))], axis=1)
+
+
+def mean_and_std(total: np.ndarray) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation (of a constant 1) per channel from the sum of :func:`moments`."""
+    mean, square = total[:, 1] / total[:, 0], total[:, 2] / total[:, 0]
+    std = np.sqrt(np.maximum(square - mean * mean, 0))
+    return [float(f"{m:.6g}") for m in mean], [float(f"{s:.6g}") if s > 1e-6 else 1.0 for s in std]
 
 
 # ---------------------------------------------------------------------- the fingerprint

@@ -29,12 +29,12 @@ class UserList:
         field: Of the config, that names the file.
         file: Its path.
         images: Names of the dataset's images.
-        root: Their folder, if it is a dataset of files.
+        root: Their folder. None: the dataset has no files.
     """
 
     def __init__(self, field: str, file: str, images: Iterable[str], root: str | None):
         self.field, self.file = field, file
-        self.root = None if root is None else os.path.abspath(os.path.expanduser(root))
+        self.root = os.path.abspath(os.path.expanduser(root or ""))
         self._names = {composed(name): name for name in images}
         self._faults = []
 
@@ -82,15 +82,13 @@ class UserList:
         It is no fault if ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
         for path in (text, text.strip()):
-            name = os.path.relpath(path, self.root) if self.root is not None and os.path.isabs(path) else path
+            name = os.path.relpath(path, self.root) if os.path.isabs(path) else path
             name = composed(posixpath.normpath(name))
             if name in self._names:
                 return self._names[name]
-            inside = self.root is not None and not name.startswith("..")
-            if elsewhere and inside and os.path.isfile(os.path.join(self.root, name)):
+            if elsewhere and not name.startswith("..") and os.path.isfile(os.path.join(self.root, name)):
                 return None
-        where = f" under '{self.root}'" if self.root else " of the dataset"
-        self.fault(line, f"{text.strip()!r} is no image{where}")
+        self.fault(line, f"{text.strip()!r} is no image under '{self.root}'")
         return None
 
     def fault(self, line: int, what: str) -> None:
@@ -134,7 +132,7 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     trained = without_label.union(names["train"])
     train = [name for name in images if name in trained]
     if not labelled and train and (faults or without_label):
-        return Listing(_files(root, train), unlabelled=_files(root, more) if more else None)
+        return Listing(_files(root, train), unlabelled=_files(root, more))
     if faults:
         raise UserError(*faults)
     if unnamed:
@@ -146,12 +144,11 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
         labels = np.searchsorted(classes, [rows[name]["class"] for name in split.names])
         groups = [rows[name]["group"] for name in split.names if "group" in rows[name]]
         splits[part] = replace(split, labels=labels, classes=classes, groups=np.array(groups) if groups else None)
-    more = sorted([*without_label, *more])
-    return replace(arranged(splits), unlabelled=_files(root, more) if more else None)
+    return replace(arranged(splits), unlabelled=_files(root, sorted([*without_label, *more])))
 
 
-def _files(root: str, names: list[str]) -> Split:
-    return replace(split_of(root, names), whole=False)
+def _files(root: str, names: list[str]) -> Split | None:
+    return replace(split_of(root, names), whole=False) if names else None
 
 
 def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[str, dict[str, str]]:
@@ -280,5 +277,5 @@ def read_groups(groups: str, names: list[str], root: str | None) -> dict[str, st
 
 
 def groups_of(split: Split) -> str:
-    """Return ``12 groups``, or nothing if there are none."""
-    return "" if split.groups is None else counted(len(np.unique(split.groups)), "group")
+    """Return ``12 groups``."""
+    return counted(len(np.unique(split.groups)), "group")

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from idmm.config import Augment, CropGroup, Views
 from idmm.config.data import COLOURS, colours_of
-from idmm.data.images import RATIO
-from idmm.data.values import LUMA, unit
+from idmm.data.images import LUMA, RATIO, unit
 from idmm.errors import UserError
 from idmm.seeding import derive, seeded, uniforms
 
@@ -49,8 +48,8 @@ class ViewPlan:
     grey: np.ndarray  # bool [V]
     sigma: np.ndarray  # of the blur (pixels), 0 for none, float64 [V]
     solarize: np.ndarray  # bool [V]
-    vflip: np.ndarray | None = None  # bool [V]. None: no turns are asked for
-    turns: np.ndarray | None = None  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
+    vflip: np.ndarray  # bool [V]
+    turns: np.ndarray  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
 
 
 def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> np.ndarray:
@@ -99,10 +98,8 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
     strength = np.array(colours.jitter)  # [4]
     factors = np.stack(strengths, 1) * 2 - 1  # [V, 4] in [-1, 1)
     factors = factors * strength + np.array([1.0, 1.0, 1.0, 0.0])
-    low, high, turns = *BLUR_SIGMA, {}
-    if colours.vflip or colours.rotate90:  # independent of all other numbers, which stay the same
-        u = uniforms(derive(key, "channels"), indices, count * 2).reshape(-1, 2)  # [V, 2]
-        turns = {"vflip": u[:, 0] < colours.vflip, "turns": (u[:, 1] * 4).astype(np.int64) * colours.rotate90}
+    low, high = BLUR_SIGMA
+    vflip, turns = uniforms(derive(key, "channels"), indices, count * 2).reshape(-1, 2).T  # [V]
     return ViewPlan(
         box=box,
         flip=flip < colours.flip,
@@ -112,7 +109,8 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, s
         grey=grey < colours.grey_prob,
         sigma=np.where(blur < colours.blur_prob, low + (high - low) * sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
-        **turns,
+        vflip=vflip < colours.vflip,
+        turns=(turns * 4).astype(np.int64) * colours.rotate90,
     )
 
 
@@ -189,7 +187,7 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
             view = np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C")  # [S, S, 3]
         view = recolour(view, plan, v)
         view = extra(view, v) if extra is not None and rgb else view
-        if plan.vflip is not None:  # turns are the last step
+        if plan.vflip[v] or plan.turns[v]:
             view = np.rot90(np.flip(view, axes[0]) if plan.vflip[v] else view, plan.turns[v], axes)
             view = np.ascontiguousarray(view)
         if not rgb:

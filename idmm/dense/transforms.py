@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from idmm.data.image_store import ImageStore
-from idmm.data.values import unit
+from idmm.data.images import unit
 from idmm.data.views import normalise, numbered, resize
 from idmm.dense.targets import IGNORED, BoxTarget, nearest, outlined
 from idmm.seeding import derive, seeded

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from idmm import distributed
 from idmm.data.formats import BadImage
 from idmm.data.image_store import ImageStore
-from idmm.data.images import Bands, CentreCrop, Decoded, bands_of, read_image
+from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, ValueRange, as_range, bands_of, read_image, unit
 from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split, counted
-from idmm.data.values import AUTO, ValueRange, as_range, unit
 from idmm.data.views import normalise
 from idmm.errors import RunError
 from idmm.evaluation.evaluate import evaluating

@@ -10,11 +10,10 @@ from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig, ProbeConfig
 from idmm.data.check import DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
 from idmm.data.formats import channels_flag
-from idmm.data.images import composite, read_image
+from idmm.data.images import AUTO, composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
-from idmm.data.values import AUTO
 from idmm.errors import UserError, by_reason, listed
 from idmm.evaluation import baseline
 from idmm.evaluation.network import Network, pooled

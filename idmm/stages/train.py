@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 from idmm import distributed
 from idmm.config import parsing
 from idmm.config.commands import TrainCommand
+from idmm.data.images import AUTO
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
-from idmm.data.values import AUTO
 from idmm.errors import UserError, in_short
 from idmm.files import holds_run, made_folder, write_json
 from idmm.models.spec import model_spec
