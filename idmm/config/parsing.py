@@ -130,8 +130,7 @@ def _parser(kind: type, prog: str, flags: dict[str, Key]) -> argparse.ArgumentPa
         section = key.key.rpartition(".")[0]
         if name == key.key and section not in groups:
             groups[section] = parser.add_argument_group(section, key.owner.__doc__)
-        text = f"{key.text} Required." if key.required else key.text
-        text = text.replace("%", "%%") if name == key.key else argparse.SUPPRESS
+        text = key.text.replace("%", "%%") if name == key.key else argparse.SUPPRESS
         groups.get(section, parser).add_argument(f"--{name}", metavar=key.metavar, help=text, **any_value)
     return parser
 

@@ -26,7 +26,8 @@ class Key(NamedTuple):
     @property
     def text(self) -> str:
         """The help with the default."""
-        return f"{self.help} Default: {self.default}." if self.default else self.help
+        end = "Required." if self.required else self.default and f"Default: {self.default}."
+        return f"{self.help} {end}".rstrip()
 
     @property
     def metavar(self) -> str:

@@ -130,12 +130,11 @@ def check(data: config.Data) -> tuple[DatasetReport, Listing]:
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             report.classes[part] = dict(zip(split.classes, counts.tolist(), strict=True))
-        summaries = []
-        for name, summary in zip(split.names, _summaries(report, part, split), strict=True):
-            if isinstance(summary, BadImage):
-                report.unreadable.append({"split": part, "name": name, "reason": summary.reason})
-            else:
-                summaries.append(summary)
+        results = _summaries(report, part, split)
+        summaries = [result for result in results if isinstance(result, _Summary)]
+        for name, result in zip(split.names, results, strict=True):
+            if isinstance(result, BadImage):
+                report.unreadable.append({"split": part, "name": name, "reason": result.reason})
         report.one_colour += [{"split": part, "name": s.ref.name} for s in summaries if s.one_colour]
         if sides := [min(summary.size) for summary in summaries]:
             report.sides[part] = [min(sides), int(np.median(sides)), max(sides)]
@@ -217,8 +216,7 @@ def _pairs(summaries: list[_Summary]) -> list[Pair]:
     ]
     # near ones agree in hashes and thumbnails, as a hash is coarse, above all for plain images
     unique = [group[0] for group in same.values()]
-    hashes = np.array([summary.hash for summary in unique], dtype=np.float32)  # [N, 64]
-    signs = hashes.reshape(-1, HASH_BITS) * 2 - 1
+    signs = np.array([summary.hash for summary in unique], dtype=np.float32).reshape(-1, HASH_BITS) * 2 - 1  # [N, 64]
     pairs: list[Pair] = []
     counts: Counter = Counter()  # pairs so far, by first image and split of the second
     for start in range(0, len(unique), _BLOCK):
@@ -241,7 +239,7 @@ def similarity(one: np.ndarray, two: np.ndarray) -> float:
     a, b = one - one.mean((0, 1)), two - two.mean((0, 1))
     if min(a.std(), b.std()) < FLAT:
         return float(max(a.std(), b.std()) < FLAT and np.abs(means).max() < 2 * FLAT)
-    return float((a * b).mean() / np.sqrt((a * a).mean() * (b * b).mean()))
+    return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
 # ---------------------------------------------------------------------- the file for data.exclude

@@ -99,8 +99,9 @@ class ImageStore:
         self.targets, self.sizes = split.targets, index.sizes
         self.channels, self.bands, self.stored_size = reading.channels, reading.bands, reading.stored_size
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
-        known = images.as_range(index.range.tolist()) if reading.value_range == AUTO else reading.value_range
-        self.value_range = known if self.high_bit else None
+        self.value_range = reading.value_range if self.high_bit else None
+        if self.value_range == AUTO:
+            self.value_range = images.as_range(index.range.tolist())
         self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
         self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
         self._file, self._items = pixels, split.items if pixels is None else None

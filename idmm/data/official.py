@@ -75,50 +75,37 @@ def _torchvision(kind: str, root: Path, **options):
         raise FilesMissing(f"data.root: files in '{root}' are damaged ({why}). Fetch them again") from None
 
 
-def _images_of(base: Path, *datasets) -> Listed:
-    """Return names and labels of the images of torchvision's datasets."""
-    images = []
-    for dataset in datasets:
-        paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
-        images += zip((Path(path).relative_to(base).as_posix() for path in paths), dataset._labels, strict=True)
-    return images
+def _by_torchvision(kind: str, root: Path, folder: str, train: Sequence[str], classes: Sequence[str] = ()) -> Listing:
+    """Return a dataset in ROOT/FOLDER. Train is its parts ``train``. ``classes``: if torchvision has no names."""
+    base, parts = root / folder, []
+    for names in (train, ("test",)):
+        parts.append([])
+        for name in names:
+            dataset = _torchvision(kind, root, split=name)
+            pairs = getattr(dataset, "_samples", None) or zip(dataset._image_files, dataset._labels, strict=True)
+            parts[-1] += [(Path(path).relative_to(base).as_posix(), label) for path, label in pairs]
+    return listed_splits(base, [str(name) for name in classes or dataset.classes], *parts)
 
 
 def read_flowers(root: Path) -> Listing:
     """Read Oxford Flowers-102. Train is its train and val, 2,040 images."""
-    base, classes = root / "flowers-102", lines(files("idmm.data") / "flowers102.txt")
-    train, val, test = (_torchvision("Flowers102", root, split=part) for part in ("train", "val", "test"))
-    return listed_splits(base, classes, _images_of(base, train, val), _images_of(base, test))
-
-
-def read_pets(root: Path) -> Listing:
-    """Read Oxford-IIIT Pet. Train is trainval."""
-    base = root / "oxford-iiit-pet"
-    parts = [_images_of(base, _torchvision("OxfordIIITPet", root, split=part)) for part in ("trainval", "test")]
-    classes = names_by_number((label, Path(name).stem.rpartition("_")[0]) for part in parts for name, label in part)
-    return listed_splits(base, classes, *parts)
+    classes = lines(files("idmm.data") / "flowers102.txt")
+    return _by_torchvision("Flowers102", root, "flowers-102", ("train", "val"), classes)
 
 
 def read_dtd(root: Path) -> Listing:
     """Read Describable Textures. Train is train and val of split 1, 3,760 images."""
-    base = root / "dtd/dtd"
-    train, val, test = (_torchvision("DTD", root, split=part) for part in ("train", "val", "test"))
-    return listed_splits(base, train.classes, _images_of(base, train, val), _images_of(base, test))
+    return _by_torchvision("DTD", root, "dtd/dtd", ("train", "val"))
 
 
 def read_aircraft(root: Path) -> Listing:
     """Read FGVC-Aircraft, its variants. Train is trainval."""
-    base = root / "fgvc-aircraft-2013b/data"
-    train, test = (_torchvision("FGVCAircraft", root, split=part) for part in ("trainval", "test"))
-    return listed_splits(base, train.classes, _images_of(base, train), _images_of(base, test))
+    return _by_torchvision("FGVCAircraft", root, "fgvc-aircraft-2013b/data", ("trainval",))
 
 
 def read_cars(root: Path) -> Listing:
     """Read Stanford Cars by the lists of its devkit and the list of test images with labels."""
-    base = root / "stanford_cars"
-    train, test = (_torchvision("StanfordCars", root, split=part) for part in ("train", "test"))
-    parts = [[(Path(file).relative_to(base).as_posix(), n) for file, n in part._samples] for part in (train, test)]
-    return listed_splits(base, [str(name) for name in train.classes], *parts)
+    return _by_torchvision("StanfordCars", root, "stanford_cars", ("train",))
 
 
 def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:
@@ -155,6 +142,16 @@ def read_indoor67(root: Path) -> Listing:
     parts = [[(path, path.split("/")[0]) for path in lines(base / f"{part}Images.txt")] for part in ("Train", "Test")]
     classes = sorted({name for part in parts for _, name in part})
     return listed_splits(base, classes, *([(f"Images/{path}", classes.index(n)) for path, n in part] for part in parts))
+
+
+def read_pets(root: Path) -> Listing:
+    """Read Oxford-IIIT Pet: images/ and lists of 'NAME CLASS_NUMBER SPECIES BREED'. Train is trainval."""
+    base, parts = root / "oxford-iiit-pet", []
+    for name in ("trainval", "test"):
+        rows = [line.split() for line in lines(base / f"annotations/{name}.txt")]
+        parts.append([(f"images/{row[0]}.jpg", int(row[1]) - 1) for row in rows])
+    classes = names_by_number((label, Path(name).stem.rpartition("_")[0]) for part in parts for name, label in part)
+    return listed_splits(base, classes, *parts)
 
 
 def read_cub200(root: Path) -> Listing:
