@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from idmm.config.base import FieldErrors
 from idmm.config.reading import Dumper, of_method, read_value, recipe, yaml_problem
@@ -76,21 +77,12 @@ def build(kind: type[Config], source: Any) -> Config:
     """
     if isinstance(source, kind):
         return source
-    return _checked(kind, merged(_with_texts(source)) if isinstance(source, dict) else recipe(kind, source), [])
-
-
-def _with_texts(value: Any) -> Any:
-    """Return a value from Python with its paths as texts, also those in lists and mappings."""
-    if isinstance(value, dict):
-        return {key: _with_texts(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_texts(item) for item in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return _checked(kind, merged(to_dict(source)) if isinstance(source, dict) else recipe(kind, source), [])
 
 
 def to_dict(config: Any) -> Any:
-    """Return a config, or a mapping with configs in it, as nested dicts and lists for YAML and JSON."""
-    return TypeAdapter(Any).dump_python(config, mode="json", warnings=False)
+    """Return a config, or a mapping with configs and paths in it, as nested dicts and lists for YAML and JSON."""
+    return to_jsonable_python(config, fallback=str)
 
 
 def dump(config: Any) -> str:

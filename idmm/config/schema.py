@@ -7,7 +7,7 @@ import types
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 REPLACED = ("kwargs", "subset", "labelled")  # mappings that a later file or flag replaces instead of merging
 
@@ -51,7 +51,7 @@ def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
         help_text = " ".join((info.description or "").split())
         default_text = ""
         if not required and default is not None:
-            value = TypeAdapter(Any).dump_python(default, mode="json", warnings=False)
+            value = to_jsonable_python(default)
             default_text = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
         keys.append(Key(prefix + name, info.annotation, help_text, default_text, required, kind, sections))
         keys += _shared_keys(sections, f"{prefix}{name}.") if len(sections) > 1 else ()
