@@ -12,7 +12,6 @@ from idmm.models import create_backbone
 from idmm.progress import duration, log
 from idmm.seeding import numpy_rng
 
-NAME = "the baseline (logistic regression on hand-made features)"
 MOST = 5000  # most images to train on, and most to test on
 DECODED = 500  # the same if images are decoded at each use
 WEIGHTS = 400_000  # images times classes that a fit takes in seconds
@@ -74,6 +73,7 @@ def measure(
     correct = probe_predict(train, labels, test, strength) == truth
     top1 = 100 * float(correct.mean())
     if began is not None:
-        line = "%s: %.2f %% of %d test images, fitted to %d training images with C = %g in %s"
-        log.info(line, NAME, top1, len(truth), len(labels), strength, duration(time.monotonic() - began))
+        line = "the baseline (logistic regression on hand-made features): %.2f %% of %d test images, "
+        line += "fitted to %d training images with C = %g in %s"
+        log.info(line, top1, len(truth), len(labels), strength, duration(time.monotonic() - began))
     return top1

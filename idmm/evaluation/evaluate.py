@@ -204,16 +204,15 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, clas
         used = min(len(sizes), 1 + int((sizes.cumsum() < ENOUGH).sum()))
         splits = [(train[fold != n], labels[fold != n], train[fold == n], labels[fold == n]) for n in range(used)]
         by = f"{used} of {len(sizes)} stratified folds of train"
-    few = val is None and len(labels) < FEW * len(np.unique(labels))
-    usual = f"default, as there are under {FEW} images per class"
-    if not splits:
-        return Choice(USUAL_STRENGTH, usual, {})
-    hits = sum(_held_out_hits(*split, class_weight) for split in splits)
-    accuracies = 100 * hits / sum(len(split[3]) for split in splits)
-    best = [c for c, hit in zip(STRENGTHS, hits, strict=True) if hit == hits.max()]
-    strength = min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c))
-    accuracy_of = dict(zip(STRENGTHS, accuracies.tolist(), strict=True))
-    return Choice(USUAL_STRENGTH, usual, accuracy_of) if few else Choice(strength, by, accuracy_of)
+    accuracies = {}
+    if splits:
+        hits = sum(_held_out_hits(*split, class_weight) for split in splits)
+        shares = 100 * hits / sum(len(split[3]) for split in splits)
+        accuracies = dict(zip(STRENGTHS, shares.tolist(), strict=True))
+    if val is None and len(labels) < FEW * len(np.unique(labels)):
+        return Choice(USUAL_STRENGTH, f"default, as there are under {FEW} images per class", accuracies)
+    best = [c for c, accuracy in accuracies.items() if accuracy == max(accuracies.values())]
+    return Choice(min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c)), by, accuracies)
 
 
 def fit_temperature(

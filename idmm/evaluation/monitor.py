@@ -68,8 +68,7 @@ class CollapseMonitor(Evaluator):
             on_device = features.to(device)
             values["embedding_std"] = spread(self.method.embed(on_device).float().cpu())
             values |= self.method.diagnose(on_device, torch.from_numpy(self.numbers).to(device))
-        enough = len(self.numbers) > FEWEST
-        if enough and not self.warned and (line := collapse(values, self.history())):
+        if len(self.numbers) > FEWEST and not self.warned and (line := collapse(values, self.history())):
             self.warned = True
             log.warning("%s", line)
         return {name: round(value, 4) for name, value in values.items()}

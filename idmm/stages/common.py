@@ -113,16 +113,16 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
     for note in setup.notes if folder is not None else ():  # not before an error about the list of images
         log.info("%s", note)
     sizes = dict.fromkeys(phase.size for phase in setup.phases)
-    saved = (folder and folder.image_values()) or {"range": None, "mean": None, "std": None}
+    saved = (folder and folder.image_values()) or {}
     stores = store_images(
         listing,
         setup.config.data,
         stage.stored_size(max(sizes)),
         {size: stage.eval_stored_size(size) for size in sizes},
         parts=PARTS if stage.needs.eval_pixels else ("train",),
-        value_range=saved["range"] or spec.range,
-        mean=spec.mean or saved["mean"],
-        std=spec.std or saved["std"],
+        value_range=saved.get("range") or spec.range,
+        mean=spec.mean or saved.get("mean"),
+        std=spec.std or saved.get("std"),
     ).at(setup.phases[-1].size)
     log_values(setup, stores)
     if folder is not None:

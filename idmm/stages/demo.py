@@ -49,9 +49,8 @@ def demo(command: DemoConfig) -> dict:
     write_json(out / "demo.json", result)
     counts, tested = seeds[0]["counts"], seeds[0]["result"]
     title = f"{counts['images']:,} images, {counts['labelled']:,} of them labelled"
-    one_class = tested["largest_class"]
     with drawing("comparison.png"):
-        pictures.comparison(rows, out / "comparison.png", title, largest_class=one_class, grey=["baseline"])
+        pictures.comparison(rows, out / "comparison.png", title, tested["largest_class"], grey=["baseline"])
     print(f"{title}, {command.minutes:g} min of training each. Top-1 on {tested['test_size']} test images:")
     for label, values in rows.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""

@@ -208,29 +208,24 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
 
 def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[str, dict], remaining: float) -> float:
     """Choose what the last stage trains. Return the minutes that this took."""
-    began = clock.now()
-    if state.plan.pseudolabel:
-        _choose_by_neighbours(command, state)
-    elif state.plan.trial:
+    began, plan, out, outcome = clock.now(), state.plan, Path(command.out), None
+    if plan.pseudolabel:  # with few labels: pseudo-labels are used if similar images agree on the class
+        if distributed.rank() == 0:
+            source = str(out / "stage1") if plan.way == "pretrain" else command.init
+            teacher = str(out / "teacher") if "teacher" in plan.shares else None
+            outcome = pseudolabel(source, teacher, plan, data_of(command, state), command.device, command.seed, out)
+        state.pseudolabels, candidates = distributed.broadcast(outcome)
+        agreement = state.pseudolabels.agreement
+        if plan.joined:
+            state.best, state.candidates = joined_by(agreement), candidates
+        else:
+            state.best = Kept.PSEUDO if agreement >= AGREEMENT else Kept.PRETRAINED
+    elif plan.trial:
         state.choose_by_trial(results["trial"], 60 * remaining)
         state.best = distributed.broadcast(state.best)  # clocks of processes differ
-    elif state.plan.joined:  # no trial can hold out some of the labelled images
+    elif plan.joined:  # no trial can hold out some of the labelled images
         state.best = Kept.TUNED
     return distributed.broadcast((clock.now() - began) / 60)
-
-
-def _choose_by_neighbours(command: TrainCommand, state: TrainState) -> None:
-    """Choose with few labels: pseudo-labels are used if similar images agree on the class."""
-    out, outcome = Path(command.out), None
-    if distributed.rank() == 0:
-        source = str(out / "stage1") if state.plan.way == "pretrain" else command.init
-        teacher = str(out / "teacher") if "teacher" in state.plan.shares else None
-        outcome = pseudolabel(source, teacher, state.plan, data_of(command, state), command.device, command.seed, out)
-    state.pseudolabels, candidates = distributed.broadcast(outcome)
-    if state.plan.joined:
-        state.best, state.candidates = joined_by(state.pseudolabels.agreement), candidates
-    else:
-        state.best = Kept.PSEUDO if state.pseudolabels.agreement >= AGREEMENT else Kept.PRETRAINED
 
 
 def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
