@@ -93,8 +93,9 @@ def assert_close(got, wanted, parts, rtol=1e-12):
 @pytest.mark.parametrize("pairs", [3, 16])  # either way through the first layer, fewer pairs than tokens and more
 @pytest.mark.parametrize("shape", [(4, 4), (2, 4), (8, 8), (7, 3), (4, 9)])
 @pytest.mark.parametrize("mode", ONE)
-def test_value_and_gradients_are_the_papers(mode, shape, pairs):
-    module, (grid,) = build(mode, [shape], pairs, alpha=0.3)
+def test_value_and_gradients_are_the_papers(mode, shape, pairs, monkeypatch):
+    monkeypatch.setattr("idmm.losses.drloc.ALPHA", 0.3)
+    module, (grid,) = build(mode, [shape], pairs)
     (positions,) = module.draw(grid, rng(1))
     ours = module(grid, positions=positions)
     assert ours.dtype == torch.float64 and ours.shape == ()

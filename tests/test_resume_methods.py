@@ -70,13 +70,8 @@ def cut(tmp_path_factory):
 
 def assert_alike(out, whole):
     assert same(out, whole) and metrics(out) == metrics(whole)
-    one, other = (flat(state(folder)["method"]) for folder in (out, whole))
+    one, other = (state(folder)["method"] for folder in (out, whole))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def flat(saved):
-    """A method's tensors by name."""
-    return {name: tensor for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -93,7 +88,7 @@ SPOILED = [(name, part) for name, parts in STATES.items() for part in parts]
 def test_each_part_is_in_the_state_and_needed(name, part, uninterrupted, cut, tmp_path):
     out = cut(name, tmp_path / "run")
     saved = state(out)
-    spoiled = [tensor for key, tensor in flat(saved["method"]).items() if key.startswith(part)]
+    spoiled = [tensor for key, tensor in saved["method"].items() if key.startswith(part)]
     assert spoiled and any(bool(tensor.any()) for tensor in spoiled)
     for tensor in spoiled:
         tensor.zero_() if tensor.is_floating_point() else None

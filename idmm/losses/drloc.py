@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from idmm.seeding import numpy_rng
 
 MODES = ("l1", "l1_signed", "ce", "reg", "l1_all")
+ALPHA = 0.001  # weight of log sigma in ``reg``
 VARIANCE_FLOOR = 1e-6
 
 
@@ -42,7 +43,6 @@ class DenseRelativeLocalization(nn.Module):
         num_pairs: Pairs m per image.
         hidden_dim: Width of the head's two hidden layers.
         grid_size: K.
-        alpha: Weight of log sigma in ``reg``.
 
     Raises:
         ValueError: An unknown mode, or widths that do not match it.
@@ -55,7 +55,6 @@ class DenseRelativeLocalization(nn.Module):
         num_pairs: int = 64,
         hidden_dim: int = 512,
         grid_size: int = 7,
-        alpha: float = 0.001,
     ):
         super().__init__()
         if mode not in MODES:
@@ -64,7 +63,7 @@ class DenseRelativeLocalization(nn.Module):
         if not widths or min(widths) < 1 or (len(widths) > 1 and mode != "l1_all"):
             expected = "one width for each block" if mode == "l1_all" else "one width"
             raise ValueError(f"in_dim must be {expected} in mode {mode}, got {in_dim!r}")
-        self.mode, self.num_pairs, self.grid_size, self.alpha = mode, num_pairs, grid_size, alpha
+        self.mode, self.num_pairs, self.grid_size = mode, num_pairs, grid_size
         outputs = 2 * (2 * grid_size + 1) if mode in ("ce", "reg") else 2
         self.heads = nn.ModuleList(PairHead(width, hidden_dim, outputs) for width in widths)
 
@@ -143,7 +142,7 @@ class DenseRelativeLocalization(nn.Module):
             p = out.unflatten(2, (2, -1)).softmax(-1)  # [B, m, 2, 2K+1]
             mean = p @ classes  # [B, m, 2]
             variance = (p * (classes - mean.unsqueeze(-1)) ** 2).sum(-1).clamp(min=VARIANCE_FLOOR)
-            loss = (offset - mean) ** 2 / variance + self.alpha / 2 * variance.log()
+            loss = (offset - mean) ** 2 / variance + ALPHA / 2 * variance.log()
             return 2 * loss.mean()
         target = offset.to(out.dtype)
         target = torch.stack((target[..., 0] / size[0], target[..., 1] / size[1]), -1)

@@ -32,12 +32,7 @@ class Localization(nn.Module):
             why = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
             raise UserError(f"drloc.weight: {why}. Give larger images, a backbone with finer grids or --drloc.weight 0")
         widths = [grid.shape[1] for grid in grids]
-        self.loss = DenseRelativeLocalization(
-            widths if config.mode == "l1_all" else widths[0],
-            mode=config.mode,
-            num_pairs=config.pairs,
-            hidden_dim=config.hidden_dim,
-        )
+        self.loss = DenseRelativeLocalization(widths, config.mode, config.pairs, config.hidden_dim)
 
     def forward(
         self, backbone: nn.Module, images: Tensor, key: int, head: Callable | None = None
@@ -47,7 +42,7 @@ class Localization(nn.Module):
         ``key`` seeds the pairs; ``head`` takes the place of ``backbone.forward_head``.
         """
         features, grids = self._run(backbone, images)
-        loss = self.loss(grids if self.config.mode == "l1_all" else grids[0], numpy_rng(key, "drloc"))
+        loss = self.loss(grids, numpy_rng(key, "drloc"))
         return (head or backbone.forward_head)(features), self.config.weight * loss, {"drloc": loss.detach()}
 
     def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -12,7 +12,6 @@ from idmm.methods.base import Method
 from idmm.progress import log
 from idmm.seeding import seeded
 
-DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMED, CROPS = 32, 64  # images of the steps that are timed: at most so many, and as few as have so many crops
 STEPS = 2  # timed in each precision
 
@@ -62,7 +61,7 @@ def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
     """Return the seconds of a forward and a backward pass."""
     started_at = time.monotonic()
     batch = on_device(batch, device)
-    with seeded(0), torch.autocast(torch.device(device).type, DTYPES[precision], enabled=precision != "fp32"):
+    with seeded(0), torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"):
         loss = method(batch, 0, 0)["loss"]
     loss.backward()
     float(loss.detach())  # waits for the device

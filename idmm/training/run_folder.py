@@ -100,13 +100,11 @@ class RunFolder:
             raise UserError(f"{why}. Remove it to start over") from None
 
     def save_state(self, state: TrainingState) -> None:
-        """Replace the checkpoint. The previous one stays until the new one is whole, also on a full disk.
+        """Replace the checkpoint, in the first process. The previous one stays until the new one is whole.
 
         Raises:
-            RunError: It cannot be written. The line names the file.
+            RunError: It cannot be written, e.g. on a full disk. The line names the file.
         """
-        if not self.leader:
-            return
         try:
             with replacing(self._state_file) as file:
                 torch.save(vars(state), file)
