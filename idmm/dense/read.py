@@ -7,7 +7,6 @@ COCO's format: ROOT/annotations/PART.json with the images in ROOT/PART, or COCO'
 
 import contextlib
 import io
-import logging
 import os
 import reprlib
 from collections import defaultdict
@@ -30,8 +29,7 @@ from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Split, arranged, counted
 from idmm.dense.targets import IGNORED, BoxTarget, DenseListing, MaskTarget, mask_values, rasterised
 from idmm.errors import UserError, capped, checked, listed, needed, reason
-
-log = logging.getLogger("idmm")
+from idmm.progress import log
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
 FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones

@@ -1,7 +1,6 @@
 """Detection and segmentation: from images with boxes or masks to a trained network, its scores and predictions."""
 
 import json
-import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from idmm.evaluation.evaluators import Evaluator
 from idmm.files import replacing, write_csv, write_text
 from idmm.methods.base import Method
 from idmm.models.build import one_image_norms
-from idmm.progress import counting
+from idmm.progress import counting, log
 from idmm.seeding import derive, seeded
 from idmm.stages import common
 from idmm.stages.resolve import run_stage
@@ -36,8 +35,6 @@ from idmm.training.loop import Loop
 from idmm.training.outputs import common_result, export, load_best
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
-
-log = logging.getLogger("idmm")
 
 
 def detect(config: DetectConfig | dict | str) -> dict:

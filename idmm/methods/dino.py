@@ -1,6 +1,5 @@
 """DINO (Caron et al., ICCV 2021): the student's softmax follows that of a momentum teacher, centred and sharpened."""
 
-import logging
 import warnings
 
 from lightly.loss import DINOLoss
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 from idmm import config
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import MomentumEncoder, at_least_fp32, crops_of, full_precision, width_of
+from idmm.progress import log
 
-log = logging.getLogger("idmm")
 OUTPUTS = 65_536  # of the paper's head
 WARMUP_TEMPERATURE = 0.04
 # epochs for which the teacher's temperature rises and the head's last layer is frozen. In short runs a tenth at most

@@ -1,15 +1,13 @@
 """MoCo v2 (He et al., CVPR 2020; Chen et al., arXiv:2003.04297): a queue of keys from a momentum encoder."""
 
-import logging
-
 from lightly.loss import NTXentLoss
 from torch import Tensor, nn
 
 from idmm import config
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, head_dim, projection_head
+from idmm.progress import log
 
-log = logging.getLogger("idmm")
 QUEUE = 2048  # Table 10 of the IDMM paper
 
 

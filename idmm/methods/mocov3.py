@@ -1,7 +1,5 @@
 """MoCo v3 (Chen, Xie, He, ICCV 2021): a predictor of a momentum encoder's keys, both crops in both parts."""
 
-import logging
-
 import torch
 from lightly.models.modules import MoCoProjectionHead
 from torch import Tensor, nn
@@ -11,9 +9,8 @@ from idmm.distributed import several_gpus
 from idmm.losses.contrastive import info_nce
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, width_of
+from idmm.progress import log
 from idmm.seeding import derive
-
-log = logging.getLogger("idmm")
 
 
 class MoCoV3(Method):

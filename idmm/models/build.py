@@ -97,15 +97,13 @@ def check_kwargs(kwargs: dict[str, Any]) -> None:
         raise UserError(*(f"model.kwargs: {key} is {kwargs[key]!r}; {_RESERVED[key]}, leave it out" for key in used))
 
 
-def export_kwargs(
-    name: str, kwargs: dict[str, Any], img_size: Size | None, num_classes: int = 0, in_chans: int = 3
-) -> dict[str, Any]:
-    """Return arguments so that ``timm.create_model(name, **kwargs)`` rebuilds the model.
+def export_kwargs(name: str, kwargs: dict[str, Any], img_size: Size | None, in_chans: int = 3) -> dict[str, Any]:
+    """Return arguments so that ``timm.create_model(name, **kwargs)`` rebuilds the model without a classifier.
 
     They are the user's ``model.kwargs`` with the image size (pixels), if the model has this argument, and channels
     other than 3.
     """
-    exported = {k: v for k, v in kwargs.items() if k not in _RESERVED} | {"num_classes": num_classes}
+    exported = {k: v for k, v in kwargs.items() if k not in _RESERVED} | {"num_classes": 0}
     if in_chans != 3:
         exported["in_chans"] = in_chans
     if img_size is not None and accepts(name, "img_size"):

@@ -85,7 +85,7 @@ class JoinedFeatures:
             model.learned.network.load_state_dict(
                 model.frozen.network.state_dict(), strict=False
             )  # all but BN's counts
-        kwargs = export_kwargs(HOG_CONV, kwargs, None, 0, saved.in_chans)
+        kwargs = export_kwargs(HOG_CONV, kwargs, None, saved.in_chans)
         extra = {key: saved.extra[key] for key in ("range", "bands", "file_channels") if key in saved.extra}
         about = dict(mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra)
         save_model(out, "backbone", model.state_dict(), name=HOG_CONV, kwargs=kwargs, **about)

@@ -1,7 +1,6 @@
 """The training loop, on accelerate. It knows no method and no dataset: a method returns a loss for a batch."""
 
 import contextlib
-import logging
 import math
 import time
 from types import MethodType
@@ -14,7 +13,7 @@ from idmm.data.loaders import BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
-from idmm.progress import Bar, duration
+from idmm.progress import Bar, duration, log
 from idmm.seeding import derive, seeded
 from idmm.training import clock
 from idmm.training.clock import Timer
@@ -26,7 +25,6 @@ from idmm.training.precision import choose_workers
 from idmm.training.run_context import RunContext
 from idmm.training.schedule import learning_rate_of, weight_decay_schedule
 
-log = logging.getLogger("idmm")
 BAR_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
 PACE_STEPS, PACE_SECONDS = 5, 3.0  # steps after the first, or their time, after which the log has the expected end
 

@@ -61,11 +61,11 @@ def export(
         if spec.bands:
             extra["file_channels"] = images.train.bands.count
     about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=setup.stage.crop_pct)
-    kwargs = export_kwargs(spec.name, spec.kwargs, size, 0, spec.in_chans)
+    kwargs = export_kwargs(spec.name, spec.kwargs, size, spec.in_chans)
     save_model(run.folder.path, "backbone", backbone, kwargs=kwargs, extra=extra, **about)
     if entries is not None:
         if "task" not in entries:  # the layers for boxes and masks are not timm's
-            kwargs = export_kwargs(spec.name, spec.kwargs, size, len(entries["classes"]), spec.in_chans)
+            kwargs = kwargs | {"num_classes": len(entries["classes"])}
         save_model(run.folder.path, "model", loop.averaged.state_dict(), kwargs=kwargs, extra=extra | entries, **about)
     method = getattr(setup.config, "method", None)
     kind = setup.stage.NAME if method is None else f"{setup.stage.NAME} by {method.name}"

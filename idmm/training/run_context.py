@@ -1,7 +1,6 @@
 """What all phases of one run share: its folder, device, processes, precision, interrupts and time."""
 
 import contextlib
-import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,13 +13,12 @@ from idmm.data.loaders import BatchFn
 from idmm.errors import UserError, in_short
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
+from idmm.progress import log
 from idmm.training import clock
 from idmm.training.device import choose_device
 from idmm.training.log import Interrupts
 from idmm.training.precision import choose_precision
 from idmm.training.run_folder import RunFolder
-
-log = logging.getLogger("idmm")
 
 
 class RunContext:

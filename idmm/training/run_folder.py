@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 from pathlib import Path
@@ -17,8 +16,6 @@ from idmm.data.store import Stores, image_differences
 from idmm.errors import RunError, UserError, capped, in_short, listed
 from idmm.files import Lock, expand_home, holds_run, is_public, replacing, sweep, write_text
 from idmm.training.plan import TrainingState
-
-log = logging.getLogger("idmm")
 
 
 def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:

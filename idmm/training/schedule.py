@@ -1,6 +1,5 @@
 """Schedules over steps: the learning rate (linear warm-up, then one of timm's) and the weight decay."""
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,9 +9,9 @@ from timm.scheduler.scheduler import Scheduler
 
 from idmm.config import Train
 from idmm.data.split import counted
+from idmm.progress import log
 from idmm.training.clock import WARMUP
 
-log = logging.getLogger("idmm")
 WARMUP_START = 1e-6  # as released, and timm's own default
 
 
