@@ -1,11 +1,14 @@
 """``idmm predict``: the classes of images, with probabilities."""
 
+import functools
 import os
 
 import numpy as np
 
 from idmm.config.commands import PredictConfig
+from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.split import class_of, counted
+from idmm.errors import UserError, needed
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.files import csv_bytes, expand_home, saved_info, write_bytes
 from idmm.progress import log
@@ -17,18 +20,22 @@ def predict(config: PredictConfig) -> str | None:
     """Write a row for each image and rank to ``config.out`` and return a summary, or write CSV to standard output.
 
     The accuracy is logged of images in folders named like the run's classes. For a run of boxes or masks see
-    :func:`idmm.inference.predict_dense.predict_dense`.
+    :func:`idmm.inference.predict_dense.predict_dense`. It needs a folder ``out``.
 
     Raises:
         UserError: No run with a classifier, no readable images, or ``out`` cannot be written.
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
-    if saved_info(config.init, "model").get("task"):
-        from idmm.inference.predict_dense import predict_dense
+    if task := saved_info(config.init, "model").get("task"):
+        if config.out is None:
+            raise UserError(f"out: missing. For a run of idmm {task} name a folder, new or empty")
+        libraries = functools.partial(needed, config.init, DENSE_LIBRARIES[task], "dense")
+        out, images = inputs(config, "model", None, libraries)
+        from idmm.inference.predict_dense import predict_dense  # torch takes seconds, a mistake is reported at once
 
-        return predict_dense(config)
+        return predict_dense(config, out, images)
     out, images = inputs(config, "model", (".csv",))
-    from idmm.evaluation.predictor import BATCH, load_classifier  # torch takes seconds, a mistake is reported at once
+    from idmm.evaluation.predictor import BATCH, load_classifier
 
     classifier = load_classifier(config.init, device=config.device, batch_size=config.batch_size or BATCH, field="init")
     predictions = classifier.predict(images, config.top_k, on_error="skip")

@@ -1,65 +1,109 @@
-"""``idmm predict`` by a run of ``idmm detect`` or ``idmm segment``: boxes or masks on images."""
+"""Boxes or masks on image files by a finished run of ``idmm detect`` or ``idmm segment``, at the files' size.
+
+Images are prepared as in the run's own evaluation. The network runs in fp32.
+"""
 
 import os
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from idmm.config.commands import PredictConfig
-from idmm.config.dense import DENSE_LIBRARIES
+from idmm.data.images import fitted
 from idmm.data.split import counted
-from idmm.errors import UserError, needed
-from idmm.evaluation.inputs import inputs, report_unreadable
-from idmm.files import filling, saved_info, write_json
-from idmm.progress import log
+from idmm.data.views import normalise
+from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
+from idmm.dense.network import saved_network
+from idmm.dense.transforms import letterboxed, on_canvas, resized_to
+from idmm.evaluation.inputs import report_unreadable
+from idmm.evaluation.network import Network
+from idmm.files import filling, write_json
+from idmm.models.weights import Checkpoint, read_checkpoint
+from idmm.progress import counting, log
+from idmm.training.device import pick_device
+
+BATCH = 4
+MIN_SCORE = 0.5  # of boxes
 
 
-def predict_dense(config: PredictConfig) -> str:
-    """Write the boxes or masks of images to the folder ``config.out``, and return a summary.
+def predict_dense(config: PredictConfig, out: Path, paths: list[str]) -> str:
+    """Write the boxes or masks of images to the folder ``out``, and return a summary.
 
     There is ``predictions.json`` in COCO's format (boxes) or ``masks/`` (a PNG of class numbers for each image).
 
     Raises:
-        UserError: No readable images, or ``out`` cannot be written.
+        UserError: No readable images.
         RunError: Memory ran out, or the disk is full.
     """
-    task = saved_info(config.init, "model")["task"]
-    if config.out is None:
-        raise UserError(f"out: missing. For a run of idmm {task} name a folder, new or empty")
-    out, paths = inputs(config, "model", None, lambda: needed(config.init, DENSE_LIBRARIES[task], "dense"))
-    from idmm.dense.predictor import BATCH, MIN_SCORE, predict_files  # torch takes seconds
-    from idmm.models.weights import read_checkpoint
-
     saved, unreadable = read_checkpoint(config.init, "init", "model"), {}
     min_score = MIN_SCORE if config.min_score is None else config.min_score
+    is_segmentation, numbers = saved.extra["task"] == "segment", saved.extra["categories"]
     names, stems = _names(paths)
-    classes = zip(saved.extra["categories"], saved.extra["classes"], strict=True)
-    categories = [{"id": number, "name": name} for number, name in classes]
+    categories = [{"id": n, "name": name} for n, name in zip(numbers, saved.extra["classes"], strict=True)]
     dataset: dict[str, list] = {"images": [], "annotations": [], "categories": categories}  # COCO's format
     with filling(out) as folder:
-        predictions = predict_files(saved, paths, min_score, unreadable, config.device, config.batch_size or BATCH)
-        for path, (height, width), prediction in predictions:
-            number = len(dataset["images"]) + 1
-            dataset["images"].append({"id": number, "file_name": names[path], "width": width, "height": height})
-            if task == "segment":
+        for path, (height, width), prediction in _predictions(config, saved, paths, min_score, unreadable):
+            image_id = len(dataset["images"]) + 1
+            dataset["images"].append({"id": image_id, "file_name": names[path], "width": width, "height": height})
+            if is_segmentation:
                 file = folder / "masks" / f"{stems[path]}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(prediction + np.uint8(saved.extra["categories"][0])).save(file)
+                Image.fromarray(prediction + np.uint8(numbers[0])).save(file)
             else:
-                for result in prediction.results(number, saved.extra["categories"]):
+                for result in prediction.results(image_id, numbers):
                     area, annotations = result["bbox"][2] * result["bbox"][3], dataset["annotations"]
                     annotations.append({"id": len(annotations) + 1, **result, "area": area, "iscrowd": 0})
         report_unreadable(unreadable, len(paths))
-        if task == "detect":
+        if not is_segmentation:
             write_json(folder / "predictions.json", dataset)
     summary = f"{out}: {counted(len(dataset['images']), 'image')}"
-    if task == "segment":
+    if is_segmentation:
         return summary
     boxes = len(dataset["annotations"])
     if not boxes:
         log.warning("min_score: no box has a score of %g or more", min_score)
     return f"{summary}, {boxes} {'box' if boxes == 1 else 'boxes'}"
+
+
+@torch.no_grad()
+def _predictions(
+    config: PredictConfig, saved: Checkpoint, paths: list[str], min_score: float, unreadable: dict[str, str]
+) -> Iterator[tuple[str, tuple[int, int], Objects | np.ndarray]]:
+    """Yield path, height and width (pixels, upright) and prediction of each image, and draw the progress.
+
+    The prediction of a detector is the objects, of a segmentation the class of each pixel, uint8 [H, W]. Images that
+    cannot be read are added to ``unreadable``: path -> reason.
+    """
+    device = pick_device(config.device)
+    model = saved_network(saved).to(device)
+    network = Network.around(saved, model, saved.size, device, config.batch_size or BATCH)
+    sizes: dict[int, tuple[int, int]] = {}
+
+    def prepare(number: int, pixels: np.ndarray) -> Tensor:
+        sizes[number] = pixels.shape[:2]
+        stored = torch.from_numpy(fitted(pixels, network.size)).permute(2, 0, 1)  # as in the run's store
+        image = resized_to(stored, letterboxed(sizes[number], network.size))
+        return on_canvas(normalise(image[None], network.mean, network.std)[0], network.size)
+
+    batches = network.file_batches(paths, paths, unreadable, prepare)
+    with network.enough_memory():
+        for batch in counting(batches, len(paths), "predicting"):
+            inputs = batch["images"].to(device)
+            outputs = segmented(model, inputs) if saved.extra["task"] == "segment" else model(inputs)
+            for number, output in zip(batch["index"].tolist(), outputs, strict=True):
+                size = sizes.pop(number)
+                if isinstance(output, Tensor):
+                    prediction = classes_on_file(output, size, network.size).numpy().astype(np.uint8)
+                else:
+                    confident = output["scores"] >= min_score
+                    output = {name: value[confident] for name, value in output.items()}
+                    prediction = on_file(output, size, network.size)
+                yield paths[number], size, prediction
 
 
 def _names(paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
