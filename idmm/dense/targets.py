@@ -59,9 +59,6 @@ class MaskTarget:
         return np.where(values == IGNORED, IGNORED, values.astype(np.int16) - self.first).astype(np.uint8)  # -1: 255
 
 
-Target = BoxTarget | MaskTarget
-
-
 @dataclass(frozen=True)
 class DenseListing(Listing):
     """Images with their targets and the names of classes, as ``targets`` and ``classes`` of each split."""
@@ -69,7 +66,7 @@ class DenseListing(Listing):
     categories: Sequence[int] = ()  # number of each class in the dataset's own files
 
 
-def outlined(targets: Sequence[Target]) -> bool:
+def outlined(targets: Sequence[BoxTarget | MaskTarget]) -> bool:
     """Return whether objects have outlines, so that instance masks can be learned."""
     return any(getattr(target, "segments", None) is not None for target in targets)
 
