@@ -83,7 +83,7 @@ def apart(method):
 
 def test_mocov2_and_its_queue():
     """Keys enter after the loss was taken, in order, normalised; the oldest leave first; the overlap is lost."""
-    method = apart(make("mocov2", queue=9)).double()
+    method = apart(make("mocov2", told=run_info(13), queue=9)).double()
     bank = method.loss.memory_bank
     wanted = bank.bank.clone()
     torch.testing.assert_close(wanted.norm(dim=1), torch.ones(9, dtype=torch.float64), rtol=1e-6, atol=0)
