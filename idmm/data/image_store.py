@@ -191,7 +191,7 @@ def store_split(
     if bands is not None and bands.count is None:  # that of the first readable file
         for item in split.items:
             with suppress(BadImage):
-                bands = bands._replace(count=Reading(None, (0, 1), Bands()).read(item).pixels.shape[2])
+                bands = bands._replace(count=images.read_image(item, (0, 1), Bands()).pixels.shape[2])
                 break
     reading = Reading(stored_size, images.as_range(value_range or data.range), bands)
     index, pixels = None, None
