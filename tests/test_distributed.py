@@ -177,8 +177,8 @@ IDMM = dict(
 )  # fmt: skip
 METHODS = {
     "supcon": PAIR,
-    # an epoch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink that rounding decides
-    "mocov2": {**PAIR, "method__queue": 43, "method__momentum": 0.9, "seed": 1},
+    # a batch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink that rounding decides
+    "mocov2": {**PAIR, "data__subset": {"total": 42}, "method__queue": 21, "method__momentum": 0.9, "seed": 1},
     "dino": {**PAIR, **DINO, "data__subset": {"total": 40}, "train__batch_size": 20},  # equal shares
 }
 NWAY = {
