@@ -98,8 +98,8 @@ def test_accuracy_counts_over_uneven_batches():
 
 
 def test_a_process_without_an_image_takes_part(monkeypatch):
-    other = [np.ones((2, 12))], [np.array([1, 0])]
-    monkeypatch.setattr("idmm.distributed.gather", lambda own: [own, other, ([], [])])
+    other = [(np.array([1, 0]), np.ones((2, 12)))]
+    monkeypatch.setattr("idmm.distributed.gather", lambda own: [own, other, []])
     assert extract_features(backbone(), [], "cpu", contextlib.nullcontext).shape == (2, 12)
 
 
