@@ -91,7 +91,7 @@ SPOILT = [  # dataset, what is done to the base, the line
     ("imagenet", lambda b: paint(b / "train/n00000001/1.JPEG"),
      "'BASE/val' lacks classes of 'BASE/train': n00000001"),
     ("imagenet", lambda b: shutil.rmtree(b / "train") or (b / "train").touch(),
-     "'BASE' lacks train/n*/*.JPEG. 'idmm data info imagenet' shows the expected files"),
+     "'BASE' lacks train/*/*. 'idmm data info imagenet' shows the expected files"),
 ]  # fmt: skip
 
 

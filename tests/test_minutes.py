@@ -23,15 +23,21 @@ STEP = loop.Loop._step
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """A clock that only steps move: a second for each, or as many as the list's first item has."""
-    at, each = [0.0], [1.0]
+    """A clock that only steps and checkpoints move, by as many seconds each as the list has."""
+    at, each = [0.0], [1.0, 0.0]
+    save = RunFolder.save_state
 
     def step(loop, *args):
         at[0] += each[0]
         return STEP(loop, *args)
 
+    def slow(folder, saved):
+        at[0] += each[1]
+        save(folder, saved)
+
     monkeypatch.setattr(clock, "now", lambda: at[0])
     monkeypatch.setattr(loop.Loop, "_step", step)
+    monkeypatch.setattr(RunFolder, "save_state", slow)
     return each
 
 
@@ -47,6 +53,12 @@ def test_a_run_ends_in_its_time(stage, seconds, tmp_path):
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert config["train"]["epochs"] == {"pretrain": 800, "finetune": 200}[stage], "as the recipe has it"
     assert "ends at about" in logged(tmp_path / "run")
+
+
+def test_checkpoints_are_no_part_of_the_pace(seconds, tmp_path):
+    seconds[1] = 20.0
+    assert inside("pretrain", tmp_path / "run", **SMALL, train__minutes=1.0) == 0
+    assert state(tmp_path / "run")["timer"]["image_seconds"] == pytest.approx(1 / 20)
 
 
 def test_sizes_share_the_minutes_by_epochs_and_pixels(seconds, tmp_path):

@@ -114,6 +114,8 @@ def merged(*layers: dict) -> dict:
     for layer in layers:
         for key, value in copy.deepcopy(layer).items():
             name, _, inner = str(key).partition(".")
+            if value is None and isinstance(data.get(name), dict) and name not in REPLACED and not inner:
+                continue  # a section without keys
             if inner or (isinstance(value, dict) and name not in REPLACED):
                 before = data.get(name)
                 value = merged(before if isinstance(before, dict) else {}, {inner: value} if inner else value)

@@ -157,7 +157,7 @@ def _open(data: config.Data, report: DatasetReport) -> Listing:
 def _usual_bands(train: Split) -> Bands | None:
     """Return the channels of most files, if most are no pictures."""
     counts = []  # channels of each file, 0 if it is a picture
-    for item in train.items[:: 1 + len(train) // _SAMPLE]:
+    for item in train.take(np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))).items:
         try:
             read_image(item, (0, 1))
             counts.append(0)
@@ -215,7 +215,10 @@ def _pairs(summaries: list[_Summary]) -> list[Pair]:
         for other in others
     ]
     # near ones agree in hashes and thumbnails, as a hash is coarse, above all for plain images
-    unique = [group[0] for group in same.values()]
+    unique = [
+        min((one for one in group if one.ref.split == group[0].ref.split), key=lambda one: len(one.ref.name))
+        for group in same.values()  # the one that stays, see exclusions()
+    ]
     signs = np.array([summary.hash for summary in unique], dtype=np.float32).reshape(-1, HASH_BITS) * 2 - 1  # [N, 64]
     pairs: list[Pair] = []
     counts: Counter = Counter()  # pairs so far, by first image and split of the second

@@ -34,7 +34,7 @@ class UserList:
 
     def __init__(self, field: str, file: str, images: Iterable[str], root: str | None):
         self.field, self.file = field, file
-        self.root = os.path.abspath(os.path.expanduser(root or ""))
+        self.root = None if root is None else os.path.abspath(os.path.expanduser(root))
         self._names = {composed(name): name for name in images}
         self._faults = []
 
@@ -82,13 +82,15 @@ class UserList:
         It is no fault if ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
         for path in (text, text.strip()):
-            name = os.path.relpath(path, self.root) if os.path.isabs(path) else path
+            name = os.path.relpath(path, self.root) if self.root is not None and os.path.isabs(path) else path
             name = composed(posixpath.normpath(name))
             if name in self._names:
                 return self._names[name]
-            if elsewhere and not name.startswith("..") and os.path.isfile(os.path.join(self.root, name)):
+            inside = self.root is not None and not name.startswith("..")
+            if elsewhere and inside and os.path.isfile(os.path.join(self.root, name)):
                 return None
-        self.fault(line, f"{text.strip()!r} is no image under '{self.root}'")
+        where = f" under '{self.root}'" if self.root else " of the dataset"
+        self.fault(line, f"{text.strip()!r} is no image{where}")
         return None
 
     def fault(self, line: int, what: str) -> None:

@@ -55,7 +55,8 @@ def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
         facts.append(("method", config.method.name))
     if config.init:  # public weights by their name, others by their folder
         path = expand_home(config.init)
-        name = config.init if is_public(path) else (path.parent if path.suffix in WEIGHTS else path).name
+        is_file = path.suffix.lower() in WEIGHTS and not path.is_dir()
+        name = config.init if is_public(config.init) else (path.parent if is_file else path).name
         facts.append(("started from", _code(name)))
     return facts
 

@@ -59,7 +59,7 @@ class DenseRelativeLocalization(nn.Module):
         super().__init__()
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-        widths = [in_dim] if isinstance(in_dim, int) else list(in_dim)
+        widths = list(in_dim) if isinstance(in_dim, Sequence) else [in_dim]
         if not widths or min(widths) < 1 or (len(widths) > 1 and mode != "l1_all"):
             expected = "one width for each block" if mode == "l1_all" else "one width"
             raise ValueError(f"in_dim must be {expected} in mode {mode}, got {in_dim!r}")

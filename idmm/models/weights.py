@@ -166,7 +166,8 @@ def _check_preprocessing(info: dict, label: str) -> None:
     values = {key: info[key] for key in ("mean", "std", "range", "bands") if key in info}
     crop = {"crop_pct": info.get("crop_pct", CROP_PCT)}
     try:
-        checked(lambda: parsing.build(Data, values), lambda: parsing.build(Augment, crop))
+        _, augment = checked(lambda: parsing.build(Data, values), lambda: parsing.build(Augment, crop))
+        info |= {"crop_pct": augment.crop_pct} if "crop_pct" in info else {}
         channels = info.get("kwargs", {}).get("in_chans", 3)
         odd = [key for key in ("mean", "std") if len(values.get(key) or [0] * channels) != channels]
         faults = [f"{key}: {len(values[key])} values for {channels} channels" for key in odd]

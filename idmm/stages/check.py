@@ -10,7 +10,7 @@ from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig, ProbeConfig
 from idmm.data.check import DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
 from idmm.data.formats import channels_flag
-from idmm.data.images import AUTO, composite, read_image
+from idmm.data.images import WHITE, composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
@@ -178,7 +178,7 @@ def _features(report: DatasetReport, split: Split) -> tuple[Split, np.ndarray]:
     statistics = [0.0] * channels, [1.0] * channels
     model = create_backbone("hog", in_chans=channels)
     model.set_statistics(*statistics)
-    values = report.range or AUTO, report.bands
+    values = report.range or (0, WHITE), report.bands
     network = Network(model, SIDE, CROP_PCT, *statistics, "cpu", BATCH, "the baseline", *values)
     return network.readable(split, pooled, "features for the baseline")
 

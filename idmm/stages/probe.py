@@ -45,8 +45,10 @@ def probe(config: ProbeConfig | dict | str) -> dict:
         RunError: The features are not finite, or memory ran out.
     """
     config = parsing.build(ProbeConfig, config)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # if nothing is to be left
-        return run_stage(replace(config, out=config.out or folder))
+    if config.out:
+        return run_stage(config)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # nothing is to be left
+        return run_stage(replace(config, out=folder))
 
 
 def run_one(setup: RunSetup) -> dict:

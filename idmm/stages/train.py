@@ -142,6 +142,8 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
         state = TypeAdapter(TrainState).validate_json((out / FILE).read_bytes())
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise UserError(f"out: '{out}' is a file, expected a new folder") from None
     except (OSError, ValueError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({in_short(error)}). Name a new folder") from None
     check_config(out, parsing.flatten(state.command), parsing.flatten(_keys(command)))

@@ -194,7 +194,7 @@ class TrainState:
     @property
     def content(self) -> dict:
         """That of the file."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return parsing.to_dict({name: value for name, value in asdict(self).items() if value is not None})
 
     def save(self, out: Path) -> None:
         """Write the file."""

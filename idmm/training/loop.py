@@ -171,11 +171,11 @@ class Loop:
         while position.step < self.batches.steps_per_epoch:
             if self.timer is not None and self.timer.progress >= 1 and position.step:
                 break
-            images, before = self.batches.step_size(position.step), position.seconds
+            images, step_started_at = self.batches.step_size(position.step), clock.now()
             loss = self._step(epoch, position.step, batches)
             position.step, position.total_steps = position.step + 1, position.total_steps + 1
             position.seconds = clock.now() - started_at
-            self._count_pace(position.seconds - before, images)
+            self._count_pace(clock.now() - step_started_at, images)  # without the time of a checkpoint
             should_save = clock.now() - self.saved_at >= 60 * self.train.save_minutes
             if self.bar.will_draw():
                 should_save = should_save or int(self.bad_step) >= 0  # _save stops all processes together
