@@ -157,7 +157,7 @@ def _open(data: config.Data, report: DatasetReport) -> Listing:
 def _usual_bands(train: Split) -> Bands | None:
     """Return the channels of most files, if most are no pictures."""
     counts = []  # channels of each file, 0 if it is a picture
-    for item in train.take(np.unique(np.linspace(0, len(train) - 1, _SAMPLE).astype(int))).items:
+    for item in train.spread(_SAMPLE):
         try:
             read_image(item, (0, 1))
             counts.append(0)

@@ -288,7 +288,7 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
             raise RunError(f"cannot write to '{folder.parent}' ({reason(error)})") from None
         if index := _read_index(pixels, signature):
             return index, pixels
-        sampled = split.take(np.unique(np.linspace(0, len(split) - 1, _SAMPLED).astype(int))).items
+        sampled = split.spread(_SAMPLED)
         need, free = 0, shutil.disk_usage(folder).free
         for item in sampled:
             with suppress(BadImage):  # bad images take no room

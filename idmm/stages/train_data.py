@@ -117,9 +117,9 @@ def count(splits: Listing, data: Data, foreign: bool) -> Counts:
     train, sides, divisible = splits.train, [], True
     labelled = list_images(labelled_part(data), labelled=True).train
     without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
-    for i in np.linspace(0, len(train) - 1, min(LOOKED_AT, len(train))).astype(int):
+    for item in train.spread(LOOKED_AT):
         with contextlib.suppress(BadImage):  # which the first stage names
-            sides.append(min(image_size(train.items[i])))
+            sides.append(min(image_size(item)))
     if labelled.groups is not None:
         try:
             divisible = set(trial_split(data).train.labels) == set(labelled.labels)
