@@ -92,6 +92,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
         os.environ.pop("MPLBACKEND", None)  # a notebook's may not be installed here, and all pictures are files
         if "OMP_WAIT_POLICY" not in os.environ:  # idle threads of torch would keep cores busy
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: torch spends less time on fresh memory
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run handles it
     argv = sys.argv[1:] if argv is None else argv

@@ -47,6 +47,12 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
+def reseed(key: int) -> None:
+    """Seed the global generators of Python and NumPy, inside :func:`seeded` once more."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+
+
 @contextlib.contextmanager
 def seeded(key: int):
     """Seed the global generators of Python, NumPy and torch inside the block and restore them after it.
@@ -57,8 +63,7 @@ def seeded(key: int):
     import torch
 
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
+    reseed(key)
     if torch.cuda.is_initialized() or torch.backends.mps.is_available():
         torch.manual_seed(key)
     else:  # manual_seed formats a stack trace per missing kind of device, half a millisecond

@@ -25,7 +25,7 @@ from idmm.config import Augment, CropGroup, Views
 from idmm.config.data import COLOURS, colours_of
 from idmm.data.images import LUMA, RATIO, unit
 from idmm.errors import UserError
-from idmm.seeding import derive, seeded, uniforms
+from idmm.seeding import derive, reseed, seeded, uniforms
 
 TRIES = 10  # boxes tried until one fits, as torchvision
 ORDERS = tuple(permutations(range(4)))  # of brightness, contrast, saturation, hue
@@ -261,12 +261,13 @@ class TrainTransform:
         def randomly(view: np.ndarray, v: int) -> np.ndarray:
             if not is_rgb8(images[v]):
                 return view
-            with seeded(derive(self.key, "augment", epoch, indices[v])):
-                made = self.randaugment(Image.fromarray(np.uint8(np.rint(255 * view))))
+            reseed(derive(self.key, "augment", epoch, indices[v]))
+            made = self.randaugment(Image.fromarray(np.uint8(np.rint(255 * view))))
             return np.asarray(made, dtype=np.float32) / 255
 
         extra = randomly if self.randaugment else None
-        views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
+        with seeded(key):  # the caller's generators come back once per batch
+            views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
         return numbered({"images": views[:, 0]}, self.store, indices)
 
 
