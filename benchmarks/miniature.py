@@ -13,6 +13,7 @@ Every run is one ``idmm`` command. Its JSON file in --results holds the command,
 images were right. Runs that have a file are skipped, and stopped runs resume: repeat the command. ``--plan``
 prints the runs that remain with their core-hours, ``--table`` writes the tables of docs/reproduce.md.
 
+``--grid FOLDER`` writes such files for the cells of ``idmm transfer --config miniature --out FOLDER``: Table 5.
 ``--photographs`` makes other runs, for a GPU: Table 2's IDMM and scratch with DeiT-Tiny at 112 and 224 px on 2,040
 windows of photographs (``small_sets.py --windows``), each in the same --minutes.
 """
@@ -41,6 +42,7 @@ SWIN = {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": 7
 VIT = ("vit_tiny_patch16_224", KWARGS)
 SMALL, LARGE = 28, 56  # pixels in pretraining and in fine-tuning
 IMAGES, EPOCHS, TUNE_EPOCHS = 2000, 400, 200
+SETS = ("fashion", "photos", "stamps")  # of the grid
 LONG = 1000  # epochs of fine-tuning: from scratch as many steps as IDMM's two stages, with IDMM as in Table 3
 CURVE = (50, 100, 200, 400, 800)  # epochs
 # Half the recipe's batch size and warm-up (epochs), and the strength of brightness and contrast.
@@ -194,9 +196,35 @@ def best_rival(results: Path) -> str:
     return max(RIVALS, key=lambda method: found[method]["result"]["top1"])
 
 
+def software() -> dict:
+    """Return the commit of idmm and the versions of its libraries."""
+    import idmm
+
+    git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    return {"commit": commit, "versions": {name: version(name) for name in ("torch", "timm")}}
+
+
+def right_bits(folder: Path) -> str:
+    """Return which test images of a run were right, one bit each, as hexadecimal digits."""
+    lines = [line.rsplit(",", 3) for line in (folder / "predictions.csv").read_text().splitlines()[1:]]
+    return np.packbits([truth == predicted for _, truth, predicted, _ in lines]).tobytes().hex()
+
+
+def keep_grid(folder: Path, results: Path) -> None:
+    """Write a JSON file for each finished cell of the grid."""
+    for cell in json.loads((folder / "grid.json").read_text())["cells"]:
+        if cell["status"] != "ok":
+            continue
+        name = "grid-{source}-{method}-{target}".format(**cell)
+        names = ("top1", "top1_interval", "baseline_top1", "test_size", "seconds", "pretrain_seconds")
+        found = {"run": name, "command": "idmm transfer --config miniature --out runs/miniature_grid", **software()}
+        found |= {"result": {name: cell[name] for name in names}, "right": right_bits(folder / cell["folder"])}
+        (results / f"{name}.json").write_text(json.dumps(found) + "\n")
+
+
 def make(run: Run, sets: Path, out: Path, results: Path) -> None:
     """Run a command to its end and write its JSON file. SystemExit: it was stopped or failed."""
-    import idmm
     from idmm.cli import main as command
 
     argv, start = run.command(sets, out), time.process_time()
@@ -208,12 +236,10 @@ def make(run: Run, sets: Path, out: Path, results: Path) -> None:
     every = max(1, len(records) // 20)
     result = json.loads((folder / "result.json").read_text())
     names = ("top1", "top1_interval", "baseline_top1", "loss", "start_knn", "knn", "train_size", "test_size", "seconds")
-    git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
     found = {
         "run": run.name,
         "command": shlex.join(["idmm", *argv]).replace(str(sets), "sets").replace(str(out), "runs/miniature"),
-        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "versions": {name: version(name) for name in ("torch", "timm")},
+        **software(),
         "cpu_seconds": round(time.process_time() - start, 1),  # since the last resume
         "result": {name: result[name] for name in names if result.get(name) is not None},
         "curve": [
@@ -223,8 +249,7 @@ def make(run: Run, sets: Path, out: Path, results: Path) -> None:
         ],
     }
     if (folder / "predictions.csv").exists():
-        lines = [line.rsplit(",", 3) for line in (folder / "predictions.csv").read_text().splitlines()[1:]]
-        found["right"] = np.packbits([truth == predicted for _, truth, predicted, _ in lines]).tobytes().hex()
+        found["right"] = right_bits(folder)
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{run.name}.json").write_text(json.dumps(found) + "\n")
     print(f"{run.name}: {found['cpu_seconds']:.0f} core-seconds, {found['result']}", flush=True)
@@ -251,9 +276,12 @@ def verdict(results: Path, better: str, worse: str) -> tuple[str, str]:
         return "", "not run yet"
     each = np.array([one - other for one, other in pairs])  # [seeds, images]
     seeds = each.mean(1).var(ddof=1) / len(each) if len(each) > 1 else 0.0
-    error = 200 * float(np.sqrt(each.mean(0).var() / each.shape[1] + seeds))
-    points = 100 * float(each.mean())
-    word = "not decidable" if abs(points) < error else "holds" if points > 0 else "does not hold"
+    return decide(100 * float(each.mean()), 200 * float(np.sqrt(each.mean(0).var() / each.shape[1] + seeds)))
+
+
+def decide(points: float, error: float) -> tuple[str, str]:
+    """Return a difference with two standard errors, and a verdict."""
+    word = "not decidable" if abs(points) <= error else "holds" if points > 0 else "does not hold"
     return f"{points:+.1f} ± {error:.1f}", word
 
 
@@ -288,6 +316,47 @@ def claims() -> Iterator[tuple[str, str, str, str]]:
     for label, weight in (("swin", "0.5"), ("vit", "0.01")):
         run = f"fashion-{label}-drloc{{}}-{{{{seed}}}}"
         yield f"drloc helps a {label} from scratch", "", run.format(weight), run.format("0")
+
+
+def mean_verdict(results: Path, pairs: list[tuple[str, str]]) -> tuple[str, str]:
+    """Return the mean difference of pairs of cells, with two standard errors over test images, and a verdict."""
+    points, variance = 0.0, 0.0
+    for target in SETS:
+        some = [pair for pair in pairs if pair[0].endswith(target)]
+        gain = np.mean([right(results, one)[0] - right(results, other)[0] for one, other in some], axis=0)  # [images]
+        weight = len(some) / len(pairs)
+        points, variance = points + weight * gain.mean(), variance + weight**2 * gain.var() / len(gain)
+    return decide(100 * float(points), 200 * float(np.sqrt(variance)))
+
+
+def grid_tables(results: Path) -> list[str]:
+    """Return Table 5 and its claims as lines of Markdown, none before all cells are there."""
+    name = "grid-{}-{}-{}".format
+    rows = [("scratch", "none"), *((source, method) for source in SETS for method in ("idmm", "simclr"))]
+    if any(load(results, name(*row, target)) is None for row in rows for target in SETS):
+        return []
+    lines = [head("pretrained on", "method", *(f"fine-tuned on {target}" for target in SETS))]
+    found = {each: [load(results, name(*each, target))["result"] for target in SETS] for each in rows}
+    lines += [row(*each, *(f"{result['top1']:.1f}" for result in found[each])) for each in rows]
+    baselines = [f"{result['baseline_top1']:.1f}" for result in found["scratch", "none"]]
+    lines += [row("hand-made features, no network", "", *baselines), "", head("claim of Table 5", "mean", "verdict")]
+    places = [(source, target) for source in SETS for target in SETS]
+    own, other = [pair for pair in places if pair[0] == pair[1]], [pair for pair in places if pair[0] != pair[1]]
+    for text, some, method, versus in (
+        ("idmm on the target's own images is better than scratch", own, "idmm", "none"),
+        ("idmm on other images is better than scratch", other, "idmm", "none"),
+        ("simclr on other images is better than scratch", other, "simclr", "none"),
+        ("idmm is better than simclr on the target's own images", own, "idmm", "simclr"),
+        ("idmm is better than simclr on other images", other, "idmm", "simclr"),
+    ):
+        pairs = [
+            (name(source, method, target), name("scratch" if versus == "none" else source, versus, target))
+            for source, target in some
+        ]
+        lines.append(row(text, *mean_verdict(results, pairs)))
+    pairs = [(name(source, "idmm", target), name(target, "idmm", target)) for source, target in other]
+    lines.append(row("idmm on other images is better than on the target's own", *mean_verdict(results, pairs)))
+    return [*lines, ""]
 
 
 def length(method: str) -> str:
@@ -336,6 +405,7 @@ def tables(results: Path) -> str:
         if done := [line for line in some if "not run" not in line]:
             lines += [heading, *done, ""]
     names = {run.name for run in plan(results)}
+    lines += grid_tables(results)
     made = sum(load(results, name) is not None for name in names)
     return "\n".join([*lines, f"{made} of {len(names)} runs are made. Missing rows were not run yet."])
 
@@ -347,13 +417,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/miniature"), help="folder for the runs")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/miniature", help="folder of JSON")
     parser.add_argument("--runs", nargs="+", default=["*"], help="patterns of names of the runs to make")
+    parser.add_argument("--grid", type=Path, help="folder of a grid, whose cells get JSON files")
     parser.add_argument("--photographs", action="store_true", help="the runs for a GPU")
     parser.add_argument("--minutes", type=float, default=3.0, help="of each row of --photographs")
     parser.add_argument("--tiny", action="store_true", help="one epoch per run, to see that it works")
     parser.add_argument("--plan", action="store_true", help="print the runs that remain")
     parser.add_argument("--table", action="store_true", help="write the tables into docs/reproduce.md")
     args = parser.parse_args()
-    while not args.table:
+    if args.grid:
+        keep_grid(args.grid, args.results)
+    while not (args.table or args.grid):
         all_runs = list(photographs(args.minutes) if args.photographs else plan(args.results))
         runs = {run.name: run for run in all_runs if any(fnmatch.fnmatch(run.name, each) for each in args.runs)}
         remaining = [run for run in runs.values() if load(args.results, run.name) is None]
@@ -368,6 +441,8 @@ def main() -> None:
             run = next(each for each in all_runs if each.name == run.init)
         run = run.tiny() if args.tiny else run
         make(run, args.sets.resolve(), args.out.resolve(), args.results)
+    if args.grid:
+        return
     first, _, rest = PAGE.read_text().partition(MARK)
     PAGE.write_text(f"{first}{MARK}\n\n{tables(args.results)}\n\n{MARK}{rest.partition(MARK)[2]}")
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from folders import tree
+from grids import cell
 from helpers import ROOT, call, one_thread
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -33,9 +34,7 @@ def test_runs_and_verdicts(script, tmp_path, monkeypatch):
     assert "0 of 4 runs remain" in script("--tiny", "--runs", *names)
     files = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").iterdir()}
     tuned = files["fashion-idmm-400-0-tuned"]
-    assert (
-        "--config paper --seed 0" in tuned["command"] and "--init runs/miniature/fashion-idmm-400-0" in tuned["command"]
-    )
+    assert "--config paper --seed 0" in tuned["command"] and "--init runs/miniature/" in tuned["command"]
     right = sum(bin(byte).count("1") for byte in bytes.fromhex(tuned["right"]))
     assert tuned["result"]["top1"] == 10 * right and {"knn", "loss"} <= set(files["fashion-idmm-400-0"]["result"])
     monkeypatch.setattr(miniature, "PAGE", tmp_path / "page.md")
@@ -43,13 +42,26 @@ def test_runs_and_verdicts(script, tmp_path, monkeypatch):
     script("--table")
     lines = (tmp_path / "page.md").read_text().splitlines()
     assert lines[0] == "# A" and lines[-1] == "last" and "old" not in lines
-    rows = {
-        cells[1].strip(): [cell.strip() for cell in cells[2:]]
-        for cells in (line.split("|") for line in lines)
-        if cells[1:]
-    }
+    rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines)}
     assert rows["scratch"][3] == "2" and rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
     assert "CutMix helps (Table 8)" not in rows and "Missing rows were not run" in "".join(lines)
+
+
+def test_a_grid_becomes_a_table_with_verdicts(script, tmp_path):
+    answers = {"none": "abab", "idmm": "aaab", "simclr": "abbb"}  # predictions, the class is a
+    rows = [("scratch", "none"), *((source, method) for source in miniature.SETS for method in ("idmm", "simclr"))]
+    cells = [cell(*each, target=target, baseline_top1=9.0, test_size=4) for each in rows for target in miniature.SETS]
+    for one in cells:
+        one["folder"] = folder = "-".join([one["source"], one["method"], one["target"]])
+        (tmp_path / folder).mkdir()
+        lines = ["header", *(f"{i}.png,a,{predicted},0.9" for i, predicted in enumerate(answers[one["method"]]))]
+        (tmp_path / folder / "predictions.csv").write_text("\n".join(lines))
+    (tmp_path / "results").mkdir()
+    (tmp_path / "grid.json").write_text(json.dumps({"cells": cells}))
+    script("--grid", str(tmp_path))
+    text = "\n".join(miniature.grid_tables(tmp_path / "results"))
+    assert "| idmm on other images is better than scratch | +25.0 ± 25.0 | not decidable |" in text
+    assert "| idmm on other images is better than on the target's own | +0.0 ± 0.0 |" in text
 
 
 def test_commands_parse(script, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from helpers import inside, metrics, same
 from test_resume import lines, stop_at
 
-from idmm.evaluation.monitor import FLOORS, SHARE, collapse, effective_rank, spread
+from idmm.evaluation.monitor import FLOORS, effective_rank, spread
 
 # A ViT that starts with features of some size, digits as large as they bear, nothing that hides a stroke.
 PLAIN = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "global_pool": "avg", "class_token": False}
@@ -45,20 +45,6 @@ def test_measures_against_plain_forms():
     singular = np.sqrt(np.linalg.eigvalsh(centred.T @ centred))
     share = singular / singular.sum()
     assert effective_rank(torch.from_numpy(rows)) == pytest.approx(math.exp(-sum(p * math.log(p) for p in share)))
-
-
-FINE = {"feature_std": 0.4, "embedding_std": 0.4, "feature_rank": 12.0}
-
-
-def test_what_is_a_collapse():
-    calm = {**FINE, "loss": 1.0}
-    assert collapse(FINE, []) is collapse(FINE, [{"loss": 1.0}, calm]) is None
-    for name, floor in FLOORS.items():
-        assert collapse({**FINE, name: 1.001 * floor}, []) is None
-        assert collapse({**FINE, name: 0.999 * floor}, []).startswith(f"collapse: {name} is ")
-        best = {**calm, name: 100.0}
-        assert collapse({**FINE, name: 1.001 * SHARE * 100}, [best, calm]) is None
-        assert "100 at best before" in collapse({**FINE, name: 0.999 * SHARE * 100}, [best, calm])
 
 
 @pytest.mark.parametrize("name", HEALTHY)
