@@ -37,7 +37,7 @@ def millions(name: str) -> float:
 
 def step(name: str, size: int, method: str, device: str) -> None:
     """Build a model and a method at an image size and run them forward and backward, or raise."""
-    config, _ = PretrainConfig(method=METHODS[method]()).resolve()
+    config, _ = PretrainConfig(method=METHODS[method]()).fill_from_method()
     images = 2
     with torch.device(device):
         backbone = create_backbone(name, size, drop_path=0.1)

@@ -82,7 +82,7 @@ def needed(feature: str, libraries: Iterable[str], extra: str) -> None:
 
 def install(extra: str) -> str:
     """Return the command that installs an extra in the checkout."""
-    return f"pip install '.[{extra}]'"
+    return f"pip install -e '.[{extra}]'"
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

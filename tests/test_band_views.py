@@ -185,7 +185,7 @@ def test_centre_crops_of_any_image(channels, dtype):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_from_bands(name, channels=5):
     given = PretrainConfig(method=METHODS[name](**HEADS.get(name, {})), data=Data(in_chans=channels))
-    config = given.resolve()[0]
+    config = given.fill_from_method()[0]
     with seeded(0):
         backbone = create_backbone("vit_tiny_patch16_224", 16, in_chans=channels, **VIT)
         method = create_method(backbone, run_info(10, classes=3), config.method)

@@ -63,12 +63,12 @@ TABLE_8 = [  # label smoothing, size, crops, CutMix
 def shipped(*paths):
     """A config from files under ``configs``, one over the other, resolved."""
     argv = [word for path in paths for word in ("--config", str(CONFIGS / f"{path}.yaml"))]
-    return parse(PretrainConfig, argv, "test").resolve()[0]
+    return parse(PretrainConfig, argv, "test").fill_from_method()[0]
 
 
 def resolved(crops=None, name="idmm", **method):
     views = Views(crops=None if crops is None else [CropGroup(count=n) for n in crops])
-    return build(PretrainConfig, {"method": {"name": name, **method}, "views": views}).resolve()
+    return build(PretrainConfig, {"method": {"name": name, **method}, "views": views}).fill_from_method()
 
 
 def method_faults(**given):
@@ -155,7 +155,7 @@ def test_null_is_filled_in_and_said():
     assert "views.crops: 2 of 0.2 to 1 of the area, mocov2's" in notes
     assert "views.jitter: [0.4, 0.4, 0.4, 0.1], mocov2's" in notes
     assert "train.warmup_epochs: 0, mocov2's" in notes
-    assert config.resolve() == (config, []), "once is enough"
+    assert config.fill_from_method() == (config, []), "once is enough"
     config, notes = resolved(name="idmm")
     assert config.method.projection is False and [g.count for g in config.views.crops] == [2, 4]
     assert notes == ["views.crops: 2 of 0.14 to 1, 4 of 0.05 to 0.4 of the area, idmm's"]
@@ -163,14 +163,14 @@ def test_null_is_filled_in_and_said():
 
 
 def test_views_that_are_given_come_before_the_methods():
-    config, notes = PretrainConfig(method=METHODS["mocov3"]()).resolve()
+    config, notes = PretrainConfig(method=METHODS["mocov3"]()).fill_from_method()
     pair = "1 of 0.08 to 1 (blur_prob 1.0), 1 of 0.08 to 1 (blur_prob 0.1, solarize_prob 0.2)"
     assert f"views.crops: {pair} of the area, mocov3's" in notes and config.train.warmup_epochs == 40
     assert {"views.jitter: [0.4, 0.4, 0.2, 0.1], mocov3's", "train.warmup_epochs: 40, mocov3's"} <= {*notes}
 
     given = Views(blur_prob=0.3, jitter=[0.1, 0.1, 0.1, 0.0])
     config = PretrainConfig(method=METHODS["mocov3"](), views=given, train=PretrainTrain(warmup_epochs=3))
-    config, notes = config.resolve()
+    config, notes = config.fill_from_method()
     assert [colours_of(group, config.views).blur_prob for group in config.views.crops] == [0.3, 0.3], "for all crops"
     assert [colours_of(group, config.views).solarize_prob for group in config.views.crops] == [0.0, 0.2]
     assert (config.views.jitter, config.train.warmup_epochs) == ([0.1, 0.1, 0.1, 0.0], 3)

@@ -47,7 +47,7 @@ def best(tmp_path_factory):
     def watched(loop, epoch):
         end(loop, epoch)
         if loop.plan.phase.number == 2:
-            after.append({name: tensor.clone() for name, tensor in loop.averaged.state_dict().items()})
+            after.append({name: tensor.clone() for name, tensor in loop.exported.state_dict().items()})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Loop, "_end_epoch", watched)

@@ -292,7 +292,7 @@ DIGITS = {"data": TrainData(name="digits")}
         ({}, HALF, "scratch", False, "as 2 of the classes have no label"),
         (DIGITS, FEW, "scratch", False, "as pseudo-labels are for a folder of images, not for digits"),
         ({"pseudolabel": False}, FEW, "scratch", False, "as --pseudolabel is false"),
-        ({"pseudolabel": True}, SOME, "pretrain", True, "as its features help"),
+        ({"pseudolabel": True}, SOME, "pretrain", True, "as --pseudolabel is true"),
         ({"way": "pretrain"}, EVERY, "pretrain", False, "as asked"),
         ({"init": "x"}, FEW, "finetune", True, "as --init has weights"),
     ],
@@ -318,7 +318,7 @@ def test_what_cannot_be_chosen(flags, counts, line):
 
 def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, monkeypatch):
     """Of 8 labelled images at 16 px, 4 a class."""
-    monkeypatch.setattr(train_plan, "PIXELS", {"cpu": 4 * 8 * 16**2 / 0.8})  # a pass over them takes 0.8 s
+    monkeypatch.setattr(train_plan, "PIXELS_PER_SECOND", {"cpu": 4 * 8 * 16**2 / 0.8})  # a pass over them takes 0.8 s
     for minutes, labels, alpha in ((0.9, 4, 1.0), (0.7, 4, 0.0), (0.9, 5, 0.0)):  # 67 and 52 passes; too few labels
         monkeypatch.setattr(train_configs, "MANY_LABELS", labels)
         ((_, config),) = stages_run(
@@ -443,7 +443,7 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
         printed = capsys.readouterr().out
         assert f"  linear classifier on hog_conv: {linear:.1f} %" in printed
         assert ("  hog_conv: kept by a rule and not measured, as the trial was too short" in printed) == (epochs == 0)
-    monkeypatch.setattr(train_plan, "PIXELS", {"cpu": 1000.0})
+    monkeypatch.setattr(train_plan, "PIXELS_PER_SECOND", {"cpu": 1000.0})
     linear, epochs = 62.0, 0
     assert call(["train", root, "--out", tmp_path / "slow", "--minutes", 10, "--device", "cpu"]) == 0
     assert ran[-1] == frozen, "no time for enough passes"

@@ -25,7 +25,7 @@ def backbone(**kwargs):
 def make(name, of=None, told=None, drloc=None, **fields):
     """A method by name, resolved as the command line would; ``of`` is its backbone, ``told`` its RunInfo."""
     given = config.PretrainConfig(method=config.METHODS[name](**{**HEADS.get(name, {}), **fields}))
-    resolved, _ = given.resolve()
+    resolved, _ = given.fill_from_method()
     of = backbone() if of is None else of
     with seeded(1):
         method = create_method(of, told or run_info(11, classes=3), resolved.method)

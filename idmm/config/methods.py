@@ -92,7 +92,7 @@ class IDMM(Projected, Mixed):
     classifier_lr_scale: float = Field(1.0, gt=0)
     """Learning rate of the N-way layer, as a multiple of train.lr."""
     classifier_init: Literal["random", "features"] = "random"
-    """Initial rows of the N-way layer: 'random', or each image's untrained 'features', centred and normalised."""
+    """Initial rows of the N-way layer: 'random', or each image's 'features' before training, centred and normalised."""
     label_weight: float = Field(0.0, ge=0)
     """Weight of a cross-entropy on the labelled images, next to the N-way loss on all images. 0: no labels."""
     instance_decay: Literal["none", "cosine"] = "none"

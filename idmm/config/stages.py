@@ -176,11 +176,11 @@ class PretrainConfig(Common):
     drloc: DrLoc = field(default_factory=DrLoc)
 
     @property
-    def learns_labels(self) -> bool:
+    def trains_classifier(self) -> bool:
         """Whether a classifier is trained next to the backbone, on the labels that exist."""
         return getattr(self.method, "label_weight", 0) > 0
 
-    def resolve(self) -> tuple["PretrainConfig", list[str]]:
+    def fill_from_method(self) -> tuple["PretrainConfig", list[str]]:
         """Fill in crops, colours and warm-up from the method.
 
         Returns:
@@ -202,7 +202,7 @@ class PretrainConfig(Common):
             config = replace(config, train=replace(self.train, warmup_epochs=warmup))
             notes.append(f"train.warmup_epochs: {warmup:g}, {method.name}'s")
         faults = [*method.missing_libraries(), *method.crop_faults(crops)]
-        if self.data.labelled is not None and not self.learns_labels:
+        if self.data.labelled is not None and not self.trains_classifier:
             unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
             needs = f"{method.name} cannot use images without labels. Draw the images with data.subset instead."
             faults.append(f"data.labelled: {needs if method.NEEDS_LABELS else unused}")

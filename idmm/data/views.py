@@ -266,7 +266,7 @@ class TrainTransform:
             return np.asarray(made, dtype=np.float32) / 255
 
         extra = randomly if self.randaugment else None
-        with seeded(key):  # the caller's generators come back once per batch
+        with seeded(key):  # restores the caller's generators, once per batch because saving them takes time
             views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
         return numbered({"images": views[:, 0]}, self.store, indices)
 

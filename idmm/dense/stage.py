@@ -116,14 +116,14 @@ def run_one(setup: RunSetup) -> dict:
             evaluator = evaluator_class(run, setup, stores.test, listing.categories)
         advice = "Repeat the command with more free memory to continue from here"
         with enough_memory(RunError(f"out of memory with {evaluator.batch_size} images at a time. {advice}")):
-            scores = evaluator.latest or evaluator.scores(loop.averaged, final=True)
+            scores = evaluator.latest or evaluator.scores(loop.exported, final=True)
         if run.folder.leader:
             evaluator.write(run.folder.path)
         text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
         log.info("%s: %s on %d test images", run.folder.path, text, len(stores.test))
         info = {"task": config.STAGE, "classes": stores.train.classes, "categories": listing.categories}
         info |= {"pyramid_width": config.model.pyramid_width, "masks": has_outlines}
-        export(run, loop, setup, stores, loop.averaged.backbone.state_dict(), info)
+        export(run, loop, setup, stores, loop.exported.backbone.state_dict(), info)
         result = {
             **scores,
             **best,

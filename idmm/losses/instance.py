@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-LOGITS_HELD, FEW_VIEWS = 2**21, 256  # logits that are computed at once, for a batch of at least so many views
+LOGITS_HELD = 2**21  # of a batch that is computed without tiles, at most
+FEW_VIEWS = 256  # smaller batches count as so many
 # Otherwise they are computed in tiles of so many logits per CPU thread (its cache) or GPU, and of so many views
 CPU_TILE, GPU_TILE, TILE_VIEWS = 2**19, 2**23, 1024
 CPU_STORED, GPU_STORED = 2**24, 2**28  # logits stored for the backward pass (64 MiB, 1 GiB). Others are recomputed
@@ -100,10 +101,10 @@ def instance_losses(
     index = target[:, None] if mixed_target is None else torch.stack([target, mixed_target], dim=1)  # [B, T]
     with torch.autocast(features.device.type, enabled=False):
         z, w = features.to(dtype), weight.to(dtype)
-        norm, picked, total = _Logits.apply(z, w, index, _tile(z, len(w), chunk_size), cosine)
+        log_sum, picked, total = _Logits.apply(z, w, index, _tile(z, len(w), chunk_size), cosine)
         if mixed_target is None:
-            return norm - s * picked[:, 0] - c * total
-        return norm - lam * s * picked[:, 0] - (1 - lam) * s * picked[:, 1] - c * total
+            return log_sum - s * picked[:, 0] - c * total
+        return log_sum - lam * s * picked[:, 0] - (1 - lam) * s * picked[:, 1] - c * total
 
 
 def _shares(n: int, smoothing: float) -> tuple[float, float]:
@@ -164,34 +165,34 @@ class _Logits(torch.autograd.Function):
                 top[v] = new_top
                 if storable >= 0:
                     ctx.stored[r.start, v.start] = o, new_top
-        norm = top + exps.log()
+        log_sum = top + exps.log()
         picked = torch.einsum("vd,vtd->vt", z, _rows(w[index], cosine)[0])
-        ctx.save_for_backward(z, w, index, norm, column)
-        return norm, picked, z @ column
+        ctx.save_for_backward(z, w, index, log_sum, column)
+        return log_sum, picked, z @ column
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_norm, d_picked, d_total):
-        z, w, index, norm, column = ctx.saved_tensors
+    def backward(ctx, d_log_sum, d_picked, d_total):
+        z, w, index, log_sum, column = ctx.saved_tensors
         with torch.autocast(z.device.type, enabled=False):
             dz, dw = torch.zeros_like(z), torch.zeros_like(w)
             picked = (d_picked[:, :, None] * z[:, None]).flatten(0, 1)  # of the picked logits, [V T, d]
             dw.index_put_((index.flatten(),), picked, accumulate=True)
-            weighted, constant = d_norm[:, None] * z, d_total @ z  # [V, d], [d]
+            weighted, constant = d_log_sum[:, None] * z, d_total @ z  # [V, d], [d]
             buffer = z.new_empty(ctx.views[0].stop * ctx.rows)
             for r in row_tiles(len(w), ctx.rows):
                 part, length = _rows(w[r], ctx.cosine)
                 for v in ctx.views:
                     if stored := ctx.stored.pop((r.start, v.start), None):
-                        p = stored[0].mul_((stored[1] - norm[v]).exp()[:, None])
+                        p = stored[0].mul_((stored[1] - log_sum[v]).exp()[:, None])
                     else:
-                        p = _tile_logits(z[v], part, buffer).sub_(norm[v, None]).exp_()
+                        p = _tile_logits(z[v], part, buffer).sub_(log_sum[v, None]).exp_()
                     dz[v].addmm_(p, part)
                     dw[r].addmm_(p.T, weighted[v])
                 dw[r] += constant
                 if ctx.cosine:
                     dw[r] = (dw[r] - part * (part * dw[r]).sum(1, keepdim=True)) / length
-            dz = dz * d_norm[:, None] + d_total[:, None] * column
+            dz = dz * d_log_sum[:, None] + d_total[:, None] * column
             dz += torch.einsum("vt,vtd->vd", d_picked, _rows(w[index], ctx.cosine)[0])
         return dz, dw, None, None, None
 

@@ -14,7 +14,7 @@ def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> M
     Args:
         backbone: A timm model with ``num_classes=0``.
         info: Of the run.
-        config: Resolved by :meth:`idmm.config.PretrainConfig.resolve`.
+        config: Filled by :meth:`idmm.config.PretrainConfig.fill_from_method`.
     """
     module = importlib.import_module(f"idmm.methods.{config.name}")
     classes = {name.lower(): value for name, value in vars(module).items()}

@@ -12,7 +12,7 @@ from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import at_least_fp32, head_dim, mixed_cross_entropy, mixed_groups, projection_head
 from idmm.models.build import feature_width, linear_classifiers
 
-DRAWN = 2**16  # rows of W at a time
+ROWS_AT_A_TIME = 2**16  # of W, so that not all logits are held
 
 
 class InstanceClassifier(nn.Module):
@@ -22,9 +22,7 @@ class InstanceClassifier(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(instances, width))
-        for part in row_tiles(instances, DRAWN):
-            drawn = self.weight.data[part]
-            nn.init.uniform_(drawn, -(width**-0.5), width**-0.5)  # as nn.Linear
+        nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)  # as nn.Linear
         cosine = config.classifier == "cosine"
         self.scale = nn.Parameter(torch.tensor(config.classifier_scale)) if cosine else None
 
@@ -62,7 +60,7 @@ class InstanceClassifier(nn.Module):
     def nearest(self, features: Tensor) -> Tensor:
         """Return the instance with the largest logit, of features [B, d] -> int64 [B]."""
         features, largest = features.float(), []
-        for part in row_tiles(len(self.weight), DRAWN):
+        for part in row_tiles(len(self.weight), ROWS_AT_A_TIME):
             weight = self.weight[part] if self.scale is None else F.normalize(self.weight[part], dim=1)
             value, at = F.linear(features, weight).max(1)  # cosine: norm and scale change no order
             largest.append((value, at + part.start))

@@ -36,10 +36,10 @@ class PretrainStage(Stage):
     def needs(self) -> Needs:
         config = self.config
         return Needs(
-            labels=config.method.NEEDS_LABELS or config.learns_labels,
-            test=config.learns_labels,
+            labels=config.method.NEEDS_LABELS or config.trains_classifier,
+            test=config.trains_classifier,
             unlabelled=not config.method.NEEDS_LABELS,
-            eval_pixels=self.knn_every > 0 or config.learns_labels,
+            eval_pixels=self.knn_every > 0 or config.trains_classifier,
             several=True,
         )
 
@@ -53,7 +53,7 @@ class PretrainStage(Stage):
 
     def fill_names(self) -> tuple[PretrainConfig, list[str]]:
         config, notes = super().fill_names()
-        config, method_notes = config.resolve()
+        config, method_notes = config.fill_from_method()
         return config, notes + method_notes
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:

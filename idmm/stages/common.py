@@ -176,10 +176,10 @@ def plan_phase(
 ) -> PhasePlan:
     """Return what the loop needs to know about a phase, see :class:`PhasePlan`, and log how many steps it has.
 
-    ``score`` names that of the best epoch, with ``train.keep`` best.
+    ``score`` is the measurement, e.g. top1, by which ``train.keep`` best chooses the epoch.
     """
-    train, later_phases, count = setup.config.train, setup.phases[phase.number - 1 :], len(images.train)
-    is_last, costs = len(later_phases) == 1, [other.epochs * other.size**2 for other in later_phases]
+    train, phases_from_here, count = setup.config.train, setup.phases[phase.number - 1 :], len(images.train)
+    is_last, costs = len(phases_from_here) == 1, [other.epochs * other.size**2 for other in phases_from_here]
     max_epochs, epochs, steps = None, phase.epochs, phase.steps(count)
     length = f"{steps} in {counted(phase.epochs, 'epoch')}"
     if train.minutes is not None:

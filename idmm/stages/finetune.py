@@ -74,7 +74,7 @@ def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, 
     """
     model = common.build_backbone(setup, phase, len(images.train.classes))
     if loop_before is not None:
-        weights = Checkpoint(loop_before.averaged.state_dict(), f"weights of stage {phase.number - 1}")
+        weights = Checkpoint(loop_before.exported.state_dict(), f"weights of stage {phase.number - 1}")
         log.info("%s", weights.load_into(model, drop_classifier=False))
     elif run.is_new:  # else the loop loads its state
         start_weights(run, setup, phase, model, images.train)
@@ -101,8 +101,8 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, 
     """Evaluate and write the classifier; return the result."""
     best, predictions = load_best(loop, "top-1"), accuracy.latest
     if images.val is not None or predictions is None:  # evaluated on val, or by a process that was killed
-        predictions = common.build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.averaged)
-    export(run, loop, setup, images, backbone_state(loop.averaged), {"classes": images.train.classes})
+        predictions = common.build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.exported)
+    export(run, loop, setup, images, backbone_state(loop.exported), {"classes": images.train.classes})
     result = {**classifier_result(run, setup, images, predictions), **best, **common_result(run, setup, images)}
     if (start := run.folder.start_scores.get("start_top1")) is None:
         return result

@@ -58,7 +58,7 @@ def run_one(setup: RunSetup) -> dict:
             return run.folder.result()
         listing = setup.stage.list_images()
         setup, images = common.store_run_images(setup, listing, run.folder)
-        if setup.config.learns_labels:
+        if setup.config.trains_classifier:
             common.measure_baseline(run, setup, images)
         backbone = build_model(run, setup, images)
         method = build_method(run, setup, images, backbone)
@@ -73,11 +73,11 @@ def run_one(setup: RunSetup) -> dict:
 def build_model(run: RunContext, setup: RunSetup, images: Stores) -> torch.nn.Module:
     """Build the backbone of a run. A new run loads the weights of ``init`` or gives it a structured start."""
     config, (phase,) = setup.config, setup.phases
-    classes = len(images.train.classes) if config.learns_labels else 0
+    classes = len(images.train.classes) if config.trains_classifier else 0
     backbone = common.build_backbone(setup, phase, classes)
     if run.is_new:  # else the loop loads its state
         start_weights(run, setup, phase, backbone, images.train)
-    if config.learns_labels:
+    if config.trains_classifier:
         line = "method.label_weight: %d of %d training images are used with their labels"
         log.info(line, _count_labels(images.train), len(images.train))
     return backbone
@@ -121,7 +121,7 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
     loop = Loop(run, method, common.plan_phase(setup, phase, images, transform, evaluators))
     if run.is_new and knn is not None:
-        run.folder.add_start_scores({"start_knn": knn(loop.averaged)["knn"]})
+        run.folder.add_start_scores({"start_knn": knn(loop.exported)["knn"]})
     return loop
 
 
@@ -131,7 +131,7 @@ def _count_labels(train: ImageStore) -> int | None:
 
 
 def _feature_extractor(run: RunContext, setup: RunSetup) -> Extract:
-    """Return the function that takes features, for evaluators."""
+    """Return the function that computes the features of images, for evaluators."""
     return functools.partial(common.image_features, run, setup, size=setup.phases[0].size, batch_size=EVAL_BATCH)
 
 
@@ -140,12 +140,12 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
     """Write the backbone, the classifier if there is one, and the pictures; return the result."""
     config, epochs = setup.config, loop.position.epoch  # finished ones
     accuracy, entries = {}, None
-    if config.learns_labels:
+    if config.trains_classifier:
         batches = common.eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
-        predictions = evaluate.predict(loop.averaged, batches, run.device, run.autocast)
+        predictions = evaluate.predict(loop.exported, batches, run.device, run.autocast)
         accuracy = {**classifier_result(run, setup, images, predictions), "labelled_size": _count_labels(images.train)}
         entries = {"classes": images.train.classes}
-    export(run, loop, setup, images, backbone_state(loop.averaged), entries)
+    export(run, loop, setup, images, backbone_state(loop.exported), entries)
     last = distributed.broadcast(run.folder.metrics()[-1] if run.folder.leader else None)
     log.info("%s: loss %.4f after %s, backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
     scores = {**run.folder.start_scores, **last}

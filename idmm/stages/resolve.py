@@ -1,4 +1,7 @@
-"""The second of a run's calls: from a config to one without gaps. Names are checked before torch is imported."""
+"""From a config to a run: resolve() fills its gaps, run_stage() runs its stage.
+
+Names are checked before torch is imported.
+"""
 
 import importlib
 import os
@@ -54,14 +57,13 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
         config, more = fill_classifier_init(config, spec)
         notes += more
         size = config.resolved_stages()[0].size
-        has_size = spec.init is not None and (spec.init.kwargs.get("img_size") or spec.init.size)
-        if has_size and size != default_size(spec):
+        if trained_size(spec) and size != default_size(spec):
             notes.append(f"train.size: {size} px. The weights of init come from images of {default_size(spec)} px")
     if not isinstance(config, ProbeConfig):
         for name, value in zip(("lr", "warmup_epochs"), family_rates(spec.name), strict=True):
             if getattr(config.train, name) is None:
                 config = replace(config, train=replace(config.train, **{name: value}))
-                notes.append(f"train.{name}: {value:g}, the recipe's for {spec.name}")
+                notes.append(f"train.{name}: {value:g}, the default for {spec.name}")
     elif config.size is None:
         config = replace(config, size=default_size(spec))
         notes.append(f"size: {config.size} px, the default for {spec.name}. --size sets another")
@@ -76,13 +78,17 @@ def family_rates(name: str) -> tuple[float, int]:
     return (1e-3, 10) if name.startswith(("pvt_v2", "t2t")) else (5e-4, 2)
 
 
+def trained_size(spec: "ModelSpec") -> Any:
+    """Return the image size of the weights of init (pixels, or a pair of them), None if there is none."""
+    return spec.init and (spec.init.kwargs.get("img_size") or spec.init.size)
+
+
 def default_size(spec: "ModelSpec") -> int:
-    """Return the size that a backbone was built at, or timm's for its name if any size fits or its JSON has none."""
+    """Return the size of the weights of init, or timm's for the name if any size fits or their JSON has none."""
     from timm.layers import to_2tuple
     from timm.models import get_pretrained_cfg_value
 
-    built = spec.init and (spec.init.kwargs.get("img_size") or spec.init.size)
-    return to_2tuple(built or (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:])[0]
+    return to_2tuple(trained_size(spec) or (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:])[0]
 
 
 def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[FinetuneConfig, list[str]]:

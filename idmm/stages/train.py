@@ -202,7 +202,7 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
         results[part] = _stage(command, state, part, minutes_of[part])
         remaining -= results[part]["seconds"] / 60
     state.result = results["last"]
-    if state.trusted:  # the baseline that learned from the given labels, not from pseudo-labels
+    if state.learns_pseudolabels:  # the baseline that learned from the given labels, not from pseudo-labels
         state.result = results["last"] | {"baseline_top1": state.pseudolabels.baseline_top1}
         if distributed.rank() == 0:
             write_json(out / "result.json", state.result)
@@ -244,16 +244,17 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
 
 # ---------------------------------------------------------------------- what came of it
 def _report(state: TrainState) -> list[str]:
-    """Return the accuracy, with what it has to be read with, as lines."""
-    lines, result, few = [], state.result, state.plan.pseudolabel
+    """Return the lines of the result: accuracy, baseline, largest class and the gain, if there was a comparison."""
+    lines, result, pseudolabel = [], state.result, state.plan.pseudolabel
+    cause = "labels are few" if state.command["pseudolabel"] is None else "--pseudolabel is true"
     if state.candidates:
         lines.append("accuracy on held-out training images:")
         leads = state.best == max(state.candidates, key=state.candidates.get)
-        kept = "kept" if leads else f"kept, as {'labels are few' if few else 'it trains longer in the end'}"
+        kept = "kept" if leads else f"kept, as {cause if pseudolabel else 'it trains longer in the end'}"
         for label, value in state.candidates.items():
             lines.append(f"  {label}: {value:.1f} %" + (f" ({kept})" if label == state.best else ""))
         if state.best not in state.candidates:
-            why = "labels are few" if few else "the trial was too short"
+            why = cause if pseudolabel else "the trial was too short"
             lines.append(f"  {state.best}: kept by a rule and not measured, as {why}")
         elif state.plan.trial and Kept.TUNED not in state.candidates:
             why = "the trial was too short for one pass over the images. Try more --minutes"

@@ -91,7 +91,7 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
     model = {"name": HOG_CONV, "kwargs": {"learned": learned}} if uses_hog_conv else plan.model
     if last and state.best == Kept.BASELINE:
         model = {"name": "hog"}
-    if last and state.trusted:
+    if last and state.learns_pseudolabels:
         images = state.pseudolabels.given + state.pseudolabels.added
         data = by_list(data, out / PSEUDOLABELS)
     elif part == "trial":
@@ -108,7 +108,7 @@ def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: f
     elif name == SCRATCH:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
         many = images >= MANY_LABELS * state.counts.classes
-        if many and not (last and state.trusted) and plan.many_passes(images, size, minutes):
+        if many and not (last and state.learns_pseudolabels) and plan.many_passes(images, size, minutes):
             keys |= MIXED
     shipped = recipe(FinetuneConfig, name)
     keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
@@ -123,7 +123,8 @@ def _start(command: TrainCommand, state: TrainState, part: str) -> tuple[str, st
         return SCRATCH, None
     if state.uses_hog_conv(part):
         return FAST, str(out / FEATURES) if state.best in ALL_JOINED else None
-    if state.trusted and not command.init:  # fresh weights learn more from pseudo-labels than those that found them
+    # fresh weights learn more from pseudo-labels than those that found them
+    if state.learns_pseudolabels and not command.init:
         return SCRATCH, None
     if command.init or state.best == Kept.PRETRAINED:
         return FAST, weights

@@ -20,7 +20,7 @@ CROPS = 2  # crops of each image in stage 1
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)  # sides of images (pixels)
 # Pixels per second that the small ConvNet trains on, by device. Only the rate of a CPU core was measured, at 32 px.
 # Sizes and mixing follow from it, and nothing is timed
-PIXELS = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}
+PIXELS_PER_SECOND = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}
 OTHERS = 0.25  # rate of other networks, relative to the ConvNet's
 PASSES = 30  # passes over the images that there must be time for at a size
 MANY_PASSES = 60  # passes from which on mixed images help. In stage 1 each crop of an image counts
@@ -84,18 +84,18 @@ class Plan:
     way: str
     model: dict
     why: list[str]
-    pseudolabel: bool = False  # whether a second stage learns from pseudo-labels, too
+    pseudolabel: bool = False  # whether pseudo-labels are tried. They are used if similar images agree
     size: int = 0  # of the images (pixels)
     label_size: int = 0  # of the images in the last stage, if it learns from the given labels
     hand_size: int = SIDE  # of the images that hand-made features are computed of, at least
     scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
-    pixels: float = PIXELS["cpu"]  # that are trained on in a second
+    pixels_per_second: float = PIXELS_PER_SECOND["cpu"]  # that are trained on
     trial: bool = False  # whether a trial on held-out training images chooses what is kept
     joined: bool = False  # whether the network is joined with hand-made features
 
     def many_passes(self, images: int, size: int, minutes: float) -> bool:
         """Return whether there is time for :data:`MANY_PASSES` over so many images."""
-        return MANY_PASSES * images * size**2 <= 60 * minutes * self.pixels
+        return MANY_PASSES * images * size**2 <= 60 * minutes * self.pixels_per_second
 
     @property
     def shares(self) -> dict[str, float]:
@@ -130,13 +130,13 @@ class TrainState:
     minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})  # of each stage, and before the first
     pseudolabels: PseudoLabels | None = None
     candidates: dict[Kept, float] | None = None  # accuracy on held-out training images of what was tried (percent)
-    best: Kept | None = None  # of the candidates
+    best: Kept | None = None  # what the last stage trains, by a trial or by a rule. It need not be a candidate
     result: dict | None = None  # of the classifier
     scratch: dict | None = None  # of the comparison
     gain: dict | None = None
 
     @property
-    def trusted(self) -> bool:
+    def learns_pseudolabels(self) -> bool:
         """Whether the last stage learns from pseudo-labels."""
         return self.best in (Kept.PSEUDO, Kept.JOINED_PSEUDO)
 
@@ -163,7 +163,7 @@ class TrainState:
 
     def network_size(self, part: str) -> int:
         """Return the side of the images of a stage's network on pixels (pixels)."""
-        learns_given_labels = part == "teacher" or (part == "last" and not self.trusted)
+        learns_given_labels = part == "teacher" or (part == "last" and not self.learns_pseudolabels)
         return self.plan.label_size if learns_given_labels else self.plan.size
 
     def choose_by_trial(self, trial: dict, seconds: float) -> None:
@@ -181,7 +181,7 @@ class TrainState:
         self.candidates = {label: trial[name] for label, name in names.items() if name in trial}
         if not trial["whole_epochs"]:
             del self.candidates[Kept.TUNED]
-            pixels = (seconds - trial["seconds"] / (1 - HELD_OUT)) * self.plan.pixels
+            pixels = (seconds - trial["seconds"] / (1 - HELD_OUT)) * self.plan.pixels_per_second
             if pixels >= PASSES * self.counts.labelled * self.plan.size**2:
                 self.best = Kept.TUNED
                 return
@@ -238,13 +238,15 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
         reason = "as asked"
     elif command.init:
         reason = "as --init has weights. --way pretrain adapts them to the images first"
+    elif command.pseudolabel:
+        reason = "as --pseudolabel is true"
     elif pseudolabel:
         reason = "as its features help with few labels"
     else:
-        few = f"there are under {MANY_IMAGES} images per label, and images without one are not used"
+        cause = f"there are under {MANY_IMAGES} images per label, and images without one are not used"
         if command.pseudolabel is False:
-            few = "--pseudolabel is false"
-        reason = f"as {hindrance or few}"
+            cause = "--pseudolabel is false"
+        reason = f"as {hindrance or cause}"
     each = counts.labelled / counts.classes
     what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} per class)"
     own_model = command.init or command.model.name
@@ -254,8 +256,8 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     trial = joined and not pseudolabel and counts.divisible
     network = f"model: {model['name']} {json.dumps(model['kwargs'])}"
     why = [f"{what}. --way {way}, {reason}", f"{network}, joined with hand-made features" if joined else network]
-    pixels = PIXELS[pick_device(command.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
-    plan = Plan(way, model, why, pseudolabel, pixels=pixels, trial=trial, joined=joined)
+    speed = PIXELS_PER_SECOND[pick_device(command.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
+    plan = Plan(way, model, why, pseudolabel, pixels_per_second=speed, trial=trial, joined=joined)
     return _sized(command, plan, counts)
 
 
@@ -279,7 +281,7 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
 
     def size_for(each: float) -> int:
         """Return the size at which each view of a pass fits its share of the time, the smallest if there is none."""
-        fits = [side for side in sides if PASSES * side**2 <= seconds * plan.pixels * each]
+        fits = [side for side in sides if PASSES * side**2 <= seconds * plan.pixels_per_second * each]
         return command.size or max(fits, default=sides[0])
 
     shares = plan.shares

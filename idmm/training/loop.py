@@ -72,7 +72,7 @@ class Loop:
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     @property
-    def averaged(self) -> torch.nn.Module:
+    def exported(self) -> torch.nn.Module:
         """The backbone to evaluate and export: the EMA's, else the one that the method exports."""
         return self.method.exported if self.ema is None else self.ema.module
 
@@ -166,13 +166,13 @@ class Loop:
         log.info(line, self.plan.phase.label, steps, step_seconds, end, duration(seconds))
 
     # ------------------------------------------------------------------ steps
-    def _epoch(self, epoch: int, batches) -> None:
+    def _epoch(self, epoch: int, loader) -> None:
         position, started_at = self.position, clock.now() - self.position.seconds
         while position.step < self.batches.steps_per_epoch:
             if self.timer is not None and self.timer.progress >= 1 and position.step:
                 break
             images, step_started_at = self.batches.step_size(position.step), clock.now()
-            loss = self._step(epoch, position.step, batches)
+            loss = self._step(epoch, position.step, loader)
             position.step, position.total_steps = position.step + 1, position.total_steps + 1
             position.seconds = clock.now() - started_at
             self._count_pace(clock.now() - step_started_at, images)  # without the time of a checkpoint
@@ -212,7 +212,7 @@ class Loop:
             self.end_logged = True
             self._log_end(pace.seconds / pace.steps)
 
-    def _step(self, epoch: int, step: int, batches) -> torch.Tensor:
+    def _step(self, epoch: int, step: int, loader) -> torch.Tensor:
         """Make one optimizer step of ``accumulate`` micro-batches; return the last one's loss."""
         number = self.position.total_steps
         lr_step, elapsed_steps = number, number  # in the schedules
@@ -222,7 +222,7 @@ class Loop:
         self.schedule.step_update(lr_step)
         self.set_weight_decay(elapsed_steps)
         for micro in range(self.train.accumulate):
-            batch = next(batches)
+            batch = next(loader)
             weight = batch["weight"]
             batch = on_device(batch, self.accelerator.device)
             is_last = micro == self.train.accumulate - 1
@@ -285,7 +285,7 @@ class Loop:
         """Copy the weights if the epoch is the best so far. They are part of the state."""
         value = record.get(self.plan.keep)
         if value is not None and (self.best is None or value > self.best["value"]):
-            weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.averaged.state_dict().items()}
+            weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.exported.state_dict().items()}
             self.best = {"epoch": record["epoch"], "value": value, "weights": weights}
 
     def _due(self, epoch: int) -> list[Evaluator]:
@@ -296,10 +296,10 @@ class Loop:
         """Return the values of the evaluators after an epoch."""
         values, started_at = {}, clock.now()
         if distributed.world() > 1:  # the first process's statistics are exported
-            distribute_bn(self.averaged, distributed.world())
+            distribute_bn(self.exported, distributed.world())
         try:
             for evaluator in evaluators:
-                values.update(evaluator(self.averaged))
+                values.update(evaluator(self.exported))
         except Interrupted:
             self._save(epoch, self.position.step)
             raise

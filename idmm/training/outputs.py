@@ -32,7 +32,7 @@ def load_best(loop: Loop, score: str) -> dict[str, int]:
     if loop.plan.keep is None:
         return {}
     epoch, best = loop.best["epoch"], loop.best["value"]
-    loop.averaged.load_state_dict(loop.best["weights"])
+    loop.exported.load_state_dict(loop.best["weights"])
     log.info("train.keep: the weights of epoch %d of %d, %s %.2f on val", epoch, loop.position.epoch, score, best)
     return {"kept_epoch": epoch}
 
@@ -66,7 +66,7 @@ def export(
     if entries is not None:
         if "task" not in entries:  # the layers for boxes and masks are not timm's
             kwargs = kwargs | {"num_classes": len(entries["classes"])}
-        save_model(run.folder.path, "model", loop.averaged.state_dict(), kwargs=kwargs, extra=extra | entries, **about)
+        save_model(run.folder.path, "model", loop.exported.state_dict(), kwargs=kwargs, extra=extra | entries, **about)
     method = getattr(setup.config, "method", None)
     kind = setup.stage.NAME if method is None else f"{setup.stage.NAME} by {method.name}"
     with drawing("curves.png"):

@@ -19,7 +19,7 @@ class PhasePlan:
     phase: Phase  # its epochs are the length of the schedules; with ``train.minutes`` the recipe's
     batches: BatchPlan  # which images make which step; with ``train.minutes`` more epochs than will be trained
     transform: BatchFn  # makes a batch from image numbers
-    evaluators: list[Evaluator]  # of the averaged model, in this order
+    evaluators: list[Evaluator]  # of the exported model, in this order
     keep: str | None = None
     """Name of a score: the weights of its best epoch are saved, the earlier of equals. None: those of the last."""
     share: float = 1.0  # of the minutes that remain when the phase begins

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Phase:
-    """The part of a run at one image size. The loop is called once per phase."""
+    """The part of a run at one image size. The loop is called once per phase.
+
+    The config's ``stages`` and ``stage`` in metrics.jsonl count phases.
+    """
 
     number: int  # from 1
     field: str  # of the config, that holds the size
