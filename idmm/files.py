@@ -116,7 +116,8 @@ def output_path(out: str, endings: Sequence[str] | None) -> Path:
         raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
     if endings is None and os.path.lexists(path) and not path.is_dir():
         raise UserError(f"out: '{out}' is a file, expected a new folder")
-    folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    places = [path.absolute(), *path.absolute().parents] if endings is None else path.absolute().parents
+    folder = next(folder for folder in places if os.path.lexists(folder))
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         why = "cannot be written to" if folder.is_dir() else "is not a folder"
         raise UserError(f"out: cannot write '{out}', because '{folder}' {why}. Name another place")
@@ -141,9 +142,15 @@ def filling(path: Path) -> Iterator[Path]:
     Raises:
         RunError: The disk is full or the place cannot be written. Nothing is left.
     """
-    with _aside(path, "Nothing is left of it") as aside:
+    path = Path(os.path.realpath(path))  # '.' and links
+    inside = path / f".{_MARK}content" if path.is_dir() else None  # a mount point cannot be replaced
+    with _aside(inside or path, "Nothing is left of it") as aside:
         aside.mkdir()
         yield aside
+    if inside:
+        for child in inside.iterdir():
+            child.replace(path / child.name)
+        inside.rmdir()
 
 
 class Lock:

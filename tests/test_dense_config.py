@@ -9,7 +9,7 @@ from folders import paint
 from helpers import VIT, _flow, refused
 
 from idmm.config import DetectConfig, SegmentConfig
-from idmm.config.parsing import build, flatten, to_dict
+from idmm.config.parsing import build
 from idmm.models.weights import save_model
 from idmm.training.schedule import learning_rate
 
@@ -33,11 +33,6 @@ def test_schedules():
     assert values[0] == pytest.approx(1e-6) and values[1] == pytest.approx(0.05, rel=1e-3)
     assert values[2:] == pytest.approx([0.1] * 6 + [0.01, 0.01, 0.01, 0.001])
     assert rates("linear", 12, 2)[2:] == pytest.approx([0.1 * (12 - step) / 10 for step in range(2, 12)])
-
-
-@pytest.mark.parametrize("stage", KIND)
-def test_small_is_the_default(stage):
-    assert flatten(to_dict(build(KIND[stage], "small"))) == flatten(to_dict(KIND[stage]()))
 
 
 def test_the_supplements_protocols():

@@ -77,7 +77,7 @@ def test_nearest_first(run, images, tmp_path, capsys):
     assert f"cosine, median of all {len(cosines)}: {np.median(cosines):.4f}" in said
     assert f"query: '{files[0]}' is among the images and is skipped there" in said
     assert read_image(out).pixels.shape[1] > 1000
-    assert len(similar(capsys, "--init", run, files[0], *files[1:], "--out", out)[0]) == 5
+    assert len(similar(capsys, "--init", run, files[0], *files[1:], out, "--out", out)[0]) == 5, "without its figure"
 
 
 def test_mistakes_of_similar(run, images, tmp_path, capsys):

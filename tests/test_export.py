@@ -1,6 +1,7 @@
 """``idmm export``: what other programs get, checked as they would run it, with torch and without."""
 
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -142,14 +143,18 @@ def test_every_family_exports(name):
     assert float(line.split()[2].rstrip(",")) < 1e-4 and proto.opset_import[0].version == export_model.OPSET
 
 
-def test_timm_loads_the_folder(run, hub):
+def test_timm_loads_the_folder(run, hub, tmp_path, monkeypatch):
     model = timm.create_model(f"local-dir:{hub}", pretrained=True).eval()
     with torch.inference_mode():
         assert torch.equal(model(noise(4)), logits(run, noise(4)))
     assert model.pretrained_cfg["label_names"] == CLASSES
     looks = timm.data.resolve_model_data_config(model)
     assert looks["input_size"] == (3, SIDE, SIDE) and looks["crop_pct"] == 0.875
-    assert sorted(path.name for path in hub.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    names = ["README.md", "config.json", "model.safetensors"]
+    assert sorted(path.name for path in hub.iterdir()) == names
+    monkeypatch.chdir(tmp_path)
+    assert call(["export", "--init", run, "--format", "timm", "--out", "."]) == 0
+    assert sorted(os.listdir()) == names
 
 
 def test_the_card_tells_what_was_measured(run, hub, photos):

@@ -85,6 +85,13 @@ def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
     assert "data.folds: the run in " in capsys.readouterr().err
     assert tuned(out, images, data__folds=3, init=str(pretrained), resume="never") == 2
     assert "--resume never expects a new folder" in capsys.readouterr().err
+    shutil.rmtree(out / "fold-3")
+    (out / "result.json").unlink()
+    more = [images / f"cat/{name}.png" for name in "abc"]
+    [shutil.copy(images / "cat/0.png", path) for path in more]
+    code = tuned(out, images, data__folds=3, init=str(pretrained))
+    [path.unlink() for path in more]
+    assert code == 2 and "the images changed since the first fold" in capsys.readouterr().err
 
 
 def test_what_cannot_be_dealt_out_is_one_line_and_leaves_no_folder(images, done, tmp_path, capsys):

@@ -15,7 +15,7 @@ from helpers import VIT, Together, call, read, refused
 from PIL import Image
 
 import idmm
-from idmm.config import Data
+from idmm.config import Data, Subset
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
@@ -387,6 +387,19 @@ def test_images_that_changed_are_noticed_when_a_command_is_repeated(tmp_path, mo
     assert train_configs.stage_config(command, state, "last", 1.0)["init"] == "../w"
     tree(root, train={"cat": 11})
     assert "images were added" in faults(train._check_names, command, state)[0]
+    state.result = {"top1": 50.0}
+    train._check_names(command, state)
+    assert faults(train._check_names, replace(command, compare=True), state), "scratch would see other images"
+
+
+def test_images_in_an_array_and_a_draw_that_pretraining_cannot_make(tmp_path):
+    command = TrainCommand(out="x", device="cpu", data=TrainData(name="digits"))
+    assert train._planned(command, tmp_path / "x").counts.side == 8
+    root = tree(tmp_path / "d", train={"cat": 9, "dog": 9})
+    rows = ["path,class", "train/cat/0.png,cat", "train/cat/1.png,cat", "train/dog/0.png,dog", "train/dog/1.png,dog"]
+    (tmp_path / "some.csv").write_text("\n".join(rows))
+    data = {"labels": str(tmp_path / "some.csv"), "subset": Subset(total=2)}
+    assert faults(planned, root, tmp_path / "y", data=data, way="pretrain")[0].startswith("data.subset: some training")
 
 
 def test_no_trial_if_groups_cannot_be_divided(tmp_path):

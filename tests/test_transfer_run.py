@@ -88,6 +88,9 @@ def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(copied
     assert not made.asked and cells(copied)["sixty", "digits", 3][0] == "ok"
     assert inside(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"]) == 0
     assert not made.asked
+    (path,) = copied.glob("runs/finetune/few-*-to-other-*/result.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"test_size": 7}))
+    assert inside(copied) == 0 and "target 'other': its images changed between runs (7, " in capsys.readouterr().err
 
 
 def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):

@@ -115,6 +115,9 @@ def test_lines_that_name_no_image(tmp_path):
     assert faults(list_images, section(root, exclude=mine), False) == [
         f"data.exclude: {mine}:{line}: '{name}' is no image under '{root}'" for line, name in enumerate(names, start=4)
     ]
+    (tmp_path / "link").symlink_to(root)
+    real = written(tmp_path / "real.txt", f"{root}/train/dog/1.png")
+    assert list_images(section(tmp_path / "link", exclude=real), False).excluded == 1
     gone = str(tmp_path / "gone.txt")
     wanted = "expected a file with the name of one image per line, as idmm data check writes it"
     line = f"data.exclude: cannot read '{gone}' (no such file or directory), {wanted}"

@@ -1,5 +1,6 @@
 """Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images and classes."""
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -180,7 +181,7 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
             pixels=digest(repr(image.shape).encode() + image.tobytes()),
             size=image.shape[:2],
             one_colour=bool((image == image[0, 0]).all()),
-            hash=perceptual_hash(picture),
+            hash=imagehash.phash(picture).hash.ravel(),
             thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
         )
 
@@ -196,11 +197,6 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
 
 
 # ---------------------------------------------------------------------- images that are alike
-def perceptual_hash(picture: Image.Image) -> np.ndarray:
-    """Return an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its cosine transform."""
-    return imagehash.phash(picture).hash.ravel()
-
-
 def _pairs(summaries: list[_Summary]) -> list[Pair]:
     """Return all pairs, exact ones first.
 
@@ -294,7 +290,8 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
         head = expand_home(before).read_bytes().decode("utf-8", "surrogateescape").rstrip("\n")
     content = "\n".join([head, *lines, ""]).encode("utf-8", "surrogateescape")
     if path.exists() and path.read_bytes() != content:  # it may have been edited
-        path.replace(path.with_suffix(".old.txt"))
+        numbers = itertools.count(1)
+        path.replace(next(old for n in numbers if not (old := path.with_suffix(f".old{n}.txt")).exists()))
     write_bytes(path, content)
     certain = sum(not line.rpartition("\n")[2].startswith("#") for line in lines)
     if certain:

@@ -105,6 +105,8 @@ class ImageStore:
         self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
         self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
         self._file, self._items = pixels, split.items if pixels is None else None
+        if pixels is not None:
+            _mapped(pixels, int(self._ends[-1]))  # stays mapped if another process replaces the file
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
 

@@ -108,7 +108,9 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
         value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
         if value_range is None:
             raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
-        values = rescale(values, value_range)
+        low, high = np.array(value_range, dtype=np.float64).T  # [] or [C]
+        factor = np.divide(WHITE, high - low, out=np.zeros_like(high), where=high > low)
+        values = np.clip(np.rint((values.astype(np.float64) - low) * factor), 0, WHITE).astype(np.uint16)
     if alpha is not None and (alpha > 0).any():
         values = _on_white(values, alpha)
     if bands is None and values.shape[2] == 1:
@@ -159,9 +161,9 @@ def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> t
     return values, alpha
 
 
-def image_size(path: str | os.PathLike) -> tuple[int, int]:
-    """Return height and width of a file's image in upright position (pixels). BadImage as :func:`read_image`."""
-    return size_in_header(read(path))
+def image_size(item: Item) -> tuple[int, int]:
+    """Return height and width of an image in upright position (pixels). BadImage as :func:`read_image`."""
+    return item.shape[:2] if isinstance(item, np.ndarray) else size_in_header(read(item))
 
 
 # ---------------------------------------------------------------------- values
@@ -172,13 +174,6 @@ def as_range(value: ValueRange | list) -> ValueRange:
     if isinstance(value[0], (list, tuple)):
         return tuple(as_range(pair) for pair in value)
     return tuple(int(number) if float(number).is_integer() else float(number) for number in value)
-
-
-def rescale(values: np.ndarray, value_range: ValueRange) -> np.ndarray:
-    """Map values [H, W, C] from their range, or one per channel, to uint16 [H, W, C]. Values outside are clipped."""
-    low, high = np.array(value_range, dtype=np.float64).T  # [] or [C]
-    factor = np.divide(WHITE, high - low, out=np.zeros_like(high), where=high > low)
-    return np.clip(np.rint((values.astype(np.float64) - low) * factor), 0, WHITE).astype(np.uint16)
 
 
 def unit(image):

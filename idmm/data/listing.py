@@ -114,10 +114,11 @@ def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
 
 def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
     """Return the splits less ``data.exclude``, each image with its group of ``data.groups``. UserError: a bad list."""
+    root = data.root if data.name == "folder" else None  # official images have names below a folder of the root
     if data.exclude is not None:
-        splits = leave_out(splits, data.exclude, data.root)
+        splits = leave_out(splits, data.exclude, root)
     if data.groups is not None and (labelled or data.val_fraction):
-        splits = with_groups(splits, data.groups, data.root)
+        splits = with_groups(splits, data.groups, root)
     held = {str(name) for part in (splits.val, splits.test) if part and part.groups is not None for name in part.groups}
     if splits.train.groups is not None and (shared := sorted(held.intersection(splits.train.groups))):
         what = f"{counted(len(shared), 'group')} with images both in train and in val or test"

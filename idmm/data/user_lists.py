@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from idmm.data.folder import PARTS, UNLABELLED, images_under
+from idmm.data.folder import PARTS, UNLABELLED, images_under, same_place
 from idmm.data.split import Listing, Split, arranged, composed, counted, split_of
 from idmm.errors import UserError, capped, listed, reason
 from idmm.files import expand_home
@@ -82,7 +82,7 @@ class UserList:
         It is no fault if ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
         for path in (text, text.strip()):
-            name = os.path.relpath(path, self.root) if self.root is not None and os.path.isabs(path) else path
+            name = _below(path, self.root) if self.root is not None and os.path.isabs(path) else path
             name = composed(posixpath.normpath(name))
             if name in self._names:
                 return self._names[name]
@@ -224,6 +224,12 @@ def without(split: Split, names: set[str]) -> Split | None:
     """Return the images of a split that are not named. None: there are none."""
     remaining = [i for i, name in enumerate(split.names) if name not in names]
     return split.take(remaining) if remaining else None
+
+
+def _below(path: str, root: str) -> str:
+    """Return an absolute path relative to ``root``. Either may go through links."""
+    name = os.path.relpath(path, root)
+    return name if not name.startswith("..") else os.path.relpath(same_place(path), os.path.realpath(root))
 
 
 def exclude_line(name: str) -> str:

@@ -19,16 +19,15 @@ from typing import NamedTuple
 import numpy as np
 
 from idmm import config
-from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.folder import PARTS, images_under, root_folder
 from idmm.data.formats import BadImage
 from idmm.data.images import digest, image_size, read
 from idmm.data.listing import draw_subset, hold_out, narrowed
 from idmm.data.official import absent
 from idmm.data.parallel import parallel_map
-from idmm.data.split import LabelsMissing, Split, arranged, counted
+from idmm.data.split import LabelsMissing, Split, arranged, counted, split_of
 from idmm.dense.targets import IGNORED, BoxTarget, DenseListing, MaskTarget, mask_values, rasterised
-from idmm.errors import UserError, capped, checked, listed, needed, reason
+from idmm.errors import UserError, capped, checked, listed, reason
 from idmm.progress import log
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
@@ -86,12 +85,6 @@ def unusable(source: Path, total: str, reasons: Sequence[str]) -> list[str]:
     return [line, *capped([f"  {reason}" for reason in reasons])] if reasons else []
 
 
-def split_of(root: Path, folder: Path, names: list[str]) -> Split:
-    """Return the named files of a folder as a split without labels. Its names are relative to ``root``."""
-    items = [os.path.join(folder, *name.split("/")) for name in names]
-    return Split(items, [os.path.relpath(item, root).replace(os.sep, "/") for item in items], None, None)
-
-
 def read_each(split: Split, read_one: Callable) -> list:
     """Return ``read_one(path)`` of each file, or a BadImage if it cannot be used."""
     return list(parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes"))
@@ -117,7 +110,6 @@ def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int
     if "train" not in files:
         expected = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
         raise UserError(f"data.root: '{root}' has no annotations of objects to train on, expected {expected}")
-    needed(f"data.root: '{root}'", DENSE_LIBRARIES["detect"], "dense")
     opened = dict(zip(files, checked(*(partial(_opened, path) for path in files.values())), strict=True))
     names = {part: {number: row["name"] for number, row in coco.cats.items()} for part, coco in opened.items()}
     classes = dict(sorted(names["train"].items()))
@@ -182,7 +174,7 @@ def _part(root: Path, path: Path, coco, labels: dict[int, int], faults: list[str
     missing = set(absent(folder, [image["file_name"] for image in images]))
     reasons = [f"image '{name}' does not exist (in '{folder}')" for name in sorted(missing)]
     images = [image for image in images if image["file_name"] not in missing]
-    split = split_of(root, folder, [image["file_name"] for image in images])
+    split = split_of(root, [f"{folder.name}/{image['file_name']}" for image in images])
     for image, size in zip(images, read_each(split, image_size), strict=True):
         if not isinstance(size, BadImage) and size != _size(image):  # bad images are reported when they are loaded
             reasons.append(f"image '{image['file_name']}' is {as_text(size)}, in this file {as_text(_size(image))}")
@@ -255,8 +247,8 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
         return MaskTarget(path, values.shape, layout.first, digest(content)[:8].hex(), np.unique(values).tolist())
 
     splits = {}
-    for part, name in layout.folders.items():
-        image_folder, mask_folder = root / "images" / name, root / layout.masks / name
+    for part, folder in layout.folders.items():
+        image_folder, mask_folder = root / "images" / folder, root / layout.masks / folder
         if image_folder.is_dir() and mask_folder.is_dir():
             pairs = {name: f"{os.path.splitext(name)[0]}.png" for name in images_under(str(image_folder))}
             missing = set(absent(mask_folder, list(pairs.values())))
@@ -264,8 +256,9 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
             reasons = [f"'{name}' has no mask, expected '{mask_folder}/{pairs[name]}'" for name in bare]
             faults += unusable(image_folder, counted(len(pairs), "image"), reasons)
             names = [name for name in pairs if name not in bare]
-            masks = split_of(root, mask_folder, [pairs[name] for name in names])
-            splits[part] = split_of(root, image_folder, names), masks, read_each(masks, read_mask)
+            masks = split_of(root, [f"{layout.masks}/{folder}/{pairs[name]}" for name in names])
+            images = split_of(root, [f"images/{folder}/{name}" for name in names])
+            splits[part] = images, masks, read_each(masks, read_mask)
     classes = _classes(root, layout, splits["train"][2], faults)
     parts = {}
     for part, (images, masks, targets) in splits.items():

@@ -25,6 +25,7 @@ def similar(config: SimilarConfig) -> None:
         RunError: The network has diverged, memory ran out, or the disk is full.
     """
     _, images = inputs(config, "backbone", (".png",), lambda: _check_query(config.query))
+    images = [path for path in images if same_place(path) != same_place(config.out)]  # the figure of an earlier call
     others = [path for path in images if same_place(path) != same_place(config.query)]
     if not others:
         raise UserError(f"paths: there is no image but the query '{config.query}'. Name images to compare it with")

@@ -9,7 +9,7 @@ import numpy as np
 from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig, ProbeConfig
 from idmm.data.check import DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
-from idmm.data.formats import channels_flag
+from idmm.data.formats import BadImage, channels_flag
 from idmm.data.images import WHITE, composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import fetch, resolve_name, spec_of
@@ -192,9 +192,12 @@ def _draw(report: DatasetReport, listing: Listing, path: Path) -> None:
     tiles = []
     for pair in one_of_each(order)[:_DRAWN]:
         first_kind = f"{pair.kind}, leaks" if pair.leaks else pair.kind
-        for image, kind in ((pair.first, first_kind), (pair.second, _kind(pair))):
-            item = getattr(listing, image.split).items[image.index]
-            pixels = read_image(item, report.range, report.bands).pixels
-            tiles.append(Tile(composite(pixels), f"{kind}\n{_name(image)}\n{image.label or ''}"))
+        items = [getattr(listing, image.split).items[image.index] for image in (pair.first, pair.second)]
+        try:
+            pixels = [composite(read_image(item, report.range, report.bands).pixels) for item in items]
+        except BadImage:  # of test images of another type than the training images, whose range is known
+            continue
+        for image, kind, picture in zip((pair.first, pair.second), (first_kind, _kind(pair)), pixels, strict=True):
+            tiles.append(Tile(picture, f"{kind}\n{_name(image)}\n{image.label or ''}"))
     title = f"{report.dataset}: {counted(len(order), 'pair')} of images that look the same, each image in one"
     caption_sheet(in_rows(tiles), path, title, cell=LARGE)

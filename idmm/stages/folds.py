@@ -1,5 +1,6 @@
 """k-fold cross-validation: one run per fold, each in its own folder, and the pooled result."""
 
+import json
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -44,6 +45,7 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
     for number, one in enumerate(configs):
         started_at = setup.started_at if number == 0 else clock.now()
         results.append(run_one(replace(setup, stage=stage_of(one), started_at=started_at)))
+        _check_images([Path(one.out) for one in configs[: number + 1]])
     with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
             return folder.result()
@@ -57,6 +59,13 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
             for line in remarks(result):
                 log.warning("%s", line)
         return result
+
+
+def _check_images(folds: list[Path]) -> None:
+    """Raise UserError if an image is tested twice, because the images changed after a fold had finished."""
+    tested = [name for fold in folds for name in json.loads((fold / "last/images.json").read_text())["test"]["images"]]
+    if len(tested) > len(set(tested)):
+        raise UserError("data.root: the images changed since the first fold began. Restore them or use a new --out")
 
 
 def each_fold(config: Any) -> Iterator[Any]:

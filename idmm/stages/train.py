@@ -1,6 +1,7 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -22,7 +23,7 @@ from idmm.files import holds_run, made_folder, write_json
 from idmm.models.spec import model_spec
 from idmm.progress import duration, log
 from idmm.report.stats import compared
-from idmm.stages import STAGES
+from idmm.stages import STAGES, train_data
 from idmm.stages.resolve import check_place, run_stage
 from idmm.stages.train_configs import stage_config
 from idmm.stages.train_data import COPIES, LABELS, check_images, chosen_images, count, data_of, names_digest
@@ -87,7 +88,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     try:
         state = _of_first_process(state or _planned(command, out), command.device)
         if state.result:
-            _print(f"{out}: finished already, nothing to do")
+            _print(f"{out}: finished already{'' if command.compare and not state.scratch else ', nothing to do'}")
         else:
             _announce(command, state, clock.now() - began)
             _run(command, state, (clock.now() - began) / 60)
@@ -139,7 +140,7 @@ def _keys(command: TrainCommand) -> dict:
 def _load(command: TrainCommand, out: Path) -> TrainState | None:
     """Return the state that an earlier call of the same command saved."""
     try:
-        state = TypeAdapter(TrainState).validate_json((out / FILE).read_bytes())
+        state = TypeAdapter(TrainState).validate_python(json.loads((out / FILE).read_bytes()))  # paths may be no UTF-8
     except FileNotFoundError:
         return None
     except NotADirectoryError:
@@ -151,8 +152,8 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
 
 
 def _check_names(command: TrainCommand, state: TrainState) -> None:
-    """Raise UserError if a stopped command's images are others now: those held out could be others, too."""
-    if state.result:
+    """Raise UserError if the images of stages that are still to run are others now: those held out could be, too."""
+    if state.result and (state.scratch or not command.compare):
         return
     listing = list_images(data_of(command, state), labelled=True, unlabelled=True)
     if names_digest(listing) != state.images:
@@ -172,6 +173,8 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
     foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
     counts = count(listing, data, foreign)
     plan = make_plan(replace(resolved, data=data), counts)
+    if plan.way == "pretrain":
+        train_data.check_subset(data)
     return TrainState(_keys(command), parsing.to_dict(data), names_digest(listing), counts, plan)
 
 

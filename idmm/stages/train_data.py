@@ -43,6 +43,13 @@ def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
     return data, list_images(data, labelled=True, unlabelled=True)
 
 
+def check_subset(data: Data) -> None:
+    """Raise UserError if pretraining could not draw ``data.subset``, as it sees no classes."""
+    everything = replace(data, subset=None)
+    if data.subset and list_images(everything, labelled=False, unlabelled=False).train.labels is None:
+        raise UserError("data.subset: some training images have no label. Pass data.labelled instead")
+
+
 def _without_copies(data: Data, out: Path) -> Data:
     """Return the data without training images whose file is that of an earlier one or of a test image, with a warning.
 

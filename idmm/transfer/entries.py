@@ -83,11 +83,12 @@ def _read_list(grid: GridConfig, kind: str, faults: list[str]) -> list[Entry]:
             faults.append(f"{place}.root: got '', expected a folder")
         if kind in SIDES and values.get("name") is None and values.get("root") is not None:
             values["name"] = "folder"
+        if values.get("label") is not None:
+            values["label"] = str(values["label"])
         if not isinstance(values.get(required), str):
             faults.append(f"{place}: got {value!r}, expected a name or a mapping with '{required}'")
             continue
-        label = values.get("label")
-        entries.append(Entry(kind, place, _default_label(kind, values) if label is None else str(label), values))
+        entries.append(Entry(kind, place, values.get("label") or _default_label(kind, values), values))
     return entries
 
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from idmm.config import parsing
+from idmm.errors import listed
 from idmm.files import Lock, write_json
 from idmm.progress import log
 from idmm.training.log import logging_to
@@ -52,6 +53,11 @@ def transfer(config: GridConfig | dict | str) -> dict:
             results = grid.results()
             write_json(grid.out / "grid.json", results)
             text = render.write(grid.out, results)
+        for target in results["targets"]:
+            sizes = {cell["test_size"] for cell in results["cells"] if cell["target"] == target} - {None}
+            if len(sizes) > 1:
+                line = "target '%s': its images changed between runs (%s test images). Rerun it in a new --out"
+                log.warning(line, target, listed(map(str, sorted(sizes))))
         for failure in grid.failures().values():
             log.error("failed: %s: %s (%s)", failure.title, failure.error, grid.out / failure.log)
     print(text)
