@@ -212,7 +212,8 @@ def right_bits(folder: Path) -> str:
 
 
 def keep_grid(folder: Path, results: Path) -> None:
-    """Write a JSON file for each finished cell of the grid."""
+    """Write a JSON file for each finished cell of the grid, which the installed code has run."""
+    results.mkdir(parents=True, exist_ok=True)
     for cell in json.loads((folder / "grid.json").read_text())["cells"]:
         if cell["status"] != "ok":
             continue

@@ -18,6 +18,7 @@ from idmm.errors import RunError, UserError
 from idmm.progress import log
 
 _MARK = "part-"
+_CONTENT = f".{_MARK}content"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without flock
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 WEIGHTS_EXPECTED = f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
@@ -112,7 +113,7 @@ def output_path(out: str, endings: Sequence[str] | None) -> Path:
         raise UserError(f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}")
     if endings is not None and path.is_dir():
         raise UserError(f"out: '{out}' is a folder, expected a file")
-    if endings is None and path.is_dir() and any(path.iterdir()):
+    if endings is None and path.is_dir() and _has_files(path):
         raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
     if endings is None and os.path.lexists(path) and not path.is_dir():
         raise UserError(f"out: '{out}' is a file, expected a new folder")
@@ -143,14 +144,24 @@ def filling(path: Path) -> Iterator[Path]:
         RunError: The disk is full or the place cannot be written. Nothing is left.
     """
     path = Path(os.path.realpath(path))  # '.' and links
-    inside = path / f".{_MARK}content" if path.is_dir() else None  # a mount point cannot be replaced
+    inside = path / _CONTENT if path.is_dir() else None  # a mount point cannot be replaced
     with _aside(inside or path, "Nothing is left of it") as aside:
         aside.mkdir()
         yield aside
+        if inside and _has_files(path):
+            raise RunError(f"{path}: another command wrote there meanwhile. Nothing was added")
     if inside:
-        for child in inside.iterdir():
-            child.replace(path / child.name)
-        inside.rmdir()
+        try:
+            for child in inside.iterdir():
+                child.replace(path / child.name)
+            inside.rmdir()
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror}). '{inside}' has the rest") from None
+
+
+def _has_files(folder: Path) -> bool:
+    """Return whether a folder has files other than those that a kill of :func:`filling` left."""
+    return any(_CONTENT not in child.name for child in folder.iterdir())
 
 
 class Lock:

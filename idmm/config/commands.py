@@ -190,7 +190,7 @@ class ExploreConfig(Inference):
     run: str = REQUIRED
     """A finished run folder of pretraining or fine-tuning. Its features are compared."""
     out: str | None = None
-    """Folder for the tables and sheets of thumbnails. Default: RUN/explore, after idmm train RUN/stage1/explore."""
+    """Folder for tables and sheets of thumbnails. Default: RUN/explore, or RUN/stage1/explore if there is a stage 1."""
 
 
 @section

@@ -137,7 +137,8 @@ def _without_held_groups(splits: Listing, data: config.Data, labelled: bool) -> 
     held = [name for part in parts if part is not None for name in part.names]
     without_labels = set(splits.train.names) - set(with_labels.names)
     without_labels.update(splits.unlabelled.names if splits.unlabelled else ())
-    group = read_groups(data.groups, [*held, *without_labels], data.root)
+    names = [*held, *without_labels, *with_labels.names, *splits.train.names]
+    group = read_groups(data.groups, names, data.root if data.name == "folder" else None)
     held_groups = {group.get(name) for name in held} - {None, ""}
     out = {name for name in without_labels if group.get(name) in held_groups}
     if not out:

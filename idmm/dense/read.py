@@ -8,6 +8,7 @@ COCO's format: ROOT/annotations/PART.json with the images in ROOT/PART, or COCO'
 import contextlib
 import io
 import os
+import posixpath
 import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -174,7 +175,7 @@ def _part(root: Path, path: Path, coco, labels: dict[int, int], faults: list[str
     missing = set(absent(folder, [image["file_name"] for image in images]))
     reasons = [f"image '{name}' does not exist (in '{folder}')" for name in sorted(missing)]
     images = [image for image in images if image["file_name"] not in missing]
-    split = split_of(root, [f"{folder.name}/{image['file_name']}" for image in images])
+    split = split_of(root, [posixpath.normpath(f"{folder.name}/{image['file_name']}") for image in images])
     for image, size in zip(images, read_each(split, image_size), strict=True):
         if not isinstance(size, BadImage) and size != _size(image):  # bad images are reported when they are loaded
             reasons.append(f"image '{image['file_name']}' is {as_text(size)}, in this file {as_text(_size(image))}")

@@ -200,4 +200,5 @@ def _draw(report: DatasetReport, listing: Listing, path: Path) -> None:
         for image, kind, picture in zip((pair.first, pair.second), (first_kind, _kind(pair)), pixels, strict=True):
             tiles.append(Tile(picture, f"{kind}\n{_name(image)}\n{image.label or ''}"))
     title = f"{report.dataset}: {counted(len(order), 'pair')} of images that look the same, each image in one"
-    caption_sheet(in_rows(tiles), path, title, cell=LARGE)
+    if tiles:
+        caption_sheet(in_rows(tiles), path, title, cell=LARGE)

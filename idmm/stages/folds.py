@@ -43,9 +43,10 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
         raise UserError(f"out: '{config.out}' holds a run without folds. Name a new folder")
     check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
     for number, one in enumerate(configs):
+        if used and number:  # the first fold has the config's faults
+            _check_images(configs[: number + 1])
         started_at = setup.started_at if number == 0 else clock.now()
         results.append(run_one(replace(setup, stage=stage_of(one), started_at=started_at)))
-        _check_images([Path(one.out) for one in configs[: number + 1]])
     with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
             return folder.result()
@@ -61,9 +62,15 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
         return result
 
 
-def _check_images(folds: list[Path]) -> None:
-    """Raise UserError if an image is tested twice, because the images changed after a fold had finished."""
-    tested = [name for fold in folds for name in json.loads((fold / "last/images.json").read_text())["test"]["images"]]
+def _check_images(configs: list[Any]) -> None:
+    """Raise UserError if an image would be tested twice, because the images changed after a fold had begun."""
+    tested = []
+    for one in configs:
+        file = Path(one.out) / "last/images.json"
+        if file.exists():
+            tested += json.loads(file.read_text())["test"]["images"]
+        elif not holds_run(one.out):
+            tested += stage_of(one).list_images().test.names
     if len(tested) > len(set(tested)):
         raise UserError("data.root: the images changed since the first fold began. Restore them or use a new --out")
 

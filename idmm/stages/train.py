@@ -173,7 +173,7 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
     foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
     counts = count(listing, data, foreign)
     plan = make_plan(replace(resolved, data=data), counts)
-    if plan.way == "pretrain":
+    if plan.way == "pretrain" and command.data.labels is not None:
         train_data.check_subset(data)
     return TrainState(_keys(command), parsing.to_dict(data), names_digest(listing), counts, plan)
 

@@ -44,7 +44,7 @@ def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
 
 
 def check_subset(data: Data) -> None:
-    """Raise UserError if pretraining could not draw ``data.subset``, as it sees no classes."""
+    """Raise UserError if pretraining would draw ``data.subset`` from images without labels, too."""
     everything = replace(data, subset=None)
     if data.subset and list_images(everything, labelled=False, unlabelled=False).train.labels is None:
         raise UserError("data.subset: some training images have no label. Pass data.labelled instead")
