@@ -356,8 +356,8 @@ def grid_tables(results: Path) -> list[str]:
             for source, target in some
         ]
         lines.append(row(text, *mean_verdict(results, pairs)))
-    pairs = [(name(source, "idmm", target), name(target, "idmm", target)) for source, target in other]
-    lines.append(row("idmm on other images is better than on the target's own", *mean_verdict(results, pairs)))
+    pairs = [(name(target, "idmm", target), name(source, "idmm", target)) for source, target in other]
+    lines.append(row("idmm on the target's own images is better than on others", *mean_verdict(results, pairs)))
     return [*lines, ""]
 
 
