@@ -214,13 +214,14 @@ def right_bits(folder: Path) -> str:
 def keep_grid(folder: Path, results: Path) -> None:
     """Write a JSON file for each finished cell of the grid, which the installed code has run."""
     results.mkdir(parents=True, exist_ok=True)
+    about = {"command": "idmm transfer --config miniature --out runs/miniature_grid", **software()}
     for cell in json.loads((folder / "grid.json").read_text())["cells"]:
         if cell["status"] != "ok":
             continue
         name = "grid-{source}-{method}-{target}".format(**cell)
         names = ("top1", "top1_interval", "baseline_top1", "test_size", "seconds", "pretrain_seconds")
-        found = {"run": name, "command": "idmm transfer --config miniature --out runs/miniature_grid", **software()}
-        found |= {"result": {name: cell[name] for name in names}, "right": right_bits(folder / cell["folder"])}
+        found = {"run": name, **about, "result": {key: cell[key] for key in names}}
+        found["right"] = right_bits(folder / cell["folder"])
         (results / f"{name}.json").write_text(json.dumps(found) + "\n")
 
 
@@ -428,7 +429,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.grid:
         keep_grid(args.grid, args.results)
-    while not (args.table or args.grid):
+        return
+    while not args.table:
         all_runs = list(photographs(args.minutes) if args.photographs else plan(args.results))
         runs = {run.name: run for run in all_runs if any(fnmatch.fnmatch(run.name, each) for each in args.runs)}
         remaining = [run for run in runs.values() if load(args.results, run.name) is None]
@@ -443,8 +445,6 @@ def main() -> None:
             run = next(each for each in all_runs if each.name == run.init)
         run = run.tiny() if args.tiny else run
         make(run, args.sets.resolve(), args.out.resolve(), args.results)
-    if args.grid:
-        return
     first, _, rest = PAGE.read_text().partition(MARK)
     PAGE.write_text(f"{first}{MARK}\n\n{tables(args.results)}\n\n{MARK}{rest.partition(MARK)[2]}")
 

@@ -181,7 +181,7 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
             pixels=digest(repr(image.shape).encode() + image.tobytes()),
             size=image.shape[:2],
             one_colour=bool((image == image[0, 0]).all()),
-            hash=imagehash.phash(picture).hash.ravel(),
+            hash=perceptual_hash(picture),
             thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
         )
 
@@ -197,6 +197,11 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
 
 
 # ---------------------------------------------------------------------- images that are alike
+def perceptual_hash(picture: Image.Image) -> np.ndarray:
+    """Return an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its cosine transform."""
+    return imagehash.phash(picture).hash.ravel()
+
+
 def _pairs(summaries: list[_Summary]) -> list[Pair]:
     """Return all pairs, exact ones first.
 

@@ -114,7 +114,7 @@ def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
 
 def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
     """Return the splits less ``data.exclude``, each image with its group of ``data.groups``. UserError: a bad list."""
-    root = data.root if data.name == "folder" else None  # official images have names below a folder of the root
+    root = _root_of_names(data)
     if data.exclude is not None:
         splits = leave_out(splits, data.exclude, root)
     if data.groups is not None and (labelled or data.val_fraction):
@@ -124,6 +124,11 @@ def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
         what = f"{counted(len(shared), 'group')} with images both in train and in val or test"
         log.warning("data.groups: %s, so accuracies come out too high: %s", what, listed(shared))
     return splits
+
+
+def _root_of_names(data: config.Data) -> str | None:
+    """Return the folder that names of images are relative to. None: official images, which lie in folders below it."""
+    return data.root if data.name == "folder" else None
 
 
 def _without_held_groups(splits: Listing, data: config.Data, labelled: bool) -> Listing:
@@ -138,7 +143,7 @@ def _without_held_groups(splits: Listing, data: config.Data, labelled: bool) -> 
     without_labels = set(splits.train.names) - set(with_labels.names)
     without_labels.update(splits.unlabelled.names if splits.unlabelled else ())
     names = [*held, *without_labels, *with_labels.names, *splits.train.names]
-    group = read_groups(data.groups, names, data.root if data.name == "folder" else None)
+    group = read_groups(data.groups, names, _root_of_names(data))
     held_groups = {group.get(name) for name in held} - {None, ""}
     out = {name for name in without_labels if group.get(name) in held_groups}
     if not out:

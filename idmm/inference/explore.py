@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-import imagehash
 import numpy as np
 from PIL import Image
 
 from idmm.config.commands import ExploreConfig
-from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, write_exclusions
+from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
 from idmm.errors import UserError
 from idmm.evaluation import similarity
@@ -96,5 +95,5 @@ def hash_vectors(store: ImageStore) -> np.ndarray:
     """Return the images' perceptual hashes as vectors, float32 [N, 64]. Their product is ``HASHES`` times the share of
     equal bits less that of different ones."""
     numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)
-    bits = [imagehash.phash(Image.fromarray(store.picture(i))).hash.ravel() for i in numbers]
+    bits = [perceptual_hash(Image.fromarray(store.picture(i))) for i in numbers]
     return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)
