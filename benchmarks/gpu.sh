@@ -12,10 +12,9 @@
 # It takes .venv/bin/python where there is one, else python3, which must have torch, torchvision, timm and accelerate.
 # What else that Python lacks may lie as wheels in the folder 'wheels', made where there is a network, by
 #
-#   python3 -m pip download -d wheels --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
-#       --platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64 pydantic
 #   python3 -m pip download -d wheels --no-deps --only-binary=:all: --python-version 3.12 \
 #       --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64 \
+#       pydantic pydantic-core annotated-types typing-inspection typing-extensions imagehash pywavelets filelock \
 #       imagecodecs lightly lightly-utils aenum
 #
 # They are unpacked for this run alone. Without lightly, the tests of the methods that need it are skipped.
