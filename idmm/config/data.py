@@ -50,7 +50,7 @@ class Data:
     root: str | None = None
     """Folder with train/CLASS/* and val/CLASS/* (or test). Pretraining takes any tree of images. Default: none."""
     workers: int | None = Field(None, ge=0)
-    """Loader processes. Default: one per core but one, at most 8. 0: load in the training process."""
+    """Loader processes. Default: one per core but one, at most 16. 0: load in the training process."""
     subset: Subset | None = None
     """Train on a part, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Default: all."""
     exclude: str | None = None

@@ -21,6 +21,7 @@ from idmm.errors import RunError
 from idmm.seeding import numpy_rng
 
 BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
+AHEAD = 2  # finished batches that a worker holds
 
 
 @dataclass(frozen=True)
@@ -164,21 +165,20 @@ def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: i
 def most_workers() -> int:
     """Return the largest number of loader workers of ``data.workers`` null, per process of this machine."""
     processes = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(0, min(8, cores() // max(1, int(processes) if processes.isdigit() else 1) - 1))
+    return max(0, min(16, cores() // max(1, int(processes) if processes.isdigit() else 1) - 1))
 
 
 def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | None]:
-    """Resolve ``data.workers``. If it becomes 0 for want of shared memory, return a line on that, too.
+    """Resolve ``data.workers``. If shared memory is too small for that many, return a line on that, too.
 
     Workers hand batches over in shared memory. Containers often have 64 MiB of it, and a worker that runs out dies.
     """
     workers = most_workers() if workers is None else workers
-    need = 3 * workers * bytes_per_batch  # two waiting, one in the making
-    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else need
-    if need > free:
-        held = f"{need / 2**20:.0f} MiB of shared memory, {free / 2**20:.0f} MiB are free"
-        return 0, f"data.workers {workers} would need {held}: loading in the training process instead"
-    return workers, None
+    each = (AHEAD + 1) * bytes_per_batch  # one more is in the making
+    if not os.path.isdir("/dev/shm") or workers * each <= (free := shutil.disk_usage("/dev/shm").free):
+        return workers, None
+    held = f"{workers * each / 2**20:.0f} MiB of shared memory, {free / 2**20:.0f} MiB are free"
+    return free // each, f"data.workers {workers} would need {held}: {free // each or 'none'} used instead"
 
 
 def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
@@ -188,6 +188,7 @@ def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
         sampler=requests,
         batch_size=None,
         num_workers=workers,
+        prefetch_factor=AHEAD if workers else None,
         multiprocessing_context="fork" if forked else None,
         worker_init_fn=_own_process_group,
         pin_memory=torch.cuda.is_initialized(),  # not in a run on the CPU

@@ -9,7 +9,7 @@ import torch
 from timm.utils import ModelEmaV3, distribute_bn
 
 from idmm import distributed
-from idmm.data.loaders import BatchPlan, on_device, training_batches
+from idmm.data.loaders import AHEAD, BatchPlan, on_device, training_batches
 from idmm.errors import Interrupted, RunError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
@@ -26,7 +26,7 @@ from idmm.training.run_context import RunContext
 from idmm.training.schedule import learning_rate_of, weight_decay_schedule
 
 BAR_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
-PACE_STEPS, PACE_SECONDS = 5, 3.0  # steps after the first, or their time, after which the log has the expected end
+PACE_STEPS, PACE_SECONDS = 5, 3.0  # measured steps, or time, after which the log has the expected end
 
 
 class Loop:
@@ -50,6 +50,8 @@ class Loop:
             self._resume()
         self.pace, self.end_logged, self.logged_share = Pace(), False, 0.0
         self.workers = choose_workers(run.workers, plan.transform, images)
+        # steps after the first one whose batches are ready by then, and their time
+        self.ready_steps, self.ready_seconds = AHEAD * self.workers // self.train.accumulate, 0.0
 
     def _memory(self) -> contextlib.AbstractContextManager:
         line = f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
@@ -208,9 +210,17 @@ class Loop:
             return
         if self.timer is not None:
             self.timer.image_seconds = pace.seconds / pace.images
-        if not self.end_logged and (pace.steps == PACE_STEPS or pace.seconds >= PACE_SECONDS):
-            self.end_logged = True
-            self._log_end(pace.seconds / pace.steps)
+        if self.end_logged:
+            return
+        if pace.steps == self.ready_steps:
+            self.ready_seconds = pace.seconds
+        steps, taken = pace.steps - self.ready_steps, pace.seconds - self.ready_seconds
+        if steps < max(PACE_STEPS, self.workers):  # workers that started together finish together
+            steps, taken = pace.steps, pace.seconds
+            if taken < PACE_SECONDS:
+                return
+        self.end_logged = True
+        self._log_end(taken / steps)
 
     def _step(self, epoch: int, step: int, loader) -> torch.Tensor:
         """Make one optimizer step of ``accumulate`` micro-batches; return the last one's loss."""
