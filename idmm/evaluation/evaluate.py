@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from idmm import distributed
@@ -23,6 +24,7 @@ USUAL_STRENGTH = 1.0  # with few images. Of equally good strengths the nearest t
 FEW = 10  # images per class, under which a choice is more noise than gain (benchmarks/results/minutes.md)
 HOTTEST = 20.0  # highest temperature of a fitted classifier: a fold of few images may fit any
 PROBE_STEPS = 2000  # most steps of the probe's fit
+ONE_THREAD = 20_000_000  # most numbers in the features of a fit for which one thread is the fastest
 FOLDS = 5
 ENOUGH = 1000  # held-out images that settle the choice of a strength. With fewer, more folds are used
 
@@ -147,8 +149,13 @@ def _fitted(train, labels, strength: float, class_weight: str | None = None):
     from sklearn.preprocessing import StandardScaler
 
     model = LogisticRegression(C=strength, max_iter=PROBE_STEPS, class_weight=class_weight)
-    with warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
+    with _threads(train), warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
         return make_pipeline(StandardScaler(), model).fit(train, labels)
+
+
+def _threads(train: np.ndarray) -> threadpool_limits:
+    """Return a block with one thread for a small fit: many short products wait for threads longer than they take."""
+    return threadpool_limits(1 if train.size <= ONE_THREAD else None)
 
 
 # ---------------------------------------------------------------------- scores
@@ -206,7 +213,8 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, clas
         by = f"{used} of {len(sizes)} stratified folds of train"
     accuracies = {}
     if splits:
-        hits = sum(_held_out_hits(*split, class_weight) for split in splits)
+        with _threads(train):
+            hits = sum(_held_out_hits(*split, class_weight) for split in splits)
         shares = 100 * hits / sum(len(split[3]) for split in splits)
         accuracies = dict(zip(STRENGTHS, shares.tolist(), strict=True))
     if val is None and len(labels) < FEW * len(np.unique(labels)):
