@@ -158,7 +158,7 @@ def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: i
     Few images are loaded without ``workers``.
     """
     mine = images[distributed.rank() :: distributed.world()]
-    workers = 0 if len(mine) <= 2 * batch_size else worker_count(workers, nbytes)[0]  # they would start for longer
+    workers = min(worker_count(workers, nbytes)[0], (len(mine) - 1) // (2 * batch_size))  # more would start for longer
     return _load(batch_fn, [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)], workers)
 
 

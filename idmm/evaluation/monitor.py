@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from idmm.data.image_store import ImageStore
 from idmm.evaluation.evaluate import evaluating
-from idmm.evaluation.evaluators import Evaluator, Extract
+from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
 from idmm.progress import log
 
@@ -47,9 +46,8 @@ class CollapseMonitor(Evaluator):
     """Measures a method on a few training images and warns once if it collapses."""
 
     method: Method  # its own backbone is measured, not its average
-    extract: Extract
-    train: ImageStore
-    numbers: np.ndarray  # of the images to measure, int64 [n]
+    extract: Callable[[nn.Module], Tensor]  # backbone -> features of the images to measure [n, d]
+    numbers: np.ndarray  # of these images, int64 [n]
     history: Callable[[], list[dict]]  # returns the records of the epochs so far
     every: int
     warned: bool = False
@@ -62,7 +60,7 @@ class CollapseMonitor(Evaluator):
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own values."""
         device = next(self.method.parameters()).device
-        features = self.extract(self.method.exported, self.train, self.numbers)
+        features = self.extract(self.method.exported)
         values = {"feature_std": spread(features), "feature_rank": effective_rank(features)}
         with evaluating(self.method), torch.no_grad():
             on_device = features.to(device)

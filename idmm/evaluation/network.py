@@ -78,9 +78,11 @@ class Network:
 
         Raises:
             UserError: It cannot be built, or the device does not exist.
+            RunError: The device has no memory for it.
         """
-        device = pick_device(device)
-        model = build_saved(saved, None, num_classes).to(device)
+        device, model = pick_device(device), build_saved(saved, None, num_classes)
+        with enough_memory(RunError(f"{saved.source}: {device} is out of memory. Free some, or use another device")):
+            model = model.to(device)
         return cls.around(saved, model, model.pretrained_cfg["input_size"][-1], device, batch_size)
 
     @classmethod

@@ -48,7 +48,7 @@ def explore(config: ExploreConfig) -> str:
         raise UserError(f"run: '{folder}' has {len(store)} training images, expected at least three")
     out = made_folder(config.out or str(folder / "explore"))
     network = Network.from_checkpoint(read_checkpoint(folder), 0, config.device, config.batch_size)
-    found = _compare(store, replace(network, crop_pct=1.0).split_features(store, 0, "train"))  # of whole images
+    found = _compare(store, replace(network, crop_pct=1.0).split_features(store, None, "train"))  # of whole images
     for name, kind in product(KINDS, ("csv", "png")):  # of an earlier call
         (out / f"{name}.{kind}").unlink(missing_ok=True)
     summary = [

@@ -105,7 +105,10 @@ class HogConv(Hog):
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return pixels [B, C, 64, 64] of images [B, C, H, W] and, if a network is frozen, its features [B, d]."""
-        return self.pixels(x), *([self.frozen(x.float())] if self.frozen else [])
+        if not self.frozen:
+            return (self.pixels(x),)
+        device = next(self.frozen.parameters()).device  # while the rest learns its start, only this one is on a GPU
+        return self.pixels(x), self.frozen(x.float().to(device)).to(x.device)
 
     def _raw(self, pixels: Tensor, *features: Tensor) -> Tensor:
         """Return all features that do not learn, [B, C, 64, 64] -> [B, sum(groups)]."""

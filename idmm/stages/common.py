@@ -4,7 +4,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -245,12 +245,17 @@ def image_features(
     batch_size: int,
     label: str | None = None,
 ) -> Tensor:
-    """Return features [N, d] of the images of :func:`eval_batches`. All processes must call together.
+    """Return features [N, d] of the images of :func:`eval_batches`. Errors as of :func:`batch_features`."""
+    batches = eval_batches(run, setup, store, size, batch_size, images=images, label=label)
+    return batch_features(run, model, batches, batch_size)
+
+
+def batch_features(run: RunContext, model: nn.Module, batches: Iterable[dict], batch_size: int) -> Tensor:
+    """Return features [N, d] of the images of batches. All processes must call together.
 
     Raises:
         RunError: They are not finite, or memory ran out.
     """
-    batches = eval_batches(run, setup, store, size, batch_size, images=images, label=label)
     with enough_for(batch_size):
         features = extract_features(model.to(run.device), batches, run.device, run.autocast)
     if not bool(torch.isfinite(features).all()):

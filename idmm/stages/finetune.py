@@ -1,5 +1,7 @@
 """Stage 2: from labels, and a backbone or none, to a classifier."""
 
+import gc
+
 from torch import nn
 
 from idmm.config import FinetuneConfig, parsing
@@ -59,6 +61,7 @@ def run_one(setup: RunSetup) -> dict:
             loop = None  # frees the memory of the last phase's model and optimizer
             if run.accelerator is not None:
                 run.accelerator.free_memory()
+                gc.collect()  # accelerate collects before it lets go of its models
             accuracy = common.build_accuracy(run, setup, phase, images.val or images.test)
             loop = build_loop(run, setup, phase, images, model, accuracy)
             loop.fit()
@@ -74,7 +77,8 @@ def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, 
     """
     model = common.build_backbone(setup, phase, len(images.train.classes))
     if loop_before is not None:
-        weights = Checkpoint(loop_before.exported.state_dict(), f"weights of stage {phase.number - 1}")
+        state = {name: tensor.cpu() for name, tensor in loop_before.exported.state_dict().items()}
+        weights = Checkpoint(state, f"weights of stage {phase.number - 1}")
         log.info("%s", weights.load_into(model, drop_classifier=False))
     elif run.is_new:  # else the loop loads its state
         start_weights(run, setup, phase, model, images.train)

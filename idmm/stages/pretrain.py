@@ -116,8 +116,10 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
         log.info("no kNN accuracy, it needs labels and a val or test split")
     if config.train.monitor_every:  # it measures the same few training images every time
         numbers = np.sort(numpy_rng(config.seed, "monitor").permutation(len(images.train))[:MONITORED])
+        batches = list(common.eval_batches(run, setup, images.train, phase.size, EVAL_BATCH, images=numbers))
+        features = functools.partial(common.batch_features, run, batches=batches, batch_size=EVAL_BATCH)
         every = config.train.monitor_every
-        evaluators.append(CollapseMonitor(method, extract, images.train, numbers, run.folder.metrics, every))
+        evaluators.append(CollapseMonitor(method, features, numbers, run.folder.metrics, every))
     transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
     loop = Loop(run, method, common.plan_phase(setup, phase, images, transform, evaluators))
     if run.is_new and knn is not None:

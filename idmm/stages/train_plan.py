@@ -18,9 +18,10 @@ from idmm.training.device import pick_device
 HOG_CONV = "hog_conv"  # the network that joins hand-made features with a ConvNet
 CROPS = 2  # crops of each image in stage 1
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)  # sides of images (pixels)
-# Pixels per second that the small ConvNet trains on, by device. Only the rate of a CPU core was measured, at 32 px.
-# Sizes and mixing follow from it, and nothing is timed
-PIXELS_PER_SECOND = {"cpu": 1.1e6, "mps": 1e7, "cuda": 5e7}
+# Pixels per second that the small ConvNet trains on, by device. Sizes and mixing follow from it, and nothing is timed.
+# Measured: a CPU core at 32 px, and the crops that 16 cores make for an H100 at 112 px. Apple's is a guess
+PIXELS_PER_SECOND = {"cpu": 1.1e6, "mps": 1e7, "cuda": 2e8}
+FIXED_PIXELS = {"cuda": 24_000}  # cost of an image of any size, in pixels: a guess of 4 ms per step of 32 images
 OTHERS = 0.25  # rate of other networks, relative to the ConvNet's
 PASSES = 30  # passes over the images that there must be time for at a size
 MANY_PASSES = 60  # passes from which on mixed images help. In stage 1 each crop of an image counts
@@ -90,12 +91,17 @@ class Plan:
     hand_size: int = SIDE  # of the images that hand-made features are computed of, at least
     scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
     pixels_per_second: float = PIXELS_PER_SECOND["cpu"]  # that are trained on
+    fixed_pixels: int = 0  # that each image costs as well
     trial: bool = False  # whether a trial on held-out training images chooses what is kept
     joined: bool = False  # whether the network is joined with hand-made features
 
+    def pass_seconds(self, images: int, size: int) -> float:
+        """Return the expected time of a pass over so many images."""
+        return images * (size**2 + self.fixed_pixels) / self.pixels_per_second
+
     def many_passes(self, images: int, size: int, minutes: float) -> bool:
         """Return whether there is time for :data:`MANY_PASSES` over so many images."""
-        return MANY_PASSES * images * size**2 <= 60 * minutes * self.pixels_per_second
+        return MANY_PASSES * self.pass_seconds(images, size) <= 60 * minutes
 
     @property
     def shares(self) -> dict[str, float]:
@@ -181,8 +187,8 @@ class TrainState:
         self.candidates = {label: trial[name] for label, name in names.items() if name in trial}
         if not trial["whole_epochs"]:
             del self.candidates[Kept.TUNED]
-            pixels = (seconds - trial["seconds"] / (1 - HELD_OUT)) * self.plan.pixels_per_second
-            if pixels >= PASSES * self.counts.labelled * self.plan.size**2:
+            remaining = seconds - trial["seconds"] / (1 - HELD_OUT)
+            if remaining >= PASSES * self.plan.pass_seconds(self.counts.labelled, self.plan.size):
                 self.best = Kept.TUNED
                 return
         leader = max(self.candidates, key=self.candidates.get)
@@ -256,9 +262,10 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     trial = joined and not pseudolabel and counts.divisible
     network = f"model: {model['name']} {json.dumps(model['kwargs'])}"
     why = [f"{what}. --way {way}, {reason}", f"{network}, joined with hand-made features" if joined else network]
-    speed = PIXELS_PER_SECOND[pick_device(command.device)] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
-    plan = Plan(way, model, why, pseudolabel, pixels_per_second=speed, trial=trial, joined=joined)
-    return _sized(command, plan, counts)
+    device = pick_device(command.device)
+    speed = PIXELS_PER_SECOND[device] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
+    cost = {"pixels_per_second": speed, "fixed_pixels": FIXED_PIXELS.get(device, 0)}
+    return _sized(command, Plan(way, model, why, pseudolabel, trial=trial, joined=joined, **cost), counts)
 
 
 def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
@@ -281,7 +288,7 @@ def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
 
     def size_for(each: float) -> int:
         """Return the size at which each view of a pass fits its share of the time, the smallest if there is none."""
-        fits = [side for side in sides if PASSES * side**2 <= seconds * plan.pixels_per_second * each]
+        fits = [side for side in sides if PASSES * plan.pass_seconds(1, side) <= seconds * each]
         return command.size or max(fits, default=sides[0])
 
     shares = plan.shares

@@ -67,6 +67,7 @@ class JoinedFeatures:
         unreadable: dict[str, str] = {}
         batches = list(self.network.file_batches(some, some, unreadable))
         report_unreadable(unreadable, len(some), "data.root")
+        model.frozen.to(pixels.device)
         model.learn_start(batches, seed)
         model.to(pixels.device)
 

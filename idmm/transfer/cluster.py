@@ -30,7 +30,8 @@ def run(grid: Grid) -> None:
         Interrupted: Ctrl-C or SIGTERM. Running jobs had time to save.
     """
     with connected(grid.config.ray) as ray:
-        limits = {"max_retries": DEATHS - 1, "num_cpus": grid.config.ray.num_cpus, "num_gpus": grid.config.ray.num_gpus}
+        cpus, gpus = grid.config.ray.num_cpus, _gpus_per_job(ray, grid.config.ray)
+        limits = {"max_retries": DEATHS - 1, "num_cpus": cpus, "num_gpus": gpus}
         task, grid_ref = ray.remote(**limits)(_run_job), ray.put(grid)
         futures: dict[str, Any] = {}  # by key of the job
         running: dict[Any, Job] = {}  # by future
@@ -118,14 +119,24 @@ def _join(ray: Any, config: Ray) -> None:
         raise UserError(f"{problem} ({in_short(error)}). {cure}") from None
 
 
+def _nodes(ray: Any) -> list[dict]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _gpus_per_job(ray: Any, config: Ray) -> float:
+    """Resolve ``ray.num_gpus``. With 0, Ray would let every job see all GPUs, and all would use the first."""
+    found = any(node.get("GPU", 0) for node in _nodes(ray))
+    return config.num_gpus if config.num_gpus is not None else float(found)
+
+
 def _check_resources(ray: Any, config: Ray) -> None:
     """Log the cluster's size. UserError if no node can run a job and none can join."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes, gpus_per_job = _nodes(ray), _gpus_per_job(ray, config)
     cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
     log.info("ray: %d nodes, %g cores, %g GPUs", len(nodes), cpus, gpus)
-    if any(node.get("CPU", 0) >= config.num_cpus and node.get("GPU", 0) >= config.num_gpus for node in nodes):
+    if any(node.get("CPU", 0) >= config.num_cpus and node.get("GPU", 0) >= gpus_per_job for node in nodes):
         return
-    line = f"ray: a job needs {config.num_cpus:g} cores and {config.num_gpus:g} GPUs, and no node has them"
+    line = f"ray: a job needs {config.num_cpus:g} cores and {gpus_per_job:g} GPUs, and no node has them"
     if config.address is None:
         raise UserError(f"{line}. Lower --ray.num_cpus or --ray.num_gpus")
     log.warning("%s yet. Waiting for one to join", line)

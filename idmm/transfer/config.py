@@ -21,8 +21,8 @@ class Ray:
     """Address of a running cluster, or 'auto'. Default: start one on this machine."""
     num_cpus: float = Field(1.0, gt=0)
     """Cores per job."""
-    num_gpus: float = Field(0.0, ge=0)
-    """GPUs per job. A fraction lets jobs share one."""
+    num_gpus: float | None = Field(None, ge=0)
+    """GPUs per job. A fraction lets jobs share one. Default: 1 if the cluster has any, else 0."""
 
 
 @section

@@ -1,5 +1,6 @@
 """A grid's folder with its jobs, and the runner that does one job after the other in this process."""
 
+import gc
 import json
 import re
 import traceback
@@ -161,6 +162,7 @@ def run(grid: Grid) -> None:
         if job.needs in grid.failures():
             continue
         error = attempt(grid, job)
+        gc.collect()  # else a step that ran out of memory may keep it
         if error is not None:
             grid.mark_failed(job, error)
         grid.log_progress()
