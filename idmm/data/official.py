@@ -27,12 +27,6 @@ def lines(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def names_by_number(pairs: Iterable[tuple[int, str]]) -> list[str]:
-    """Return the names of classes in the order of their numbers. A number without images is its own name."""
-    names = dict(pairs)
-    return [names.get(number, f"class {number}") for number in range(max(names, default=-1) + 1)]
-
-
 def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Listing:
     """Return the splits of listed images. FilesMissing if some are not there."""
     splits = []
@@ -82,7 +76,8 @@ def _by_torchvision(kind: str, root: Path, folder: str, train: Sequence[str], cl
         parts.append([])
         for name in names:
             dataset = _torchvision(kind, root, split=name)
-            pairs = getattr(dataset, "_samples", None) or zip(dataset._image_files, dataset._labels, strict=True)
+            own = vars(dataset)  # each class has other names
+            pairs = own.get("_samples") or zip(own.get("_images") or own["_image_files"], own["_labels"], strict=True)
             parts[-1] += [(Path(path).relative_to(base).as_posix(), label) for path, label in pairs]
     return listed_splits(base, [str(name) for name in classes or dataset.classes], *parts)
 
@@ -91,6 +86,11 @@ def read_flowers(root: Path) -> Listing:
     """Read Oxford Flowers-102. Train is its train and val, 2,040 images."""
     classes = lines(files("idmm.data") / "flowers102.txt")
     return _by_torchvision("Flowers102", root, "flowers-102", ("train", "val"), classes)
+
+
+def read_pets(root: Path) -> Listing:
+    """Read Oxford-IIIT Pet. Train is trainval."""
+    return _by_torchvision("OxfordIIITPet", root, "oxford-iiit-pet", ("trainval",))
 
 
 def read_dtd(root: Path) -> Listing:
@@ -144,16 +144,6 @@ def read_indoor67(root: Path) -> Listing:
     return listed_splits(base, classes, *([(f"Images/{path}", classes.index(n)) for path, n in part] for part in parts))
 
 
-def read_pets(root: Path) -> Listing:
-    """Read Oxford-IIIT Pet: images/ and lists of 'NAME CLASS_NUMBER SPECIES BREED'. Train is trainval."""
-    base, parts = root / "oxford-iiit-pet", []
-    for name in ("trainval", "test"):
-        rows = [line.split() for line in lines(base / f"annotations/{name}.txt")]
-        parts.append([(f"images/{row[0]}.jpg", int(row[1]) - 1) for row in rows])
-    classes = names_by_number((label, Path(name).stem.rpartition("_")[0]) for part in parts for name, label in part)
-    return listed_splits(base, classes, *parts)
-
-
 def read_cub200(root: Path) -> Listing:
     """Read Caltech-UCSD Birds 200-2011: images/ and lists of 'IMAGE_NUMBER VALUE'."""
     base = root / "CUB_200_2011"
@@ -169,12 +159,14 @@ def read_cub200(root: Path) -> Listing:
 def read_domainnet(root: Path, domain: str) -> Listing:
     """Read a domain of DomainNet: DOMAIN/CLASS/ and DOMAIN_{train,test}.txt, whose lines are 'PATH LABEL'.
 
-    The lists number the classes. In painting, one class has no training and another no test images.
+    The lists number the classes. In painting, one class has no training and another no test images. A number without
+    images is its own name.
     """
     base = root / "domainnet"
     pairs = [[line.rsplit(maxsplit=1) for line in lines(base / f"{domain}_{part}.txt")] for part in ("train", "test")]
     parts = [[(path.rstrip(), int(label)) for path, label in part] for part in pairs]  # a path may hold spaces
-    classes = names_by_number((label, path.split("/")[-2]) for part in parts for path, label in part)
+    names = {label: path.split("/")[-2] for part in parts for path, label in part}
+    classes = [names.get(number, f"class {number}") for number in range(max(names) + 1)]
     return listed_splits(base, classes, *parts)
 
 
