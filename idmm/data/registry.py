@@ -136,11 +136,6 @@ def info(command: DataInfoConfig) -> str:
     return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=110).rstrip()
 
 
-def file_name(url: str) -> str:
-    """Return the name of the file at a URL."""
-    return url.rpartition("/")[2].partition("?")[0]
-
-
 def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """Download and unpack a dataset into its ``root``, unless it is there.
 
@@ -170,13 +165,13 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     socket.setdefaulttimeout(TIMEOUT)
     try:
         for url, md5 in spec.archives.items():
-            name = file_name(url)
-            download_url(url, aside, name, md5)  # unless it is there and whole
-            if name.endswith(_ARCHIVES):
-                log.info("unpacking %s", name)
-                extract_archive(aside / name, target)
+            download_url(url, aside, md5=md5)  # unless it is there and whole
+            file = aside / os.path.basename(url)
+            if url.endswith(_ARCHIVES):
+                log.info("unpacking %s", file.name)
+                extract_archive(file, target)
             else:
-                shutil.copy(aside / name, target)
+                shutil.copy(file, target)
     except _FAILED as error:
         rest = "The same command tries again, and keeps the files that are whole"
         raise RunError(f"{url}: cannot be fetched ({in_short(error)}). {rest}") from None
