@@ -51,7 +51,7 @@ def runs(root, tmp_path_factory):
 
 def levels(folder):
     """Grey levels of 65,536 in the only cache entry of a folder."""
-    (pixels,) = folder.glob("*/pixels-*")
+    (pixels,) = folder.glob("*/*.pixels")
     return np.unique(np.fromfile(pixels, dtype=np.uint16))
 
 
