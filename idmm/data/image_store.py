@@ -100,7 +100,7 @@ class ImageStore:
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
         self.value_range = reading.value_range if self.high_bit else None
         if self.value_range == AUTO:
-            self.value_range = images.as_range(index.range.tolist())
+            self.value_range = index.range.tolist()
         self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
         self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
         self._file, self._items = pixels, split.items if pixels is None else None
@@ -198,7 +198,7 @@ def store_split(
             with suppress(BadImage):
                 bands = bands._replace(count=images.read_image(item, (0, 1), Bands()).pixels.shape[2])
                 break
-    reading = Reading(stored_size, images.as_range(value_range or data.range), bands)
+    reading = Reading(stored_size, value_range or data.range, bands)
     if data.cache == "auto" and isinstance(split.items, list):
         try:
             return ImageStore(split, *_cached(split, part, data, reading), reading)
@@ -256,7 +256,7 @@ def measure_range(split: Split, bands: Bands | None) -> ValueRange:
         lambda i: images.min_max_of(split.items[i], bands), len(split), split.place, "measuring values"
     )
     pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
-    ranges = images.as_range(np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist())
+    ranges = np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist()
     return ranges if bands else ranges[0]
 
 
