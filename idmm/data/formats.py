@@ -22,7 +22,7 @@ SUFFIXES = frozenset(
     " .jp2 .j2k .jpx .jpf .ico .avif .qoi .npy".split()
 )
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
-FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
 PICTURE_CHANNELS = (1, 3)  # of an array
 MAX_PIXELS = 2**28  # larger images are refused by their header, as they may be decompression bombs
 _ORIENTATION = 0x0112  # EXIF's tag, which TIFF has, too
@@ -175,8 +175,7 @@ def _from_picture_file(content: bytes, picture: bool) -> np.ndarray:
 
 
 def _pillow_image(content: bytes) -> Image.Image:
-    Image.init()  # Image.open fails on a format it was built without
-    image = Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
     check_pixels(*image.size)
     return image
 
