@@ -34,7 +34,6 @@ from idmm.files import Lock, expand_home, replacing, sweep
 log = logging.getLogger(__name__)
 
 _FORMAT = "11"  # of the cache's files and of what is done to the pixels
-_SAMPLED = 64  # images whose headers give an estimate of the size of a cache
 
 
 @dataclass(frozen=True)
@@ -292,8 +291,8 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
             raise RunError(f"cannot write to '{folder.parent}' ({reason(error)})") from None
         if index := _read_index(pixels):
             return index, pixels
-        sampled = split.spread(_SAMPLED)
-        need, free = 0, shutil.disk_usage(folder).free
+        sampled = split.sample()
+        need, free = 0, shutil.disk_usage(folder).free  # need: by the headers of a sample
         for item in sampled:
             with suppress(BadImage):  # bad images take no room
                 size = images.fitted_size(*images.image_size(item), reading.stored_size)

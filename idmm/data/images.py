@@ -35,10 +35,8 @@ class RangeUnknown(Exception):
 class Bands(NamedTuple):
     """Channels that are used as they are."""
 
-    count: int | None = None
-    """Channels that a file must have. None: any number that includes those chosen."""
-    chosen: tuple[int, ...] | None = None
-    """Channels that are used, in that order, from 0. None: all."""
+    count: int | None = None  # that a file must have. None: any number that includes those chosen
+    chosen: tuple[int, ...] | None = None  # those that are used, in that order, from 0. None: all
 
     @property
     def used(self) -> int:
@@ -56,10 +54,8 @@ def bands_of(in_chans: int | None, bands: Sequence[int] | None, count: int | Non
 class Decoded(NamedTuple):
     """An image."""
 
-    pixels: np.ndarray
-    """uint8, or uint16 if it has more than 8 bits, [H, W, C], contiguous. The type's largest value stands for 1."""
-    digest: bytes
-    """BLAKE2b of its file, or of the pixels if it has none."""
+    pixels: np.ndarray  # uint8 or, of more than 8 bits, uint16 [H, W, C], contiguous. The largest value stands for 1
+    digest: bytes  # BLAKE2b of its file, or of the pixels if it has none
 
 
 def read(path: str | os.PathLike) -> bytes:
@@ -186,10 +182,8 @@ def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 class CentreCrop(NamedTuple):
     """The image for evaluation: its short side is resized to size / crop_pct, then the centre is cut out."""
 
-    size: int
-    """Side of the result (pixels)."""
-    crop_pct: float
-    """Share of the resized short side that the result covers, in (0, 1]."""
+    size: int  # side of the result (pixels)
+    crop_pct: float  # share of the resized short side that the result covers, in (0, 1]
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         """Return the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].

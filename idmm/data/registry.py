@@ -16,6 +16,7 @@ import yaml
 
 from idmm import config
 from idmm.config.commands import DataInfoConfig, DataListConfig
+from idmm.config.reading import read_file
 from idmm.data import official
 from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
@@ -112,9 +113,7 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
         raise FilesMissing(*error.faults) from None
 
 
-_rows = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
-_rows = yaml.load(_rows, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-DATASETS = {name: Spec(name, **row) for name, row in _rows.items()}
+DATASETS = {name: Spec(name, **row) for name, row in read_file(files("idmm.data") / "datasets.yaml").items()}
 
 
 # ---------------------------------------------------------------------- the commands idmm data list, info, download

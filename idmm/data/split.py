@@ -48,9 +48,9 @@ class Split:
         """Return the path of image ``i`` for messages."""
         return self.items[i] if isinstance(self.items, list) else self.names[i]
 
-    def spread(self, most: int) -> list[str] | np.ndarray:
-        """Return at most so many ``items``, evenly spread over all of them."""
-        return self.take(np.unique(np.linspace(0, len(self) - 1, most).astype(int))).items
+    def sample(self) -> list[str] | np.ndarray:
+        """Return at most 64 of ``items``, evenly spread over all of them."""
+        return self.take(np.unique(np.linspace(0, len(self) - 1, 64).astype(int))).items
 
     def take(self, indices: Sequence[int] | np.ndarray) -> "Split":
         """Return the images at ``indices``, in that order, with all classes."""
