@@ -103,9 +103,8 @@ class ImageStore:
         self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
         self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
         self._file, self._items = pixels, split.items if pixels is None else None
-        if pixels is not None:  # stays mapped if another process replaces the file
-            self._inode = pixels.stat().st_ino if pixels.exists() else 0
-            _mapped(pixels, int(self._ends[-1]), self._inode)
+        if pixels is not None:  # stays mapped if another process removes the file
+            _mapped(pixels, int(self._ends[-1]))
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
 
@@ -128,7 +127,7 @@ class ImageStore:
         """
         if self._file is not None:
             (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self._index.pixel_bytes[i]), int(self._ends[i])
-            flat = _mapped(self._file, int(self._ends[-1]), self._inode)[end - h * w * pixel_bytes : end]
+            flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
             if pixel_bytes > self.channels:
                 flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)
             image = flat.view(h, w, self.channels)
@@ -155,11 +154,8 @@ class ImageStore:
 
 
 @functools.lru_cache(maxsize=64)
-def _mapped(file: Path, size: int, inode: int) -> torch.Tensor:
-    """Map a file of pixels in this process, uint8 [size], read when used. RunError: gone or cut short.
-
-    ``inode`` tells it from an earlier file of that name.
-    """
+def _mapped(file: Path, size: int) -> torch.Tensor:
+    """Map a file of pixels in this process, uint8 [size], read when used. RunError: gone or cut short."""
     try:
         pages = np.memmap(file, mode="r", shape=size)  # a writable map would need memory
     except (OSError, ValueError) as error:  # ValueError: cut short
