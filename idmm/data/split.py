@@ -103,11 +103,11 @@ def with_unlabelled(listing: Listing) -> Listing:
     more, train = listing.unlabelled, listing.train
     if more is None:
         return listing
-    joined = Split(
+    joined = replace(
+        train,
         items=[*train.items, *more.items],
         names=train.names + more.names,
         labels=None if train.labels is None else np.append(train.labels, np.full(len(more), -1)),
-        classes=train.classes,
         whole=False,
         groups=None if train.groups is None else np.append(train.groups, [""] * len(more)),
     )
