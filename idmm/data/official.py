@@ -4,10 +4,10 @@ torchvision reads lists, arrays and checksums, and decodes no image here. It nam
 names come from the files.
 """
 
-import functools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -69,43 +69,25 @@ def _torchvision(kind: str, root: Path, **options):
         raise FilesMissing(f"data.root: files in '{root}' are damaged ({why}). Fetch them again") from None
 
 
-def _by_torchvision(kind: str, root: Path, folder: str, train: Sequence[str], classes: Sequence[str] = ()) -> Listing:
-    """Return a dataset in ROOT/FOLDER. Train is its parts ``train``. ``classes``: if torchvision has no names."""
+def _by_torchvision(kind: str, folder: str, train: Sequence[str], names: str | None, root: Path) -> Listing:
+    """Return a dataset in ROOT/FOLDER. Train is its parts ``train``. ``names``: file of the classes, if any."""
     base, parts = root / folder, []
-    for names in (train, ("test",)):
+    for part in (train, ("test",)):
         parts.append([])
-        for name in names:
+        for name in part:
             dataset = _torchvision(kind, root, split=name)
             own = vars(dataset)  # each class has other names
             pairs = own.get("_samples") or zip(own.get("_images") or own["_image_files"], own["_labels"], strict=True)
             parts[-1] += [(Path(path).relative_to(base).as_posix(), label) for path, label in pairs]
-    return listed_splits(base, [str(name) for name in classes or dataset.classes], *parts)
+    classes = lines(files("idmm.data") / names) if names else map(str, dataset.classes)
+    return listed_splits(base, list(classes), *parts)
 
 
-def read_flowers(root: Path) -> Listing:
-    """Read Oxford Flowers-102. Train is its train and val, 2,040 images."""
-    classes = lines(files("idmm.data") / "flowers102.txt")
-    return _by_torchvision("Flowers102", root, "flowers-102", ("train", "val"), classes)
-
-
-def read_pets(root: Path) -> Listing:
-    """Read Oxford-IIIT Pet. Train is trainval."""
-    return _by_torchvision("OxfordIIITPet", root, "oxford-iiit-pet", ("trainval",))
-
-
-def read_dtd(root: Path) -> Listing:
-    """Read Describable Textures. Train is train and val of split 1, 3,760 images."""
-    return _by_torchvision("DTD", root, "dtd/dtd", ("train", "val"))
-
-
-def read_aircraft(root: Path) -> Listing:
-    """Read FGVC-Aircraft, its variants. Train is trainval."""
-    return _by_torchvision("FGVCAircraft", root, "fgvc-aircraft-2013b/data", ("trainval",))
-
-
-def read_cars(root: Path) -> Listing:
-    """Read Stanford Cars by the lists of its devkit and the list of test images with labels."""
-    return _by_torchvision("StanfordCars", root, "stanford_cars", ("train",))
+read_flowers = partial(_by_torchvision, "Flowers102", "flowers-102", ("train", "val"), "flowers102.txt")
+read_pets = partial(_by_torchvision, "OxfordIIITPet", "oxford-iiit-pet", ("trainval",), None)
+read_dtd = partial(_by_torchvision, "DTD", "dtd/dtd", ("train", "val"), None)  # of split 1
+read_aircraft = partial(_by_torchvision, "FGVCAircraft", "fgvc-aircraft-2013b/data", ("trainval",), None)  # variants
+read_cars = partial(_by_torchvision, "StanfordCars", "stanford_cars", ("train",), None)
 
 
 def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:
@@ -122,7 +104,7 @@ def read_cifar10(root: Path, kind: str = "CIFAR10") -> Listing:
     return Listing(next(parts), test=next(parts))
 
 
-read_cifar100 = functools.partial(read_cifar10, kind="CIFAR100")  # its 100 fine classes
+read_cifar100 = partial(read_cifar10, kind="CIFAR100")  # its 100 fine classes
 
 
 def read_svhn(root: Path) -> Listing:
