@@ -5,7 +5,7 @@ names come from the files.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
@@ -90,31 +90,26 @@ read_aircraft = partial(_by_torchvision, "FGVCAircraft", "fgvc-aircraft-2013b/da
 read_cars = partial(_by_torchvision, "StanfordCars", "stanford_cars", ("train",), None)
 
 
-def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:
-    """Return a split of pixels, uint8 [N, 32, 32, 3]."""
-    names = [f"{part}/{i:06d}" for i in range(len(pixels))]
-    return Split(np.ascontiguousarray(pixels), names, np.array(labels, dtype=np.int64), classes)
+def _arrays_of_torchvision(kind: str, parts: dict[str, dict], root: Path) -> Listing:
+    """Return a dataset of pixels. ``parts``: options of train and test, by the beginning of their images' names."""
+    splits = []
+    for begin, options in parts.items():
+        dataset = _torchvision(kind, root, **options)
+        if kind == "SVHN":
+            pixels, labels = dataset.data.transpose(0, 2, 3, 1), dataset.labels  # uint8 [N, 32, 32, 3], int64 [N]
+        else:
+            pixels, labels = dataset.data, dataset.targets
+        names = [f"{begin}/{i:06d}" for i in range(len(pixels))]
+        classes = [str(name) for name in getattr(dataset, "classes", range(10))]
+        splits.append(Split(np.ascontiguousarray(pixels), names, np.array(labels, dtype=np.int64), classes))
+    return Listing(splits[0], test=splits[1])
 
 
-def read_cifar10(root: Path, kind: str = "CIFAR10") -> Listing:
-    """Read CIFAR-10's Python version."""
-    train, test = (_torchvision(kind, root, train=is_train) for is_train in (True, False))
-    classes = [str(name) for name in train.classes]
-    parts = (_array_split(part, of.data, of.targets, classes) for part, of in (("train", train), ("test", test)))
-    return Listing(next(parts), test=next(parts))
-
-
-read_cifar100 = partial(read_cifar10, kind="CIFAR100")  # its 100 fine classes
-
-
-def read_svhn(root: Path) -> Listing:
-    """Read Street View House Numbers, cropped."""
-    parts = []
-    for part in ("train", "test"):
-        data = _torchvision("SVHN", root, split=part)  # [N, 3, 32, 32], [N]
-        pixels = data.data.transpose(0, 2, 3, 1)
-        parts.append(_array_split(f"{part}_32x32.mat", pixels, data.labels, [str(digit) for digit in range(10)]))
-    return Listing(parts[0], test=parts[1])
+_CIFAR = {"train": {"train": True}, "test": {"train": False}}
+read_cifar10 = partial(_arrays_of_torchvision, "CIFAR10", _CIFAR)
+read_cifar100 = partial(_arrays_of_torchvision, "CIFAR100", _CIFAR)  # its 100 fine classes
+_SVHN = {f"{part}_32x32.mat": {"split": part} for part in ("train", "test")}
+read_svhn = partial(_arrays_of_torchvision, "SVHN", _SVHN)  # cropped
 
 
 # ---------------------------------------------------------------------- lists read here
