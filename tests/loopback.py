@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import os
 import tarfile
 import threading
 import zipfile
@@ -11,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import official_trees
 
-from idmm.data.registry import DATASETS, file_name
+from idmm.data.registry import DATASETS
 
 
 class Server(ThreadingHTTPServer):
@@ -90,7 +91,7 @@ def miniature(server, name, folder, **more):
     """Builds a dataset in a folder and serves it as its publishers pack it; returns its row of the registry."""
     official_trees.BUILD[name](folder, **more)
     spec, archives = DATASETS[name], []
-    for file in map(file_name, spec.archives):
+    for file in map(os.path.basename, spec.archives):
         if file in MEMBERS:
             content = packed(file, folder / spec.into, MEMBERS[file])
         else:

@@ -91,7 +91,7 @@ IMAGES = {  # what the builders lay out: train, test (path or name → label), c
     "pets": (
         table("images/{}.jpg", "american_bulldog_12 1, Abyssinian_100 0, american_pit_bull_terrier_9 2"),
         table("images/{}.jpg", "american_pit_bull_terrier_10 2, Abyssinian_201 0, american_bulldog_203 1"),
-        ["Abyssinian", "american_bulldog", "american_pit_bull_terrier"],
+        ["Abyssinian", "American Bulldog", "American Pit Bull Terrier"],
     ),
     "dtd": (
         table("images/{1}/{0}.jpg", "zigzagged_64 2, banded_2 0, blotchy_3 1, banded_5 0, blotchy_6 1, zigzagged_1 2"),

@@ -67,7 +67,7 @@ def test_built_again_when_a_file_changes(root, decoded, change):
     assert len(decoded) == len(store) and same(store, opened(root, keep="off"))
     decoded.clear()
     assert same(opened(root), store) and not decoded
-    assert len(list(entry_of(root).glob("pixels-*"))) == 1
+    assert len(list(entry_of(root).glob("*.pixels"))) == 1
 
 
 def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
@@ -121,7 +121,7 @@ def test_workers_and_copies_read_the_same_file(root):
     found = torch.cat([made["sums"] for made in own_share(batch, np.arange(len(store)), 2, 1, 0)])
     assert found.tolist() == sums(ram)
     image_store._mapped.cache_clear()  # as in another process
-    with pytest.raises(RunError, match=r"/folder-train-\w+/pixels-\w+: decoded images cannot be read \(no such"):
+    with pytest.raises(RunError, match=r"/folder-train-\w+/\w+\.pixels: decoded images cannot be read \(no such"):
         pickle.loads(data).image(0)
 
 
@@ -221,8 +221,8 @@ def test_fingerprint_tells_labels_and_order():
     for classes, now, lines in (
         (["a", "b"], images, []),
         (["a", "b"], {**images, "y": "11 0"}, ["train: 1 image relabelled: y"]),
-        (["a", "b"], dict(reversed(images.items())), ["train: 2 images in another order: x, z"]),
-        (["a", "b", "c"], images, ["train: the list of classes is another"]),
+        (["a", "b"], dict(reversed(images.items())), ["train: the order of the images or the classes is another"]),
+        (["a", "b", "c"], images, ["train: the order of the images or the classes is another"]),
         (None, {"x": "00", "y": "11", "z": "22"}, ["train: 3 images relabelled: x, y, z"]),
     ):
         assert image_differences(old, {**old, "train": {"classes": classes, "images": dict(now)}}) == lines

@@ -1,4 +1,4 @@
-"""What only a GPU shows; benchmarks/gpu.sh runs these on one. Elsewhere they run on the CPU, so that they stay right."""
+"""What only a GPU shows; benchmarks/gpu.sh runs these on one. Elsewhere they run on the CPU, which keeps them right."""
 
 import os
 

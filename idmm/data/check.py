@@ -28,7 +28,6 @@ THUMB = 16  # side of a thumbnail (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
 NEAR_MOST = 20  # near-duplicates of an image that are listed in each split: plain images are all alike
 _BLOCK = 2048
-_SAMPLE = 64  # files that decide if the images are pictures
 _SPLITS = ("unlabelled", "train", "val", "test")  # of equal images, the one in the last of these stays
 
 
@@ -156,9 +155,9 @@ def _open(data: config.Data, report: DatasetReport) -> Listing:
 
 
 def _usual_bands(train: Split) -> Bands | None:
-    """Return the channels of most files, if most are no pictures."""
+    """Return the channels of most files of a sample, if most are no pictures."""
     counts = []  # channels of each file, 0 if it is a picture
-    for item in train.spread(_SAMPLE):
+    for item in train.sample():
         try:
             read_image(item, (0, 1))
             counts.append(0)

@@ -106,7 +106,7 @@ def read_any(root: str) -> Listing:
     filled = {parts[0] for parts in train.images}
     flat = filled == set(train.folders) and all(len(parts) == 2 for parts in train.images)
     if not flat or len(train.classes) < 2 or (train.path == root and train.has_parts):
-        return Listing(_split(root, train, []))
+        return Listing(_split(root, train))
     agree = {name: tree for name, tree in trees.items() if not _class_faults(tree) + _disagreements(train, tree)}
     return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
 
@@ -116,7 +116,7 @@ def read_unlabelled(root: str) -> Split | None:
     if not all(os.path.isdir(os.path.join(root, name)) for name in (UNLABELLED, "train")):
         return None
     tree = _walk(os.path.join(root, UNLABELLED))
-    return _split(root, tree, []) if tree.images else None
+    return _split(root, tree) if tree.images else None
 
 
 def images_under(root: str) -> list[str]:
@@ -130,7 +130,7 @@ def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     if "train" not in paths:
         return {}
     others = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
-    if others := sorted(others - {"train", "val", "test", UNLABELLED}):
+    if others := sorted(others - {*PARTS, UNLABELLED}):
         log.warning("data.root: '%s': these folders next to train are not read: %s", root, listed(others))
     return {name: _walk(path) for name, path in paths.items()}
 
@@ -185,14 +185,12 @@ def _disagreements(train: _Tree, held: _Tree) -> list[str]:
     return faults
 
 
-def _split(root: str, tree: _Tree, classes: list[str]) -> Split:
+def _split(root: str, tree: _Tree, classes: list[str] | None = None) -> Split:
     """Return the images of a tree, without labels if there are no classes."""
     below = [part for part in os.path.relpath(tree.path, root).split(os.sep) if part != os.curdir]
     names = ["/".join((*below, *parts)) for parts in tree.images]
-    if not classes:
-        return split_of(root, names)
-    index = {name: i for i, name in enumerate(classes)}
-    labels = [index[class_of(parts[0])] if len(parts) > 1 else -1 for parts in tree.images]
+    numbers = {name: i for i, name in enumerate(classes or ())}
+    labels = [numbers[class_of(parts[0])] for parts in tree.images] if classes else None
     return split_of(root, names, labels, classes)
 
 

@@ -10,7 +10,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import imagecodecs
 import numpy as np
@@ -22,7 +22,7 @@ SUFFIXES = frozenset(
     " .jp2 .j2k .jpx .jpf .ico .avif .qoi .npy".split()
 )
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
-FORMATS = ("JPEG", "MPO", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
+FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
 PICTURE_CHANNELS = (1, 3)  # of an array
 MAX_PIXELS = 2**28  # larger images are refused by their header, as they may be decompression bombs
 _ORIENTATION = 0x0112  # EXIF's tag, which TIFF has, too
@@ -31,7 +31,7 @@ _NUMPY = b"\x93NUMPY"
 _J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)  # the bits of the first component, less one
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")  # of TIFF, that tifffile reads as grey or RGB
 
-Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow refuses more than twice as many
 # Pillow refuses a PNG whose texts or colour profile are longer (bytes). Image editors write more than its default.
 PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = 2**24, 2**28
 warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like does not spoil the pixels
@@ -98,8 +98,7 @@ def size_in_header(content: bytes) -> tuple[int, int]:
     """Return height and width (pixels) of a file's image in upright position by its header, as :func:`decode`."""
     with reporting():
         if content.startswith(_NUMPY):
-            shape, first = _npy_header(io.BytesIO(content))
-            return shape[1:] if first else shape[:2]
+            return _npy_header(content)[:2]
         if content.startswith(_TIFF):
             page = _tiff_pages(content)[0]
             size, orientation = (page.imagelength, page.imagewidth), page.tags.valueof(_ORIENTATION, 1)
@@ -126,7 +125,7 @@ def reporting() -> Iterator[None]:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Raise BadImage if an image has too many pixels."""
+    """Raise BadImage if an image has too many pixels. Pillow raises an error of its own."""
     if width * height > MAX_PIXELS:
         raise BadImage(f"{width} x {height} pixels are more than {MAX_PIXELS}, expected smaller tiles")
 
@@ -141,24 +140,25 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
 
 # ---------------------------------------------------------------------- arrays
 def _from_npy(content: bytes, picture: bool) -> np.ndarray:
-    shape, first = _npy_header(io.BytesIO(content))
-    height, width = shape[1:] if first else shape[:2]
-    check_pixels(width, height)
-    count = 1 if len(shape) == 2 else shape[0 if first else 2]
-    if picture and count not in PICTURE_CHANNELS:
-        raise NoPicture(f"an array of shape {list(shape)}, expected [H, W] or [H, W, 3]", count)
+    _, _, channels, first = _npy_header(content)
+    if picture and channels not in PICTURE_CHANNELS:
+        raise NoPicture(f"an array of {channels} channels, expected [H, W] or [H, W, 3]", channels)
     array = np.lib.format.read_array(io.BytesIO(content))  # no pickles. ValueError: cut short
     return np.moveaxis(array, 0, 2) if first else array
 
 
-def _npy_header(file: io.BytesIO) -> tuple[Sequence[int], bool]:
-    """Return the shape of a .npy file, and whether its channels come first: they are the shorter end."""
-    form = np.lib.format
+def _npy_header(content: bytes) -> tuple[int, int, int, bool]:
+    """Return height, width and channels of a .npy file, and if the channels come first: they are the shorter end."""
+    file, form = io.BytesIO(content), np.lib.format
     read_header = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0
     shape = read_header(file)[0]
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise BadImage(f"an array of shape {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]")
-    return shape, len(shape) == 3 and shape[0] < shape[2]
+    shape = (*shape, 1)[:3]
+    first = shape[0] < shape[2]
+    height, width, channels = (*shape[1:], shape[0]) if first else shape
+    check_pixels(width, height)
+    return height, width, channels, first
 
 
 # ---------------------------------------------------------------------- Pillow
@@ -175,10 +175,7 @@ def _from_picture_file(content: bytes, picture: bool) -> np.ndarray:
 
 
 def _pillow_image(content: bytes) -> Image.Image:
-    Image.init()  # Image.open fails on a format it was built without
-    image = Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
-    check_pixels(*image.size)
-    return image
+    return Image.open(io.BytesIO(content), formats=FORMATS)
 
 
 def _from_pillow(image: Image.Image, picture: bool) -> np.ndarray:

@@ -1,8 +1,7 @@
 """The decoded images of a split: each file is read once, checked, hashed, reduced, and kept in the cache folder.
 
-An entry of the cache is a folder for one split of a dataset at one size. It holds ``pixels-SIGNATURE`` (all images end
-to end) and ``index.npz``, which names the signature of their files and is written last. So a kill leaves no index with
-pixels of other files.
+An entry of the cache is a folder for one split of a dataset at one size. It holds ``SIGNATURE.pixels`` (all images end
+to end) and ``SIGNATURE.npz`` (the index, which is written last), named by the signature of the images' files.
 """
 
 import functools
@@ -34,8 +33,7 @@ from idmm.files import Lock, expand_home, replacing, sweep
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "10"  # of the cache's files and of what is done to the pixels
-_SAMPLED = 64  # images whose headers give an estimate of the size of a cache
+_FORMAT = "11"  # of the cache's files and of what is done to the pixels
 
 
 @dataclass(frozen=True)
@@ -101,13 +99,12 @@ class ImageStore:
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
         self.value_range = reading.value_range if self.high_bit else None
         if self.value_range == AUTO:
-            self.value_range = images.as_range(index.range.tolist())
+            self.value_range = index.range.tolist()
         self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
         self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
         self._file, self._items = pixels, split.items if pixels is None else None
-        if pixels is not None:  # stays mapped if another process replaces the file
-            self._inode = pixels.stat().st_ino if pixels.exists() else 0
-            _mapped(pixels, int(self._ends[-1]), self._inode)
+        if pixels is not None:  # stays mapped if another process removes the file
+            _mapped(pixels, int(self._ends[-1]))
         if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
             self._items = np.array([os.fsencode(path) for path in self._items])
 
@@ -130,7 +127,7 @@ class ImageStore:
         """
         if self._file is not None:
             (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self._index.pixel_bytes[i]), int(self._ends[i])
-            flat = _mapped(self._file, int(self._ends[-1]), self._inode)[end - h * w * pixel_bytes : end]
+            flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
             if pixel_bytes > self.channels:
                 flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)
             image = flat.view(h, w, self.channels)
@@ -157,11 +154,8 @@ class ImageStore:
 
 
 @functools.lru_cache(maxsize=64)
-def _mapped(file: Path, size: int, inode: int) -> torch.Tensor:
-    """Map a file of pixels in this process, uint8 [size], read when used. RunError: gone or cut short.
-
-    ``inode`` tells it from an earlier file of that name.
-    """
+def _mapped(file: Path, size: int) -> torch.Tensor:
+    """Map a file of pixels in this process, uint8 [size], read when used. RunError: gone or cut short."""
     try:
         pages = np.memmap(file, mode="r", shape=size)  # a writable map would need memory
     except (OSError, ValueError) as error:  # ValueError: cut short
@@ -199,14 +193,13 @@ def store_split(
             with suppress(BadImage):
                 bands = bands._replace(count=images.read_image(item, (0, 1), Bands()).pixels.shape[2])
                 break
-    reading = Reading(stored_size, images.as_range(value_range or data.range), bands)
-    index, pixels = None, None
+    reading = Reading(stored_size, value_range or data.range, bands)
     if data.cache == "auto" and isinstance(split.items, list):
         try:
-            index, pixels = _cached(split, part, data, reading)
+            return ImageStore(split, *_cached(split, part, data, reading), reading)
         except RunError as error:
-            log.warning("%s: images are decoded at each use instead", str(error))
-    return ImageStore(split, index or _decode_split(split, reading, None), pixels, reading)
+            log.warning("%s: images are decoded at each use", str(error))
+    return ImageStore(split, _decode_split(split, reading, None), None, reading)
 
 
 def _decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
@@ -258,7 +251,7 @@ def measure_range(split: Split, bands: Bands | None) -> ValueRange:
         lambda i: images.min_max_of(split.items[i], bands), len(split), split.place, "measuring values"
     )
     pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
-    ranges = images.as_range(np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist())
+    ranges = np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist()
     return ranges if bands else ranges[0]
 
 
@@ -269,21 +262,21 @@ def cache_folder(cache_dir: str | None) -> Path:
     return expand_home(cache_dir or os.environ.get("IDMM_CACHE") or default)
 
 
-def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tuple[Index | None, Path | None]:
-    """Return index and file of pixels of a split, from the cache or written to it now. None: there is no room.
+def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tuple[Index, Path]:
+    """Return index and file of pixels of a split, from the cache or written to it now.
 
     One process writes, the others wait for it.
 
     Raises:
-        RunError: The cache folder cannot be written, or the disk is full.
+        RunError: The cache folder cannot be written, or there is no room.
     """
     root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
     names = () if split.whole else split.names  # a whole split keeps its entry when images are added
     key = repr((_FORMAT, data.name, root, part, names, reading))
     name = f"{data.name}-{part}-{images.digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
-    folder, signature = cache_folder(data.cache_dir) / name, _signature(split)
-    pixels = folder / f"pixels-{signature}"
-    if index := _read_index(pixels, signature):
+    folder = cache_folder(data.cache_dir) / name
+    pixels = folder / f"{_signature(split)}.pixels"
+    if index := _read_index(pixels):
         return index, pixels
     with closing(Lock(folder.with_name(f"{folder.name}.lock"))) as lock:
         try:
@@ -292,39 +285,35 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
             sweep(folder)  # what a kill left
         except OSError as error:
             raise RunError(f"cannot write to '{folder.parent}' ({reason(error)})") from None
-        if index := _read_index(pixels, signature):
+        if index := _read_index(pixels):
             return index, pixels
-        sampled = split.spread(_SAMPLED)
-        need, free = 0, shutil.disk_usage(folder).free
+        sampled = split.sample()
+        need, free = 0, shutil.disk_usage(folder).free  # need: by the headers of a sample
         for item in sampled:
             with suppress(BadImage):  # bad images take no room
                 size = images.fitted_size(*images.image_size(item), reading.stored_size)
                 need += math.prod(size) * reading.channels * (2 if reading.bands else 1)
         need = round(need * len(split) / len(sampled))
-        if need > free // 2:
-            line = "cache: '%s' has %s free, the decoded images need about %s: they are decoded at each use"
-            log.info(line, folder.parent, tqdm.format_sizeof(free, "B"), tqdm.format_sizeof(need, "B"))
-            return None, None
         size = tqdm.format_sizeof(need, "B")
+        if need > free // 2:
+            there = f"'{folder.parent}' has {tqdm.format_sizeof(free, 'B')} free"
+            raise RunError(f"cache: {there}, the decoded images need about {size}")
         log.info("cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size)
         with replacing(pixels) as file:
             index = _decode_split(split, reading, file)
-        with replacing(folder / "index.npz") as file:
-            np.savez(file, signature=np.array(signature), **vars(index))
-        for path in folder.glob("pixels-*"):
-            if path != pixels:
+        with replacing(pixels.with_suffix(".npz")) as file:
+            np.savez(file, **vars(index))
+        for path in folder.glob("[!.]*"):
+            if path.stem != pixels.stem:
                 path.unlink(missing_ok=True)
         return index, pixels
 
 
-def _read_index(pixels: Path, signature: str) -> Index | None:
-    """Return the index of an entry if it is whole and its files are unchanged."""
+def _read_index(pixels: Path) -> Index | None:
+    """Return the index of a file of pixels if both are whole."""
     try:
-        with open(pixels.with_name("index.npz"), "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            content = {name: arrays[name] for name in arrays.files}
-        if str(content.pop("signature")) != signature:
-            return None
-        index = Index(**content)
+        with open(pixels.with_suffix(".npz"), "rb") as file, np.load(file) as arrays:
+            index = Index(**arrays)
         return index if pixels.stat().st_size == index.ends[-1:].sum() else None
     except Exception as error:  # not there, or torn: numpy and zipfile raise a dozen types
         log.debug("%s: %s", pixels, error)

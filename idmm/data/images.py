@@ -22,9 +22,8 @@ RATIO = (3 / 4, 4 / 3)  # aspect ratios of a random crop, as torchvision's Rando
 _TRIMMED = 1e-4  # share of an image's pixels at either end that its smallest and largest value leave out
 _SHOWN = (1, 99)  # percentiles of a channel that are black and full colour in pictures for people
 AUTO = "auto"
-MinMax = tuple[float, float]  # smallest and largest value
-# AUTO, one range, one per channel, or None: the full range of 16 bits
-ValueRange = str | MinMax | tuple[MinMax, ...] | None
+# AUTO, smallest and largest value, both for each channel, or None: the full range of 16 bits
+ValueRange = str | list[float] | list[list[float]] | None
 WHITE = 65535  # stands for 1 in stored images of more than 8 bits
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
 
@@ -36,10 +35,8 @@ class RangeUnknown(Exception):
 class Bands(NamedTuple):
     """Channels that are used as they are."""
 
-    count: int | None = None
-    """Channels that a file must have. None: any number that includes those chosen."""
-    chosen: tuple[int, ...] | None = None
-    """Channels that are used, in that order, from 0. None: all."""
+    count: int | None = None  # that a file must have. None: any number that includes those chosen
+    chosen: tuple[int, ...] | None = None  # those that are used, in that order, from 0. None: all
 
     @property
     def used(self) -> int:
@@ -57,10 +54,8 @@ def bands_of(in_chans: int | None, bands: Sequence[int] | None, count: int | Non
 class Decoded(NamedTuple):
     """An image."""
 
-    pixels: np.ndarray
-    """uint8, or uint16 if it has more than 8 bits, [H, W, C], contiguous. The type's largest value stands for 1."""
-    digest: bytes
-    """BLAKE2b of its file, or of the pixels if it has none."""
+    pixels: np.ndarray  # uint8 or, of more than 8 bits, uint16 [H, W, C], contiguous. The largest value stands for 1
+    digest: bytes  # BLAKE2b of its file, or of the pixels if it has none
 
 
 def read(path: str | os.PathLike) -> bytes:
@@ -105,7 +100,7 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
     if values.dtype != np.uint8:
         if value_range == AUTO:
             raise RangeUnknown
-        value_range = value_range or ((0.0, 65535.0) if values.dtype == np.uint16 else None)
+        value_range = value_range or ([0, WHITE] if values.dtype == np.uint16 else None)
         if value_range is None:
             raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
         low, high = np.array(value_range, dtype=np.float64).T  # [] or [C]
@@ -130,18 +125,18 @@ def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     return np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
 
 
-def min_max_of(path: Item, bands: Bands | None) -> tuple[MinMax, ...]:
-    """Return smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else ().
+def min_max_of(path: Item, bands: Bands | None) -> list[list[float]]:
+    """Return smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else [].
 
     The most extreme pixels do not count.
     """
     values, _ = _values(read(path), bands)
     if values.dtype == np.uint8:
-        return ()
+        return []
     channels = values.reshape(1, -1) if bands is None else np.moveaxis(values, 2, 0).reshape(values.shape[2], -1)
     cut = int(channels.shape[1] * _TRIMMED)
     ends = [cut, channels.shape[1] - 1 - cut]
-    return tuple(map(tuple, np.partition(channels, ends, axis=1)[:, ends].astype(np.float64).tolist()))
+    return np.partition(channels, ends, axis=1)[:, ends].astype(np.float64).tolist()
 
 
 def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -167,15 +162,6 @@ def image_size(item: Item) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------- values
-def as_range(value: ValueRange | list) -> ValueRange:
-    """Return a value range, or one per channel, as tuples with whole numbers as int. AUTO and None stay."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value[0], (list, tuple)):
-        return tuple(as_range(pair) for pair in value)
-    return tuple(int(number) if float(number).is_integer() else float(number) for number in value)
-
-
 def unit(image):
     """Return an image as float32 in [0, 1], from a tensor uint8 or uint16 of any shape."""
     return image.float().div_(WHITE if image.element_size() == 2 else 255)
@@ -196,10 +182,8 @@ def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 class CentreCrop(NamedTuple):
     """The image for evaluation: its short side is resized to size / crop_pct, then the centre is cut out."""
 
-    size: int
-    """Side of the result (pixels)."""
-    crop_pct: float
-    """Share of the resized short side that the result covers, in (0, 1]."""
+    size: int  # side of the result (pixels)
+    crop_pct: float  # share of the resized short side that the result covers, in (0, 1]
 
     def __call__(self, array: np.ndarray) -> np.ndarray:
         """Return the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].

@@ -164,8 +164,7 @@ def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: i
 
 def most_workers() -> int:
     """Return the largest number of loader workers of ``data.workers`` null, per process of this machine."""
-    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(0, min(16, cores() // max(1, int(processes) if processes.isdigit() else 1) - 1))
+    return max(0, min(16, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1))
 
 
 def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | None]:

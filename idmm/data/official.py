@@ -4,10 +4,10 @@ torchvision reads lists, arrays and checksums, and decodes no image here. It nam
 names come from the files.
 """
 
-import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -25,12 +25,6 @@ def lines(path: Path) -> list[str]:
     """Return the stripped lines of a list that are not blank."""
     text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # names of files are bytes
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def names_by_number(pairs: Iterable[tuple[int, str]]) -> list[str]:
-    """Return the names of classes in the order of their numbers. A number without images is its own name."""
-    names = dict(pairs)
-    return [names.get(number, f"class {number}") for number in range(max(names, default=-1) + 1)]
 
 
 def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Listing:
@@ -75,64 +69,47 @@ def _torchvision(kind: str, root: Path, **options):
         raise FilesMissing(f"data.root: files in '{root}' are damaged ({why}). Fetch them again") from None
 
 
-def _by_torchvision(kind: str, root: Path, folder: str, train: Sequence[str], classes: Sequence[str] = ()) -> Listing:
-    """Return a dataset in ROOT/FOLDER. Train is its parts ``train``. ``classes``: if torchvision has no names."""
+def _by_torchvision(kind: str, folder: str, train: Sequence[str], names: str | None, root: Path) -> Listing:
+    """Return a dataset in ROOT/FOLDER. Train is its parts ``train``. ``names``: file of the classes, if any."""
     base, parts = root / folder, []
-    for names in (train, ("test",)):
+    for part in (train, ("test",)):
         parts.append([])
-        for name in names:
+        for name in part:
             dataset = _torchvision(kind, root, split=name)
-            pairs = getattr(dataset, "_samples", None) or zip(dataset._image_files, dataset._labels, strict=True)
+            own = vars(dataset)  # each class has other names
+            pairs = own.get("_samples") or zip(own.get("_images") or own["_image_files"], own["_labels"], strict=True)
             parts[-1] += [(Path(path).relative_to(base).as_posix(), label) for path, label in pairs]
-    return listed_splits(base, [str(name) for name in classes or dataset.classes], *parts)
+    classes = lines(files("idmm.data") / names) if names else map(str, dataset.classes)
+    return listed_splits(base, list(classes), *parts)
 
 
-def read_flowers(root: Path) -> Listing:
-    """Read Oxford Flowers-102. Train is its train and val, 2,040 images."""
-    classes = lines(files("idmm.data") / "flowers102.txt")
-    return _by_torchvision("Flowers102", root, "flowers-102", ("train", "val"), classes)
+read_flowers = partial(_by_torchvision, "Flowers102", "flowers-102", ("train", "val"), "flowers102.txt")
+read_pets = partial(_by_torchvision, "OxfordIIITPet", "oxford-iiit-pet", ("trainval",), None)
+read_dtd = partial(_by_torchvision, "DTD", "dtd/dtd", ("train", "val"), None)  # of split 1
+read_aircraft = partial(_by_torchvision, "FGVCAircraft", "fgvc-aircraft-2013b/data", ("trainval",), None)  # variants
+read_cars = partial(_by_torchvision, "StanfordCars", "stanford_cars", ("train",), None)
 
 
-def read_dtd(root: Path) -> Listing:
-    """Read Describable Textures. Train is train and val of split 1, 3,760 images."""
-    return _by_torchvision("DTD", root, "dtd/dtd", ("train", "val"))
+def _arrays_of_torchvision(kind: str, parts: dict[str, dict], root: Path) -> Listing:
+    """Return a dataset of pixels. ``parts``: options of train and test, by the beginning of their images' names."""
+    splits = []
+    for begin, options in parts.items():
+        dataset = _torchvision(kind, root, **options)
+        if kind == "SVHN":
+            pixels, labels = dataset.data.transpose(0, 2, 3, 1), dataset.labels  # uint8 [N, 32, 32, 3], int64 [N]
+        else:
+            pixels, labels = dataset.data, dataset.targets
+        names = [f"{begin}/{i:06d}" for i in range(len(pixels))]
+        classes = [str(name) for name in getattr(dataset, "classes", range(10))]
+        splits.append(Split(np.ascontiguousarray(pixels), names, np.array(labels, dtype=np.int64), classes))
+    return Listing(splits[0], test=splits[1])
 
 
-def read_aircraft(root: Path) -> Listing:
-    """Read FGVC-Aircraft, its variants. Train is trainval."""
-    return _by_torchvision("FGVCAircraft", root, "fgvc-aircraft-2013b/data", ("trainval",))
-
-
-def read_cars(root: Path) -> Listing:
-    """Read Stanford Cars by the lists of its devkit and the list of test images with labels."""
-    return _by_torchvision("StanfordCars", root, "stanford_cars", ("train",))
-
-
-def _array_split(part: str, pixels: np.ndarray, labels: Iterable[int], classes: list[str]) -> Split:
-    """Return a split of pixels, uint8 [N, 32, 32, 3]."""
-    names = [f"{part}/{i:06d}" for i in range(len(pixels))]
-    return Split(np.ascontiguousarray(pixels), names, np.array(labels, dtype=np.int64), classes)
-
-
-def read_cifar10(root: Path, kind: str = "CIFAR10") -> Listing:
-    """Read CIFAR-10's Python version."""
-    train, test = (_torchvision(kind, root, train=is_train) for is_train in (True, False))
-    classes = [str(name) for name in train.classes]
-    parts = (_array_split(part, of.data, of.targets, classes) for part, of in (("train", train), ("test", test)))
-    return Listing(next(parts), test=next(parts))
-
-
-read_cifar100 = functools.partial(read_cifar10, kind="CIFAR100")  # its 100 fine classes
-
-
-def read_svhn(root: Path) -> Listing:
-    """Read Street View House Numbers, cropped."""
-    parts = []
-    for part in ("train", "test"):
-        data = _torchvision("SVHN", root, split=part)  # [N, 3, 32, 32], [N]
-        pixels = data.data.transpose(0, 2, 3, 1)
-        parts.append(_array_split(f"{part}_32x32.mat", pixels, data.labels, [str(digit) for digit in range(10)]))
-    return Listing(parts[0], test=parts[1])
+_CIFAR = {"train": {"train": True}, "test": {"train": False}}
+read_cifar10 = partial(_arrays_of_torchvision, "CIFAR10", _CIFAR)
+read_cifar100 = partial(_arrays_of_torchvision, "CIFAR100", _CIFAR)  # its 100 fine classes
+_SVHN = {f"{part}_32x32.mat": {"split": part} for part in ("train", "test")}
+read_svhn = partial(_arrays_of_torchvision, "SVHN", _SVHN)  # cropped
 
 
 # ---------------------------------------------------------------------- lists read here
@@ -142,16 +119,6 @@ def read_indoor67(root: Path) -> Listing:
     parts = [[(path, path.split("/")[0]) for path in lines(base / f"{part}Images.txt")] for part in ("Train", "Test")]
     classes = sorted({name for part in parts for _, name in part})
     return listed_splits(base, classes, *([(f"Images/{path}", classes.index(n)) for path, n in part] for part in parts))
-
-
-def read_pets(root: Path) -> Listing:
-    """Read Oxford-IIIT Pet: images/ and lists of 'NAME CLASS_NUMBER SPECIES BREED'. Train is trainval."""
-    base, parts = root / "oxford-iiit-pet", []
-    for name in ("trainval", "test"):
-        rows = [line.split() for line in lines(base / f"annotations/{name}.txt")]
-        parts.append([(f"images/{row[0]}.jpg", int(row[1]) - 1) for row in rows])
-    classes = names_by_number((label, Path(name).stem.rpartition("_")[0]) for part in parts for name, label in part)
-    return listed_splits(base, classes, *parts)
 
 
 def read_cub200(root: Path) -> Listing:
@@ -169,12 +136,14 @@ def read_cub200(root: Path) -> Listing:
 def read_domainnet(root: Path, domain: str) -> Listing:
     """Read a domain of DomainNet: DOMAIN/CLASS/ and DOMAIN_{train,test}.txt, whose lines are 'PATH LABEL'.
 
-    The lists number the classes. In painting, one class has no training and another no test images.
+    The lists number the classes. In painting, one class has no training and another no test images. A number without
+    images is its own name.
     """
     base = root / "domainnet"
     pairs = [[line.rsplit(maxsplit=1) for line in lines(base / f"{domain}_{part}.txt")] for part in ("train", "test")]
     parts = [[(path.rstrip(), int(label)) for path, label in part] for part in pairs]  # a path may hold spaces
-    classes = names_by_number((label, path.split("/")[-2]) for part in parts for path, label in part)
+    names = {label: path.split("/")[-2] for part in parts for path, label in part}
+    classes = [names.get(number, f"class {number}") for number in range(max(names) + 1)]
     return listed_splits(base, classes, *parts)
 
 

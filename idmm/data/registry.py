@@ -5,9 +5,6 @@ import logging
 import os
 import shutil
 import socket
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
@@ -16,6 +13,7 @@ import yaml
 
 from idmm import config
 from idmm.config.commands import DataInfoConfig, DataListConfig
+from idmm.config.reading import read_file
 from idmm.data import official
 from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
@@ -28,7 +26,6 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = 60.0  # without a byte (seconds)
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".zip")
-_FAILED = (OSError, RuntimeError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -112,9 +109,7 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
         raise FilesMissing(*error.faults) from None
 
 
-_rows = (files("idmm.data") / "datasets.yaml").read_text(encoding="utf-8")
-_rows = yaml.load(_rows, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-DATASETS = {name: Spec(name, **row) for name, row in _rows.items()}
+DATASETS = {name: Spec(name, **row) for name, row in read_file(files("idmm.data") / "datasets.yaml").items()}
 
 
 # ---------------------------------------------------------------------- the commands idmm data list, info, download
@@ -134,11 +129,6 @@ def info(command: DataInfoConfig) -> str:
     facts = asdict(spec) | {"archives": list(spec.archives), "into": None}
     facts = {name: value for name, value in facts.items() if value}
     return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=110).rstrip()
-
-
-def file_name(url: str) -> str:
-    """Return the name of the file at a URL."""
-    return url.rpartition("/")[2].partition("?")[0]
 
 
 def fetch(spec: Spec, root: str | os.PathLike) -> None:
@@ -170,14 +160,14 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     socket.setdefaulttimeout(TIMEOUT)
     try:
         for url, md5 in spec.archives.items():
-            name = file_name(url)
-            download_url(url, aside, name, md5)  # unless it is there and whole
-            if name.endswith(_ARCHIVES):
-                log.info("unpacking %s", name)
-                extract_archive(aside / name, target)
+            download_url(url, aside, md5=md5)  # unless it is there and whole
+            file = aside / os.path.basename(url)
+            if url.endswith(_ARCHIVES):
+                log.info("unpacking %s", file.name)
+                extract_archive(file, target)
             else:
-                shutil.copy(aside / name, target)
-    except _FAILED as error:
+                shutil.copy(file, target)
+    except Exception as error:  # a dozen types of networks, archives and disks
         rest = "The same command tries again, and keeps the files that are whole"
         raise RunError(f"{url}: cannot be fetched ({in_short(error)}). {rest}") from None
     finally:

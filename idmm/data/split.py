@@ -48,9 +48,9 @@ class Split:
         """Return the path of image ``i`` for messages."""
         return self.items[i] if isinstance(self.items, list) else self.names[i]
 
-    def spread(self, most: int) -> list[str] | np.ndarray:
-        """Return at most so many ``items``, evenly spread over all of them."""
-        return self.take(np.unique(np.linspace(0, len(self) - 1, most).astype(int))).items
+    def sample(self) -> list[str] | np.ndarray:
+        """Return at most 64 of ``items``, evenly spread over all of them."""
+        return self.take(np.unique(np.linspace(0, len(self) - 1, 64).astype(int))).items
 
     def take(self, indices: Sequence[int] | np.ndarray) -> "Split":
         """Return the images at ``indices``, in that order, with all classes."""
@@ -103,11 +103,11 @@ def with_unlabelled(listing: Listing) -> Listing:
     more, train = listing.unlabelled, listing.train
     if more is None:
         return listing
-    joined = Split(
+    joined = replace(
+        train,
         items=[*train.items, *more.items],
         names=train.names + more.names,
         labels=None if train.labels is None else np.append(train.labels, np.full(len(more), -1)),
-        classes=train.classes,
         whole=False,
         groups=None if train.groups is None else np.append(train.groups, [""] * len(more)),
     )

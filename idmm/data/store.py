@@ -8,7 +8,7 @@ import numpy as np
 from idmm import config, distributed
 from idmm.data.folder import PARTS
 from idmm.data.image_store import ImageStore, store_split
-from idmm.data.images import AUTO, LUMA, WHITE, StoredSize, ValueRange, as_range
+from idmm.data.images import AUTO, LUMA, WHITE, StoredSize, ValueRange
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split, counted
 from idmm.errors import UserError, listed
@@ -48,7 +48,6 @@ def store_images(
     train_size: StoredSize,
     eval_sizes: Mapping[int, StoredSize],
     *,
-    parts: tuple[str, ...] = PARTS,
     value_range: ValueRange = AUTO,
     mean: list[float] | None = None,
     std: list[float] | None = None,
@@ -65,8 +64,8 @@ def store_images(
         UserError: Bad images of all splits in one.
         RunError: An image does not fit into memory.
     """
-    evaluated = {part: split for part, split in listing.parts.items() if part in parts and part in ("val", "test")}
-    value_range, faults = as_range(value_range), []
+    evaluated = {part: split for part, split in listing.parts.items() if part in ("val", "test")}
+    faults = []
 
     def store(split: Split, part: str, stored_size: StoredSize, **values) -> ImageStore | None:
         try:
@@ -77,7 +76,7 @@ def store_images(
     train = store(listing.train, "train", train_size, value_range=value_range)
     values = {"value_range": (train and train.value_range) or value_range, "bands": train and train.bands}
     if train and not train.high_bit and value_range == AUTO:
-        values["value_range"] = (0, WHITE)  # as predictions have it: the training images give no range
+        values["value_range"] = [0, WHITE]  # as predictions have it: the training images give no range
     crops = {
         size: {part: store(split, part, stored, **values) for part, split in evaluated.items()}
         for size, stored in eval_sizes.items()
@@ -149,8 +148,7 @@ def image_differences(old: dict, new: dict) -> list[str]:
             "added": [name for name in now if name not in before],
             "changed": [name for name in both if before[name].split()[0] != now[name].split()[0]],
             "relabelled": [name for name in both if before[name].split()[1:] != now[name].split()[1:]],
-            "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
         }
         changes = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
-        lines += [f"{part}: {change}" for change in changes or ["the list of classes is another"]]
+        lines += [f"{part}: {change}" for change in changes or ["the order of the images or the classes is another"]]
     return lines

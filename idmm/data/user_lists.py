@@ -9,7 +9,7 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -174,20 +174,17 @@ def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[
     return rows
 
 
-def class_rows(
-    parts: dict[str, Split], columns: Sequence[str] = (), more: Callable[[str, int], tuple] = lambda part, i: ()
-) -> Iterator[tuple]:
+def class_rows(parts: dict[str, Split]) -> Iterator[tuple]:
     """Yield the header of a list for ``data.labels`` and a row per image with a label.
 
-    A row has path, class, split, the cells of ``more`` for image ``i`` of a part (``columns``), and the group if there
-    are groups. An image without a group is its own.
+    A row has path, class, split, and the group if there are groups. An image without a group is its own.
     """
     grouped = any(split.groups is not None for split in parts.values())
-    yield ("path", "class", "split", *columns, *(["group"] if grouped else []))
+    yield ("path", "class", "split", *(["group"] if grouped else []))
     for part, split in parts.items():
         for i in np.flatnonzero(split.labels >= 0):
             group = (split.groups is not None and split.groups[i]) or split.names[i]
-            row = (split.names[i], split.classes[split.labels[i]], part, *more(part, i))
+            row = (split.names[i], split.classes[split.labels[i]], part)
             yield (*row, group) if grouped else row
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import BadImage, check_pixels, reporting
+from idmm.data.formats import BadImage, reporting
 from idmm.data.images import digest, read
 from idmm.data.split import Listing
 from idmm.errors import RunError
@@ -99,7 +99,6 @@ def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 def mask_values(content: bytes) -> np.ndarray:
     """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values. BadImage: it is another file."""
     with reporting(), Image.open(io.BytesIO(content)) as image:
-        check_pixels(*image.size)
         mode, form = image.mode, image.tile[0][3] if image.tile else None
         values = np.asarray(image) // GREYS.get(form, 1)
     if mode not in ("L", "P", "1"):

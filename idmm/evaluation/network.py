@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from idmm import distributed
 from idmm.data.formats import BadImage
 from idmm.data.image_store import ImageStore
-from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, ValueRange, as_range, bands_of, read_image, unit
+from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, ValueRange, bands_of, read_image, unit
 from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split, counted
@@ -91,7 +91,7 @@ class Network:
         ``size`` (pixels)."""
         bands = bands_of(saved.in_chans, saved.extra.get("bands"), saved.extra.get("file_channels"))
         preprocessing = (size, saved.crop_pct, saved.mean, saved.std)
-        return cls(model, *preprocessing, device, batch_size, saved.source, as_range(saved.range), bands)
+        return cls(model, *preprocessing, device, batch_size, saved.source, saved.range, bands)
 
     def outputs(self, batches: Iterable[dict], forward: Forward = pooled) -> np.ndarray:
         """Return the outputs of ``forward`` for all images in order, float32 [N, k].

@@ -178,7 +178,7 @@ def _features(report: DatasetReport, split: Split) -> tuple[Split, np.ndarray]:
     statistics = [0.0] * channels, [1.0] * channels
     model = create_backbone("hog", in_chans=channels)
     model.set_statistics(*statistics)
-    values = report.range or (0, WHITE), report.bands
+    values = report.range or [0, WHITE], report.bands
     network = Network(model, SIDE, CROP_PCT, *statistics, "cpu", BATCH, "the baseline", *values)
     return network.readable(split, pooled, "features for the baseline")
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from idmm import distributed
-from idmm.data.folder import PARTS
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.registry import spec_of
@@ -115,11 +114,10 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
     sizes = dict.fromkeys(phase.size for phase in setup.phases)
     saved = (folder and folder.image_values()) or {}
     stores = store_images(
-        listing,
+        listing if stage.needs.eval_pixels else replace(listing, val=None, test=None),
         setup.config.data,
         stage.stored_size(max(sizes)),
         {size: stage.eval_stored_size(size) for size in sizes},
-        parts=PARTS if stage.needs.eval_pixels else ("train",),
         value_range=saved.get("range") or spec.range,
         mean=spec.mean or saved.get("mean"),
         std=spec.std or saved.get("std"),

@@ -23,7 +23,6 @@ from idmm.progress import log
 from idmm.stages.train_plan import HELD_OUT, Counts, TrainState
 
 LABELS, COPIES = "labels.csv", "duplicates.txt"
-LOOKED_AT = 64  # images that are opened for their sizes
 
 
 def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
@@ -124,7 +123,7 @@ def count(splits: Listing, data: Data, foreign: bool) -> Counts:
     train, sides, divisible = splits.train, [], True
     labelled = list_images(labelled_part(data), labelled=True).train
     without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
-    for item in train.spread(LOOKED_AT):
+    for item in train.sample():
         with contextlib.suppress(BadImage):  # which the first stage names
             sides.append(min(image_size(item)))
     if labelled.groups is not None:

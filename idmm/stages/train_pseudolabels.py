@@ -133,11 +133,10 @@ def pseudolabel(
     labels = np.where(label_shares.any(axis=1), label_shares.argmax(axis=1), -1)
     labels[is_given] = given_labels
 
-    def columns(part: str, i: int) -> tuple:
-        return ("yes", 1) if part != "train" or is_given[i] else ("no", f"{label_shares[i].max():.4g}")
-
-    table = class_rows(splits.parts | {"train": replace(train, labels=labels)}, ("given", "share"), columns)
-    write_csv(out / PSEUDOLABELS, table)
+    header, *table = class_rows(splits.parts | {"train": replace(train, labels=labels)})
+    guessed = {train.names[i]: ("no", f"{label_shares[i].max():.4g}") for i in np.flatnonzero(~is_given)}
+    table = [(*row, *guessed.get(row[0], ("yes", 1))) for row in table]
+    write_csv(out / PSEUDOLABELS, [(*header, "given", "share"), *table])
     if plan.joined:
         features.save(out / FEATURES, joined_by(agreement))
     baseline_top1 = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None

@@ -69,8 +69,8 @@ def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
 
 
 def choose_workers(wanted: int | None, transform: BatchFn, images: np.ndarray) -> int:
-    """Resolve ``data.workers``: null is as many as there may be. Fewer, with a warning, if shared memory is too small for
-    their batches of ``images``, a micro-batch."""
+    """Resolve ``data.workers``: null is as many as there may be. Fewer, with a warning, if shared memory is too small
+    for their batches of ``images``, a micro-batch."""
     if not (most_workers() if wanted is None else wanted):
         return 0
     one = transform(0, images[:1])
