@@ -77,12 +77,7 @@ def in_short(error: Exception) -> str:
 def needed(feature: str, libraries: Iterable[str], extra: str) -> None:
     """Raise UserError with the install command if libraries of an extra are missing."""
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{feature}: needs {', '.join(missing)}. Install it with: {install(extra)}")
-
-
-def install(extra: str) -> str:
-    """Return the command that installs an extra in the checkout."""
-    return f"pip install -e '.[{extra}]'"
+        raise UserError(f"{feature}: needs {', '.join(missing)}. Install it with: pip install -e '.[{extra}]'")
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -24,7 +24,6 @@ from idmm.config import (
 from idmm.config.data import colours_of
 from idmm.config.parsing import build, flatten, parse, to_dict
 from idmm.config.reading import recipes
-from idmm.errors import install
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
 
@@ -211,10 +210,10 @@ def test_a_missing_library(tmp_path, monkeypatch, capsys):
     original = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lightly" else original(name, *a))
     resolved(name="idmm")
-    line = f"needs lightly, install it with: {install('baselines')}"
-    assert method_faults(name="idmm", projection=True) == [f"method.name: idmm {line}"]
+    line = "needs lightly. Install it with: pip install -e '.[baselines]'"
+    assert method_faults(name="idmm", projection=True) == [f"method.name: idmm: {line}"]
     assert inside("pretrain", tmp_path / "run", **BARE, method__name="simclr") == 2
-    assert capsys.readouterr().err.splitlines() == [f"method.name: simclr {line}"]
+    assert capsys.readouterr().err.splitlines() == [f"method.name: simclr: {line}"]
     assert not (tmp_path / "run").exists()
 
 

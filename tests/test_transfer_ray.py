@@ -16,7 +16,7 @@ from helpers import PATIENCE, same
 from transfers import GRID, begun, cells, inside, runs, stamps
 
 from idmm.config import parsing
-from idmm.errors import Interrupted, install
+from idmm.errors import Interrupted
 from idmm.transfer import cluster
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import GridPlan
@@ -174,4 +174,4 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, monkeypa
 def test_without_ray(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     grid = make(tmp_path / "out")
-    assert faults(check, grid.config, grid.plan) == [f"engine: ray: needs ray. Install it with: {install('ray')}"]
+    assert faults(check, grid.config, grid.plan) == ["engine: ray: needs ray. Install it with: pip install -e '.[ray]'"]

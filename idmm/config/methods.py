@@ -5,14 +5,13 @@ recipe into ``configs/pretrain/NAME.yaml``. Widths and temperatures are from Tab
 table leaves out are from the methods' own papers and releases.
 """
 
-import importlib.util
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
 from idmm.config.base import section
 from idmm.config.data import CropGroup
-from idmm.errors import install
+from idmm.errors import UserError, needed
 
 BYOL_JITTER = [0.4, 0.4, 0.2, 0.1]  # of BYOL, also used by MoCo v3 and DINO
 
@@ -40,19 +39,15 @@ class Method:
     name: str
     """Pretraining method. supcon and supervised need labels. All but idmm and supervised need the extra 'baselines'."""
 
-    def crop_faults(self, crops: list[CropGroup]) -> list[str]:
-        """Return what is wrong with the number of crops per image."""
+    def check(self, crops: list[CropGroup]) -> None:
+        """Raise UserError if a library is missing, or the method cannot compare so many crops per image."""
+        libraries = {*self.LIBRARIES} | ({"lightly"} if getattr(self, "projection", False) else set())
+        needed(f"method.name: {self.name}", libraries, "baselines")
         count, (fewest, most) = sum(group.count for group in crops), self.CROPS_COMPARED
-        if fewest <= count <= (most or count):
-            return []
-        expected = f"{fewest}" if most else f"at least {fewest}"
-        return [f"views.crops: got {count} crops per image, but {self.name} compares crops, expected {expected}"]
-
-    def missing_libraries(self) -> list[str]:
-        """Return a fault for each library that the method needs and that is not installed."""
-        names = {*self.LIBRARIES} | ({"lightly"} if getattr(self, "projection", False) else set())
-        missing = [name for name in sorted(names) if importlib.util.find_spec(name) is None]
-        return [f"method.name: {self.name} needs {name}, install it with: {install('baselines')}" for name in missing]
+        if not fewest <= count <= (most or count):
+            expected = f"{fewest}" if most else f"at least {fewest}"
+            what = f"{count} crops per image, but {self.name} compares crops, expected {expected}"
+            raise UserError(f"views.crops: got {what}")
 
 
 @section

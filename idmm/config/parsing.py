@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
@@ -77,25 +77,19 @@ def build(kind: type[Config], source: Any) -> Config:
     """
     if isinstance(source, kind):
         return source
-    return _checked(kind, merged(_plain(source)) if isinstance(source, dict) else recipe(kind, source), [])
+    return _checked(kind, merged(to_dict(source)) if isinstance(source, dict) else recipe(kind, source), [])
 
 
 def to_dict(config: Any) -> Any:
-    """Return a config, or a mapping with configs and paths in it, as nested dicts and lists for YAML and JSON."""
-    return to_jsonable_python(config, fallback=str)
+    """Return a config, or a mapping from Python, as nested dicts and lists for YAML and JSON. Paths become texts."""
+    return to_jsonable_python(config, fallback=_plain)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value from Python with its paths as texts, and numpy's numbers and arrays as Python's."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [_plain(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return to_dict(value) if is_dataclass(value) else value
+    """Return a range or numpy's number or array as Python's, anything else as text."""
+    if isinstance(value, range):
+        return [*value]
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def dump(config: Any) -> str:

@@ -201,13 +201,11 @@ class PretrainConfig(Common):
         if self.train.warmup_epochs is None and warmup is not None:
             config = replace(config, train=replace(self.train, warmup_epochs=warmup))
             notes.append(f"train.warmup_epochs: {warmup:g}, {method.name}'s")
-        faults = [*method.missing_libraries(), *method.crop_faults(crops)]
+        method.check(crops)
         if self.data.labelled is not None and not self.trains_classifier:
             unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
             needs = f"{method.name} cannot use images without labels. Draw the images with data.subset instead."
-            faults.append(f"data.labelled: {needs if method.NEEDS_LABELS else unused}")
-        if faults:
-            raise UserError(*faults)
+            raise UserError(f"data.labelled: {needs if method.NEEDS_LABELS else unused}")
         return config, notes
 
 
