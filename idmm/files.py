@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,8 +21,6 @@ _CONTENT = f".{_MARK}content"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without flock
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 WEIGHTS_EXPECTED = f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
-_FINETUNE = "idmm finetune --config fast --init {} --data.root DIR --out NEW"
-_PUBLIC = re.compile(r"timm:[\w.-]+", re.ASCII)
 
 
 # ---------------------------------------------------------------------- reading and writing
@@ -105,18 +102,13 @@ def output_path(out: str, endings: Sequence[str] | None) -> Path:
     """Return the path of results without creating it: a file with one of the endings, or a folder (None).
 
     Raises:
-        UserError: It has none of the endings, a file is where a folder is expected or the other way round, the folder
-            is not empty, or it cannot be written.
+        UserError: It has none of the endings, the folder is not empty, or it cannot be written.
     """
     path = Path(out)
     if endings is not None and path.suffix.lower() not in endings:
         raise UserError(f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}")
-    if endings is not None and path.is_dir():
-        raise UserError(f"out: '{out}' is a folder, expected a file")
     if endings is None and path.is_dir() and _has_files(path):
         raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
-    if endings is None and os.path.lexists(path) and not path.is_dir():
-        raise UserError(f"out: '{out}' is a file, expected a new folder")
     places = [path.absolute(), *path.absolute().parents] if endings is None else path.absolute().parents
     folder = next(folder for folder in places if os.path.lexists(folder))
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
@@ -233,7 +225,7 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
         stem: File of a run: ``backbone``, or ``model`` for the one with the classifier.
 
     Raises:
-        UserError: Nothing there, no such weights in the folder, or a name that is not of a checkpoint.
+        UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint.
     """
     path = Path(path) if is_public(path) else expand_home(path)
     if fault := _weights_fault(path, stem):
@@ -243,10 +235,9 @@ def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone
 
 def _weights_fault(path: Path, stem: str) -> str | None:
     """Return why there are no such weights, if so."""
-    fine_tune = f"Fine-tune it on labelled images first: {_FINETUNE.format(path)}"
+    command = f"idmm finetune --config fast --init {path} --data.root DIR --out NEW"
+    fine_tune = f"Fine-tune it on labelled images first: {command}"
     if is_public(path):
-        if not _PUBLIC.fullmatch(str(path)):
-            return "is not a name of public weights, expected timm:NAME"
         return f"has no classifier of your classes. {fine_tune}" if stem == "model" else None
     if not path.exists():
         return f"does not exist, {WEIGHTS_EXPECTED}{', or timm:NAME' if stem == 'backbone' else ''}"

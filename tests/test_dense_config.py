@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
     detect = ["detect", *MODEL, "--out", out, "--train.size", 64]
     segment = ["segment", *detect[1:]]
     for argv, line in (
-        (detect, "data.root: missing, detect expects a folder of images with their boxes"),
+        (detect, "data.root: missing, data.name 'folder' expects a folder of images"),
         ([*segment, "--data.name", "flowers"], "data.name: got 'flowers'"),
         (
             [*detect, "--data.labels", "a.csv"],

@@ -205,7 +205,7 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
     (a_run / "last").mkdir(parents=True), file.touch()
     for place, line in (
         (a_run, f"out: '{a_run}' exists and is not empty. Name a new folder"),
-        (file, f"out: '{file}' is a file, expected a new folder"),
+        (file, f"out: cannot write '{file}', because '{file}' is not a folder. Name another place"),
     ):
         assert inside(place) == 2 and capsys.readouterr().err == f"{line}\n"
     below = file / "below"

@@ -87,7 +87,7 @@ class DenseStage(Stage):
     """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off."""
 
     crop_pct = 1.0
-    LABELS: ClassVar[str]  # what data.root has to hold for each image
+    LABELS: ClassVar[str]  # of each image, for messages
 
     def read_listing(self) -> "DenseListing":
         from idmm.dense.read import read_images
@@ -114,11 +114,8 @@ class DenseStage(Stage):
         return [Phase(1, "train.size", label, train.size, train.epochs, train.batch_size, train.lr, others)]
 
     def fill_names(self) -> tuple[DenseConfig, list[str]]:
-        config, notes = super().fill_names()
-        if config.data.root is None:
-            raise UserError(f"data.root: missing, {self.NAME} expects a folder of images with their {self.LABELS}")
         needed(self.NAME, DENSE_LIBRARIES[self.NAME], "dense")
-        return config, notes
+        return super().fill_names()
 
 
 class DetectStage(DenseStage):
