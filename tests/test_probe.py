@@ -192,7 +192,7 @@ def test_mistakes_are_a_line_each(run, tmp_path, capsys):
     assert mistake(init=None) == "init: missing, expected --init or --model.name"
     assert mistake(init=tmp_path / "none").startswith(f"init: '{tmp_path}/none' does not exist, expected")
     assert mistake("--size", "20").startswith("size: image size 20x20: vit_tiny_patch16_224 does not accept it")
-    assert mistake("--data.subset", "{total: 1}").startswith("data.subset: the training images are all of one class")
+    assert mistake("--data.subset", "{total: 1}").startswith("data: the training images are all of one class")
     (run / "backbone.json").write_text("{}")
     line = mistake(init=run / "backbone.safetensors")
     assert line.endswith("does not name its model. Give its timm name")

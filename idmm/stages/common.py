@@ -278,8 +278,7 @@ def build_accuracy(run: RunContext, setup: RunSetup, phase: Phase, store: ImageS
 def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> None:
     """Measure ``baseline_top1`` (percent) of a new run: hand-made features of its centre crops, logistic regression.
 
-    See :func:`idmm.evaluation.baseline.measure`. It is left out if the training images are all of one class. All
-    processes must call together.
+    See :func:`idmm.evaluation.baseline.measure`. All processes must call together.
     """
     started_at = time.monotonic()
     if BASELINE in run.folder.start_scores:
@@ -288,8 +287,6 @@ def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> None:
     most = baseline.DECODED if train.decodes or test.decodes else baseline.MOST
     numbers = baseline.sample_to_fit(train.labels, most), baseline.sample(test.labels, most)
     labels, truth = train.labels[numbers[0]], test.labels[numbers[1]]
-    if len(np.unique(labels)) < 2:
-        return
     train_features, test_features = (
         baseline.features(
             eval_batches(run, setup, store, size, BASELINE_BATCH, images=some), setup.spec.mean, setup.spec.std

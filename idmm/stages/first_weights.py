@@ -11,7 +11,6 @@ from idmm import distributed
 from idmm.config import FinetuneConfig
 from idmm.data.image_store import ImageStore
 from idmm.data.store import Stores
-from idmm.errors import UserError
 from idmm.evaluation.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
 from idmm.evaluation.monitor import FLOORS, spread
 from idmm.models.build import linear_classifiers, one_image_norms
@@ -64,13 +63,9 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
     All processes must call together.
 
     Raises:
-        UserError: All training images are of one class.
         RunError: The features are not finite, or memory ran out.
     """
     train, config = images.train, setup.config
-    if len(numbers := np.unique(train.labels)) < 2:
-        line = f"features, but the training images are all of one class, '{train.classes[numbers[0]]}'"
-        raise UserError(f"{CLASSIFIER_INIT}: {line}, expected two classes or more, or random")
     with common.enough_for(phase.batch_size):
         model.to(run.device)
         if not config.model.freeze:  # a frozen backbone stays in evaluation mode

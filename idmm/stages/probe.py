@@ -4,13 +4,10 @@ import tempfile
 import time
 from dataclasses import replace
 
-import numpy as np
-
 from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
 from idmm.data.store import Stores
-from idmm.errors import UserError
 from idmm.evaluation.evaluate import readouts
 from idmm.evaluation.network import Network
 from idmm.progress import aligned, log
@@ -61,8 +58,6 @@ def run_one(setup: RunSetup) -> dict:
             return folder.result()
         started_at = time.monotonic()
         setup, images = common.store_run_images(setup, setup.stage.list_images(), folder)
-        if len(np.unique(images.train.labels)) < 2:
-            raise UserError("data.subset: the training images are all of one class. A probe needs two or more")
         network = build_network(setup, config.init or spec.name)
         result = measure(setup, network, images)
         result["seconds"] = round(time.monotonic() - started_at, 1)

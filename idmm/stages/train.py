@@ -90,7 +90,6 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
         if state.result:
             _print(f"{out}: finished already{'' if command.compare and not state.scratch else ', nothing to do'}")
         else:
-            _announce(command, state, clock.now() - began)
             _run(command, state, (clock.now() - began) / 60)
             state.save(out)
     except UserError:  # of a stage, too: another command may take the folder
@@ -112,18 +111,6 @@ def _print(text: str) -> None:
         print(text)
 
 
-def _announce(command: TrainCommand, state: TrainState, elapsed: float) -> None:
-    """Log the plan, and when it ends (``elapsed`` seconds are gone). A resumed command's steps log their own ends."""
-    for line in state.plan.why:
-        log.info("%s", line)
-    ends = ", resumed"
-    if not state.minutes.keys() & state.plan.shares.keys():
-        seconds = 60 * (command.minutes - state.minutes["before"]) - elapsed
-        ends = time.strftime(", until about %H:%M", time.localtime(time.time() + seconds))
-    more = f", then {command.minutes:g} min from scratch (--compare)" if command.compare else ""
-    log.info("%g min at most%s%s", command.minutes, ends, more)
-
-
 def _of_first_process(state: TrainState, device: str) -> TrainState:
     """Return the first process's state: another may have read the plan's file later."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -143,8 +130,6 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
         state = TypeAdapter(TrainState).validate_python(json.loads((out / FILE).read_bytes()))  # paths may be no UTF-8
     except FileNotFoundError:
         return None
-    except NotADirectoryError:
-        raise UserError(f"out: '{out}' is a file, expected a new folder") from None
     except (OSError, ValueError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({in_short(error)}). Name a new folder") from None
     check_config(out, parsing.flatten(state.command), parsing.flatten(_keys(command)))
@@ -180,14 +165,20 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
 
 # ---------------------------------------------------------------------- the runs
 def _run(command: TrainCommand, state: TrainState, before: float) -> None:
-    """Run the plan's stages in the time that is left after ``before`` (minutes).
+    """Log the plan and run its stages in the time that is left after ``before`` (minutes).
 
     The time of each stage is saved when it begins, so that it can be resumed.
     """
     out, minutes_of, results = Path(command.out), state.minutes, {}
+    begun = minutes_of.keys() & state.plan.shares.keys()
     minutes_of["before"] += distributed.broadcast(before)  # of each start
     remaining = command.minutes - minutes_of["before"]
-    if remaining < SHORTEST and not minutes_of.keys() & state.plan.shares.keys():
+    for line in state.plan.why:
+        log.info("%s", line)
+    end = time.strftime("until about %H:%M", time.localtime(time.time() + 60 * remaining))
+    more = f", then {command.minutes:g} min from scratch (--compare)" if command.compare else ""
+    log.info("%g min at most, %s%s", command.minutes, "resumed" if begun else end, more)
+    if remaining < SHORTEST and not begun:
         gone = f"{duration(60 * before)} were gone before the first stage"
         least = max(2 * before, before + STARTUP / 60)
         raise UserError(f"minutes: got {command.minutes:g}, but {gone}, expected at least {least:.2g}")

@@ -83,6 +83,8 @@ class Stage:
         needs, listing = self.needs, self.read_listing()
         if needs.several and len(listing.train) < 2:
             raise UserError("data.root: 1 image to train on. Telling images apart needs at least 2")
+        if needs.labels and listing.train.labels is not None and len({*listing.train.labels} - {-1}) < 2:
+            raise UserError("data: the training images are all of one class, expected two classes or more")
         if needs.val and listing.val is None:  # the best epoch would be chosen on the images that are reported
             how = "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
             what = "best chooses by val, and there is no split but the one that is reported"
