@@ -189,7 +189,7 @@ class DenseEvaluator(Evaluator):
         transform = DenseTransform(self.store, self.size, spec.mean, spec.std, only_images=True)
         batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * self.size**2
         batches = own_share(transform, np.arange(len(self.store)), self.batch_size, run.workers, batch_bytes)
-        batches, label = run.interrupts.watch(batches), f"{self.setup.stage.LABELS} of the test images"
+        batches, label = run.interrupts.watch(batches), f"{self.COUNTED} of the test images"
         return counting(batches, len(self.store), label) if final and run.folder.leader else batches
 
     @abstractmethod

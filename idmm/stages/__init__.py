@@ -2,7 +2,7 @@
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
@@ -87,7 +87,6 @@ class DenseStage(Stage):
     """Stage 2 on boxes or masks. Images are put on a square and none of them is cut off."""
 
     crop_pct = 1.0
-    LABELS: ClassVar[str]  # of each image, for messages
 
     def read_listing(self) -> "DenseListing":
         from idmm.dense.read import read_images
@@ -122,14 +121,12 @@ class DetectStage(DenseStage):
     """Boxes, and their masks if there are any."""
 
     NAME, CONFIG = "detect", DetectConfig
-    LABELS = "boxes"
 
 
 class SegmentStage(DenseStage):
     """A class per pixel."""
 
     NAME, CONFIG = "segment", SegmentConfig
-    LABELS = "masks"
 
 
 class ProbeStage(Stage):
