@@ -140,15 +140,10 @@ def filling(path: Path) -> Iterator[Path]:
     with _aside(inside or path, "Nothing is left of it") as aside:
         aside.mkdir()
         yield aside
-        if inside and _has_files(path):
-            raise RunError(f"{path}: another command wrote there meanwhile. Nothing was added")
     if inside:
-        try:
-            for child in inside.iterdir():
-                child.replace(path / child.name)
-            inside.rmdir()
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written ({error.strerror}). '{inside}' has the rest") from None
+        for child in inside.iterdir():
+            child.replace(path / child.name)
+        inside.rmdir()
 
 
 def _has_files(folder: Path) -> bool:

@@ -51,7 +51,8 @@ class Train:
     minutes: float | None = Field(None, gt=0)
     """Time for the whole run instead of epochs (minutes). Schedules follow the clock. Default: epochs count."""
     max_epochs: int | None = Field(None, ge=1)
-    """With minutes: most epochs over all stages, so that few images are not overfitted. Default: no limit."""
+    """With minutes: most epochs over all stages, at least one each, so that few images are not overfitted. Default: no
+    limit."""
     batch_size: int = Field(256, ge=1)
     """Images per optimizer step, over all processes. The last, smaller batch is kept."""
     lr: float | None = Field(None, gt=0)
@@ -221,14 +222,6 @@ class FinetuneConfig(Common):
     train: FinetuneTrain = field(default_factory=FinetuneTrain)
     augment: Augment = field(default_factory=Augment)
     drloc: DrLoc = field(default_factory=DrLoc)
-
-    @model_validator(mode="after")
-    def _check(self):
-        epochs, stages = self.train.max_epochs, len(self.stages or [])
-        if epochs is not None and epochs < stages:
-            what = f"got {epochs}, expected at least one epoch for each of {stages} stages"
-            raise FieldErrors({"train.max_epochs": what})
-        return self
 
     def resolved_stages(self) -> list[Stage]:
         """Return the stages, with null filled in from ``train``."""

@@ -23,7 +23,7 @@ from idmm.files import holds_run, made_folder, write_json
 from idmm.models.spec import model_spec
 from idmm.progress import duration, log
 from idmm.report.stats import compared
-from idmm.stages import STAGES, train_data
+from idmm.stages import STAGES
 from idmm.stages.resolve import check_place, run_stage
 from idmm.stages.train_configs import stage_config
 from idmm.stages.train_data import COPIES, LABELS, check_images, chosen_images, count, data_of, names_digest
@@ -158,8 +158,10 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
     foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
     counts = count(listing, data, foreign)
     plan = make_plan(replace(resolved, data=data), counts)
-    if plan.way == "pretrain" and command.data.labels is not None:
-        train_data.check_subset(data)
+    if plan.way == "pretrain" and data.subset and command.data.labels is not None:
+        whole = list_images(replace(data, subset=None), labelled=False, unlabelled=False)
+        if whole.train.labels is None:  # stage 1 would draw from images without labels, too
+            raise UserError("data.subset: some training images have no label. Pass data.labelled instead")
     return TrainState(_keys(command), parsing.to_dict(data), names_digest(listing), counts, plan)
 
 

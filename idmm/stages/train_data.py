@@ -42,13 +42,6 @@ def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
     return data, list_images(data, labelled=True, unlabelled=True)
 
 
-def check_subset(data: Data) -> None:
-    """Raise UserError if pretraining would draw ``data.subset`` from images without labels, too."""
-    everything = replace(data, subset=None)
-    if data.subset and list_images(everything, labelled=False, unlabelled=False).train.labels is None:
-        raise UserError("data.subset: some training images have no label. Pass data.labelled instead")
-
-
 def _without_copies(data: Data, out: Path) -> Data:
     """Return the data without training images whose file is that of an earlier one or of a test image, with a warning.
 
