@@ -50,8 +50,7 @@ Records = list[dict]  # of metrics.jsonl, one per epoch
 # ---------------------------------------------------------------------- style
 def look(number: int, **changes) -> dict:
     """Return matplotlib's keywords for the colour, line style and marker of the n-th curve."""
-    n = number % 28  # no two are the same
-    return {"color": COLOURS[n % 7], "linestyle": STYLES[n % 4], "marker": MARKERS[n % 7]} | changes
+    return {"color": COLOURS[number % 7], "linestyle": STYLES[number % 4], "marker": MARKERS[number % 7]} | changes
 
 
 def plain_axis(axis) -> None:

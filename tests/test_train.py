@@ -24,6 +24,8 @@ from idmm.stages.train_plan import Counts, make_plan
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds
+RESULT = {"top1": 60.0, "top1_interval": [40.0, 90.0], "baseline_top1": 40.0, "largest_class": 50.0}
+RESULT |= {"test_size": 4, "seconds": 1.0}
 MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", yaml.safe_dump(VIT, default_flow_style=True).strip()]
 
 
@@ -119,7 +121,7 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
         ran.append((part, minutes, config.get("init"), config["data"]["workers"]))
         if len(ran) == 2:
             raise Interrupted("interrupted")
-        return {"seconds": 120, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 11, "largest_class": 54.5}
+        return {**RESULT, "seconds": 120}
 
     monkeypatch.setattr(train, "_stage", stage)
     argv = given(images, tmp_path / "x", way="pretrain", minutes=10)
@@ -140,7 +142,7 @@ def stages_run(monkeypatch, argv):
     def run(config):
         config, _ = stage_of(config).fill_names()
         ran.append((stage_of(config).list_images(), config))
-        return {"seconds": 1, "top1": 50.0, "top1_interval": [40.0, 60.0], "test_size": 1, "largest_class": 50.0}
+        return RESULT
 
     with monkeypatch.context() as patched:
         patched.setattr(train, "run_stage", run)
@@ -440,8 +442,7 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
     def stage(given, state, part, minutes):
         config = train_configs.stage_config(given, state, part, minutes)
         ran.append((part, config["model"]["name"], config["train"].get("max_epochs"), config["model"].get("freeze")))
-        more = {"test_size": 4, "top1_interval": [40.0, 90.0], "largest_class": 50.0, "seconds": 1.0}
-        return more | {"top1": 60.0, "start_top1": linear, "baseline_top1": 40.0, "whole_epochs": epochs}
+        return RESULT | {"start_top1": linear, "whole_epochs": epochs}
 
     monkeypatch.setattr(train, "_stage", stage)
     frozen = ("last", "hog_conv", 1, True)

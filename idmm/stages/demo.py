@@ -15,7 +15,7 @@ from idmm.progress import drawing
 from idmm.report import charts as pictures
 from idmm.stages.train import train
 
-NAMES = {"baseline": "baseline_top1", "from scratch": "scratch_top1", "idmm train": "idmm_top1"}
+WAYS = ("baseline", "from scratch", "idmm train")
 EACH = 5  # labelled images of a class
 LEAST_GAIN = 2.0  # points
 
@@ -38,13 +38,13 @@ def demo(command: DemoConfig) -> dict:
     out = Path(command.out)
     _write_images(out / "images")
     seeds = [_trained(command, out, seed) for seed in range(command.seeds)]
-    rows = {
-        "baseline": [state["result"]["baseline_top1"] for state in seeds],
-        "from scratch": [state["scratch"]["top1"] for state in seeds],
-        "idmm train": [state["result"]["top1"] for state in seeds],
+    result = {
+        "baseline_top1": [state["result"]["baseline_top1"] for state in seeds],
+        "scratch_top1": [state["scratch"]["top1"] for state in seeds],
+        "idmm_top1": [state["result"]["top1"] for state in seeds],
     }
+    rows = dict(zip(WAYS, result.values(), strict=True))
     *others, ours = map(statistics.mean, rows.values())
-    result = {NAMES[label]: values for label, values in rows.items()}
     result |= {"gain": ours - max(others), "minutes": command.minutes}
     write_json(out / "demo.json", result)
     counts, tested = seeds[0]["counts"], seeds[0]["result"]

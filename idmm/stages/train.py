@@ -258,11 +258,9 @@ def _report(state: TrainState) -> list[str]:
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
     lines.append(f"{state.best or state.plan.way}: top-1 {result['top1']:.1f} % {tested}")
-    baseline = result.get("baseline_top1")
-    if baseline is not None:
-        lines.append(f"  the baseline, trained on the given labels only: {baseline:.1f} %")
+    lines.append(f"  the baseline, trained on the given labels only: {result['baseline_top1']:.1f} %")
     lines.append(f"  the largest class every time: {result['largest_class']:.1f} %")
-    if baseline is not None and low <= baseline:
+    if low <= result["baseline_top1"]:
         lines.append("  This is not clearly better than the baseline on these test images. More labels help most")
     if state.gain:
         points, p, scratch = state.gain["points"], state.gain["p"], state.scratch

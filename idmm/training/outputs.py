@@ -87,7 +87,6 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
         ``top1_interval``, ``largest_class``, ``baseline_top1``, and the counts of classes, images and groups.
     """
     folder, classes, test = run.folder, images.train.classes, images.test
-    baseline_score = {name: score for name, score in folder.start_scores.items() if name == BASELINE}
     if folder.leader:
         write_csv(folder.path / "per_class.csv", _class_rows(predictions, classes))
         write_csv(folder.path / PREDICTIONS, _image_rows(predictions, test, classes))
@@ -96,8 +95,8 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
 
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
     truth, predicted = predictions.truth, predictions.predicted
-    scores = predictions.scores() | {"largest_class": largest_class(truth), **baseline_score}
-    scores |= {"num_classes": len(classes), "test_size": len(test)}
+    scores = predictions.scores() | {"largest_class": largest_class(truth)}
+    scores |= {BASELINE: folder.start_scores[BASELINE], "num_classes": len(classes), "test_size": len(test)}
     if test.groups is not None:
         scores["test_groups"] = len(set(test.groups))
     if setup.config.data.fold is not None:
@@ -105,9 +104,7 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
     out, top1, top5 = setup.config.out, scores["top1"], scores["top5"]
     log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", out, top1, top5, len(test))
     line = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
-    line += "largest class {largest_class:.2f}"
-    if baseline_score:
-        line += ", the baseline {baseline_top1:.2f}"
+    line += "largest class {largest_class:.2f}, the baseline {baseline_top1:.2f}"
     log.info("%s", line.format(*scores["top1_interval"], **scores))
     for line in remarks(scores):
         log.warning("%s", line)
