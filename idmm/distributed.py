@@ -88,7 +88,6 @@ def _control_group():
     if _control is None:
         # others may wait here while the first process fits a probe
         _control = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))
-        atexit.unregister(_leave)
         atexit.register(_leave)
     return _control
 

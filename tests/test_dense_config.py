@@ -83,6 +83,7 @@ def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
     find = importlib.util.find_spec
     missing = {"pycocotools", "segmentation_models_pytorch"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name in missing else find(name, *of))
+    (tmp_path / "images").mkdir()
     for stage, name in (("detect", "pycocotools"), ("segment", "segmentation_models_pytorch")):
         (line,) = refused(capsys, [stage, "--data.root", tmp_path / "images", "--out", tmp_path / "out"])
         assert line.startswith(f"{stage}: needs {name}. Install it with: pip install") and "[dense]" in line

@@ -156,9 +156,9 @@ class CropGroup(Colours):
         return {name: value for name, value in serialize(self).items() if value is not None}
 
     def __str__(self):
-        set_colours = {name: getattr(self, name) for name in COLOURS if getattr(self, name) is not None}
-        colours = ", ".join(f"{name} {value}" for name, value in set_colours.items())
-        return f"{self.count} of {self.scale[0]:g} to {self.scale[1]:g}" + (f" ({colours})" if set_colours else "")
+        colours = [f"{name} {value}" for name in COLOURS if (value := getattr(self, name)) is not None]
+        crops = f"{self.count} of {self.scale[0]:g} to {self.scale[1]:g}"
+        return f"{crops} ({', '.join(colours)})" if colours else crops
 
 
 @section

@@ -33,14 +33,12 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
         UserError: A line per fault. Faults of names come first, without torch.
     """
     started_at = clock.now() if started_at is None else started_at
-
-    def fill_names() -> tuple[Any, list[str]]:
-        filled, notes = stage_of(config).fill_names()
-        check_folder(filled.data, filled.out)
-        return filled, notes
-
-    checks = (fill_names, lambda: _check_out(config), lambda: config.init and weights_file(config.init, "init"))
-    (filled, notes), *_ = checked(*checks)
+    (filled, notes), *_ = checked(
+        stage_of(config).fill_names,
+        lambda: check_folder(config.data, config.out),
+        lambda: _check_out(config),
+        lambda: config.init and weights_file(config.init, "init"),
+    )
 
     from idmm.models.spec import model_spec
 

@@ -60,13 +60,6 @@ def _batch_size(images: int, recipe_size: int) -> int:
     return min(recipe_size, max(8, 2 ** int(math.log2(max(1, images / 8)))))
 
 
-def stage_config(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
-    """Return the config of a stage: a recipe, with what the plan and the command change."""
-    if part == "stage1":
-        return _pretraining(command, state, minutes)
-    return _fine_tuning(command, state, part, minutes)
-
-
 def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> dict:
     plan, init, images = state.plan, command.init, state.counts.images
     shipped = recipe(PretrainConfig, ADAPT if init else IDMM)
@@ -83,7 +76,10 @@ def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> di
     return merged(shipped, {**keys, "data": parsing.to_dict(replace(data_of(command, state), labelled=None))})
 
 
-def _fine_tuning(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
+def stage_config(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
+    """Return the config of a stage: a recipe, with what the plan and the command change."""
+    if part == "stage1":
+        return _pretraining(command, state, minutes)
     plan, data, out, size = state.plan, data_of(command, state), Path(command.out), state.size(part)
     images, last, uses_hog_conv = state.counts.labelled, part == "last", state.uses_hog_conv(part)
     name, init = _start(command, state, part)
