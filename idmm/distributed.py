@@ -2,6 +2,7 @@
 
 import atexit
 import datetime
+import functools
 import re
 from typing import Any
 
@@ -10,8 +11,6 @@ import torch.distributed as dist
 from torch.distributed.nn.functional import all_gather
 
 from idmm.errors import RunError
-
-_control = None  # a gloo group, so that flags need no sync with the device
 
 
 def worker_lost(error: Exception) -> RunError | None:
@@ -79,17 +78,15 @@ def gather(value: Any) -> list[Any]:
 
 def forget() -> None:
     """Drop the control group before its process group ends."""
-    global _control
-    _control = None
+    _control_group.cache_clear()
 
 
+@functools.cache
 def _control_group():
-    global _control
-    if _control is None:
-        # others may wait here while the first process fits a probe
-        _control = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))
-        atexit.register(_leave)
-    return _control
+    """Return a group by gloo, so that flags need no sync with the device."""
+    atexit.register(_leave)
+    # others may wait here while the first process fits a probe
+    return dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))
 
 
 def _leave() -> None:

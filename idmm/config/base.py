@@ -16,8 +16,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 REQUIRED: Any = None
 # Keys that may differ when a run resumes: results do not depend on them.
 RESUME_IGNORED = (
-    "out", "resume", "device", "data.workers", "data.cache", "data.cache_dir", "train.device", "train.save_minutes",
-    "train.monitor_every",
+    "out", "resume", "compare", "device", "data.workers", "data.cache", "data.cache_dir", "train.device",
+    "train.save_minutes", "train.monitor_every",
 )  # fmt: skip
 # Keys that name files and folders. Their spelling may differ when a run resumes.
 PATHS = ("init", "data.root", "data.labels", "data.groups", "data.exclude")

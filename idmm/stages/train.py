@@ -119,11 +119,6 @@ def _of_first_process(state: TrainState, device: str) -> TrainState:
 
 
 # ---------------------------------------------------------------------- what there is, what to do
-def _keys(command: TrainCommand) -> dict:
-    """Return the keys that another call of the same command has. ``compare`` may be added later."""
-    return {key: value for key, value in parsing.to_dict(command).items() if key not in ("out", "compare")}
-
-
 def _load(command: TrainCommand, out: Path) -> TrainState | None:
     """Return the state that an earlier call of the same command saved."""
     try:
@@ -132,7 +127,7 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
         return None
     except (OSError, ValueError) as error:
         raise UserError(f"out: '{out / FILE}' cannot be read ({in_short(error)}). Name a new folder") from None
-    check_config(out, parsing.flatten(state.command), parsing.flatten(_keys(command)))
+    check_config(out, parsing.flatten(state.command), parsing.flatten(parsing.to_dict(command)))
     return state
 
 
@@ -162,7 +157,7 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
         whole = list_images(replace(data, subset=None), labelled=False, unlabelled=False)
         if whole.train.labels is None:  # stage 1 would draw from images without labels, too
             raise UserError("data.subset: some training images have no label. Pass data.labelled instead")
-    return TrainState(_keys(command), parsing.to_dict(data), names_digest(listing), counts, plan)
+    return TrainState(parsing.to_dict(command), parsing.to_dict(data), names_digest(listing), counts, plan)
 
 
 # ---------------------------------------------------------------------- the runs

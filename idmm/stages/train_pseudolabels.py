@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from idmm.config import Data
 from idmm.data.listing import list_images
-from idmm.data.split import Split, counted
+from idmm.data.split import counted
 from idmm.data.user_lists import class_rows
 from idmm.evaluation import baseline
 from idmm.evaluation.evaluate import choose_strength, fit_linear
@@ -83,9 +83,8 @@ class JoinedFeatures:
             model.learned, kwargs["learned"] = None, {}
         elif best == Kept.JOINED:
             kwargs |= {"learned": CONVNET | {"size": self.plan.label_size}, "say": SAY}
-            model.learned.network.load_state_dict(
-                model.frozen.network.state_dict(), strict=False
-            )  # all but BN's counts
+            state = model.frozen.network.state_dict()
+            model.learned.network.load_state_dict(state, strict=False)  # all but BN's counts
         kwargs = export_kwargs(HOG_CONV, kwargs, None, saved.in_chans)
         extra = {key: saved.extra[key] for key in ("range", "bands", "file_channels") if key in saved.extra}
         about = dict(mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra)
@@ -139,15 +138,19 @@ def pseudolabel(
     write_csv(out / PSEUDOLABELS, [(*header, "given", "share"), *table])
     if plan.joined:
         features.save(out / FEATURES, joined_by(agreement))
-    baseline_top1 = _baseline(features, splits.test, hand_made, given_labels) if agreement >= AGREEMENT else None
     given, added = int(is_given.sum()), int((labels[~is_given] >= 0).sum())
     images = counted(added, "image")
     log.info("%s: %s without a label got a guessed one, from %d that had one", out / PSEUDOLABELS, images, given)
     line = f"similar images agree on the class in {agreement:.0f} % of cases, corrected for chance"
+    baseline_top1 = None
     if agreement < AGREEMENT:
         log.info("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
     else:
         log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
+        started_at = time.monotonic()
+        some = splits.test.take(baseline.sample(splits.test.labels, baseline.MOST))
+        test, test_rows = features.network.readable(some, Hog.forward_features, "features of test")
+        baseline_top1 = baseline.measure(hand_made, given_labels, test_rows, test.labels, started_at)
     return PseudoLabels(given, added, agreement, baseline_top1, teacher_agreement), candidates
 
 
@@ -181,11 +184,3 @@ def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
     share = np.bincount(predicted) / len(predicted)  # of each class
     chance = share @ share
     return 100 * float((np.mean(predicted[few] == predicted[:, None]) - chance) / max(1 - chance, 1e-9))
-
-
-def _baseline(features: JoinedFeatures, test: Split, rows: np.ndarray, labels: np.ndarray) -> float:
-    """Return the accuracy of the baseline on test images (percent), fitted to features [N, d] and labels [N]."""
-    started_at = time.monotonic()
-    some = test.take(baseline.sample(test.labels, baseline.MOST))
-    drawn, test_rows = features.network.readable(some, Hog.forward_features, "features of test")
-    return baseline.measure(rows, labels, test_rows, drawn.labels, started_at)
