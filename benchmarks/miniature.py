@@ -308,21 +308,16 @@ def claims() -> Iterator[tuple[str, str, str, str]]:
         yield f"idmm is better than {method} (Table 2)", paper, idmm, tuned.format(method, EPOCHS)
     for method in ("supcon", "simclr"):
         paper = f"{PAPER[method]}, {PAPER['mocov3']}"
-        yield (
-            f"{method} is better than mocov3 (Table 2)",
-            paper,
-            tuned.format(method, EPOCHS),
-            tuned.format("mocov3", EPOCHS),
-        )
+        each, other = (tuned.format(name, EPOCHS) for name in (method, "mocov3"))
+        yield f"{method} is better than mocov3 (Table 2)", paper, each, other
     for method in BY_SGD:
         yield f"idmm is better than {method} with AdamW", "", idmm, tuned.format(f"{method}-adamw", EPOCHS)
     fast, start = tuned.format("idmm_fast", EPOCHS), scratch.replace("scratch", "scratch-structured")
     yield "idmm_fast is better than idmm", "", fast, idmm
     yield "idmm_fast's structured start helps from scratch", "", start, scratch
     yield "idmm_fast is better than scratch with its start", "", fast, start
-    fast, start = tuned.format("idmm_fast", CURVE[1]), tuned.format("idmm_fast-timm", CURVE[1])
-    yield f"this start helps idmm_fast ({CURVE[1]} epochs)", "", fast, start
-    yield f"idmm_fast without it is better than idmm ({CURVE[1]} epochs)", "", start, tuned.format("idmm", CURVE[1])
+    short, fast = tuned.format("idmm", CURVE[1]), tuned.format("idmm_fast-timm", CURVE[1])
+    yield f"idmm_fast without it is better than idmm ({CURVE[1]} epochs)", "", fast, short
     long = f"fashion-scratch-{LONG}-{{seed}}"
     yield "idmm is better than scratch for as many steps", "", idmm, long
     yield f"the same after {LONG} epochs of fine-tuning (Table 3)", "83.4, 67.8", f"{idmm}-{LONG}", long
