@@ -102,11 +102,14 @@ def output_path(out: str, endings: Sequence[str] | None) -> Path:
     """Return the path of results without creating it: a file with one of the endings, or a folder (None).
 
     Raises:
-        UserError: It has none of the endings, the folder is not empty, or it cannot be written.
+        UserError: It has none of the endings, a folder is where a file is expected, the folder is not empty, or it
+            cannot be written.
     """
     path = Path(out)
     if endings is not None and path.suffix.lower() not in endings:
         raise UserError(f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}")
+    if endings is not None and path.is_dir():
+        raise UserError(f"out: '{out}' is a folder, expected a file")
     if endings is None and path.is_dir() and _has_files(path):
         raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
     places = [path.absolute(), *path.absolute().parents] if endings is None else path.absolute().parents
@@ -140,10 +143,15 @@ def filling(path: Path) -> Iterator[Path]:
     with _aside(inside or path, "Nothing is left of it") as aside:
         aside.mkdir()
         yield aside
+        if inside and _has_files(path):
+            raise RunError(f"{path}: another command wrote there meanwhile. Nothing was added")
     if inside:
-        for child in inside.iterdir():
-            child.replace(path / child.name)
-        inside.rmdir()
+        try:
+            for child in inside.iterdir():
+                child.replace(path / child.name)
+            inside.rmdir()
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror}). '{inside}' has the rest") from None
 
 
 def _has_files(folder: Path) -> bool:

@@ -221,8 +221,8 @@ def test_fingerprint_tells_labels_and_order():
     for classes, now, lines in (
         (["a", "b"], images, []),
         (["a", "b"], {**images, "y": "11 0"}, ["train: 1 image relabelled: y"]),
-        (["a", "b"], dict(reversed(images.items())), ["train: the order of the images or the classes is another"]),
-        (["a", "b", "c"], images, ["train: the order of the images or the classes is another"]),
+        (["a", "b"], dict(reversed(images.items())), ["train: 2 images in another order: x, z"]),
+        (["a", "b", "c"], images, ["train: the list of classes is another"]),
         (None, {"x": "00", "y": "11", "z": "22"}, ["train: 3 images relabelled: x, y, z"]),
     ):
         assert image_differences(old, {**old, "train": {"classes": classes, "images": dict(now)}}) == lines

@@ -180,12 +180,14 @@ def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):
 
 
 def test_bad_out(run, tmp_path, capsys):
+    (tmp_path / "folder.onnx").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
     (tmp_path / "file").write_text("mine")
     before, ending = sorted(tmp_path.rglob("*")), "is of an unknown kind, expected a file that ends in"
     for kind, name, why in [
         ("onnx", "m.pt", f"'OUT' {ending} .onnx"),
+        ("onnx", "folder.onnx", "'OUT' is a folder, expected a file"),
         ("timm", "full", "'OUT' exists and is not empty. Name a new folder"),
         ("hf", "file", "cannot write 'OUT', because 'OUT' is not a folder. Name another place"),
     ]:

@@ -39,10 +39,13 @@ class Method:
     name: str
     """Pretraining method. supcon and supervised need labels. All but idmm and supervised need the extra 'baselines'."""
 
-    def check(self, crops: list[CropGroup]) -> None:
-        """Raise UserError if a library is missing, or the method cannot compare so many crops per image."""
+    def check_libraries(self) -> None:
+        """Raise UserError if a library is missing."""
         libraries = {*self.LIBRARIES} | ({"lightly"} if getattr(self, "projection", False) else set())
-        needed(f"method.name: {self.name}", libraries, "baselines")
+        needed(f"method.name: {self.name}", sorted(libraries), "baselines")
+
+    def check_crops(self, crops: list[CropGroup]) -> None:
+        """Raise UserError if the method cannot compare so many crops per image."""
         count, (fewest, most) = sum(group.count for group in crops), self.CROPS_COMPARED
         if not fewest <= count <= (most or count):
             expected = f"{fewest}" if most else f"at least {fewest}"

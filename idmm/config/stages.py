@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from idmm.config.base import FieldErrors, section
 from idmm.config.data import COLOURS, Augment, Colours, Data, Views, colours_of
 from idmm.config.methods import IDMM, MethodOptions
-from idmm.errors import UserError
+from idmm.errors import UserError, checked
 
 
 @section
@@ -51,8 +51,7 @@ class Train:
     minutes: float | None = Field(None, gt=0)
     """Time for the whole run instead of epochs (minutes). Schedules follow the clock. Default: epochs count."""
     max_epochs: int | None = Field(None, ge=1)
-    """With minutes: most epochs over all stages, at least one each, so that few images are not overfitted. Default: no
-    limit."""
+    """With minutes: most epochs over all stages, so that few images are not overfitted. Default: no limit."""
     batch_size: int = Field(256, ge=1)
     """Images per optimizer step, over all processes. The last, smaller batch is kept."""
     lr: float | None = Field(None, gt=0)
@@ -202,12 +201,14 @@ class PretrainConfig(Common):
         if self.train.warmup_epochs is None and warmup is not None:
             config = replace(config, train=replace(self.train, warmup_epochs=warmup))
             notes.append(f"train.warmup_epochs: {warmup:g}, {method.name}'s")
-        method.check(crops)
+        checked(method.check_libraries, lambda: method.check_crops(crops), self._check_labelled)
+        return config, notes
+
+    def _check_labelled(self) -> None:
         if self.data.labelled is not None and not self.trains_classifier:
             unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
-            needs = f"{method.name} cannot use images without labels. Draw the images with data.subset instead."
-            raise UserError(f"data.labelled: {needs if method.NEEDS_LABELS else unused}")
-        return config, notes
+            needs = f"{self.method.name} cannot use images without labels. Draw the images with data.subset instead."
+            raise UserError(f"data.labelled: {needs if self.method.NEEDS_LABELS else unused}")
 
 
 @section
@@ -222,6 +223,14 @@ class FinetuneConfig(Common):
     train: FinetuneTrain = field(default_factory=FinetuneTrain)
     augment: Augment = field(default_factory=Augment)
     drloc: DrLoc = field(default_factory=DrLoc)
+
+    @model_validator(mode="after")
+    def _check(self):
+        epochs, stages = self.train.max_epochs, len(self.stages or [])
+        if epochs is not None and epochs < stages:
+            what = f"got {epochs}, expected at least one epoch for each of {stages} stages"
+            raise FieldErrors({"train.max_epochs": what})
+        return self
 
     def resolved_stages(self) -> list[Stage]:
         """Return the stages, with null filled in from ``train``."""

@@ -148,7 +148,8 @@ def image_differences(old: dict, new: dict) -> list[str]:
             "added": [name for name in now if name not in before],
             "changed": [name for name in both if before[name].split()[0] != now[name].split()[0]],
             "relabelled": [name for name in both if before[name].split()[1:] != now[name].split()[1:]],
+            "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
         }
         changes = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
-        lines += [f"{part}: {change}" for change in changes or ["the order of the images or the classes is another"]]
+        lines += [f"{part}: {change}" for change in changes or ["the list of classes is another"]]
     return lines

@@ -183,7 +183,7 @@ def plan_phase(
     if train.minutes is not None:
         if train.max_epochs is not None:  # divided in the ratio of the phases' epochs. Each has one at least
             planned = [other.epochs for other in setup.phases]
-            ends = np.cumsum(planned) * max(0, train.max_epochs - len(planned)) // sum(planned)
+            ends = np.cumsum(planned) * (train.max_epochs - len(planned)) // sum(planned)
             max_epochs = 1 + int(np.diff(ends, prepend=0)[phase.number - 1])
         epochs, length = max_epochs or sys.maxsize, f"for train.minutes {train.minutes:g}"
     per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, count)

@@ -29,9 +29,8 @@ def run(grid: Grid) -> None:
         UserError: There is no such cluster, or it cannot run these jobs.
         Interrupted: Ctrl-C or SIGTERM. Running jobs had time to save.
     """
-    with connected(grid.config.ray) as ray:
-        cpus, gpus = grid.config.ray.num_cpus, _gpus_per_job(ray, grid.config.ray)
-        limits = {"max_retries": DEATHS - 1, "num_cpus": cpus, "num_gpus": gpus}
+    with connected(grid.config.ray) as (ray, num_gpus):
+        limits = {"max_retries": DEATHS - 1, "num_cpus": grid.config.ray.num_cpus, "num_gpus": num_gpus}
         task, grid_ref = ray.remote(**limits)(_run_job), ray.put(grid)
         futures: dict[str, Any] = {}  # by key of the job
         running: dict[Any, Job] = {}  # by future
@@ -85,8 +84,11 @@ def _run_job(grid: Grid, job: Job, folder: str, needs_error: str | None) -> str 
 
 
 @contextlib.contextmanager
-def connected(config: Ray) -> Iterator[Any]:
-    """Join or start the cluster and yield Ray. Leave or stop it at the end, unless this process was in it before."""
+def connected(config: Ray) -> Iterator[tuple[Any, float]]:
+    """Join or start the cluster and yield Ray and the GPUs per job.
+
+    Leave or stop it at the end, unless this process was in it before.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", str(DEATHS - 1))  # of jobs too large for memory. Else without end
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of interrupted tasks
@@ -98,9 +100,9 @@ def connected(config: Ray) -> Iterator[Any]:
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray's own would exit at once
-        _check_resources(ray, config)
+        num_gpus = _check_resources(ray, config)
         with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink):  # Ray prints the tasks' log
-            yield ray
+            yield ray, num_gpus
     finally:
         if not joined:
             ray.shutdown()
@@ -119,24 +121,17 @@ def _join(ray: Any, config: Ray) -> None:
         raise UserError(f"{problem} ({in_short(error)}). {cure}") from None
 
 
-def _nodes(ray: Any) -> list[dict]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _gpus_per_job(ray: Any, config: Ray) -> float:
-    """Resolve ``ray.num_gpus``. With 0, Ray would let every job see all GPUs, and all would use the first."""
-    found = any(node.get("GPU", 0) for node in _nodes(ray))
-    return config.num_gpus if config.num_gpus is not None else float(found)
-
-
-def _check_resources(ray: Any, config: Ray) -> None:
-    """Log the cluster's size. UserError if no node can run a job and none can join."""
-    nodes, gpus_per_job = _nodes(ray), _gpus_per_job(ray, config)
+def _check_resources(ray: Any, config: Ray) -> float:
+    """Log the cluster's size, and return the GPUs per job. UserError if no node can run a job and none can join."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
     log.info("ray: %d nodes, %g cores, %g GPUs", len(nodes), cpus, gpus)
-    if any(node.get("CPU", 0) >= config.num_cpus and node.get("GPU", 0) >= gpus_per_job for node in nodes):
-        return
-    line = f"ray: a job needs {config.num_cpus:g} cores and {gpus_per_job:g} GPUs, and no node has them"
+    # with 0, Ray would let every job see all GPUs, and all would use the first
+    num_gpus = float(gpus > 0) if config.num_gpus is None else config.num_gpus
+    if any(node.get("CPU", 0) >= config.num_cpus and node.get("GPU", 0) >= num_gpus for node in nodes):
+        return num_gpus
+    line = f"ray: a job needs {config.num_cpus:g} cores and {num_gpus:g} GPUs, and no node has them"
     if config.address is None:
         raise UserError(f"{line}. Lower --ray.num_cpus or --ray.num_gpus")
     log.warning("%s yet. Waiting for one to join", line)
+    return num_gpus
