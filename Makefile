@@ -1,5 +1,6 @@
 # make demo: trains on digits with few labels, compares idmm train with training from scratch and the baseline
 # make test: the whole test suite; make test-fast: without whole runs and clusters
+# make fuzz: thousands of malformed inputs, half an hour on one core
 # make bench: measures the speed of this machine; make bench-quick: checks that all benchmarks run
 # make docs: builds docs/ as a site, docs/_build/index.html. It needs no network after the installation
 # Each target creates .venv and installs what it needs (about 6 GB, mostly PyTorch).
@@ -9,7 +10,7 @@ BIN := .venv/bin
 PATH_FILE := import os, sysconfig; open(sysconfig.get_path("purelib") + "/idmm.pth", "w").write(os.getcwd() + "\n")
 SAY := @echo 'installing into .venv. The first time this downloads about 6 GB and takes some minutes. pip prints nothing meanwhile'
 
-.PHONY: demo test test-fast bench bench-quick docs lint format clean
+.PHONY: demo test test-fast fuzz bench bench-quick docs lint format clean
 
 demo: .venv/installed
 	$(BIN)/idmm demo --out runs/demo
@@ -20,6 +21,9 @@ test: .venv/installed-test
 
 test-fast: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+
+fuzz: .venv/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/run_all.py

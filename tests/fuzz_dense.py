@@ -1,0 +1,230 @@
+"""Malformed COCO files and masks, read by ``idmm detect`` and ``idmm segment``.
+
+The commands stop before training. By then all targets were read, drawn at two sizes and compared with themselves.
+"""
+
+import contextlib
+import functools
+import io
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+from dense_trees import CLASSES, coco_tree, mask_tree
+from fuzz import Case, Done, damaged, family, pick, replace, spoil, strange
+from helpers import VIT, _flow
+from PIL import Image
+
+SIDE = 64  # of the canvas
+FLAGS = {
+    "model.name": "vit_tiny_patch16_224", "model.kwargs": _flow(VIT), "data.workers": 0, "data.cache": "off",
+    "train.size": SIDE, "train.epochs": 1, "train.device": "cpu", "train.precision": "fp32",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def until_training():
+    """Stop the command when its images are stored. Its targets are used once before."""
+    from idmm.dense import stage
+    from idmm.dense.evaluate import Objects, detection_scores
+    from idmm.dense.transforms import DenseTransform
+
+    store = stage.common.store_run_images
+
+    def use(setup, listing, folder):
+        _, stores = store(setup, listing, folder)
+        for split in stores.parts.values():
+            numbers = np.arange(len(split))
+            for augment in (None, setup.config.augment):
+                DenseTransform(split, SIDE, (0.5,) * 3, (0.5,) * 3, augment)(0, numbers)
+            if setup.config.STAGE == "detect":
+                found = [Objects(t.boxes, t.labels, np.ones(len(t.boxes)), None) for t in split.targets]
+                detection_scores(found, split.targets, split.classes)
+        raise Done
+
+    with mock.patch.object(stage.common, "store_run_images", use), mock.patch.object(stage.common, "check_sizes"):
+        yield
+
+
+def dense_case(command, root):
+    out = root / "out"
+    words = [word for key, value in FLAGS.items() for word in (f"--{key}", value)]
+    return Case([command, "--data.root", root, "--out", out, *words], [out], until_training)
+
+
+@functools.cache
+def template(kind):
+    """A tree that is good, once per process: 3 training images and 2 others."""
+    root = Path(tempfile.mkdtemp(prefix="idmm-fuzz-template-"))
+    if kind == "masks":
+        mask_tree(root, train=3, val=2)
+    else:
+        coco_tree(root, form=kind, train=3, val=2)
+    return root
+
+
+# ---------------------------------------------------------------------- COCO
+@family(3500)
+def coco(folder, rng):
+    """COCO's JSON with bad values, bad bytes or bad images."""
+    form = pick(rng, ["polygons", "rle", "packed", "boxes"])
+    shutil.copytree(template("rle" if form == "packed" else form), folder, dirs_exist_ok=True)
+    path = folder / "annotations" / pick(rng, ["train.json", "train.json", "val.json"])
+    content = json.loads(path.read_text())
+    if form == "packed":
+        pack(content)
+    kind = pick(rng, ["values"] * 6 + ["rows"] * 3 + ["outline"] * 3 + ["bytes", "images", "file_name", "extra"])
+    text = None
+    if kind == "values":
+        for _ in range(int(rng.integers(1, 4))):
+            spoil(content, rng)
+    elif kind == "rows":
+        row = pick(rng, content[pick(rng, ["annotations", "annotations", "images", "categories"])])
+        row[pick(rng, list(row))] = strange(rng)
+    elif kind == "outline":
+        spoil_outline(pick(rng, content["annotations"]), rng)
+    elif kind == "bytes":
+        text = damaged(json.dumps(content).encode(), rng)
+    elif kind == "images":
+        image = folder / path.stem / pick(rng, ["000.png", "001.png"])
+        spoil_image(image, rng)
+    elif kind == "file_name":
+        pick(rng, content["images"])["file_name"] = strange_name(folder, path.stem, rng)
+    else:
+        content["annotations"].append({"id": 999, "image_id": 100, "category_id": 3, "bbox": strange(rng)})
+    if path.is_file():
+        replace(path, json.dumps(content).encode() if text is None else text)
+    return dense_case("detect", folder)
+
+
+def pack(content):
+    """Make outlines of run lengths into COCO's compressed form."""
+    from pycocotools import mask
+
+    for row in content["annotations"]:
+        packed = mask.frPyObjects(row["segmentation"], *row["segmentation"]["size"])
+        row["segmentation"] = {"size": packed["size"], "counts": packed["counts"].decode()}
+
+
+def spoil_outline(row, rng):
+    """Make an outline that does not fit its image."""
+    segment = row.get("segmentation")
+    if isinstance(segment, dict) and isinstance(segment["counts"], str):
+        old = segment["counts"]
+        text = damaged(old.encode(), rng).decode("latin-1")
+        segment["counts"] = pick(rng, [text, text, "", old[:-1], old + "0", old * 2, "o" * 50, "PPPPPP", "0" * 9999])
+    elif isinstance(segment, dict):
+        size, counts = segment["size"], segment["counts"]
+        runs = [counts[:-1], [*counts, 1], [-1, *counts], counts[:1] * 3, [], [0.5] * 4, None, "x"]
+        runs += [[2**32, *counts], [str(counts[0]), *counts[1:]], [sum(counts)], counts]
+        segment["counts"] = pick(rng, runs)
+        segment["size"] = pick(rng, [size] * 3 + [size[::-1], [0, 0], [2**20, 2**20], [1], "ab"])
+    else:
+        points = [float(value) for value in rng.integers(-50, 200, int(rng.integers(0, 9)))]
+        polygons = [[points], [points, points], points, [[1e9] * 6], [[float("nan")] * 6]]
+        row["segmentation"] = pick(rng, [*polygons, [["1"] * 6], [{}], {}, "x"])
+
+
+def strange_name(folder, part, rng):
+    """Return a name of an image's file that is absolute, leaves its folder or is odd. Some files exist."""
+    shutil.copy(folder / part / "000.png", folder / "outside.png")
+    os.symlink(folder, folder / part / "link")
+    (folder / part / "sub").mkdir()
+    shutil.copy(folder / part / "000.png", folder / part / "sub" / "000.png")
+    names = ["../outside.png", "link/outside.png", "sub\\000.png", "sub/../000.png", "./000.png"]
+    names += ["sub", "sub/", "", ".", "000.PNG", "000.png\0", "sub/000.png"]
+    names += [str(folder / part / "000.png"), str(folder / "outside.png")]
+    return pick(rng, [*names, strange(rng)])
+
+
+# ---------------------------------------------------------------------- masks
+@family(3000)
+def masks(folder, rng):
+    """Masks that are no masks, of other sizes, values, modes and bytes, and bad lists of classes."""
+    shutil.copytree(template("masks"), folder, dirs_exist_ok=True)
+    part = pick(rng, ["train", "train", "val"])
+    mask, image = (folder / kind / part / "000.png" for kind in ("masks", "images"))
+    kind = pick(rng, ["bytes", "mode", "mode", "values", "values", "image", "classes", "files", "all"])
+    if kind == "bytes":
+        replace(mask, damaged(mask.read_bytes(), rng))
+    elif kind == "mode":
+        spoil_image(mask, rng)
+    elif kind == "values":
+        for path in pick(rng, [[mask], sorted((folder / "masks").rglob("*.png"))]):
+            spoil_values(path, rng)
+        if rng.random() < 0.5:
+            (folder / "classes.txt").unlink()
+    elif kind == "image":
+        spoil_image(image, rng)
+    elif kind == "classes":
+        names = [CLASSES[0], *(str(strange(rng)) for _ in range(int(rng.integers(0, 5))))]
+        text = "\n".join(names * int(rng.integers(1, 90))).encode("utf-8", "surrogatepass")
+        contents = [text, damaged(text, rng), rng.bytes(40), b"", "a\nb".encode("utf-16")]
+        replace(folder / "classes.txt", pick(rng, contents))
+    elif kind == "files":
+        strange_file(pick(rng, [mask, mask.parent, image, folder / "classes.txt"]), rng)
+    else:
+        for path in (mask, image):
+            spoil_image(path, rng)
+    return dense_case("segment", folder)
+
+
+def spoil_values(path, rng):
+    """Give a mask other numbers, in its size."""
+    values = np.asarray(Image.open(path))
+    some = [[0, 255], [255], [0, 128], [0], [1], [0, 1, 2, 3, 4], [254, 255], [0, 1, 65535]]
+    drawn = rng.choice(pick(rng, [*some, list(range(256))]), values.shape)
+    kind = np.uint16 if drawn.max() > 255 else np.uint8
+    replace(path, encoded(Image.fromarray(drawn.astype(kind))))
+
+
+def spoil_image(path, rng):
+    """Write another image, or a damaged one, in the place of one."""
+    with Image.open(path) as image:
+        image.load()
+    grey = image.convert("L")
+    modes = ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I", "I;16", "F"]
+    mode = pick(rng, [*modes, "size", "turned", "bytes", "frames"])
+    options = {}
+    if mode == "size":
+        image = image.resize(pick(rng, [(1, 1), (3, 5), image.size[::-1], (1, 4000)]))
+    elif mode == "turned":
+        exif = Image.Exif()
+        exif[0x0112] = pick(rng, [*range(10), 70000, "x"])
+        options["exif"] = exif
+    elif mode == "frames":
+        options = {"save_all": True, "append_images": [grey]}
+    elif mode == "I;16":
+        image = Image.fromarray(np.asarray(grey).astype(np.uint16) * pick(rng, [1, 257]))
+    elif mode != "bytes":
+        image = grey.convert(mode)
+    form = pick(rng, ["PNG", "PNG", "PNG", "TIFF", "JPEG", "BMP", "GIF", "WEBP"])
+    try:
+        content = encoded(image, form, **options)
+    except (OSError, ValueError, TypeError, AttributeError):  # this format has no such mode
+        content = encoded(grey, "PNG")
+    replace(path, damaged(content, rng) if mode == "bytes" else content)
+
+
+def encoded(image, form="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, format=form, **options)
+    return file.getvalue()
+
+
+def strange_file(path, rng):
+    """Remove a file or folder, or put a folder, a broken link or an empty file in its place."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    kind = pick(rng, ["gone", "folder", "link", "loop", "empty"])
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to("nowhere")
+    elif kind == "loop":
+        path.symlink_to(path.parent)
+    elif kind == "empty":
+        path.write_bytes(b"")

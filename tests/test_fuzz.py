@@ -1,0 +1,65 @@
+"""Some of the malformed inputs of ``make fuzz``, and the program that runs them."""
+
+import ctypes
+import time
+from unittest import mock
+
+import fuzz
+
+
+def reads(folder, rng):
+    return fuzz.Case(["configs"])
+
+
+def refuses(folder, rng):
+    return fuzz.Case(["embed", "--init", folder, folder, "--out", folder], [folder / "out"])
+
+
+def leaves(folder, rng):
+    (folder / "out").touch()
+    return refuses(folder, rng)
+
+
+def raises(folder, rng):
+    broken = mock.patch("idmm.config.reading.recipe_list", side_effect=KeyError())
+    return fuzz.Case(["configs"], inside=lambda: broken)
+
+
+def crashes(folder, rng):
+    ctypes.string_at(0)
+
+
+def hangs(folder, rng):
+    time.sleep(100)
+
+
+EXPECTED = {
+    reads: "right",
+    crashes: "the process died with -11: Fatal Python error: Segmentation fault",
+    refuses: "right",
+    leaves: "left out behind",
+    hangs: "stuck for 5 s",
+    raises: "neither exit code 0 nor 2",
+}
+
+
+def test_faults_of_any_kind_are_seen():
+    """And the cases after one that ended its process are run."""
+    jobs = [(fuzz.Family(make.__name__, make, 1), 0) for make in EXPECTED]
+    outcomes = list(fuzz.run(jobs, patience=5.0))
+    assert [outcome.family for outcome in outcomes] == [make.__name__ for make in EXPECTED]
+    for outcome, fault in zip(outcomes, EXPECTED.values(), strict=True):
+        first, *_ = [*outcome.faults, "right"]
+        assert first.startswith(fault), outcome
+
+
+def test_texts_that_are_no_sentences():
+    case = fuzz.Case([])
+    for text, fault in (
+        ("data.root: 'a' has a fault of this kind\n", None),
+        ("\n", "no sentence"),
+        ("fault: TypeError: a of b c\n", "the name of a Python class (TypeError)"),
+        ("a file '\x1b[2J' that clears the screen\n", "control characters"),
+        ("a long line of words " * 60 + "\n", "a line of more than 1000 characters"),
+    ):
+        assert fuzz.complaints(2, text, case) == ([fault] if fault else [])
