@@ -64,6 +64,16 @@ def test_finetune_with_one_kind_of_mixing_uses_it_on_all_epochs():
     torch.testing.assert_close(loss, F.cross_entropy(plain.backbone(images), label))
 
 
+def test_mixing_by_batches_draws_mixup_or_cutmix_for_each():
+    images = torch.randn(4, 3, 16, 16)
+    method = Finetune(backbone(3), config.Augment(mixing="batches"))
+    for epoch in (0, 1):
+        blends = [method._draw(images, epoch, numpy_rng(step, "mixing")).box is None for step in range(100)]
+        assert 35 <= sum(blends) <= 65
+    only = Finetune(backbone(3), config.Augment(mixing="batches", cutmix_alpha=0))
+    assert all(only._draw(images, 1, numpy_rng(step, "mixing")).box is None for step in range(9))
+
+
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 def test_a_frozen_backbone_trains_its_classifier_alone(name):
     with seeded(0):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
 from timm.data.auto_augment import rand_augment_transform
+from timm.data.random_erasing import RandomErasing
 from tiny import VIT
 
 from idmm.config import METHODS, Augment, CropGroup, Views
@@ -145,6 +146,26 @@ def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugme
             with seeded(derive(5, "augment", 2, v)):
                 wanted = tv.to_dtype(tv.to_image(operations(tv.to_pil_image(wanted))), scale=True)
         torch.testing.assert_close(found[v], tv.normalize(wanted, mean, std), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [3, 5])
+def test_random_erasing_is_timms_with_a_seed_per_image(channels):
+    store, indices = Store(40), np.arange(40)
+    store.images = [image.repeat(2, 1, 1)[:channels] for image in store.images]
+    norms = ((0.5,) * channels,) * 2
+    usual = TrainTransform(store, Augment(), 16, *norms, key=5)(2, indices)["images"]
+    made = TrainTransform(store, Augment(random_erasing=0.25), 16, *norms, key=5)
+    before = torch.get_rng_state()
+    images = made(2, indices)["images"]
+    assert torch.equal(before, torch.get_rng_state()), "the caller's generators stay"
+    assert torch.equal(made(2, np.array([9, 31]))["images"], images[[9, 31]])
+    erased = 0
+    for index, image in enumerate(usual):
+        with seeded(derive(5, "erasing", 2, index)):
+            expected = RandomErasing(0.25, mode="pixel", device="cpu")(image.clone())
+        assert torch.equal(images[index], expected)
+        erased += not torch.equal(image, expected)
+    assert 3 <= erased <= 19
 
 
 def test_a_randaugment_that_is_not_understood_is_the_users_to_mend():

@@ -206,6 +206,10 @@ class Augment:
     """Mixup draws its weight from Beta(alpha, alpha), on even epochs (on all if cutmix_alpha is 0). 0: no Mixup."""
     cutmix_alpha: float = Field(0.5, ge=0)
     """CutMix draws its area from Beta(alpha, alpha), on odd epochs (on all if mixup_alpha is 0). 0: no CutMix."""
+    mixing: Literal["epochs", "batches"] = "epochs"
+    """Mixup and CutMix take turns by 'epochs', or each of the 'batches' draws one of them, as in timm."""
+    random_erasing: Probability = 0.0
+    """Probability of noise in a rectangle of 2 to 33 % of the image: timm's RandomErasing, mode pixel."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of the target that is spread over the classes."""
     crop_pct: float = Field(0.875, gt=0, le=1)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
+from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
 from idmm.config import Augment, CropGroup, Views
@@ -236,7 +237,7 @@ class TrainTransform:
     """Makes the augmented images of a batch, a :data:`idmm.data.loaders.BatchFn` of stage 2.
 
     Random resized crop, flip, colour jitter and grey are those of stage 1. Then comes timm's RandAugment for RGB images
-    of 8 bits, each with its own seed from (seed, stage, epoch, image). Turns are last.
+    of 8 bits, then turns. timm's RandomErasing is last. Both have seeds of their own from (seed, stage, epoch, image).
 
     Args:
         store: Images by number, with ``labels``.
@@ -251,6 +252,7 @@ class TrainTransform:
         self.randaugment = _randaugment(config.randaugment, size, mean) if config.randaugment else None
         shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
         self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
+        self.erasing = RandomErasing(config.random_erasing, mode="pixel", device="cpu")
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
@@ -267,8 +269,18 @@ class TrainTransform:
 
         extra = randomly if self.randaugment else None
         with seeded(key):  # restores the caller's generators, once per batch because saving them takes time
-            views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
-        return numbered({"images": views[:, 0]}, self.store, indices)
+            views = make_views(images, plan, self.size, self.mean, self.std, extra)[:, 0]  # [B, C, S, S]
+            if self.erasing.probability:
+                self._erase(views, epoch, indices)
+        return numbered({"images": views}, self.store, indices)
+
+    def _erase(self, views: Tensor, epoch: int, indices: np.ndarray) -> None:
+        """Erase parts of normalised views in place, inside :func:`idmm.seeding.seeded`."""
+        for view, index in zip(views, indices, strict=True):
+            key = derive(self.key, "erasing", epoch, index)
+            reseed(key)  # the rectangle
+            torch.default_generator.manual_seed(key)  # the noise
+            self.erasing(view)
 
 
 def numbered(batch: dict, store, indices: np.ndarray) -> dict:

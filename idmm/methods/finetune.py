@@ -13,7 +13,7 @@ from idmm.seeding import numpy_rng
 
 
 class Finetune(Method):
-    """Cross-entropy on mixed images: Mixup on even epochs and CutMix on odd ones, as released.
+    """Cross-entropy on mixed images. By default Mixup is on even epochs and CutMix on odd ones, as released.
 
     Args:
         backbone: A timm model with a classifier: images [B, C, S, S] -> logits [B, K].
@@ -57,7 +57,10 @@ class Finetune(Method):
 
     def _draw(self, images: Tensor, epoch: int, rng: np.random.Generator) -> Mix | None:
         mixup, cutmix = self.config.mixup_alpha, self.config.cutmix_alpha
-        if mixup and (epoch % 2 == 0 or not cutmix):
+        number = epoch
+        if self.config.mixing == "batches":
+            number = int(rng.integers(2))
+        if mixup and (number % 2 == 0 or not cutmix):
             return draw_mixup(len(images), mixup, rng)
         if cutmix:
             return draw_cutmix(len(images), *images.shape[-2:], cutmix, rng)
