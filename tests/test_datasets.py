@@ -2,6 +2,7 @@
 
 import shutil
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 from folders import faults, paint, section, tree
@@ -86,7 +87,58 @@ def test_val_fraction_is_stratified_and_the_same_each_time(tmp_path):
     assert np.bincount(most.train.labels).tolist() == [1, 1, 1]  # no class loses its last training image
     ones = tree(tmp_path / "ones", train={"a": 1, "b": 1})
     (line,) = faults(list_images, section(ones, val_fraction=0.2), True)
-    assert line.startswith("data.val_fraction: 0.2 holds out no image, as no class has two training images. Add ")
+    assert line.startswith("data.val_fraction: 0.2 holds out no image, as no class has two different images. Add ")
+
+
+def held_out(root, **fields):
+    """Maps the content of each image to the part that it is in."""
+    splits = list_images(section(root, val_fraction=0.25, **fields), labelled=True)
+    parts = ((Path(path).read_bytes(), part) for part, split in splits.parts.items() for path in split.items)
+    sides = {}
+    for content, part in parts:
+        assert sides.setdefault(content, part) == part, "copies are on one side"
+    return sides
+
+
+def test_what_is_held_out_depends_on_each_file(tmp_path):
+    """Corrected labels move no more than one other image per class. A copy, another name or root move none."""
+    root = tree(tmp_path / "a", train={"x": 20, "y": 20, "z": 20})
+    before = held_out(root)
+    assert list(before.values()).count("test") == 15
+    for number in (3, 11):
+        (root / f"train/x/{number}.png").rename(root / f"train/y/from_x{number}.png")
+    after = held_out(root)
+    moved = [content for content in before if before[content] != after[content]]
+    assert len(moved) <= 4 and list(after.values()).count("test") in (15, 16)
+    assert held_out(root.rename(tmp_path / "b")) == after
+    root = tmp_path / "b"
+    for number in range(4):
+        shutil.copy(root / f"train/z/{number}.png", root / f"train/z/copy{number}.png")
+        shutil.copy(root / f"train/z/{number}.png", root / f"train/x/wrong{number}.png")
+    assert held_out(root).keys() == after.keys()
+
+
+def test_arrays_are_held_out_by_their_pixels(caplog):
+    whole = list_images(section(name="digits"), labelled=True)
+    splits = list_images(section(name="digits", val_fraction=0.2), labelled=True)
+    pixels = [{image.tobytes() for image in split.items} for split in (splits.train, splits.val)]
+    assert pixels[0].isdisjoint(pixels[1]) and len(splits.test) == len(whole.test) == 360
+    shares = np.bincount(splits.val.labels) / np.bincount(whole.train.labels)
+    assert np.allclose(shares, 0.2, atol=0.005)
+
+
+def test_groups_of_all_sizes_are_held_out_by_their_names(tmp_path):
+    """One group is half of all images. The share of each class is near to the fraction, and labels move little."""
+    sizes = {f"p{n}": 30 if n == 0 else 1 + n % 4 for n in range(16)}
+    root = tmp_path / "d"
+    for seed in range(6):
+        for of in "ab":
+            tree(root, **{f"train/{of}": {f"s{seed}{name}_": count for name, count in sizes.items()}})
+        splits = list_images(section(root, groups="/(s[0-9]p[0-9]+)_/", val_fraction=0.25), labelled=True)
+        counts = [np.bincount(split.labels) for split in (splits.train, splits.test)]
+        assert not {*splits.train.groups} & {*splits.test.groups}
+        assert np.all(np.abs(counts[1] / (counts[0] + counts[1]) - 0.25) < 0.05), seed
+        shutil.rmtree(root)
 
 
 def test_all_faults_of_a_folder_come_together(tmp_path):

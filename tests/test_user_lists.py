@@ -284,7 +284,8 @@ WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g
                  " expected one for each image"),
         ("gone.csv", "cannot read 'gone.csv' (no such file or directory), expected a CSV file of path,group"),
         ("twice.csv", "twice.csv:3: 'scans/p0_0.png' is of 'a' already, expected one group per image"),
-        ("(scans)", "0.3 holds out no image, as all images are of one group ('scans')"),
+        ("(scans)", "0.3 holds out no image, as all images are of one group ('scans'). Add images to train, or a folder"
+                    " test"),
     ],
 )  # fmt: skip
 def test_groups_that_cannot_be_used(how, line, flat, tmp_path, monkeypatch):

@@ -5,13 +5,16 @@ Nothing is decoded here. :data:`idmm.data.registry.DATASETS` has the datasets th
 
 import contextlib
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from idmm import config
+from idmm.data.fingerprint import digests
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
+from idmm.data.images import digest
 from idmm.data.registry import read_dataset, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Listing, Split, counted, with_unlabelled
 from idmm.data.user_lists import groups_of, leave_out, read_groups, with_groups, without
@@ -19,8 +22,6 @@ from idmm.errors import UserError, listed
 from idmm.seeding import derive, numpy_rng
 
 log = logging.getLogger(__name__)
-
-_DRAWS = 200  # random draws of groups, of which the one with the best shares of the classes is held out
 
 
 def list_images(
@@ -196,7 +197,10 @@ def _empty_classes(split: Split) -> list[str]:
 
 
 def hold_out(splits: Listing, fraction: float | None) -> Listing:
-    """Move a share of each class from train to the missing evaluation split."""
+    """Move a share of each class from train to the missing evaluation split, by :func:`_held_units`.
+
+    An image's side depends on its content, or its group's name, and hardly on the other images. No seed changes it.
+    """
     if not fraction:
         return splits
     train = splits.train
@@ -204,39 +208,66 @@ def hold_out(splits: Listing, fraction: float | None) -> Listing:
         why = "there are no labels to evaluate with" if splits.val is None else "the dataset has a 'val' split"
         log.warning("data.val_fraction: %g is not used, as %s", fraction, why)
         return splits
-    if train.groups is not None:
-        numbers = _whole_groups(train, fraction)
-    else:  # a class keeps one image for training. One with a single image gives none
-        classes = _by_class(train)
-        counts = [min(len(g) - 1, max(1, _share(fraction, len(g)))) if len(g) > 1 else 0 for g in classes]
-        numbers = _draw(classes, counts, numpy_rng(0, "val_fraction"))
-        if not len(numbers):
-            what = f"{fraction:g} holds out no image, as no class has two training images"
-            raise UserError(f"data.val_fraction: {what}. Add images to train, or a folder test")
-    remaining, held = train.take(np.setdiff1d(np.arange(len(train)), numbers)), train.take(numbers)
+    if train.groups is None:
+        units = digests(train)
+        lacking = "no class has two different images"
+    else:
+        units = [digest(str(name).encode("utf-8", "surrogateescape")) for name in train.groups]
+        lacking = f"all images are of one group ('{train.groups[0]}')"
+    held_units = _held_units(units, train.labels.tolist(), fraction)
+    if not held_units and train.groups is not None and len(set(units)) > 1:  # each group is a whole class
+        held_units = {min(units)}
+    if not held_units:
+        advice = "Add images to train, or a folder test"
+        raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as {lacking}. {advice}")
+    is_held = np.array([unit in held_units for unit in units])
+    held = train.take(np.flatnonzero(is_held))
     if train.groups is not None:
         share = f"{groups_of(held)} of {groups_of(train)}, {len(held)} of {len(train)} images"
         log.info("data.val_fraction: held out are %s", share)
-    return replace(splits, train=remaining, **{"test" if splits.test is None else "val": held})
+    part = "test" if splits.test is None else "val"
+    return replace(splits, train=train.take(np.flatnonzero(~is_held)), **{part: held})
 
 
-def _whole_groups(train: Split, fraction: float) -> np.ndarray:
-    """Draw groups many times, and return the draw whose share of each class is nearest to ``fraction``."""
-    from sklearn.model_selection import GroupShuffleSplit
+def _held_units(units: Sequence[bytes], labels: Sequence[int], fraction: float) -> set[bytes]:
+    """Choose the units with the smallest digests, until a share of each class is held out.
 
-    number, counts = len(np.unique(train.groups)), np.bincount(train.labels, minlength=len(train.classes))
-    if number < 2:
-        only = f"all images are of one group ('{train.groups[0]}')"
-        raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as {only}")
+    A unit is all images of one content or one group, so copies are on one side. Each class keeps images to train on.
+    One corrected label therefore moves no more than one other unit of each class.
 
-    def distance(held: np.ndarray) -> tuple:
-        drawn = np.bincount(train.labels[held], minlength=len(counts))
-        there = counts > 0
-        return (drawn[there] == counts[there]).sum(), (drawn[there] == 0).sum(), np.abs(drawn - fraction * counts).sum()
+    Args:
+        units: Digest of each image's unit.
+        labels: Class of each image.
+        fraction: Share of each class.
+    """
+    counts_of: dict[bytes, Counter] = defaultdict(Counter)
+    for unit, label in zip(units, labels, strict=True):
+        counts_of[unit][label] += 1
+    totals = Counter(labels)
+    held: Counter = Counter()
+    chosen: set[bytes] = set()
 
-    size, seed = min(max(1, _share(fraction, number)), number - 1), derive(0, "val_fraction") % 2**32
-    draws = GroupShuffleSplit(_DRAWS, test_size=size, random_state=seed).split(train.labels, groups=train.groups)
-    return np.sort(min((held for _, held in draws), key=distance))
+    def beyond(label: int, more: int = 0) -> float:
+        """Return by how many images a class is beyond its share."""
+        return held[label] + more - fraction * totals[label]
+
+    def within_share(counts: Counter) -> bool:
+        return all(beyond(label, count) <= 0.5 for label, count in counts.items())
+
+    def nearer_to_share(counts: Counter) -> bool:
+        return sum(abs(beyond(label)) - abs(beyond(label, count)) for label, count in counts.items()) > 0
+
+    def first_of_class(counts: Counter) -> bool:
+        return not all(held[label] for label in counts)
+
+    for is_needed in (within_share, nearer_to_share, first_of_class):
+        for unit in sorted(counts_of):
+            counts = counts_of[unit]
+            leaves_some = all(held[label] + count < totals[label] for label, count in counts.items())
+            if unit not in chosen and leaves_some and is_needed(counts):
+                chosen.add(unit)
+                held.update(counts)
+    return chosen
 
 
 def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> Listing:

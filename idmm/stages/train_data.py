@@ -11,6 +11,7 @@ import numpy as np
 from idmm.config import PATHS, RESUME_IGNORED, Data
 from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
+from idmm.data.fingerprint import digests
 from idmm.data.formats import BadImage
 from idmm.data.image_store import store_split
 from idmm.data.images import digest, image_size
@@ -53,8 +54,8 @@ def _without_copies(data: Data, out: Path) -> Data:
     everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
     listing = list_images(everything, labelled=True, evaluated=False, unlabelled=True)
     train = listing.train
-    held_out = {_file_digest(path) for split in (listing.val, listing.test) if split for path in split.items}
-    contents, kept = [*map(_file_digest, train.items)], {}
+    held_out = {content for split in (listing.val, listing.test) if split for content in digests(split)}
+    contents, kept = digests(train), {}
     for number in np.argsort(train.labels < 0, kind="stable"):  # a copy with a label is kept
         kept.setdefault(contents[number], number)
     copies = [i for i, content in enumerate(contents) if content in held_out or kept[content] != i]
@@ -69,14 +70,6 @@ def _without_copies(data: Data, out: Path) -> Data:
     line = "data: %s left out, the same as another training image or a test image (%s)"
     log.warning(line, counted(len(copies), "training image"), out / COPIES)
     return replace(data, exclude=str(out / COPIES))
-
-
-def _file_digest(path: str) -> bytes | str:
-    """Return a digest of a file's bytes, or its path if it cannot be read. The check of all images names it."""
-    try:
-        return digest(Path(path).read_bytes())
-    except OSError:
-        return path
 
 
 def _with_list(data: Data, out: Path) -> Data:
