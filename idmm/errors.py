@@ -11,14 +11,14 @@ class UserError(Exception):
     """One or more mistakes of the user. The command line prints one line per fault and exits with 2.
 
     Args:
-        faults: One line each: the field or file, its value, and what is expected.
+        faults: One line each: the field or file, its value, and what is expected. Control characters are escaped.
     """
 
     exit_code = 2
 
     def __init__(self, *faults: str):
-        super().__init__("\n".join(faults))
-        self.faults = faults
+        self.faults = tuple(map(one_line, faults))
+        super().__init__("\n".join(self.faults))
 
 
 class SizeError(UserError):
@@ -36,7 +36,7 @@ class RunError(Exception):
     exit_code = 1
 
     def __init__(self, line: str, shared: bool = False):
-        super().__init__(line)
+        super().__init__(one_line(line))
         self.shared = shared
 
 

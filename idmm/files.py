@@ -76,9 +76,12 @@ def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
 
 def csv_bytes(rows: Iterable[Iterable]) -> bytes:
     """Return the content of a CSV file. File names that are not UTF-8 are preserved."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode("utf-8", "surrogateescape")
+    lines = []
+    for row in rows:
+        line = io.StringIO()
+        csv.writer(line).writerow(row)  # quotes each character of its own line end, which names may have
+        lines.append(line.getvalue().removesuffix("\r\n"))
+    return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -17,8 +17,8 @@ from idmm.data.images import AUTO, Bands, RangeUnknown, ValueRange, composite, d
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
-from idmm.data.user_lists import exclude_line
-from idmm.errors import UserError
+from idmm.data.user_lists import decoded, exclude_line
+from idmm.errors import UserError, one_line
 from idmm.files import expand_home, write_bytes
 
 HASH_BITS = 64
@@ -280,7 +280,7 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
             reasons.setdefault(out.name, []).append(f"nearly the same as {other.name} ({pair.similarity:.3f})")
     lines = ["# a # before a path: only suspected, left out once you remove it"] if reasons.keys() - certain else []
     for name, why in reasons.items():
-        lines.append(f"# {'; '.join(why)}\n{'' if name in certain else '#'}{exclude_line(name)}")
+        lines.append(f"# {one_line('; '.join(why))}\n{'' if name in certain else '#'}{exclude_line(name)}")
     return lines
 
 
@@ -289,9 +289,9 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
 
     They follow the lines of ``before``, the file of the images that are left out already, if there is one.
     """
-    head = f"# for --data.exclude: the findings of '{command}'"
+    head = one_line(f"# for --data.exclude: the findings of '{command}'")
     if before is not None:
-        head = expand_home(before).read_bytes().decode("utf-8", "surrogateescape").rstrip("\n")
+        head = decoded(expand_home(before).read_bytes()).rstrip("\n")
     content = "\n".join([head, *lines, ""]).encode("utf-8", "surrogateescape")
     if path.exists() and path.read_bytes() != content:  # it may have been edited
         numbers = itertools.count(1)

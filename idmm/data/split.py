@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from idmm.errors import UserError
+from idmm.errors import UserError, one_line
 
 
 class LabelsMissing(UserError):
@@ -25,8 +25,8 @@ def composed(name: str) -> str:
 
 
 def class_of(folder: str) -> str:
-    """Return the name of the class whose images a folder holds, without blanks around it."""
-    return composed(folder).strip()
+    """Return the name of the class whose images a folder holds, on one line without blanks around it."""
+    return one_line(composed(folder).strip())
 
 
 @dataclass(frozen=True)

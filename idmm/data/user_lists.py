@@ -1,22 +1,26 @@
 """Lists that people keep of their own images: classes, groups, images to leave out. Each bad line is a fault.
 
 A line names an image by its path under ``data.root`` with '/' between (as in ``check.json``), or by its absolute path.
+Its folder or its ending may be missing if only one image fits.
 """
 
+import codecs
 import csv
+import functools
 import io
 import logging
 import os
 import posixpath
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from idmm.data.folder import PARTS, UNLABELLED, images_under, same_place
-from idmm.data.split import Listing, Split, arranged, composed, counted, split_of
-from idmm.errors import UserError, capped, listed, reason
+from idmm.data.split import Listing, Split, arranged, class_of, composed, counted, split_of
+from idmm.errors import UserError, capped, listed, one_line, reason
 from idmm.files import expand_home
 
 log = logging.getLogger(__name__)
@@ -39,36 +43,57 @@ class UserList:
         self._faults = []
 
     def text(self, expected: str) -> str:
-        """Return the whole file. Bytes of names that are not UTF-8 become surrogates. UserError: it cannot be read."""
+        """Return the whole file. Bytes of names that are not UTF-8 become surrogates.
+
+        Raises:
+            UserError: It cannot be read, or is no text. Or it is not UTF-8, and neither is the name of any image.
+        """
         try:
-            return expand_home(self.file).read_bytes().decode("utf-8-sig", "surrogateescape")
+            text = decoded(expand_home(self.file).read_bytes())
         except OSError as error:
             raise UserError(f"{self.field}: cannot read '{self.file}' ({reason(error)}), expected {expected}") from None
+        not_utf8 = re.compile("[\udc80-\udcff]").search
+        if "\0" in text or (not_utf8(text) and not any(map(not_utf8, self._short_names))):
+            what = f"is not UTF-8 text, expected {expected}. Save it as 'CSV UTF-8', e.g. in Excel"
+            raise UserError(f"{self.field}: '{self.file}' {what}")
+        return text
 
     def table(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
         """Read a CSV whose header names the columns ``required``, and may name ``optional`` ones.
+
+        Between cells are commas, semicolons or tabs. Letter case does not matter in the header.
 
         Returns:
             Each row's line number and its cells by column.
 
         Raises:
-            UserError: It cannot be read, has no such header, or has rows with cells missing or empty.
+            UserError: It cannot be read, has no such header, or has rows with cells missing, empty or without column.
         """
         form = ",".join(required)
-        text = io.StringIO(self.text(f"a CSV file of {form}"), newline="")
-        reader = csv.DictReader(text, restval="", strict=True)
+        text = self.text(f"a CSV file of {form}")
+        first_line = text.lstrip().partition("\n")[0]
+        delimiter = max(",;\t", key=first_line.count)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         try:
-            header = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-            if missing := [name for name in required if name not in header]:
-                what = f"lacks {listed(missing)}, expected {form}. Its first line is '{','.join(header)}'"
-                raise UserError(f"{self.field}: the header of '{self.file}' {what}")
+            header = next((cells for cells in reader if cells and cells[0] != "sep="), [])  # Excel may begin with sep=;
+            header = [name.strip().lower() for name in header]
             columns = [name for name in (*required, *optional) if name in header]
+            if missing := [name for name in required if name not in header]:
+                what = f"lacks {listed(missing)}, expected {form}. Its first line is '{','.join(header)[:200]}'"
+                raise UserError(f"{self.field}: the header of '{self.file}' {what}")
+            if twice := [name for name in columns if header.count(name) > 1]:
+                raise UserError(f"{self.field}: the header of '{self.file}' has {twice[0]} twice, expected one column")
             rows = []
-            for row in reader:  # a path may begin or end with blanks, see find()
-                cells = {name: row[name] if name == "path" else row[name].strip() for name in columns}
+            for cells in filter(any, reader):  # Excel leaves lines of semicolons
+                if any(cells[len(header) :]):
+                    self.fault(reader.line_num, f"has {len(cells)} cells, expected {len(header)} as in the header")
+                cells = dict(zip(header, cells, strict=False))
+                # a path may begin or end with blanks, see find()
+                cells = {name: cells.get(name, "") for name in columns}
+                cells |= {name: cell.strip() for name, cell in cells.items() if name != "path"}
                 rows.append((reader.line_num, cells))
         except csv.Error as error:
-            place = f"{self.field}: {self.file}:{reader.reader.line_num}"
+            place = f"{self.field}: {self.file}:{reader.line_num}"
             raise UserError(f"{place}: is not CSV ({error}), expected {form}") from None
         for line, cells in rows:
             if lacking := [name for name, cell in cells.items() if not cell.strip()]:
@@ -81,7 +106,8 @@ class UserList:
 
         It is no fault if ``elsewhere`` allows files in the root that are no image of the dataset: another split's.
         """
-        for path in (text, text.strip()):
+        matches = []
+        for path in (text, text.strip(), text.strip().replace("\\", "/")):
             name = _below(path, self.root) if self.root is not None and os.path.isabs(path) else path
             name = composed(posixpath.normpath(name))
             if name in self._names:
@@ -89,9 +115,23 @@ class UserList:
             inside = self.root is not None and not name.startswith("..")
             if elsewhere and inside and os.path.isfile(os.path.join(self.root, name)):
                 return None
+            matches = matches or self._short_names.get(name, [])
+        if len(matches) == 1 and (elsewhere or matches[0] in self._names):
+            return self._names.get(matches[0])
         where = f" under '{self.root}'" if self.root else " of the dataset"
-        self.fault(line, f"{text.strip()!r} is no image{where}")
+        what = f"fits {listed(matches, 3)}, expected the path of one" if matches[1:] else f"is no image{where}"
+        self.fault(line, f"{text.strip()!r} {what}")
         return None
+
+    @functools.cached_property
+    def _short_names(self) -> dict[str, list[str]]:
+        """All images by their names without folder, without ending, without both, and on one line."""
+        short_names = defaultdict(list)
+        for name in map(composed, images_under(self.root) if self.root else self._names):
+            stem = posixpath.splitext(name)[0]
+            for short_name in {stem, posixpath.basename(name), posixpath.basename(stem), one_line(name)}:
+                short_names[short_name].append(name)
+        return short_names
 
     def fault(self, line: int, what: str) -> None:
         """Note a fault of a line."""
@@ -101,6 +141,13 @@ class UserList:
         """Raise UserError with one line per fault, if there are faults."""
         if self._faults:
             raise UserError(*capped(self._faults, begin=f"{self.field}: "))
+
+
+def decoded(content: bytes) -> str:
+    """Return text in UTF-8 or, after a byte order mark, UTF-16. Bytes that are not UTF-8 become surrogates."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace")
+    return content.decode("utf-8-sig", "surrogateescape")
 
 
 # ---------------------------------------------------------------------- classes
@@ -169,7 +216,7 @@ def _label_rows(root: str, file: str, images: list[str], folders: bool) -> dict[
                 table.fault(line, f"the split is '{cells['split']}', expected train, val or test")
             elif part not in PARTS:
                 table.fault(line, f"'{name}' is outside of train, val and test, expected a column split")
-            rows[name], line_of[name] = {**cells, "class": composed(cells["class"]), "split": part}, line
+            rows[name], line_of[name] = {**cells, "class": class_of(cells["class"]), "split": part}, line
     table.refuse()
     return rows
 
@@ -231,7 +278,7 @@ def _below(path: str, root: str) -> str:
 
 def exclude_line(name: str) -> str:
     """Return the line for ``data.exclude`` that names an image. A '#' at its beginning would make it a comment."""
-    return f"./{name}" if name.lstrip().startswith("#") else name
+    return one_line(f"./{name}" if name.lstrip().startswith("#") else name)
 
 
 def _names(splits: Listing) -> list[str]:

@@ -14,7 +14,7 @@ from idmm.data.images import WHITE, composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
-from idmm.errors import UserError, by_reason, listed
+from idmm.errors import UserError, by_reason, listed, one_line
 from idmm.evaluation import baseline
 from idmm.evaluation.network import Network, pooled
 from idmm.files import made_folder, write_json
@@ -59,7 +59,7 @@ def checkup(command: DataCheckConfig) -> int:
     report, listing = check(data)
     log.info("measuring the baseline")
     report.floor = _baseline(report, listing, data)
-    print("\n".join(report_lines(report)))
+    print("\n".join(map(one_line, report_lines(report))))
     if command.out is not None:
         out = made_folder(command.out)
         write_json(out / "check.json", report.to_dict())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from idmm.errors import Interrupted, RunError, UserError, reason
+from idmm.errors import Interrupted, RunError, UserError, one_line, reason
 from idmm.files import idmm_version
 from idmm.progress import PROGRESS, log
 
@@ -29,7 +29,8 @@ class Screen(logging.Handler):
     """Prints records on standard error, above a progress bar."""
 
     def emit(self, record):
-        tqdm.write(self.format(record), file=sys.stderr)
+        lines = self.format(record).split("\n")
+        tqdm.write("\n".join(map(one_line, lines)), file=sys.stderr)
 
 
 def screen() -> logging.Handler:
