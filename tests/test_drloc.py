@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import inside, metrics, state, weights
 
 from idmm import config
@@ -233,6 +234,20 @@ def test_one_forward_pass_serves_logits_and_grid():
     assert len(calls) == 1
     heads = [p.grad for p in extra.parameters()]
     assert len(extra.loss.heads) == 2 and all(grad is not None for grad in heads), "each block has a head of its own"
+
+
+def test_grid_size_keeps_finer_grids():
+    """A vision transformer's grid of 16 x 16, whole or pooled to 7 x 7."""
+    torch.manual_seed(0)
+    backbone = create_backbone("vit_tiny_patch16_224", 64, num_classes=3, **{**KWARGS, "patch_size": 4})
+    images = torch.randn(2, 3, 64, 64)
+    grid = token_grid(backbone, images)
+    for size in (7, 16):
+        settings = DrLoc(weight=1.0, pairs=8, grid_size=size)
+        extra = Localization(backbone, settings, 64, 3)
+        pooled = F.adaptive_avg_pool2d(grid, size)
+        expected = extra.loss(pooled, numpy_rng(7, "drloc"))
+        torch.testing.assert_close(extra(backbone, images, 7)[1], expected)
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])

@@ -132,6 +132,8 @@ class DrLoc:
     """Random pairs of positions per image."""
     hidden_dim: int = Field(512, ge=1)
     """Width of the head's two hidden layers."""
+    grid_size: int = Field(7, ge=2)
+    """Positions per side. Finer grids are average-pooled to it. 56 keeps all grids of l1_all (Eq. 7) at 224 px."""
 
 
 @section

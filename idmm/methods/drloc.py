@@ -32,7 +32,7 @@ class Localization(nn.Module):
             why = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
             raise UserError(f"drloc.weight: {why}. Give larger images, a backbone with finer grids or --drloc.weight 0")
         widths = [grid.shape[1] for grid in grids]
-        self.loss = DenseRelativeLocalization(widths, config.mode, config.pairs, config.hidden_dim)
+        self.loss = DenseRelativeLocalization(widths, config.mode, config.pairs, config.hidden_dim, config.grid_size)
 
     def forward(
         self, backbone: nn.Module, images: Tensor, key: int, head: Callable | None = None
