@@ -41,11 +41,12 @@ def test_the_supplements_protocols():
     train = detect.train
     assert (train.lr, train.weight_decay, train.batch_size, train.epochs) == (1e-4, 0.05, 16, 12)
     assert (train.schedule, train.lr_steps) == ("steps", [8, 11])
-    assert [round(share * train.size * 3 / 4) for share in detect.augment.scale] == [490, 816], "short sides at 4:3"
+    assert (train.size, detect.augment.short_side) == (1333, [480, 800])
     train = segment.train
     assert (train.lr, train.weight_decay, train.batch_size, train.size) == (6e-5, 0.01, 16, 512)
     steps = -(-20_210 // 16)
     assert abs(train.epochs * steps - 160_000) < steps and round(train.warmup_epochs * steps) in range(1490, 1511)
+    assert (segment.model.pyramid_width, segment.model.auxiliary) == (512, 0.4)
     assert train.schedule == "linear" and segment.model.drop_path == 0.2 and segment.augment.scale == [0.5, 2.0]
     assert segment.eval_scales == [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
 

@@ -1,8 +1,9 @@
 """The configs of detection and of semantic segmentation."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -38,6 +39,22 @@ class DenseModel(Backbone):
 
     pyramid_width: int = Field(128, ge=8)
     """Channels of each map of the feature pyramid."""
+
+
+@section
+class DetectModel(DenseModel):
+    """The backbone, and the detector on it."""
+
+    cascade: bool = False
+    """Three heads of rising overlap, each of which refines the boxes of the one before (Cascade R-CNN)."""
+
+
+@section
+class SegmentModel(DenseModel):
+    """The backbone, and UPerNet on it."""
+
+    auxiliary: float = Field(0.0, ge=0)
+    """Weight of the loss of a second head, on the map of stride 16. Default: 0, no head."""
 
 
 @section
@@ -87,6 +104,15 @@ class DenseAugment:
 
 
 @section
+class DetectAugment(DenseAugment):
+    """Augmentation of images with their boxes."""
+
+    short_side: rising(4096) | None = None
+    """Range of the short side (pixels), instead of scale and squares. train.size bounds the long side. Test images have
+    the largest. Default: squares."""
+
+
+@section
 class DenseConfig(Common):
     """Keys of detection and of semantic segmentation."""
 
@@ -95,12 +121,33 @@ class DenseConfig(Common):
     train: DenseTrain = field(default_factory=DenseTrain)
     augment: DenseAugment = field(default_factory=DenseAugment)
 
+    @property
+    def tested_short_side(self) -> int | None:
+        """The short side of test images (pixels), None if they are on squares."""
+        return None
+
+    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
+        """Return the arguments of :class:`idmm.dense.network.Layers`."""
+        return {"task": self.STAGE, "classes": classes, "width": self.model.pyramid_width}
+
 
 @section
 class DetectConfig(DenseConfig):
     """Train a detector of boxes (and masks if there are any), from a pretrained backbone or from scratch."""
 
     STAGE: ClassVar[str] = "detect"
+
+    model: DetectModel = field(default_factory=DetectModel)
+    augment: DetectAugment = field(default_factory=DetectAugment)
+
+    @property
+    def tested_short_side(self) -> int | None:
+        """The largest of ``augment.short_side``."""
+        return self.augment.short_side and math.ceil(self.augment.short_side[1])
+
+    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
+        """Return the arguments of :class:`idmm.dense.network.Layers`."""
+        return super().layers(classes, masks) | {"masks": masks, "cascade": self.model.cascade}
 
 
 @section
@@ -109,8 +156,13 @@ class SegmentConfig(DenseConfig):
 
     STAGE: ClassVar[str] = "segment"
 
+    model: SegmentModel = field(default_factory=SegmentModel)
     eval_scales: list[Annotated[float, Field(gt=0, le=4)]] = Field(default_factory=lambda: [1.0], min_length=1)
     """Factors of train.size at which test images are predicted and averaged at the end, e.g. '[0.5, 1.0, 1.5]'."""
+
+    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
+        """Return the arguments of :class:`idmm.dense.network.Layers`."""
+        return super().layers(classes, masks) | {"auxiliary": self.model.auxiliary}
 
 
 def tested_sides(size: int, scales: Sequence[float]) -> list[int]:

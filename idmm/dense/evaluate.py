@@ -46,7 +46,7 @@ class Objects:
         ]
 
 
-def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int) -> Objects:
+def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int, short: float | None = None) -> Objects:
     """Return a detector's output for a letterboxed canvas in pixels of the image's file.
 
     Masks are drawn at the file's size directly. torchvision's RoIAlign is not aligned, so it trains masks half a pixel
@@ -55,10 +55,10 @@ def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int) -> Obje
     Args:
         output: Of one image, see :meth:`idmm.dense.network.Detector.forward`.
         size: Height and width of the file (pixels).
-        side: Of the canvas (pixels).
+        side, short: Of the canvas (pixels), see :func:`idmm.dense.transforms.letterboxed`.
     """
     output = {name: value.float().cpu() if value.is_floating_point() else value.cpu() for name, value in output.items()}
-    (h, w), (height, width) = size, letterboxed(size, side)
+    (h, w), (height, width) = size, letterboxed(size, side, short=short)
     factor = torch.tensor([w / width, h / height] * 2)
     boxes = (output["boxes"] * factor).clamp(min=0).minimum(torch.tensor([w, h] * 2))
     inside = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)  # others lie in the padding

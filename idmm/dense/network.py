@@ -6,6 +6,7 @@ supplement. Its decoder is that of segmentation_models_pytorch, whose models do 
 
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,6 +23,7 @@ from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiSc
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from idmm import distributed
+from idmm.dense.cascade import BOX_WEIGHTS, IOUS, CascadeHeads, SharedBoxPredictor
 from idmm.dense.targets import IGNORED
 from idmm.errors import SizeError
 from idmm.methods.common import at_least_fp32
@@ -30,6 +32,7 @@ from idmm.models.grid import as_grid, token_grid
 from idmm.models.weights import Checkpoint
 
 STRIDES = (4, 8, 16, 32)  # pixels from one place of a map to the next
+AUXILIARY_WIDTH = 256  # channels of the auxiliary head, as in mmsegmentation
 FULL_SIZE = 640  # side of images (pixels) from which anchors have the papers' size
 _TERMS = {  # torchvision's: ours
     "loss_objectness": "rpn_objectness",
@@ -105,12 +108,14 @@ class DenseNetwork(nn.Module):
         backbone.train(training)
 
     def forward_features(self, images: Tensor) -> list[Tensor]:
-        """Return the maps of images [B, C, S, S]: [B, channels[i], n, n], n = S / STRIDES[i] if 32 divides S."""
-        maps, smallest = _backbone_maps(self.backbone, images, self.layers), math.ceil(images.shape[-1] / STRIDES[-1])
+        """Return the maps of images [B, C, H, W]: [B, channels[i], h, w], h = H / STRIDES[i] if 32 divides H."""
+        maps = _backbone_maps(self.backbone, images, self.layers)
+        smallest = [math.ceil(side / STRIDES[-1]) for side in images.shape[-2:]]
         outputs = []
         for level, source, stride in zip(self.levels, self.sources, STRIDES, strict=True):
-            output, side = level(maps[source]), smallest * STRIDES[-1] // stride
-            outputs.append(output if output.shape[-1] == side else F.adaptive_max_pool2d(output, side))
+            output = level(maps[source])
+            shape = tuple(side * STRIDES[-1] // stride for side in smallest)
+            outputs.append(output if output.shape[-2:] == shape else F.adaptive_max_pool2d(output, shape))
         return outputs
 
     def no_weight_decay(self) -> set[str]:
@@ -139,6 +144,7 @@ class Detector(DenseNetwork):
         width: Channels of the pyramid.
         masks: Whether to predict masks, too.
         in_chans: Channels of the images.
+        cascade: Whether three heads refine the boxes, see :class:`idmm.dense.cascade.CascadeHeads`.
 
     Raises:
         SizeError: 32 does not divide the size.
@@ -146,7 +152,14 @@ class Detector(DenseNetwork):
     """
 
     def __init__(
-        self, backbone: nn.Module, size: int, classes: int, width: int = 256, masks: bool = False, in_chans: int = 3
+        self,
+        backbone: nn.Module,
+        size: int,
+        classes: int,
+        width: int = 256,
+        masks: bool = False,
+        in_chans: int = 3,
+        cascade: bool = False,
     ):
         if size % STRIDES[-1]:
             raise SizeError(f"image size {size}x{size}: expected a multiple of {STRIDES[-1]} pixels for detection")
@@ -162,27 +175,38 @@ class Detector(DenseNetwork):
         def pool(side: int) -> MultiScaleRoIAlign:
             return MultiScaleRoIAlign(["0", "1", "2", "3"], side, sampling_ratio=2, canonical_scale=224 * share)
 
-        heads = {}
-        if masks:
-            heads = {"mask_roi_pool": pool(14), "mask_head": MaskRCNNHeads(width, (width,) * 4, 1)}
-            heads["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
-        placeholder = nn.Identity()
-        placeholder.out_channels = width  # torchvision reads only this of a backbone
-        model = (MaskRCNN if masks else FasterRCNN)(
-            placeholder,
-            rpn_anchor_generator=anchors,
-            box_roi_pool=pool(7),
-            box_head=TwoMLPHead(width * 7 * 7, 4 * width),
-            box_predictor=FastRCNNPredictor(4 * width, classes + 1),
-            box_batch_size_per_image=2 * width,
-            **heads,
-        )
-        self.rpn, self.roi_heads = model.rpn, model.roi_heads
-        for head in (self.rpn.head, self.roi_heads.box_predictor):
-            head.register_forward_hook(_in_fp32)
+        def model(iou: float, box_weights: tuple[float, ...]) -> FasterRCNN:
+            mask_heads = {}
+            if masks:
+                mask_heads["mask_roi_pool"] = pool(14)
+                mask_heads["mask_head"] = MaskRCNNHeads(width, (width,) * 4, 1)
+                mask_heads["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
+            placeholder = nn.Identity()
+            placeholder.out_channels = width  # torchvision reads only this of a backbone
+            predictor = SharedBoxPredictor if cascade else FastRCNNPredictor
+            return (MaskRCNN if masks else FasterRCNN)(
+                placeholder,
+                rpn_anchor_generator=anchors,
+                box_roi_pool=pool(7),
+                box_head=TwoMLPHead(width * 7 * 7, 4 * width),
+                box_predictor=predictor(4 * width, classes + 1),
+                box_batch_size_per_image=2 * width,
+                box_fg_iou_thresh=iou,
+                box_bg_iou_thresh=iou,
+                bbox_reg_weights=box_weights,
+                **mask_heads,
+            )
+
+        settings = list(zip(IOUS, BOX_WEIGHTS, strict=True)) if cascade else [(IOUS[0], BOX_WEIGHTS[0])]
+        models = [model(*each) for each in settings]
+        heads = [each.roi_heads for each in models]
+        self.rpn = models[0].rpn
+        self.roi_heads = CascadeHeads(heads) if cascade else heads[0]
+        for predictor in (self.rpn.head, *(head.box_predictor for head in heads)):
+            predictor.register_forward_hook(_in_fp32)
 
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
-        """Find objects in images [B, C, S, S], in evaluation mode.
+        """Find objects in images [B, C, H, W], in evaluation mode. 32 divides H and W.
 
         Returns:
             Per image ``boxes`` [n, 4] (x1, y1, x2, y2, pixels), ``labels`` int64 [n] from 0, ``scores`` [n]
@@ -195,8 +219,8 @@ class Detector(DenseNetwork):
         """Return the ``loss`` of a batch, in training mode, and the terms that it is the sum of.
 
         Args:
-            batch: ``images`` [B, C, S, S], ``boxes`` [B, M, 4] (pixels), ``labels`` int64 [B, M] (-1: no box), with
-                masks ``masks`` uint8 [B, M, S, S].
+            batch: ``images`` [B, C, H, W], ``boxes`` [B, M, 4] (pixels), ``labels`` int64 [B, M] (-1: no box), with
+                masks ``masks`` uint8 [B, M, H, W].
         """
         targets = {"boxes": batch["boxes"], "labels": batch["labels"] + 1}
         if self.masks:
@@ -249,28 +273,64 @@ class Segmenter(DenseNetwork):
     Args:
         backbone, size, width, in_chans: As for :class:`Detector`. Any size is accepted.
         classes: K.
+        auxiliary: Weight of the loss of a second head, on the map of stride 16 (Zhao et al., CVPR 2017). 0: none.
 
     Raises:
         UserError: The backbone's features do not form a grid.
     """
 
-    def __init__(self, backbone: nn.Module, size: int, classes: int, width: int = 256, in_chans: int = 3):
+    def __init__(
+        self,
+        backbone: nn.Module,
+        size: int,
+        classes: int,
+        width: int = 256,
+        in_chans: int = 3,
+        auxiliary: float = 0.0,
+    ):
         super().__init__(backbone, size, in_chans)
         from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
 
         self.decoder = UPerNetDecoder([0, 0, *self.channels], decoder_channels=width)
+        self.head = nn.Conv2d(width, classes, kernel_size=1)
+        self.auxiliary_weight = auxiliary
+        self.auxiliary: nn.Module | None = None
+        if auxiliary:
+            self.auxiliary = nn.Sequential(
+                Conv2dNormActivation(self.channels[2], AUXILIARY_WIDTH, kernel_size=3),
+                nn.Dropout2d(0.1),
+                nn.Conv2d(AUXILIARY_WIDTH, classes, kernel_size=1),
+            )
         if distributed.several_gpus():  # each process sees only a few images of a batch
             self.decoder = nn.SyncBatchNorm.convert_sync_batchnorm(self.decoder)
-        self.head = nn.Conv2d(width, classes, kernel_size=1)
+            self.auxiliary = nn.SyncBatchNorm.convert_sync_batchnorm(self.auxiliary)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, K, S, S] of images [B, C, S, S]."""
-        features = self.decoder([None, None, *self.forward_features(images)])  # [B, width, S / 4, S / 4]
-        return F.interpolate(self.head(features), size=images.shape[-2:], mode="bilinear", align_corners=False)
+        return self._logits(self.forward_features(images), images.shape[-2:])
+
+    def _logits(self, maps: list[Tensor], size: tuple[int, int]) -> Tensor:
+        features = self.decoder([None, None, *maps])  # [B, width, S / 4, S / 4]
+        return _enlarged(self.head(features), size)
 
     def loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the ``loss`` of ``images`` [B, C, S, S] with the class of each pixel, ``mask`` int64 [B, S, S]."""
-        return {"loss": pixel_cross_entropy(self(batch["images"]), batch["mask"])}
+        """Return the ``loss`` of ``images`` [B, C, S, S] with the class of each pixel, ``mask`` int64 [B, S, S].
+
+        With an auxiliary head also its unweighted part, ``auxiliary``.
+        """
+        images = batch["images"]
+        mask = batch["mask"]
+        maps = self.forward_features(images)
+        loss = pixel_cross_entropy(self._logits(maps, images.shape[-2:]), mask)
+        if self.auxiliary is None:
+            return {"loss": loss}
+        logits = _enlarged(self.auxiliary(maps[2]), images.shape[-2:])  # [B, K, S / 16, S / 16] -> [B, K, S, S]
+        auxiliary = pixel_cross_entropy(logits, mask)
+        return {"loss": loss + self.auxiliary_weight * auxiliary, "auxiliary": auxiliary}
+
+
+def _enlarged(logits: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
 
 
 def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
@@ -287,21 +347,29 @@ def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
     return (losses.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
 
 
-def build_network(
-    task: str, backbone: nn.Module, size: int, classes: int, width: int, masks: bool, in_chans: int
-) -> Detector | Segmenter:
-    """Put the layers of ``task``, detect or segment, on a backbone, see :class:`Detector`."""
-    if task == "segment":
-        return Segmenter(backbone, size, classes, width, in_chans)
-    return Detector(backbone, size, classes, width, masks, in_chans)
+@dataclass(frozen=True)
+class Layers:
+    """The layers on a backbone."""
+
+    task: str  # detect or segment
+    classes: int
+    width: int  # channels of the pyramid
+    masks: bool = False
+    cascade: bool = False
+    auxiliary: float = 0.0
+
+    def build(self, backbone: nn.Module, size: int, in_chans: int) -> Detector | Segmenter:
+        """Put the layers on a backbone, see :class:`Detector` and :class:`Segmenter`."""
+        if self.task == "segment":
+            return Segmenter(backbone, size, self.classes, self.width, in_chans, self.auxiliary)
+        return Detector(backbone, size, self.classes, self.width, self.masks, in_chans, self.cascade)
 
 
 def saved_network(saved: Checkpoint) -> Detector | Segmenter:
     """Return the network of a run of ``idmm detect`` or ``idmm segment`` with its weights, in evaluation mode."""
-    info = saved.extra
     kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
-    backbone = create_backbone(saved.name, saved.size, **kwargs)
-    layers = (len(info["classes"]), info["pyramid_width"], info["masks"])
-    network = build_network(info["task"], backbone, saved.size, *layers, saved.in_chans)
+    dynamic = saved.extra["short_side"] is not None
+    backbone = create_backbone(saved.name, saved.size, dynamic_size=dynamic, **kwargs)
+    network = Layers(**saved.extra["layers"]).build(backbone, saved.size, saved.in_chans)
     network.load_state_dict(saved.state)
     return network.eval()

@@ -16,7 +16,7 @@ from idmm.config import DetectConfig, SegmentConfig, parsing
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
 from idmm.dense.evaluate import classes_on_file, detection_scores, on_file, segmentation_scores, segmented
-from idmm.dense.network import Detector, Segmenter, build_network
+from idmm.dense.network import Detector, Layers, Segmenter
 from idmm.dense.targets import outlined
 from idmm.dense.transforms import DenseTransform
 from idmm.errors import RunError
@@ -41,7 +41,8 @@ def detect(config: DetectConfig | dict | str) -> dict:
     """Train a detector and write it, its average precision and its boxes on the test images to ``config.out``.
 
     The network is torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN if all training boxes
-    have an outline. Images lie on a square of ``train.size``. Boxes and masks are compared at the size of the files.
+    have an outline. With ``model.cascade`` three heads refine the boxes. Images lie on a square of ``train.size``, or
+    with ``augment.short_side`` on a canvas of the batch. Boxes and masks are compared at the size of the files.
 
     Args:
         config: A DetectConfig, a mapping of its keys ('idmm detect --help'), or the name of a YAML file or recipe.
@@ -102,11 +103,13 @@ def run_one(setup: RunSetup) -> dict:
         if run.is_new and (report := setup.spec.load(backbone)):
             log.info("%s", report)
         with seeded(derive(config.seed, "method")):
-            layers = (len(stores.train.classes), config.model.pyramid_width, has_outlines)
-            method = DenseMethod(build_network(config.STAGE, backbone, phase.size, *layers, setup.spec.in_chans))
+            layers = config.layers(len(stores.train.classes), has_outlines)
+            method = DenseMethod(Layers(**layers).build(backbone, phase.size, setup.spec.in_chans))
         evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
         key = derive(config.seed, "stage", phase.number)
-        transform = DenseTransform(stores.train, phase.size, setup.spec.mean, setup.spec.std, config.augment, key)
+        transform = DenseTransform(
+            stores.train, config.train.size, setup.spec.mean, setup.spec.std, config.augment, key
+        )
         loop = Loop(run, method, common.plan_phase(setup, phase, stores, transform, [evaluator], metric))
         loop.fit()
 
@@ -121,8 +124,14 @@ def run_one(setup: RunSetup) -> dict:
             evaluator.write(run.folder.path)
         text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
         log.info("%s: %s on %d test images", run.folder.path, text, len(stores.test))
-        info = {"task": config.STAGE, "classes": stores.train.classes, "categories": listing.categories}
-        info |= {"pyramid_width": config.model.pyramid_width, "masks": has_outlines}
+        info = {
+            "task": config.STAGE,
+            "classes": stores.train.classes,
+            "categories": listing.categories,
+            "layers": layers,
+            "side": config.train.size,
+            "short_side": config.tested_short_side,
+        }
         export(run, loop, setup, stores, loop.exported.backbone.state_dict(), info)
         result = {
             **scores,
@@ -175,9 +184,12 @@ class DenseEvaluator(Evaluator):
         self.targets, self.classes = store.targets, store.classes
         self.images, self.every = len(store), setup.config.train.eval_every
         (phase,) = setup.phases
-        self.size = phase.size
+        self.size = setup.config.train.size
+        self.short = setup.config.tested_short_side
         # images per forward pass, as in training
         self.batch_size = -(-phase.batch_size // (distributed.world() * setup.config.train.accumulate))
+        if self.short is not None:
+            self.batch_size = 1  # an image's own canvas, as in idmm predict
 
     def __call__(self, network: nn.Module) -> dict[str, float]:
         """Return the values for metrics.jsonl (percent)."""
@@ -186,7 +198,7 @@ class DenseEvaluator(Evaluator):
     def batches(self, final: bool) -> Iterator[dict]:
         """Yield this process's letterboxed images until the run is interrupted. ``final``: log the progress."""
         run, spec = self.run, self.setup.spec
-        transform = DenseTransform(self.store, self.size, spec.mean, spec.std, only_images=True)
+        transform = DenseTransform(self.store, self.size, spec.mean, spec.std, only_images=True, short=self.short)
         batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * self.size**2
         batches = own_share(transform, np.arange(len(self.store)), self.batch_size, run.workers, batch_bytes)
         batches, label = run.interrupts.watch(batches), f"{self.COUNTED} of the test images"
@@ -218,7 +230,7 @@ class BoxEvaluator(DenseEvaluator):
                 with self.run.autocast():
                     outputs = network(images)
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):
-                    objects[number] = on_file(output, self.targets[number].size, self.size)
+                    objects[number] = on_file(output, self.targets[number].size, self.size, self.short)
         gathered = {number: one for part in distributed.gather(objects) for number, one in part.items()}
         self.objects = dict(sorted(gathered.items()))
         labels = np.concatenate([target.labels[~target.crowd] for target in self.targets])

@@ -1,9 +1,11 @@
-"""Batches of images with boxes or masks on a square canvas: letterboxed, and augmented for training.
+"""Batches of images with boxes or masks on a canvas: letterboxed, and augmented for training.
 
 An image keeps its aspect and lies in the upper left of its canvas. The rest has the mean colour. Masks ignore it.
+The canvas is a square, or with a short side the smallest that holds the images of the batch.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from idmm.config.dense import STEP
 from idmm.data.image_store import ImageStore
 from idmm.data.images import unit
 from idmm.data.views import normalise, numbered, resize
@@ -27,9 +30,14 @@ DISTORT = v2.Compose([v2.RandomApply([v2.ColorJitter(**{name: span})]) for name,
 SANITIZE = v2.Compose([v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=1.0)])
 
 
-def letterboxed(size: tuple[int, int], side: int, scale: float = 1.0) -> tuple[int, int]:
-    """Return height and width (pixels, at least 1) of an image whose long side becomes ``side`` times ``scale``."""
+def letterboxed(size: tuple[int, int], side: int, scale: float = 1.0, short: float | None = None) -> tuple[int, int]:
+    """Return height and width (pixels, at least 1) of an image whose long side becomes ``side`` times ``scale``.
+
+    With ``short`` the short side becomes ``short``, unless the long side would be more than ``side``.
+    """
     factor = side / max(size) * scale
+    if short is not None:
+        factor = min(short / min(size), side / max(size))
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
@@ -39,10 +47,18 @@ def resized_to(image: Tensor, shape: tuple[int, int]) -> Tensor:
     return unit(resized) if resized.dtype == torch.uint8 else resized
 
 
-def on_canvas(array: Tensor, side: int, fill: int = 0) -> Tensor:
-    """Return an array [C, h, w] in the upper left of a canvas, [C, side, side]."""
+def canvas_of(shapes: Iterable[tuple[int, int]], side: int, short: float | None) -> tuple[int, int]:
+    """Return height and width of the canvas for images of these heights and widths (pixels)."""
+    if short is None:
+        return side, side
+    heights, widths = zip(*shapes, strict=True)
+    return STEP * math.ceil(max(heights) / STEP), STEP * math.ceil(max(widths) / STEP)
+
+
+def on_canvas(array: Tensor, canvas: tuple[int, int], fill: int = 0) -> Tensor:
+    """Return an array [C, h, w] in the upper left of a canvas of height and width (H, W), [C, H, W]."""
     height, width = array.shape[1:]
-    return torch.nn.functional.pad(array, (0, side - width, 0, side - height), value=fill)
+    return torch.nn.functional.pad(array, (0, canvas[1] - width, 0, canvas[0] - height), value=fill)
 
 
 class DenseTransform:
@@ -53,51 +69,66 @@ class DenseTransform:
 
     Args:
         store: Images by number, with targets of one kind.
-        size: Side of the canvas (pixels).
+        size: Side of the canvas, or with ``short`` the longest side of an image (pixels).
         mean, std: One value per channel. A single one makes RGB images grey.
         augment: Has ``scale`` (lowest and highest, of the letterboxed size), ``flip`` (probability) and
-            ``photometric`` (whether colours change). None: no augmentation, for evaluation.
+            ``photometric`` (whether colours change). Boxes have ``short_side`` (its range, or None). None: no
+            augmentation, for evaluation.
         key: From :func:`idmm.seeding.derive`, different per seed and stage.
         only_images: Leave out the targets.
+        short: Short side of images for evaluation (pixels). None: the canvas is a square.
     """
 
     def __init__(
-        self, store: ImageStore, size: int, mean, std, augment: Any = None, key: int = 0, only_images: bool = False
+        self,
+        store: ImageStore,
+        size: int,
+        mean,
+        std,
+        augment: Any = None,
+        key: int = 0,
+        only_images: bool = False,
+        short: float | None = None,
     ):
         self.store, self.size, self.mean, self.std = store, size, mean, std
         self.augment, self.key, self.only_images = augment, key, only_images
+        self.short_range = getattr(augment, "short_side", None)
+        self.short = self.short_range[1] if self.short_range else short
         self.outlined = outlined(store.targets)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Return a batch of B images as padded tensors.
 
-        It has ``images`` (float32 [B, C, S, S]) and ``index`` (int64 [B]). Detection adds ``boxes`` (float32 [B, M, 4],
-        on the canvas, M the most of an image), ``labels`` (int64 [B, M], -1 for padding) and, if the data have
-        outlines, ``masks`` (uint8 [B, M, S, S]). Segmentation adds ``mask`` (int64 [B, S, S], 255 ignored).
+        Canvases have height H and width W. The batch has ``images`` (float32 [B, C, H, W]) and ``index`` (int64 [B]).
+        Detection adds ``boxes`` (float32 [B, M, 4], on the canvas, M the most of an image), ``labels`` (int64 [B, M],
+        -1 for padding) and, if the data have outlines, ``masks`` (uint8 [B, M, H, W]). Segmentation adds ``mask``
+        (int64 [B, H, W], 255 ignored).
         """
         samples = [self._sample(epoch, int(i)) for i in indices]
         samples = [{name: value.as_subclass(Tensor) for name, value in sample.items()} for sample in samples]
         images = [normalise(sample["image"][None], self.mean, self.std)[0] for sample in samples]
-        batch = {"images": torch.stack([on_canvas(image, self.size) for image in images])}  # padded with the mean
+        canvas = canvas_of([image.shape[1:] for image in images], self.size, self.short)
+        batch = {"images": torch.stack([on_canvas(image, canvas) for image in images])}  # padded with the mean
         if "labels" in samples[0]:
             batch["boxes"] = pad_sequence([sample["boxes"] for sample in samples], batch_first=True)
             labels = [sample["labels"] for sample in samples]
             batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=-1)
             if self.outlined:
-                masks = [on_canvas(sample["masks"], self.size) for sample in samples]
+                masks = [on_canvas(sample["masks"], canvas) for sample in samples]
                 batch["masks"] = pad_sequence(masks, batch_first=True)
         elif "masks" in samples[0]:
-            masks = [on_canvas(sample["masks"], self.size, IGNORED) for sample in samples]
+            masks = [on_canvas(sample["masks"], canvas, IGNORED) for sample in samples]
             batch["mask"] = torch.cat(masks).long()
         return numbered(batch, self.store, indices)
 
     def _sample(self, epoch: int, i: int) -> dict[str, Tensor]:
         if self.augment is None:
-            return self._scaled(i, 1.0)
+            return self._scaled(i, 1.0, self.short)
         with seeded(derive(self.key, "augment", epoch, i)):
             scale, top, left, flip = torch.rand(4).tolist()
-            low, high = self.augment.scale
-            sample = self._scaled(i, low + (high - low) * scale)
+            low, high = self.short_range or self.augment.scale
+            drawn = low + (high - low) * scale
+            sample = self._scaled(i, 1.0, drawn) if self.short_range else self._scaled(i, drawn)
             h, w = sample["image"].shape[1:]
             height, width = min(h, self.size), min(w, self.size)
             if (height, width) != (h, w):
@@ -110,14 +141,14 @@ class DenseTransform:
                 sample["image"] = DISTORT(sample["image"])
             return sample
 
-    def _scaled(self, i: int, scale: float) -> dict[str, Tensor]:
-        """Return image ``i``, letterboxed times ``scale``, with its target.
+    def _scaled(self, i: int, scale: float, short: float | None = None) -> dict[str, Tensor]:
+        """Return image ``i``, letterboxed times ``scale``, or to the short side, with its target.
 
         It has ``image`` float32 [C, h, w] in [0, 1]. Detection adds ``boxes`` [n, 4], ``labels`` [n] and, with
         outlines, ``masks`` uint8 [n, h, w]. Segmentation adds ``masks`` uint8 [1, h, w].
         """
         target = self.store.targets[i]
-        h, w = letterboxed(target.size, self.size, scale)
+        h, w = letterboxed(target.size, self.size, scale, short)
         sample = {"image": tv_tensors.Image(resized_to(self.store.image(i), (h, w)))}
         if self.only_images:
             return sample

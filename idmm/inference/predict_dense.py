@@ -19,7 +19,7 @@ from idmm.data.split import counted
 from idmm.data.views import normalise
 from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
 from idmm.dense.network import saved_network
-from idmm.dense.transforms import letterboxed, on_canvas, resized_to
+from idmm.dense.transforms import canvas_of, letterboxed, on_canvas, resized_to
 from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.network import Network
 from idmm.files import filling, write_json
@@ -81,14 +81,19 @@ def _predictions(
     """
     device = pick_device(config.device)
     model = saved_network(saved).to(device)
-    network = Network.around(saved, model, saved.size, device, config.batch_size or BATCH)
+    side = saved.extra["side"]
+    short = saved.extra["short_side"]
+    batch_size = (config.batch_size or BATCH) if short is None else 1  # else their shapes differ
+    network = Network.around(saved, model, saved.size, device, batch_size)
     sizes: dict[int, tuple[int, int]] = {}
 
     def prepare(number: int, pixels: np.ndarray) -> Tensor:
         sizes[number] = pixels.shape[:2]
-        stored = torch.from_numpy(fitted(pixels, network.size)).permute(2, 0, 1)  # as in the run's store
-        image = resized_to(stored, letterboxed(sizes[number], network.size))
-        return on_canvas(normalise(image[None], network.mean, network.std)[0], network.size)
+        stored = torch.from_numpy(fitted(pixels, short or side)).permute(2, 0, 1)  # as in the run's store
+        shape = letterboxed(sizes[number], side, short=short)
+        image = resized_to(stored, shape)
+        canvas = canvas_of([shape], side, short)
+        return on_canvas(normalise(image[None], network.mean, network.std)[0], canvas)
 
     batches = network.file_batches(paths, paths, unreadable, prepare)
     with network.enough_memory():
@@ -98,11 +103,11 @@ def _predictions(
             for number, output in zip(batch["index"].tolist(), outputs, strict=True):
                 size = sizes.pop(number)
                 if isinstance(output, Tensor):
-                    prediction = classes_on_file(output, size, network.size).numpy().astype(np.uint8)
+                    prediction = classes_on_file(output, size, side).numpy().astype(np.uint8)
                 else:
                     confident = output["scores"] >= min_score
                     output = {name: value[confident] for name, value in output.items()}
-                    prediction = on_file(output, size, network.size)
+                    prediction = on_file(output, size, side, short)
                 yield paths[number], size, prediction
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from idmm.config import DenseConfig, DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig
-from idmm.config.dense import DENSE_LIBRARIES, tested_sides
+from idmm.config.dense import DENSE_LIBRARIES, STEP, tested_sides
 from idmm.data.images import StoredSize, short_side_bound
 from idmm.errors import UserError, needed
 from idmm.training.stage import Needs, Phase, Stage
@@ -94,23 +94,27 @@ class DenseStage(Stage):
         return read_images(self.NAME, self.config.data)
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
-        from idmm.dense.network import build_network
+        from idmm.dense.network import Layers
 
-        build_network(self.NAME, backbone, phase.size, 1, self.config.model.pyramid_width, False, spec.in_chans)
+        Layers(**self.config.layers(1, masks=False)).build(backbone, phase.size, spec.in_chans)
 
     def stored_size(self, size: int) -> StoredSize:
-        return math.ceil(size * max(1.0, *self.config.augment.scale))
+        return self.config.tested_short_side or math.ceil(size * max(1.0, *self.config.augment.scale))
 
     def eval_stored_size(self, size: int) -> StoredSize:
-        return size
+        return self.config.tested_short_side or size
 
     @property
     def phases(self) -> list[Phase]:
         train = self.config.train
-        sides = enumerate(tested_sides(train.size, getattr(self.config, "eval_scales", ())))
-        others = tuple((f"eval_scales[{n}]", side) for n, side in sides if side != train.size)
+        size = train.size
+        sides = enumerate(tested_sides(size, getattr(self.config, "eval_scales", ())))
+        others = tuple((f"eval_scales[{n}]", side) for n, side in sides if side != size)
+        if self.config.tested_short_side:  # canvases of all sides up to the longest
+            size = STEP * math.ceil(size / STEP)
+            others = (("augment.short_side", STEP * math.ceil(self.config.tested_short_side / STEP)),)
         label = f"{self.NAME} {train.size} px"
-        return [Phase(1, "train.size", label, train.size, train.epochs, train.batch_size, train.lr, others)]
+        return [Phase(1, "train.size", label, size, train.epochs, train.batch_size, train.lr, others)]
 
     def fill_names(self) -> tuple[DenseConfig, list[str]]:
         needed(self.NAME, DENSE_LIBRARIES[self.NAME], "dense")

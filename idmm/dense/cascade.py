@@ -1,0 +1,159 @@
+"""Cascade R-CNN (Cai and Vasconcelos, CVPR 2018): three heads, each of which refines the boxes of the one before."""
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+from torchvision.models.detection.roi_heads import (
+    RoIHeads,
+    fastrcnn_loss,
+    maskrcnn_inference,
+    maskrcnn_loss,
+)
+from torchvision.ops import clip_boxes_to_image
+
+IOUS = (0.5, 0.6, 0.7)  # intersection over union from which a box is an object, per head
+# inverse standard deviations of the offsets (x, y, width, height), per head
+BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
+LOSS_WEIGHTS = (1.0, 0.5, 0.25)  # as in mmdetection, which the drloc supplement uses
+
+
+class SharedBoxPredictor(FastRCNNPredictor):
+    """Class logits, and one box for all classes."""
+
+    def __init__(self, in_channels: int, num_classes: int):
+        super().__init__(in_channels, num_classes)
+        self.bbox_pred = nn.Linear(in_channels, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [R, K] and offsets [R, 4 K], the same for each class, of features [R, d]."""
+        logits, offsets = super().forward(x)
+        return logits, offsets.repeat(1, logits.shape[1])
+
+
+class CascadeHeads(nn.Module):
+    """Three heads of torchvision in place of one.
+
+    In training each head samples its own boxes by its own threshold. In evaluation the class logits and the masks'
+    probabilities are means over the heads, and the boxes are those of the last one.
+
+    Args:
+        heads: One per threshold of :data:`IOUS` and :data:`BOX_WEIGHTS`, with a :class:`SharedBoxPredictor` each.
+    """
+
+    def __init__(self, heads: list[RoIHeads]):
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        sizes: list[tuple[int, int]],
+        targets: list[dict[str, Tensor]] | None,
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        """Return detections and losses, as :class:`torchvision.models.detection.roi_heads.RoIHeads` does.
+
+        Args:
+            features: Maps of the pyramid, [B, D, h, w] each.
+            proposals: Boxes of each image, [R, 4] (x1, y1, x2, y2, pixels).
+            sizes: Height and width of each image (pixels).
+            targets: ``boxes`` [n, 4], ``labels`` int64 [n] from 1, and with masks ``masks`` uint8 [n, H, W] of each
+                image. None: evaluation.
+        """
+        if targets is None:
+            return self._detections(features, proposals, sizes), {}
+        return [], self._losses(features, proposals, sizes, targets)
+
+    def _losses(
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        sizes: list[tuple[int, int]],
+        targets: list[dict[str, Tensor]],
+    ) -> dict[str, Tensor]:
+        totals: dict[str, Tensor] = defaultdict(float)
+        for head, weight in zip(self.heads, LOSS_WEIGHTS, strict=True):
+            boxes, matches, labels, wanted = head.select_training_samples(proposals, targets)
+            logits, offsets = _outputs(head, features, boxes, sizes)
+            classifier_loss, box_loss = fastrcnn_loss(logits, offsets, labels, wanted)
+            totals["loss_classifier"] += weight * classifier_loss
+            totals["loss_box_reg"] += weight * box_loss
+            if head.has_mask():
+                mask_loss = _mask_loss(head, features, boxes, sizes, targets, matches, labels)
+                totals["loss_mask"] += weight * mask_loss
+            true_boxes = [target["boxes"] for target in targets]
+            refined = _refined(head, offsets, boxes, sizes)
+            proposals = _without(refined, boxes, true_boxes)
+        return dict(totals)
+
+    def _detections(
+        self, features: dict[str, Tensor], proposals: list[Tensor], sizes: list[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        last = self.heads[-1]
+        all_logits = []
+        for head in self.heads:
+            logits, offsets = _outputs(head, features, proposals, sizes)
+            all_logits.append(logits)
+            if head is not last:
+                proposals = _refined(head, offsets, proposals, sizes)
+        mean_logits = torch.stack(all_logits).mean(0)  # [R, K + 1]
+        boxes, scores, labels = last.postprocess_detections(mean_logits, offsets, proposals, sizes)
+        detections = [{"boxes": b, "scores": s, "labels": k} for b, s, k in zip(boxes, scores, labels, strict=True)]
+        if last.has_mask():
+            per_head = [maskrcnn_inference(_mask_logits(head, features, boxes, sizes), labels) for head in self.heads]
+            for detection, masks in zip(detections, zip(*per_head, strict=True), strict=True):
+                detection["masks"] = torch.stack(masks).mean(0)  # [n, 1, 28, 28]
+        return detections
+
+
+def _outputs(
+    head: RoIHeads, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Return logits [R, K + 1] and offsets [R, 4 (K + 1)] of all boxes."""
+    pooled = head.box_roi_pool(features, boxes, sizes)  # [R, D, 7, 7]
+    return head.box_predictor(head.box_head(pooled))
+
+
+def _mask_logits(
+    head: RoIHeads, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]
+) -> Tensor:
+    """Return logits of masks within the boxes, [R, K + 1, 28, 28]."""
+    pooled = head.mask_roi_pool(features, boxes, sizes)  # [R, D, 14, 14]
+    return head.mask_predictor(head.mask_head(pooled))
+
+
+def _mask_loss(
+    head: RoIHeads,
+    features: dict[str, Tensor],
+    boxes: list[Tensor],
+    sizes: list[tuple[int, int]],
+    targets: list[dict[str, Tensor]],
+    matches: list[Tensor],
+    labels: list[Tensor],
+) -> Tensor:
+    """Return the loss of the masks within boxes that are objects."""
+    objects = [label > 0 for label in labels]
+    object_boxes = [box[is_object] for box, is_object in zip(boxes, objects, strict=True)]
+    object_matches = [match[is_object] for match, is_object in zip(matches, objects, strict=True)]
+    logits = _mask_logits(head, features, object_boxes, sizes)
+    masks = [target["masks"] for target in targets]
+    classes = [target["labels"] for target in targets]
+    return maskrcnn_loss(logits, object_boxes, masks, classes, object_matches)
+
+
+def _refined(head: RoIHeads, offsets: Tensor, boxes: list[Tensor], sizes: list[tuple[int, int]]) -> list[Tensor]:
+    """Return the boxes moved by a head's offsets, within their images. No gradient goes through them."""
+    moved = head.box_coder.decode(offsets.detach(), boxes)[:, 0]  # [R, K + 1, 4] -> [R, 4]
+    parts = moved.split([len(box) for box in boxes])
+    return [clip_boxes_to_image(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _without(refined: list[Tensor], boxes: list[Tensor], true_boxes: list[Tensor]) -> list[Tensor]:
+    """Return the refined boxes without those that were true boxes: each head samples these itself."""
+    remaining = []
+    for moved, before, true in zip(refined, boxes, true_boxes, strict=True):
+        is_true = (before[:, None] == true.to(before.dtype)).all(2).any(1)  # [R, n, 4] -> [R]
+        remaining.append(moved[~is_true])
+    return remaining
