@@ -15,7 +15,8 @@ def cell(source="flowers", method="idmm", backbone="net", target="pets", seed=0,
         "baseline_top1": None, "start_top1": None, "test_size": None, "seconds": None if top1 is None else 12.5,
         "status": "missing" if top1 is None else "ok", "error": None, "log": None,
         "folder": f"runs/finetune/{seed}", "key": "ab12", "pretrain_folder": None, "source_size": None,
-        "pretrain_seconds": None, "config": {"data": {"name": target}, "seed": seed}, "pretrain_config": None,
+        "pretrain_seconds": None, "params": None, "backbone_params": None,
+        "config": {"data": {"name": target}, "seed": seed}, "pretrain_config": None,
     }  # fmt: skip
     assert set(fields) <= set(one)
     return {**one, **fields}

@@ -56,7 +56,7 @@ def test_each_image_is_tested_once(done, images):
     rows = [row for run in sorted(done.glob("fold-*")) for row in read_csv(run / "per_class.csv")]
     hits = {name: sum(int(row["correct"]) for row in rows if row["class"] == name) for name in COUNTS}
     assert result["mean_per_class"] == pytest.approx(statistics.mean(100 * hits[n] / COUNTS[n] for n in COUNTS))
-    assert result["largest_class"] == pytest.approx(800 / 15)
+    assert result["largest_class"] == pytest.approx(800 / 15) and result["params"] == folds[0]["params"]
     assert (result["test_size"], result["train_size"], result["num_classes"], result["seed"]) == (15, 10, 2, 0)
     configs = [read(path)["data"] for path in sorted(done.glob("fold-*/config.yaml"))]
     assert [config["fold"] for config in configs] == [1, 2, 3] and (done / "fold-2/model.safetensors").exists()

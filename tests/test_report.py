@@ -17,9 +17,9 @@ from helpers import call, inside, refused
 from PIL import Image
 
 from idmm.inference.runs import finished_runs
-from idmm.report import grid_pictures
-from idmm.report.grid_pictures import heat_maps
+from idmm.report import charts, grid_pictures
 from idmm.report.render import page as grid_page
+from idmm.report.render import render
 from idmm.report.sections import sections
 from idmm.report.stats import compared, mcnemar
 from idmm.report.table import Table
@@ -170,14 +170,6 @@ def table(cells):
     return Table(grid(cells))
 
 
-def texts(axis):
-    return {tuple(map(round, text.get_position())): text.get_text() for text in axis.texts if text.get_fontsize() > 7}
-
-
-def panels(figure):
-    return [axis for axis in figure.axes if axis.get_images()]
-
-
 def broken():
     """Flowers' failed on pets, dtd's is missing on flowers, and one of two seeds of scratch failed on flowers."""
     cells = changed(full(3, ("idmm",), 2, 2), failed, source="flowers", target="pets")
@@ -185,24 +177,58 @@ def broken():
     return changed(cells, failed, source="scratch", target="flowers", seed=1)
 
 
-def test_heat_maps_show_numbers_marks_and_signs(tmp_path, drawn):
+def named_rows(figure):
+    return [[label.get_text() for label in axis.get_yticklabels()] for axis in figure.axes]
+
+
+def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
     found = table(broken())
-    heat_maps(found, tmp_path / "grid.png")
-    (accuracy,) = panels(drawn[0])
-    rows = [label.get_text() for label in accuracy.get_yticklabels()]
-    assert rows == ["from scratch", "flowers", "pets", "dtd"], "one method is not named"
-    assert [label.get_text() for label in accuracy.get_xticklabels()] == ["flowers", "pets"]
-    shown = texts(accuracy)
-    for y, row in enumerate(found.rows):
-        for x, target in enumerate(found.targets):
-            mean = found.mean("net", row, target)
-            if mean is not None:
-                assert shown[x, y] == f"{mean:.1f}"
-    assert (shown[1, 1], shown[0, 3]) == ("failed", "—")
-    assert [text.get_text() for text in accuracy.texts if "†" in text.get_text()] == ["n = 1 †"]
-    assert {t.get_text() for t in accuracy.texts if t.get_weight() == "bold"} == {
-        f"{max(found.mean('net', row, target) or 0 for row in found.rows):.1f}" for target in found.targets
-    }  # fmt: skip
+    grid_pictures.bars(found, tmp_path / "grid.png")
+    rows = ["from scratch", "flowers, idmm", "pets, idmm", "dtd, idmm"]
+    assert [axis.get_title() for axis in drawn[0].axes] == ["flowers", "pets"]
+    assert named_rows(drawn[0]) == [rows, []], "the same rows are named once"
+    for axis, target in zip(drawn[0].axes, found.targets, strict=True):
+        shown = [text.get_text().split(" ± ")[0] for text in axis.texts]
+        means = [found.mean("net", row, target) for row in found.rows]
+        lengths = [bar.get_width() for bar in axis.patches]
+        assert lengths == [mean for mean in means if mean is not None]
+        numbers = [f"{mean:.1f}" for mean in means if mean is not None]
+        assert [text.split()[0] for text in shown if text[0].isdigit()] == numbers
+        bold = [text.get_text().split()[0] for text in axis.texts if text.get_weight() == "bold"]
+        assert bold == [f"{max(lengths):.1f}"]
+    flowers, pets = ([text.get_text() for text in axis.texts] for axis in drawn[0].axes)
+    assert (pets[1], flowers[3]) == ("failed", "—") and flowers[0].endswith(" n = 1 †")
+
+
+def test_bars_of_one_source_are_named_by_method(tmp_path, drawn):
+    cells = full(2, ("idmm", "simclr"), 2, 1)
+    grid_pictures.bars(table([one for one in cells if one["source"] in ("scratch", one["target"])]), tmp_path / "a.png")
+    assert named_rows(drawn[0]) == [["from scratch", "idmm", "simclr"], []]
+    some = [one for one in cells if one["target"] == "flowers" or one["method"] != "simclr"]
+    grid_pictures.bars(table(some), tmp_path / "b.png")
+    assert [len(rows) for rows in named_rows(drawn[1])] == [5, 3], "other rows are named again"
+
+
+def test_accuracy_over_parameters_and_the_names_of_tables(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(charts, "save", lambda figure, path: figures.append(figure))
+    sizes = {"tiny": 771_680, "larger": 44_700_000}
+    cells = full(1, ("idmm",), 2, 2, backbones=tuple(sizes))
+    grid_pictures.parameters(table(cells), tmp_path / "a.png")
+    assert not figures, "runs of an earlier version have no parameters"
+    cells = [{**one, "backbone_params": sizes[one["backbone"]]} for one in cells]
+    found = table(cells)
+    grid_pictures.parameters(found, tmp_path / "a.png")
+    for axis, target in zip(figures[0].axes, found.targets, strict=True):
+        assert [label.get_text() for label in axis.get_xticklabels()] == ["tiny\n0.772 M", "larger\n44.7 M"]
+        for curve, row in zip(axis.containers, found.rows, strict=True):
+            assert curve.get_label() == {"scratch": "from scratch", "flowers": "idmm"}[row.source]
+            expected = [found.mean(name, row, target) for name in sizes]
+            assert curve.lines[0].get_ydata().tolist() == expected
+    page = grid_page(tmp_path, sections(grid(cells)))
+    assert "tiny (0.772 M parameters)" in page and "larger (44.7 M parameters)" in page
+    assert "\\itshape tiny (0.772 M parameters)" in render("grid.tex", sections(grid(cells)))
+    assert "**tiny (0.772 M parameters)**" in render("grid.md", sections(grid(cells)))
 
 
 BACKBONES = ("pvt_v2_b0", "a_b & c%")

@@ -64,6 +64,15 @@ def unequal(tmp_path_factory):
     return root, folder / "run"
 
 
+def test_the_result_has_the_parameters_with_and_without_classifier(unequal):
+    _, out = unequal
+    found = result(out)
+    for key, name in {"params": "model", "backbone_params": "backbone"}.items():
+        weights = safetensors.torch.load_file(out / f"{name}.safetensors")
+        assert found[key] == sum(tensor.numel() for tensor in weights.values()), "this network has no buffers"
+    assert found["params"] > found["backbone_params"]
+
+
 def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     _, out = unequal
     found, rows = result(out), read_csv(out / "per_class.csv")

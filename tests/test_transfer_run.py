@@ -66,6 +66,7 @@ def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
 def test_from_python(tmp_path, monkeypatch, capsys):
     """Jobs run in the order of their needs; cells have what results hold of the test images."""
     told = {"top1_interval": [40.0, 60.0], "largest_class": 10.3, "test_size": 96, "baseline_top1": 33.3}
+    told |= {"params": 3_600_000, "backbone_params": 3_410_000}
     made = Made(monkeypatch, **told)
     found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
     assert {cell["status"] for cell in found["cells"]} == {"ok"} and len(made.asked) == JOBS
@@ -73,7 +74,11 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     assert found == results(tmp_path / "out")
     said = capsys.readouterr().out
     assert "| few | idmm | tiny | 7 | 2 | 32 | 2 | adamw |" in said
-    assert "6 of 6 cells done" in said and "the largest class 10.3 %, the baseline 33.3 %" in said
+    assert (
+        "6 of 6 cells done" in said
+        and "**tiny (3.41 M parameters)**" in said
+        and "the largest class 10.3 %, the baseline 33.3 %" in said
+    )
     for source in ("digits", "few"):
         tuned = [made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other")]
         assert made.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)

@@ -117,6 +117,13 @@ def classifiers(model: nn.Module) -> list[nn.Module]:
     return list(classifier) if isinstance(classifier, (tuple, list, nn.ModuleList)) else [classifier]
 
 
+def parameter_counts(model: nn.Module) -> dict[str, int]:
+    """Return the numbers of parameters, ``params``, and of those outside the classifiers, ``backbone_params``."""
+    classifier = sum(parameter.numel() for layer in classifiers(model) for parameter in layer.parameters())
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return {"params": total, "backbone_params": total - classifier}
+
+
 def linear_classifiers(model: nn.Module) -> list[nn.Linear | nn.Conv2d]:
     """Return the classifiers if all are linear in the features [B, d] of ``forward_head(..., pre_logits=True)``.
 

@@ -1,4 +1,4 @@
-"""Charts of accuracies: bars over seeds, curves over the number of labels."""
+"""Charts of accuracies: bars over seeds, curves over the number of labels, of parameters or of epochs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from matplotlib.ticker import NullLocator
 
 from idmm.figures import COLOURS, look, plain_axis, save, shortened
 
-Points = list[tuple[float, float, float]]  # images per class, mean, standard deviation (percent)
+Points = list[tuple[float, float, float]]  # a number, mean, standard deviation (percent)
 
 
 def comparison(
@@ -35,51 +35,63 @@ def comparison(
         text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
         axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
     axis.set_xticks(range(len(scores)), list(scores))
-    axis.set(xlim=(-0.6, len(scores) - 0.4), ylim=(0, 100), ylabel="top-1 accuracy on the test images (%)")
+    axis.set(xlim=(-0.6, len(scores) - 0.4), ylabel="top-1 accuracy on the test images (%)")
     _accuracy_axis(axis, title, largest_class)
     note = "bars: mean ± 1 standard deviation over seeds, dots: one seed each" if seeds > 1 else "one seed"
     figure.supxlabel(note, fontsize=8, color="0.4")
     save(figure, path)
 
 
-def label_curves(
-    panels: dict[str, dict[str, Points]], path: Path, ylabel: str, largest_class: float, draws: int
+def accuracy_curves(
+    panels: dict[str, dict[str, Points]],
+    path: Path,
+    labels: tuple[str, str],
+    ticks: dict[float, str] | None = None,
+    largest_class: float | None = None,
+    note: str | None = None,
 ) -> None:
-    """Draw accuracy over the labelled images per class, with bars of one standard deviation over draws.
+    """Draw accuracy over a number, with bars of one standard deviation.
 
     Args:
         panels: Title -> label -> points.
         path: PNG to write.
-        ylabel: Name of the accuracy.
+        labels: Names of the number and of the accuracy.
+        ticks: Texts at numbers of a logarithmic axis. None: the axis is linear.
         largest_class: Accuracy of always predicting the largest class (percent), a dotted line.
-        draws: Number of draws in the mean.
+        note: Above the legend.
     """
-    labels = dict.fromkeys(label for curves in panels.values() for label in curves)
-    styles = {label: look(n) for n, label in enumerate(labels)}
+    names = dict.fromkeys(label for curves in panels.values() for label in curves)
+    styles = {label: look(n) for n, label in enumerate(names)}
     figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         for place, (label, points) in enumerate(curves.items()):
-            x, mean, std = np.array(points, dtype=float).T
-            x = x * 1.02 ** (place - (len(curves) - 1) / 2)  # so that the bars of curves do not hide each other
+            x, mean, std = np.array(sorted(points), dtype=float).T
+            if ticks:
+                x = x * 1.02 ** (place - (len(curves) - 1) / 2)  # so that the bars of curves do not hide each other
             style = {"linewidth": 1.8, "markeredgecolor": "white", "markersize": 7, "elinewidth": 1, "capsize": 2}
             axis.errorbar(x, mean, std, label=shortened(label), **style, **styles[label])
-        ticks = sorted({x for points in curves.values() for x, _, _ in points})
-        axis.set(xscale="log", xlim=(ticks[0] / 1.2, ticks[-1] * 1.2), xlabel="labelled images per class")
-        axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set(xlabel=labels[0])
+        if ticks:
+            axis.set(xscale="log", xlim=(min(ticks) / 1.2, max(ticks) * 1.2))
+            axis.set_xticks(list(ticks), ticks.values())
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.tick_params("x", rotation=30 * any(len(text) > 5 for text in ticks.values()), labelsize=8)
         _accuracy_axis(axis, title, largest_class)
-    axes[0].set(ylim=(0, 100), ylabel=ylabel)
-    title = f"mean, bars: ± 1 standard\ndeviation over {draws} draws" if draws > 1 else None
+    axes[0].set(ylabel=labels[1])
+    legend = {text: line for axis in axes for line, text in zip(*axis.get_legend_handles_labels(), strict=True)}
     place = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
-    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=9, title=title, title_fontsize=8, **place)
+    figure.legend(legend.values(), legend.keys(), fontsize=9, title=note, title_fontsize=8, **place)
     save(figure, path)
 
 
-def _accuracy_axis(axis, title: str, largest_class: float) -> None:
+def _accuracy_axis(axis, title: str, largest_class: float | None) -> None:
     """Add the title and the line of the largest class."""
     axis.set_title(title, fontsize=11)
+    plain_axis(axis)
+    if largest_class is None:
+        return
+    axis.set(ylim=(0, 100))
     axis.axhline(largest_class, color="0.4", linewidth=1, linestyle=":")
     place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     axis.annotate("largest class", (1, largest_class), (-2, 3), fontsize=8, ha="right", **place)
-    plain_axis(axis)

@@ -1,80 +1,83 @@
-"""A grid's heat maps, with numbers in the cells. The colour maps keep their order in grey print."""
+"""A grid's pictures: its accuracies as bars (IDMM, Figure 4), and over the number of parameters (Figure 3)."""
 
 import textwrap
+from itertools import product
 from pathlib import Path
 
-import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from idmm.figures import save, shortened
-from idmm.report.table import SCRATCH, Row, Table
+from idmm.figures import COLOURS, plain_axis, save, shortened
+from idmm.report.charts import Points, accuracy_curves
+from idmm.report.table import SCRATCH, Row, Table, TableCell, millions
 
-CELL = (0.9, 0.37)  # inches
-LONGEST = 22  # letters of a label
-LEAST = 10.0  # least number of points from the darkest colour to the brightest
-MAP = "cividis"
+BAR, PANEL = 0.3, 2.2  # height of a bar and width of a panel (inches)
 
 
-def heat_maps(table: Table, path: Path) -> None:
-    """Draw the accuracies, a panel for each backbone."""
-    rows = [len(table.rows_of(backbone)) for backbone in table.backbones]
-    width = 3.1 + len(table.targets) * CELL[0]
-    height = 1.5 + sum(count * CELL[1] + 1.0 for count in rows)
+def bars(table: Table, path: Path) -> None:
+    """Draw the accuracies: a row of panels for each backbone, a panel for each target, a bar for each pretraining."""
+    counts = []
+    for backbone in table.backbones:
+        counts.append(max(len(_rows(table, backbone, target)) for target in table.targets))
+    width = 2.4 + PANEL * len(table.targets)
+    height = 0.6 + sum(BAR * count + 0.7 for count in counts)
     figure = Figure(figsize=(max(width, 6.4), height), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08, w_pad=0.08)
-    axes = figure.subplots(len(rows), squeeze=False, height_ratios=rows)[:, 0]
-    means = [cell.stats.mean for cell in table.cells.values() if cell.stats.n] or [0.0]
-    wider = max(0.0, LEAST - (max(means) - min(means))) / 2  # so that small differences do not look large
-    norm = Normalize(min(means) - wider, max(means) + wider)  # one scale for all backbones
-    for backbone, axis in zip(table.backbones, axes, strict=True):
-        image = _heat_map(axis, table, backbone, norm)
-        axis.set_title(f"{_label(backbone)}: accuracy", fontsize=10)
-        bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.02, aspect=25)
-        bar.set_label("%", fontsize=8)
-        bar.ax.tick_params(labelsize=7)
-        bar.outline.set_visible(False)
+    places = figure.subplots(len(counts), len(table.targets), squeeze=False, height_ratios=counts)
+    for backbone, axes in zip(table.backbones, places, strict=True):
+        for target, axis in zip(table.targets, axes, strict=True):
+            rows = _rows(table, backbone, target)
+            labels = _row_labels(rows)
+            for y, row in enumerate(rows):
+                _bar(axis, y, table, row, table.cells[backbone, row, target])
+            axis.set_yticks(range(len(rows)), labels)
+            axis.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 100))
+            axis.set_title(_label(target), fontsize=9)
+            is_new = axis is axes[0] or labels != _row_labels(_rows(table, backbone, table.targets[0]))
+            axis.tick_params(labelleft=is_new, labelsize=8, left=False)
+            plain_axis(axis)
+            axis.grid(visible=False)
+        axes[0].set_ylabel("\n".join(textwrap.wrap(table.name_of(backbone), 30)), fontsize=9)
     figure.suptitle(textwrap.fill(table.caption(), max(40, int(figure.get_figwidth() * 13))), fontsize=9)
     save(figure, path)
 
 
-def _heat_map(axis, table: Table, backbone: str, norm: Normalize):
-    rows, targets, colours = table.rows_of(backbone), table.targets, colormaps[MAP]
-    values = np.full((len(rows), len(targets)), np.nan)
-    for y, row in enumerate(rows):
-        for x, cell in enumerate(table.cells_of(backbone, row)):
-            if cell is None:
-                continue
-            style = {"ha": "center", "va": "center"}
-            if cell.stats.mean is None:
-                axis.text(x, y, cell.mean, fontsize=8, color="0.25", **style)
-                continue
-            values[y, x], notes = cell.stats.mean, " ".join(cell.notes)
-            brightness = np.dot((0.299, 0.587, 0.114), colours(norm(values[y, x]))[:3])
-            style["color"] = "black" if brightness > 0.46 else "white"
-            weight = "bold" if cell.best_of_column else "normal"
-            axis.text(x, y - 0.16 if notes else y, cell.mean, fontsize=9, weight=weight, **style)
-            axis.text(x, y + 0.25, notes, fontsize=6.5, **style)
-    image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
-    axis.set_xticks(range(len(targets)), [_label(t, 16) for t in targets], rotation=30, ha="right", fontsize=8)
-    axis.set_yticks(range(len(rows)), _row_labels(rows), fontsize=8)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
-    for edge in np.arange(0.5, len(targets) - 1):
-        axis.axvline(edge, color="white", linewidth=1)
-    for y in range(1, len(rows)):
-        axis.axhline(y - 0.5, color="white", linewidth=1 if rows[y].source == rows[y - 1].source else 4)
-    return image
+def _bar(axis, y: int, table: Table, row: Row, cell: TableCell) -> None:
+    methods = list(dict.fromkeys(row.method for row in table.rows if not row.is_scratch))
+    colour = "0.55" if row.is_scratch else COLOURS[methods.index(row.method) % len(COLOURS)]
+    if cell.stats.mean is not None:
+        spread = {"ecolor": "0.2", "capsize": 2, "elinewidth": 1}
+        axis.barh(y, cell.stats.mean, 0.8, xerr=cell.stats.std, color=colour, alpha=0.45, error_kw=spread)
+    weight = "bold" if cell.best_of_column else "normal"
+    axis.text(1, y, " ".join([cell.mean, *cell.notes]), fontsize=8, weight=weight, va="center_baseline")
+
+
+def _rows(table: Table, backbone: str, target: str) -> list[Row]:
+    """Return the rows that have a cell."""
+    return [row for row in table.rows if (backbone, row, target) in table.cells]
+
+
+def parameters(table: Table, path: Path) -> None:
+    """Draw the accuracies over the backbones' parameters, if there are several sizes."""
+    sizes = {params / 1e6: f"{_label(name)}\n{millions(params)}" for name, params in table.params.items()}
+    if len(sizes) < 2:
+        return
+    panels: dict[str, dict[str, Points]] = {}
+    for backbone, target in product(table.params, table.targets):
+        curves = panels.setdefault(target, {})
+        rows = _rows(table, backbone, target)
+        for row, label in zip(rows, _row_labels(rows), strict=True):
+            stats = table.cells[backbone, row, target].stats
+            if stats.mean is not None:
+                curves.setdefault(label, []).append((table.params[backbone] / 1e6, stats.mean, stats.std or 0.0))
+    accuracy_curves(panels, path, ("parameters without the classifier", "top-1 accuracy (%)"), sizes)
 
 
 def _row_labels(rows: list[Row]) -> list[str]:
-    """Return the rows' labels, with the method if there are several."""
-    several = len({row.method for row in rows} - {SCRATCH.method}) > 1
-    methods = [f" · {_label(row.method, 14)}" if several and row.method != SCRATCH.method else "" for row in rows]
-    return [_label(row.heads[0]) + method for row, method in zip(rows, methods, strict=True)]
+    """Return the rows' labels: the methods if all have one source."""
+    pretrained = [row.source for row in rows if row.method != SCRATCH.method]
+    several = len(set(pretrained)) > 1
+    return [_label(row.label if several or row.source not in pretrained else row.method) for row in rows]
 
 
-def _label(text: str, most: int = LONGEST) -> str:
+def _label(text: str) -> str:
     """Return a label on one line."""
-    return shortened(" ".join(text.split()), most)
+    return shortened(" ".join(text.split()), 24)

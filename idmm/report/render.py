@@ -12,7 +12,7 @@ from idmm.report.stats import Estimate, format_number
 from idmm.report.table import BELOW_BASELINE, MISSING, NO_BETTER, SOME_FAILED, Table, TableCell
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
-FIGURE = "Accuracy"
+FIGURES = {"grid.png": "Accuracy", "params.png": "Accuracy over parameters"}
 
 
 def write(out: Path, grid: dict) -> str:
@@ -25,9 +25,10 @@ def write(out: Path, grid: dict) -> str:
     write_text(out / "grid.tex", render("grid.tex", content))
     if content.table.cells:
         with drawing("grid.png"):
-            from idmm.report.grid_pictures import heat_maps  # matplotlib takes a second
+            from idmm.report import grid_pictures  # matplotlib takes a second
 
-            heat_maps(content.table, out / "grid.png")
+            grid_pictures.bars(content.table, out / "grid.png")
+            grid_pictures.parameters(content.table, out / "params.png")
     write_text(out / "grid.html", page(out, content))
     return markdown
 
@@ -48,8 +49,9 @@ def page(out: Path, content: Sections) -> str:
     intro += "Blue is a gain, orange a loss. Without colour these runs show no difference."
     tables = [_page_table(content.table, backbone) for backbone in content.table.backbones]
     parts = [Section("Results", [*tables, content.table.legend()])]
-    if (path := out / "grid.png").exists():
-        parts.append(Section("Figure", [Picture(path, FIGURE)]))
+    pictures = [Picture(out / name, caption) for name, caption in FIGURES.items() if (out / name).exists()]
+    if pictures:
+        parts.append(Section("Figures", pictures))
     for block in content.blocks:
         rows = []
         for row in block.rows:
@@ -64,7 +66,7 @@ def _page_table(table: Table, backbone: str) -> TableOf:
     for row in table.rows_of(backbone):
         cells = table.cells_of(backbone, row)
         rows.append([*row.heads, *(_page_cell(cell) if cell else "" for cell in cells)])
-    caption = f"{backbone}: {table.caption(spread='95 % t-interval')}"
+    caption = f"{table.name_of(backbone)}: {table.caption(spread='95 % t-interval')}"
     return TableOf(["source", "method", *table.targets], rows, caption)
 
 

@@ -85,6 +85,7 @@ class Table:
         cells: ``(backbone, row, target)`` -> TableCell.
         largest: Share of a target's largest class among its test images (percent), if a run has it.
         baseline: Accuracy of the baseline on a target (percent), if a run has it.
+        params: Parameters of a backbone without its classifier, if a run has it.
         usual_n: The most frequent number of runs per cell, the larger of equals, 0 without any value.
     """
 
@@ -107,6 +108,7 @@ class Table:
             if run.get("baseline_top1") is not None:
                 baselines.setdefault(run["target"], []).append(run["baseline_top1"])
         self.baseline = {target: statistics.fmean(values) for target, values in baselines.items()}
+        self.params = {run["backbone"]: run["backbone_params"] for run in runs if run.get("backbone_params")}
         self._stats = {place: seed_stats(group) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
             cells = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
@@ -116,6 +118,12 @@ class Table:
         counts = Counter(stats.n for stats in self._stats.values() if stats.n)
         self.usual_n = max(counts, key=lambda n: (counts[n], n), default=0)
         self.cells = {place: self._cell(*place) for place in self._stats}
+
+    def name_of(self, backbone: str) -> str:
+        """Return the name of a backbone with its number of parameters, without markup."""
+        if backbone not in self.params:
+            return backbone
+        return f"{backbone} ({millions(self.params[backbone])} parameters)"
 
     @property
     def progress(self) -> str:
@@ -190,6 +198,11 @@ class Table:
         if any(cell.stats.half is not None for cell in self.cells.values()):
             over += " and seeds (with the spread of all cells of a column together)"
         return f"Intervals are 95 % intervals over {over}. A difference whose interval contains 0 may be chance."
+
+
+def millions(params: int) -> str:
+    """Return a number of parameters in millions."""
+    return f"{params / 1e6:.3g} M"
 
 
 def run_label(run: dict) -> str:

@@ -172,4 +172,7 @@ def _draw(result: dict, path: Path) -> None:
         panel = panels.setdefault(READOUTS[row["readout"]], {})
         panel.setdefault(row["run"], []).append((row["per_class"], row["mean"], row["std"] or 0.0))
     ylabel = f"{METRICS[result['metric']]} on the test images of {result['dataset']} (%)"
-    charts.label_curves(panels, path, ylabel, result["largest_class"], result["seeds"])
+    ticks = {count: str(count) for count in result["per_class"]}
+    note = f"mean, bars: ± 1 standard\ndeviation over {result['seeds']} draws" if result["seeds"] > 1 else None
+    labels = "labelled images per class", ylabel
+    charts.accuracy_curves(panels, path, labels, ticks, result["largest_class"], note)

@@ -9,7 +9,7 @@ from idmm.data.store import Stores
 from idmm.data.views import TrainTransform
 from idmm.evaluation.evaluators import Accuracy
 from idmm.methods.finetune import Finetune, balanced_weights
-from idmm.models.build import backbone_state
+from idmm.models.build import backbone_state, parameter_counts
 from idmm.models.weights import Checkpoint
 from idmm.progress import log
 from idmm.seeding import derive
@@ -35,6 +35,7 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         (see :func:`idmm.stages.common.measure_baseline`). ``start_top1`` is top-1 before the first step, if the
         classifier started from a fit on features. Also ``num_classes``, ``train_size``, ``test_size``, ``test_groups``
         if images come in groups, ``seed``, ``seconds`` over all resumes, ``precision`` of training and evaluation,
+        ``params`` and, without the classifier, ``backbone_params``,
         ``excluded`` if ``data.exclude`` left images out; with ``train.minutes`` ``minutes``, the ``epochs`` of all
         stages and ``whole_epochs``. With ``data.folds`` the return value of :func:`idmm.stages.folds.pooled`.
 
@@ -108,6 +109,7 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, 
         predictions = common.build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.exported)
     export(run, loop, setup, images, backbone_state(loop.exported), {"classes": images.train.classes})
     result = {**classifier_result(run, setup, images, predictions), **best, **common_result(run, setup, images)}
+    result |= parameter_counts(loop.exported)
     if (start := run.folder.start_scores.get("start_top1")) is None:
         return result
     if result["top1"] < start:

@@ -21,7 +21,7 @@ from idmm.training.run_folder import RunFolder, check_resume
 from idmm.training.stage import RunSetup
 
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "baseline_top1", "start_top1", "start_knn")
-SAME = ("top5", "num_classes", "seed", "excluded", "precision")  # in the results of all folds
+SAME = ("top5", "num_classes", "seed", "excluded", "precision", "params", "backbone_params")  # in those of all folds
 
 
 def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:

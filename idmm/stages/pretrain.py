@@ -15,7 +15,7 @@ from idmm.evaluation import evaluate
 from idmm.evaluation.evaluators import Extract, KNNAccuracy
 from idmm.evaluation.monitor import CollapseMonitor
 from idmm.methods import Method, RunInfo, create_method
-from idmm.models.build import backbone_state
+from idmm.models.build import backbone_state, parameter_counts
 from idmm.progress import log
 from idmm.seeding import derive, numpy_rng, seeded
 from idmm.stages import common
@@ -159,4 +159,5 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
         **{name: scores[name] for name in ("start_knn", "knn") if name in scores},
         "epochs": epochs,
         **common_result(run, setup, images),
+        **parameter_counts(loop.exported),
     }
