@@ -110,11 +110,14 @@ def test_what_is_held_out_depends_on_each_file(tmp_path):
     after = held_out(root)
     moved = [content for content in before if before[content] != after[content]]
     assert len(moved) <= 4 and list(after.values()).count("test") in (15, 16)
-    assert held_out(root.rename(tmp_path / "b")) == after
-    root = tmp_path / "b"
+    root = root.rename(tmp_path / "b")
+    for number, path in enumerate(sorted(root.rglob("*.png"), reverse=True)):
+        path.rename(path.with_name(f"renamed{number:02d}.png"))
+    assert held_out(root) == after
     for number in range(4):
-        shutil.copy(root / f"train/z/{number}.png", root / f"train/z/copy{number}.png")
-        shutil.copy(root / f"train/z/{number}.png", root / f"train/x/wrong{number}.png")
+        path = sorted((root / "train/z").iterdir())[number]
+        shutil.copy(path, root / f"train/z/copy{number}.png")
+        shutil.copy(path, root / f"train/x/wrong{number}.png")
     assert held_out(root).keys() == after.keys()
 
 

@@ -15,11 +15,11 @@ from PIL import Image
 
 from idmm import config
 from idmm.data import image_store
+from idmm.data.fingerprint import image_changes
 from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
 from idmm.data.listing import list_images
 from idmm.data.loaders import own_share
-from idmm.data.store import image_differences
 from idmm.errors import RunError
 from idmm.training.device import enough_memory
 
@@ -215,14 +215,21 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
         store.image(1)
 
 
-def test_fingerprint_tells_labels_and_order():
-    images = {"x": "00 0", "y": "11 1", "z": "22 1"}
+def test_changes_of_images_are_counted():
+    images = {"x": "00 a", "y": "11 b", "z": "22 b"}
     old = {"train": {"classes": ["a", "b"], "images": images}, "val": None, "test": None}
-    for classes, now, lines in (
-        (["a", "b"], images, []),
-        (["a", "b"], {**images, "y": "11 0"}, ["train: 1 image relabelled: y"]),
-        (["a", "b"], dict(reversed(images.items())), ["train: 2 images in another order: x, z"]),
-        (["a", "b", "c"], images, ["train: the list of classes is another"]),
-        (None, {"x": "00", "y": "11", "z": "22"}, ["train: 3 images relabelled: x, y, z"]),
+    another = "their order, their splits or the list of classes is another"
+    for classes, now, changes in (
+        (["a", "b"], images, ""),
+        (["a", "b"], {**images, "y": "11 a"}, "1 with another label, 0 new, 0 gone (y)"),
+        (["a", "b"], {"x": "00 a", "a/y": "11 a", "w": "33 b"}, "1 with another label, 1 new, 1 gone (a/y, w, z)"),
+        (["a", "b"], {**images, "y": "44 b"}, "0 with another label, 0 new, 0 gone, 1 with other content (y)"),
+        (["a", "b"], {"x": "00 a", "y2": "11 b", "z": "22 b"}, "0 with another label, 0 new, 0 gone, 1 renamed (y2)"),
+        (["a", "b"], dict(reversed(images.items())), another),
+        (["a", "b", "c"], images, another),
+        (None, {"x": "00 ", "y": "11 ", "z": "22 "}, "3 with another label, 0 new, 0 gone (x, y, z)"),
     ):
-        assert image_differences(old, {**old, "train": {"classes": classes, "images": dict(now)}}) == lines
+        assert image_changes(old, {**old, "train": {"classes": classes, "images": dict(now)}}) == changes
+    moved = {"train": {"classes": ["a", "b"], "images": {"x": "00 a", "y": "11 b"}}}
+    held = moved | {"test": {"classes": ["a", "b"], "images": {"z": "22 b"}}}
+    assert image_changes(old, held) == another

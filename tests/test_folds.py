@@ -91,7 +91,7 @@ def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
     [shutil.copy(images / "cat/0.png", path) for path in more]
     code = tuned(out, images, data__folds=3, init=str(pretrained))
     [path.unlink() for path in more]
-    assert code == 2 and "the images changed since the first fold" in capsys.readouterr().err
+    assert code == 2 and "images changed since this run: 0 with another label, 3 new, 0 gone" in capsys.readouterr().err
 
 
 def test_what_cannot_be_dealt_out_is_one_line_and_leaves_no_folder(images, done, tmp_path, capsys):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from folders import paint, tree
-from helpers import STAGES, inside, metrics, outside, same, start, state, state_file, temporary
+from helpers import STAGES, call, inside, metrics, outside, same, start, state, state_file, temporary
 
 from idmm.errors import Interrupted
 from idmm.files import Lock
@@ -69,6 +69,9 @@ def snapshot(out):
     """Every file of a run but the log and the lock, with its time and content."""
     kept = [path for path in out.rglob("*") if path.is_file() and path.suffix not in (".txt", ".lock")]
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept}
+
+
+OF_OLD = "is of the old ones. Restore them, or name a new --out"
 
 
 def lines(capsys):
@@ -357,15 +360,74 @@ def test_images_changed_since(tmp_path, monkeypatch, capsys):
     before = snapshot(out)
     capsys.readouterr()
     assert inside("pretrain", out, **options) == 2
-    *faults, last = lines(capsys)
-    line = f"data.root: the images changed since the run in '{out}' began. Restore them or use a new --out"
-    assert last == line
-    assert "train/cat/0.png" in "\n".join(faults)
-    assert "train/dog/1.png" in "\n".join(faults) and "train/dog/new.png" in "\n".join(faults)
+    changes = "0 with another label, 0 new, 0 gone, 1 with other content, 1 renamed"
+    names = "train/cat/0.png, train/dog/new.png"
+    line = f"data.root: the images changed since this run: {changes} ({names}). '{out}' {OF_OLD}"
+    assert lines(capsys)[-1] == line
     assert snapshot(out) == before
     shutil.copy(aside, first)  # as they were: the run goes on
     second.with_name("new.png").rename(second)
     assert inside("pretrain", out, **options) == 0
+
+
+def finished_commands(tmp_path, root):
+    """Command lines that resume, after they ran to their ends on a folder of classes."""
+    common = ["--data.root", root, "--data.workers", "0", "--out"]
+    kwargs = "{patch_size: 8, embed_dim: 16, depth: 1, num_heads: 2}"
+    tiny = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", kwargs]
+    once = [*tiny, "--train.epochs", "1", "--train.warmup_epochs", "0"]
+    argvs = [
+        ["pretrain", "--views.size", "16", *once, *common, tmp_path / "pretrain"],
+        ["finetune", "--train.size", "16", *once, *common, tmp_path / "finetune"],
+        ["finetune", "--train.size", "16", *once, "--data.folds", "2", *common, tmp_path / "folds"],
+        ["probe", "--size", "16", "--init", tmp_path / "pretrain", *common, tmp_path / "probe"],
+        ["train", root, "--size", "16", "--minutes", "0.02", "--out", tmp_path / "train"],
+    ]
+    for argv in argvs:
+        assert call(argv) == 0, argv
+    return argvs
+
+
+def test_finished_runs_notice_changed_images(tmp_path, capsys):
+    """Every command that resumes counts what changed, and prints its result if the images are gone."""
+    root = tree(tmp_path / "d", train={"cat": 6, "dog": 6}, test={"cat": 2, "dog": 2})
+    argvs = finished_commands(tmp_path, root)
+
+    def repeated(argv):
+        capsys.readouterr()
+        code = call(argv)
+        return code, "".join(capsys.readouterr()).strip().splitlines()
+
+    for argv in argvs:
+        os.utime(root / "train/cat/0.png")  # another time, the same content
+        code, said = repeated(argv)
+        assert code == 0 and "finished already" in "".join(said), argv
+    (root / "train/cat/1.png").rename(root / "train/dog/from_cat.png")
+    paint(root / "train/dog/more.png", seed=7)
+    for argv in argvs:
+        code, said = repeated(argv)
+        changes = "1 with another label, 1 new, 0 gone (train/dog/from_cat.png, train/dog/more.png)"
+        assert code == 2, argv
+        assert said[-1] == f"data.root: the images changed since this run: {changes}. '{out_of(argv)}' {OF_OLD}"
+    (root / "train/dog/from_cat.png").rename(root / "train/cat/1.png")
+    (root / "train/dog/more.png").unlink()
+    paint(root / "train/dog/2.png", seed=8)
+    for argv in argvs:
+        code, said = repeated(argv)
+        assert code == 2 and "0 with another label, 0 new, 0 gone, 1 with other content (" in said[-1], argv
+    shutil.rmtree(root / "train/dog")
+    for argv in argvs:
+        code, said = repeated(argv)
+        assert code == 2 and "the images changed since this run: " in said[-1], argv
+    shutil.rmtree(root)
+    for argv in argvs:
+        code, said = repeated(argv)
+        assert code == 0 and "finished already" in "".join(said), argv
+
+
+def out_of(argv):
+    out = argv[argv.index("--out") + 1]
+    return out / "fold-1" if "--data.folds" in argv else out
 
 
 @pytest.mark.parametrize("function", ["fsync", "replace"])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -385,13 +386,15 @@ def test_images_that_changed_are_noticed_when_a_command_is_repeated(tmp_path, mo
     monkeypatch.chdir(root)
     command = replace(command, init="../w")
     state = train._load(command, tmp_path / "x")
-    train._check_names(command, state)
+    train._check_images(command, state)
     assert train_configs.stage_config(command, state, "last", 1.0)["init"] == "../w"
     tree(root, train={"cat": 11})
-    assert "images were added" in faults(train._check_names, command, state)[0]
+    assert "0 with another label, 1 new, 0 gone" in faults(train._check_images, command, state)[0]
     state.result = {"top1": 50.0}
-    train._check_names(command, state)
-    assert faults(train._check_names, replace(command, compare=True), state), "scratch would see other images"
+    assert faults(train._check_images, command, state), "also if it is finished"
+    shutil.rmtree(root)
+    train._check_images(command, state)
+    assert faults(train._check_images, replace(command, compare=True), state), "scratch needs the images"
 
 
 def test_images_in_an_array_and_a_draw_that_pretraining_cannot_make(tmp_path):

@@ -1,4 +1,4 @@
-"""The decoded images of a run, their value range, mean and standard deviation, and the fingerprint of all that."""
+"""The decoded images of a run, their value range, mean and standard deviation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from idmm import config, distributed
+from idmm.data.fingerprint import fingerprint
 from idmm.data.folder import PARTS
 from idmm.data.image_store import ImageStore, store_split
 from idmm.data.images import AUTO, LUMA, WHITE, StoredSize, ValueRange
 from idmm.data.parallel import parallel_map
-from idmm.data.split import Listing, Split, counted
-from idmm.errors import UserError, listed
+from idmm.data.split import Listing, Split
+from idmm.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Stores:
 
     def fingerprint(self) -> dict:
         """Return what a resumed run must find unchanged, for JSON: images, value range, mean and std."""
-        images = {part: fingerprint(store) for part, store in self.parts.items()}
+        images = {part: fingerprint(store, store.digests) for part, store in self.parts.items()}
         return {**images, "range": self.value_range, "mean": self.mean, "std": self.std}
 
 
@@ -115,41 +116,3 @@ def mean_and_std(total: np.ndarray) -> tuple[list[float], list[float]]:
     mean, square = total[:, 1] / total[:, 0], total[:, 2] / total[:, 0]
     std = np.sqrt(np.maximum(square - mean * mean, 0))
     return [float(f"{m:.6g}") for m in mean], [float(f"{s:.6g}") if s > 1e-6 else 1.0 for s in std]
-
-
-# ---------------------------------------------------------------------- the fingerprint
-def fingerprint(store: ImageStore) -> dict:
-    """Return what identifies the images, for JSON: ``{"classes": [...] or None, "images": {name: "digest label"}}``.
-
-    Digests are cut to 16 hexadecimal digits. The label is that of boxes or a mask, too. Images without a label have
-    none. The order counts.
-    """
-    labels = [-1] * len(store) if store.labels is None else store.labels.tolist()
-    if store.targets is not None:
-        labels = [target.digest for target in store.targets]
-    images = {
-        name: digest[:16] if label == -1 else f"{digest[:16]} {label}"
-        for name, digest, label in zip(store.names, store.digests, labels, strict=True)
-    }
-    return {"classes": store.classes, "images": images}
-
-
-def image_differences(old: dict, new: dict) -> list[str]:
-    """Return in a few lines how two results of :meth:`Stores.fingerprint` differ. [] if image i is still image i."""
-    none, lines = {"classes": None, "images": {}}, []  # of a split that is not there
-    for part in PARTS:
-        old_part, new_part = old.get(part) or none, new.get(part) or none
-        before, now = old_part["images"], new_part["images"]
-        if old_part == new_part and list(before) == list(now):  # dicts are equal in any order
-            continue
-        both = [name for name in before if name in now]
-        groups = {
-            "removed": [name for name in before if name not in now],
-            "added": [name for name in now if name not in before],
-            "changed": [name for name in both if before[name].split()[0] != now[name].split()[0]],
-            "relabelled": [name for name in both if before[name].split()[1:] != now[name].split()[1:]],
-            "in another order": [a for a, b in zip(both, (n for n in now if n in before), strict=True) if a != b],
-        }
-        changes = [f"{counted(len(names), 'image')} {what}: {listed(names)}" for what, names in groups.items() if names]
-        lines += [f"{part}: {change}" for change in changes or ["the list of classes is another"]]
-    return lines

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from idmm import distributed
+from idmm.data.fingerprint import listed_again
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.registry import spec_of
@@ -47,7 +48,7 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
     """
     check_sizes(setup)
     run = RunContext(setup.config, setup.started_at)
-    with open_folder(run.folder), run.interrupts:
+    with open_folder(setup, run.folder), run.interrupts:
         try:
             yield run
         except KeyboardInterrupt:
@@ -56,10 +57,16 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
 
 
 @contextlib.contextmanager
-def open_folder(folder: RunFolder) -> Iterator[None]:
-    """Log to a run's folder inside the block, first if it is finished, and close it at the end."""
+def open_folder(setup: RunSetup, folder: RunFolder) -> Iterator[None]:
+    """Log to a run's folder inside the block, first if it is finished, and close it at the end.
+
+    Raises:
+        UserError: The images of a finished run changed.
+    """
     with folder, logging_to(folder.path):
         if folder.finished:
+            if listing := listed_again(setup.stage.list_images, setup.config.data, folder.path):
+                folder.check_listing(used_parts(setup, listing))
             log.info("%s: finished already, nothing to do", folder.path)
         yield
 
@@ -99,6 +106,11 @@ def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None
 
 
 # ---------------------------------------------------------------------- the images
+def used_parts(setup: RunSetup, listing: Listing) -> Listing:
+    """Return the splits whose pixels the run needs."""
+    return listing if setup.stage.needs.eval_pixels else replace(listing, val=None, test=None)
+
+
 def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None = None) -> tuple[RunSetup, Stores]:
     """Store the images of a run. A resumed one keeps the value range, mean and std that are saved in its ``folder``.
 
@@ -114,7 +126,7 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
     sizes = dict.fromkeys(phase.size for phase in setup.phases)
     saved = (folder and folder.image_values()) or {}
     stores = store_images(
-        listing if stage.needs.eval_pixels else replace(listing, val=None, test=None),
+        used_parts(setup, listing),
         setup.config.data,
         stage.stored_size(max(sizes)),
         {size: stage.eval_stored_size(size) for size in sizes},

@@ -1,6 +1,5 @@
 """k-fold cross-validation: one run per fold, each in its own folder, and the pooled result."""
 
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -43,8 +42,6 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
         raise UserError(f"out: '{config.out}' holds a run without folds. Name a new folder")
     check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
     for number, one in enumerate(configs):
-        if used and number:  # the first fold has the config's faults
-            _check_images(configs[: number + 1])
         started_at = setup.started_at if number == 0 else clock.now()
         results.append(run_one(replace(setup, stage=stage_of(one), started_at=started_at)))
     with RunFolder(config.out, config, "auto") as folder:
@@ -60,19 +57,6 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
             for line in remarks(result):
                 log.warning("%s", line)
         return result
-
-
-def _check_images(configs: list[Any]) -> None:
-    """Raise UserError if an image would be tested twice, because the images changed after a fold had begun."""
-    tested = []
-    for one in configs:
-        file = Path(one.out) / "last/images.json"
-        if file.exists():
-            tested += json.loads(file.read_text())["test"]["images"]
-        elif not holds_run(one.out):
-            tested += stage_of(one).list_images().test.names
-    if len(tested) > len(set(tested)):
-        raise UserError("data.root: the images changed since the first fold began. Restore them or use a new --out")
 
 
 def each_fold(config: Any) -> Iterator[Any]:

@@ -53,7 +53,7 @@ def run_one(setup: RunSetup) -> dict:
     config, spec = setup.config, setup.spec
     common.check_sizes(setup)
     folder = RunFolder(config.out, config, "auto")
-    with common.open_folder(folder):
+    with common.open_folder(setup, folder):
         if folder.finished:
             return folder.result()
         started_at = time.monotonic()

@@ -1,6 +1,7 @@
 """``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -15,18 +16,19 @@ from pydantic import TypeAdapter
 from idmm import distributed
 from idmm.config import parsing
 from idmm.config.commands import TrainCommand
+from idmm.data.fingerprint import check_unchanged, listed_again, listing_fingerprint
 from idmm.data.images import AUTO
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.errors import UserError, in_short
-from idmm.files import holds_run, made_folder, write_json
+from idmm.files import holds_run, made_folder, write_json, write_text
 from idmm.models.spec import model_spec
 from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.stages import STAGES
 from idmm.stages.resolve import check_place, run_stage
 from idmm.stages.train_configs import stage_config
-from idmm.stages.train_data import COPIES, LABELS, check_images, chosen_images, count, data_of, names_digest
+from idmm.stages.train_data import COPIES, LABELS, all_images, check_images, chosen_images, count, data_of
 from idmm.stages.train_plan import FILE, STARTUP, Kept, TrainState, check_comparison, make_plan, way_of
 from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.training import clock
@@ -36,6 +38,7 @@ from idmm.training.run_folder import check_config
 
 CHANCE = 0.05  # p-value below which a difference counts
 LEAST = 0.1  # of the time, for each stage at least
+IMAGES = "images.json"  # what identifies the images that the command began with
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
 
@@ -79,12 +82,16 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     new = not out.exists() or not any(out.iterdir())
     if state is None:
         check_place(command)
-        if {path.name for path in out.glob("[!.]*")} - {LABELS, COPIES}:  # hidden: files that a kill left unfinished
+        if {path.name for path in out.glob("[!.]*")} - {
+            LABELS,
+            COPIES,
+            IMAGES,
+        }:  # hidden: files that a kill left unfinished
             raise UserError(f"out: '{out}' has other files. Name a new folder")
         made_folder(command.out)
     else:
         check_comparison(command, state.plan.way)  # --compare may be new
-        _check_names(command, state)
+        _check_images(command, state)
     try:
         state = _of_first_process(state or _planned(command, out), command.device)
         if state.result:
@@ -131,13 +138,15 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
     return state
 
 
-def _check_names(command: TrainCommand, state: TrainState) -> None:
-    """Raise UserError if the images of stages that are still to run are others now: those held out could be, too."""
-    if state.result and (state.scratch or not command.compare):
-        return
-    listing = list_images(data_of(command, state), labelled=True, unlabelled=True)
-    if names_digest(listing) != state.images:
-        raise UserError("data: images were added, removed or renamed since this run began. Name a new --out")
+def _check_images(command: TrainCommand, state: TrainState) -> None:
+    """Raise UserError if the images changed since the command began. If it is finished, they may be gone."""
+    file = Path(command.out) / IMAGES
+    finished = state.result and (state.scratch or not command.compare)
+    list_all = functools.partial(all_images, command.data)
+    listing = listed_again(list_all, command.data, command.out) if finished else list_all()
+    if listing is not None and file.exists():
+        saved = json.loads(file.read_text())
+        check_unchanged(saved, listing_fingerprint(listing, saved), command.out)
 
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:
@@ -148,6 +157,7 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
         data = replace(command.data, in_chans=spec.in_chans, bands=spec.bands)
         model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
         resolved, weights = replace(command, data=data, model=model), spec.init
+    opened_at = time.time()
     data, listing = chosen_images(resolved.data, out)
     deep = data.name == "folder" and check_images(data, listing)
     foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
@@ -157,7 +167,10 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
         whole = list_images(replace(data, subset=None), labelled=False, unlabelled=False)
         if whole.train.labels is None:  # stage 1 would draw from images without labels, too
             raise UserError("data.subset: some training images have no label. Pass data.labelled instead")
-    return TrainState(parsing.to_dict(command), parsing.to_dict(data), names_digest(listing), counts, plan)
+    if distributed.rank() == 0:
+        everything = listing_fingerprint(all_images(command.data))
+        write_text(out / IMAGES, json.dumps(everything | {"time": opened_at}))
+    return TrainState(parsing.to_dict(command), parsing.to_dict(data), counts, plan)
 
 
 # ---------------------------------------------------------------------- the runs

@@ -14,7 +14,7 @@ from idmm.data import user_lists
 from idmm.data.fingerprint import digests
 from idmm.data.formats import BadImage
 from idmm.data.image_store import store_split
-from idmm.data.images import digest, image_size
+from idmm.data.images import image_size
 from idmm.data.listing import hold_out, list_images
 from idmm.data.split import LabelsMissing, Listing, counted
 from idmm.errors import UserError, checked, listed
@@ -43,6 +43,12 @@ def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
     return data, list_images(data, labelled=True, unlabelled=True)
 
 
+def all_images(data: Data) -> Listing:
+    """List all images that a command may use, before some are held out or drawn."""
+    everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
+    return list_images(everything, labelled=True, evaluated=False, unlabelled=True)
+
+
 def _without_copies(data: Data, out: Path) -> Data:
     """Return the data without training images whose file is that of an earlier one or of a test image, with a warning.
 
@@ -51,8 +57,7 @@ def _without_copies(data: Data, out: Path) -> Data:
     """
     if data.name != "folder" or data.exclude is not None:
         return data
-    everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
-    listing = list_images(everything, labelled=True, evaluated=False, unlabelled=True)
+    listing = all_images(data)
     train = listing.train
     held_out = {content for split in (listing.val, listing.test) if split for content in digests(split)}
     contents, kept = digests(train), {}
@@ -96,12 +101,6 @@ def check_images(data: Data, listing: Listing) -> bool:
         return store_split(listing.parts[part], stored_size=SIDE, data=data, part=part).high_bit > 0
 
     return any(checked(*(functools.partial(is_deep, part) for part in listing.parts)))
-
-
-def names_digest(listing: Listing) -> str:
-    """Return a digest of the names of all images and their splits."""
-    lines = "\n".join(f"{part} {name}" for part, split in listing.parts.items() for name in split.names)
-    return digest(lines.encode("utf-8", "surrogateescape")).hex()
 
 
 def count(splits: Listing, data: Data, foreign: bool) -> Counts:

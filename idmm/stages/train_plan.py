@@ -130,7 +130,6 @@ class TrainState:
 
     command: dict  # its keys
     data: dict  # those of the images, with what is held out
-    images: str  # digest of their names
     counts: Counts
     plan: Plan
     minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})  # of each stage, and before the first

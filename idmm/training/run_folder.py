@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.config.reading import read_file
-from idmm.data.store import Stores, image_differences
+from idmm.data.fingerprint import check_unchanged, listing_fingerprint
+from idmm.data.split import Listing
+from idmm.data.store import Stores
 from idmm.errors import RunError, UserError, capped, in_short, listed
 from idmm.files import Lock, expand_home, holds_run, is_public, replacing, sweep, write_text
 from idmm.training.plan import TrainingState
@@ -46,6 +49,7 @@ class RunFolder:
         self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
         self._images_file, self._scores_file = self.path / "last" / "images.json", self.path / "last" / "start.json"
         self._lock = Lock(self.path / "last" / "run.lock")
+        self._opened_at = time.time()  # before any image is read
         faults, used, self._made, self._records = None, False, [], None
         try:
             if self.leader:
@@ -117,13 +121,24 @@ class RunFolder:
             UserError: Image i is no longer image i.
         """
         fingerprint = images.fingerprint()
-        lines = distributed.broadcast(image_differences(self._images, fingerprint) if self._images else [])
-        if lines:
-            what = f"the images changed since the run in '{self.path}' began"
-            raise UserError(*lines, f"data.root: {what}. Restore them or use a new --out")
+        self._compare(fingerprint)
         if self.leader and not self._images:
-            self._images = fingerprint
-            write_text(self._images_file, json.dumps(fingerprint))
+            self._images = fingerprint | {"time": self._opened_at}
+            write_text(self._images_file, json.dumps(self._images))
+
+    def check_listing(self, listing: Listing) -> None:
+        """Raise UserError if a finished run's images are others now. All processes must call together."""
+        self._compare(listing_fingerprint(listing, self._images) if self._images else None)
+
+    def _compare(self, fingerprint: dict | None) -> None:
+        faults = None
+        if self._images:
+            try:
+                check_unchanged(self._images, fingerprint, self.path)
+            except UserError as error:
+                faults = error.faults
+        if faults := distributed.broadcast(faults):
+            raise UserError(*faults)
 
     def image_values(self) -> dict | None:
         """Return ``range``, ``mean`` and ``std`` of the images that the run began with; None in a new run.
