@@ -42,16 +42,17 @@ class Command:
 
 
 IMPORT_SECONDS = 60.0  # imports take less
+FOLDER = {"data.root": "[DIR]"}
 COMMANDS = {
     "train": Command(keys.TrainCommand, "stages.train:train", words={"data.root": "DIR"}, timed=True),
-    "pretrain": Command(PretrainConfig, "stages.resolve:run_stage", timed=True),
-    "finetune": Command(FinetuneConfig, "stages.resolve:run_stage", timed=True),
-    "detect": Command(DetectConfig, "stages.resolve:run_stage", timed=True),
-    "segment": Command(SegmentConfig, "stages.resolve:run_stage", timed=True),
+    "pretrain": Command(PretrainConfig, "stages.resolve:run_stage", words=FOLDER, timed=True),
+    "finetune": Command(FinetuneConfig, "stages.resolve:run_stage", words=FOLDER, timed=True),
+    "detect": Command(DetectConfig, "stages.resolve:run_stage", words=FOLDER, timed=True),
+    "segment": Command(SegmentConfig, "stages.resolve:run_stage", words=FOLDER, timed=True),
     "transfer": Command(GridConfig, "transfer.grid:command"),
     "transfer status": Command(StatusConfig, "transfer.status:status", words={"out": "OUT"}),
-    "probe": Command(keys.ProbeConfig, "stages.probe:command"),
-    "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel"),
+    "probe": Command(keys.ProbeConfig, "stages.probe:command", words=FOLDER),
+    "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel", words=FOLDER),
     "predict": Command(keys.PredictConfig, "inference.predict:predict", words={"paths": "PATH [PATH ...]"}),
     "embed": Command(keys.EmbedConfig, "inference.embed:embed", words={"paths": "PATH [PATH ...]"}),
     "similar": Command(
@@ -62,7 +63,7 @@ COMMANDS = {
     "export": Command(keys.ExportConfig, "inference.export:export"),
     "data list": Command(keys.DataListConfig, "data.registry:table"),
     "data info": Command(keys.DataInfoConfig, "data.registry:info", words={"name": "NAME"}),
-    "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words={"name": "NAME"}),
+    "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words={"name": "DIR|NAME"}),
     "data download": Command(keys.DataDownloadConfig, "stages.check:download", words={"name": "NAME"}),
     "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list"),
     "demo": Command(keys.DemoConfig, "stages.demo:demo"),

@@ -84,7 +84,8 @@ FAULTS = {
         "--augment.flip 0",
         "--augment.flip: unknown flag of this command, it belongs to idmm finetune, idmm detect, idmm segment",
     ),
-    "stray word": ("runs/a", "runs/a: unexpected argument. Values follow their --flag."),
+    "stray word": (". runs/a", "runs/a: unexpected argument. Values follow their --flag."),
+    "two folders": ("a --data.root b", "a: unexpected argument. Values follow their --flag."),
     "missing value": ("--train.lr", "--train.lr: expected a value (FLOAT)"),
     "an unset variable": (["--init", ""], "init: empty value (unset shell variable?), expected null for none"),
     "a long name": (

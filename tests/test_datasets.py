@@ -1,11 +1,14 @@
 """Which images a dataset has, what is held out and what is refused."""
 
+import os
 import shutil
 import unicodedata
 from pathlib import Path
 
 import numpy as np
+import pytest
 from folders import faults, paint, section, tree
+from helpers import call
 
 import idmm.data
 from idmm import config
@@ -60,6 +63,42 @@ def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
     assert splits.train.labels.tolist() == [0, 1, 1, 1, 2, 2, 2]
     assert splits.train.items[3] == str(root / "train/cat/deep/er/9.JPG")
     assert f"data.root: '{root}/train': skipped 2 files of other kinds" in caplog.text
+
+
+def test_links_bring_no_image_to_evaluate_on_into_training(tmp_path, caplog):
+    """To the root, to a folder of test, to its images, from every folder that training reads."""
+    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 2, "b": 2}, unlabelled={"": 1})
+    for place in ("train/a", "unlabelled"):
+        (root / place / "root").symlink_to(root)
+        (root / place / "test").symlink_to(root / "test/a")
+        (root / place / "1.png").unlink(missing_ok=True)
+        (root / place / "1.png").symlink_to(root / "test/a/1.png")
+        (root / place / "gone.png").symlink_to(tmp_path / "gone.png")
+    (tmp_path / "outside").symlink_to(paint(tmp_path / "pool/9.png").parent)
+    (root / "train/b/pool").symlink_to(tmp_path / "outside")
+    os.mkfifo(root / "train/b/pipe.png")
+    names = ["train/a/0.png", "train/a/gone.png", "train/b/0.png", "train/b/1.png", "train/b/pool/9.png"]
+    more = ["unlabelled/0.png", "unlabelled/gone.png"]
+    for labelled in (True, False):
+        listing = list_images(section(root), labelled, unlabelled=True)
+        assert listing.train.names == names + more
+    assert "train': skipped 3 files of other kinds (2 links to other splits, 1 .png)" in caplog.text
+    (root / "train/c").symlink_to(root / "train/b")
+    (root / "test/c").mkdir()
+    paint(root / "test/c/0.png")
+    wanted = f"'{root}/train' has classes without images: c (c: a link to images that are read already)"
+    assert faults(list_images, section(root), True) == [f"data.root: {wanted}. Fill or remove them"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device"])
+def test_what_is_no_regular_file_is_not_waited_for(kind, tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    odd = root / "train/a/odd.png"
+    os.mkfifo(odd if kind == "pipe" else tmp_path / "pipe")
+    if kind != "pipe":
+        odd.symlink_to("/dev/zero" if kind == "device" else tmp_path / "pipe")
+    assert call(["data", "check", "--root", root]) == (kind != "pipe")
+    assert ("odd.png: not a regular file" in capsys.readouterr().out) == (kind != "pipe")
 
 
 def test_val_and_test_both_or_one(tmp_path, caplog):
@@ -166,10 +205,10 @@ def test_labelled_folder_without_train_images_or_a_second_class(tmp_path):
     ]
     train = tmp_path / "train"
     (train / "a").mkdir(parents=True)
-    (train / "a/x.heic").touch()
+    (train / "a/x.jxl").touch()
     (train / "b").mkdir()
     assert faults(list_images, section(tmp_path), True) == [
-        f"data.root: '{train}' has no images, but 1 file of other kinds, expected {train}/CLASS/*"
+        f"data.root: '{train}' has no images, but 1 file of other kinds (1 .jxl), expected {train}/CLASS/*"
     ]
     shutil.rmtree(train / "b")
     paint(train / "a/x.png")

@@ -9,7 +9,8 @@ from folders import paint, tree
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
 
-from idmm.cli import main
+from idmm.cli import COMMANDS, main
+from idmm.config.schema import keys_of
 from idmm.data.registry import DATASETS
 from idmm.evaluation import baseline
 
@@ -158,6 +159,21 @@ def test_a_missing_folder_is_one_line_and_exit_2(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["data", "check", "digits", "--out", str(tmp_path / "file/x")]) == 2
     assert "out: cannot write" in capsys.readouterr().err
+
+
+def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys):
+    """As the flag does, and together with the same flag. Two folders are refused."""
+    for name, command in COMMANDS.items():
+        if "data.root" in {key.key for key in keys_of(command.config)} and not hasattr(command.config, "STAGES"):
+            out = ["--out", str(tmp_path / "r")] if name != "probe" else []
+            for argv in (["DIR"], ["--data.root", "DIR"], ["DIR", "--data.root", "DIR"]):
+                with pytest.raises(SystemExit, match="0"):
+                    main([name, *argv, *out, "--print_config"])
+                assert "root: DIR" in capsys.readouterr().out
+    assert main(["data", "check", str(healthy)]) == main(["data", "check", str(healthy), "--root", str(healthy)]) == 0
+    assert f"folder in {healthy}: 32 train, 8 test images" in capsys.readouterr().out
+    assert main(["data", "check", str(healthy), "--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"root: got '{tmp_path}' and '{healthy}', expected one folder\n"
 
 
 def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys, monkeypatch):

@@ -2,16 +2,21 @@
 
 import io
 import struct
+import sys
 import zlib
 
 import imagecodecs
 import numpy as np
+import pillow_heif
 import pytest
 import tifffile
+from folders import section, tree
+from helpers import call
 from PIL import Image
 
 from idmm.data.formats import BadImage
-from idmm.data.images import fitted, read_image
+from idmm.data.images import fitted, image_size, read_image
+from idmm.data.listing import list_images
 
 RED, WHITE = [255, 0, 0], [255, 255, 255]
 
@@ -164,6 +169,14 @@ def with_exif(orientation):
     return content[:33] + chunk(b"eXIf", exif_of(orientation).tobytes()[6:]) + content[33:]
 
 
+def heic(picture, **options):
+    """A file of a phone. pillow_heif itself is registered by reading only."""
+    file = io.BytesIO()
+    heif = pillow_heif.from_pillow(picture)
+    heif.save(file, quality=-1, chroma=444, matrix_coefficients=0, **options)
+    return file.getvalue()
+
+
 def by_pillow(format, **options):
     return lambda o: encode(Image.fromarray(SQUARES), format, exif=exif_of(o), **options)
 
@@ -172,6 +185,7 @@ TURNED = {  # files of SQUARES by their orientation
     "JPEG": by_pillow("JPEG", quality=100, subsampling=0),
     "PNG": by_pillow("PNG"),
     "AVIF": by_pillow("AVIF", quality=100, subsampling="4:4:4"),
+    "HEIC": lambda o: heic(Image.fromarray(SQUARES), exif=exif_of(o).tobytes()),
     "TIFF": by_pillow("TIFF"),
     "TIFF, strips": lambda o: tagged(SQUARES, o, rowsperstrip=5),
     "TIFF, planes": lambda o: tagged(SQUARES.transpose(2, 0, 1), o, planarconfig="separate"),
@@ -182,13 +196,34 @@ TURNED = {  # files of SQUARES by their orientation
 
 
 @pytest.mark.parametrize("name", TURNED)
-def test_exif_orientation_is_applied(name):
+def test_exif_orientation_is_applied(name, tmp_path):
     deep = "16" in name
     for orientation, turn in UPRIGHT.items():
         array = pixels(TURNED[name](orientation), np.uint16 if deep else np.uint8)
         wanted = turn(DEEP_SQUARES if deep else SQUARES)
         assert array.shape == wanted.shape
-        assert np.abs(array.astype(int) - wanted).max() <= (12 if name in ("JPEG", "AVIF") else 0), orientation
+        assert np.abs(array.astype(int) - wanted).max() <= (12 if name in ("JPEG", "AVIF", "HEIC") else 0), orientation
+        (tmp_path / "file").write_bytes(TURNED[name](orientation))
+        assert image_size(tmp_path / "file") == wanted.shape[:2]
+
+
+def test_heic_without_its_library_names_the_extra(monkeypatch, tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    (root / "train/a/phone.HEIC").write_bytes(heic(Image.fromarray(SQUARES)))
+    assert call(["data", "check", "--root", root]) == 0
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    assert call(["data", "check", "--root", root]) == 1
+    wanted = "train/a/phone.HEIC: HEIC, which needs pillow-heif. Install it with: pip install -e '.[heic]'"
+    assert wanted in capsys.readouterr().out
+
+
+def test_other_kinds_of_files_are_named(tmp_path, caplog):
+    root = tree(tmp_path / "d", train={"a": 2})
+    for name in ("1.CR2", "2.cr2", "3.svg", "Makefile"):
+        (root / "train/a" / name).write_bytes(b"x")
+    list_images(section(root), labelled=False)
+    wanted = "skipped 4 files of other kinds (2 .cr2, 1 .svg, 1 without ending). Convert images among them to PNG"
+    assert wanted in caplog.text
 
 
 LONG = {  # chunks with texts of megabytes

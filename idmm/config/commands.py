@@ -161,7 +161,7 @@ class DataCheckConfig:
     ONE_OF: ClassVar[tuple[str, ...]] = ("name", "root")
 
     name: str | None = None
-    """Dataset, one of 'idmm data list'. Default: 'folder', your own images under --root."""
+    """Folder of your own images, or a dataset of 'idmm data list'. Default: 'folder', your images under --root."""
     root: str | None = None
     """Folder of the dataset. Default: none."""
     out: str | None = None

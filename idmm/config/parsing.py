@@ -49,6 +49,8 @@ def parse(
     for key in (key for key in words if rest and key not in texts):
         takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
         texts[key], rest = (rest, []) if takes_all else (rest[0], rest[1:])
+    if len(words) == 1 and rest == [texts.get(words[0])]:  # of the flag and the word, which agree
+        rest = []
     faults += [f"{word}: unexpected argument. Values follow their --flag." for word in rest]
     values, more = _values(texts, flags)
     faults, files = faults + more, []

@@ -3,7 +3,8 @@
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,13 +40,14 @@ def root_folder(data: config.Data) -> Path:
 
 @dataclass
 class _Tree:
-    """The images under a folder as tuples of path parts, the number of other files, and the folders at its top."""
+    """The images under a folder as tuples of path parts, what was skipped, and the folders at its top."""
 
     path: str
     key: str = "data.root"  # of the config. Messages begin with it
     images: list[tuple[str, ...]] = field(default_factory=list)
-    others: int = 0
+    others: Counter = field(default_factory=Counter)  # endings of other files, and links to what is read without them
     folders: list[str] = field(default_factory=list)
+    places: set[str] = field(default_factory=set)  # real paths of all folders that were read
 
     @property
     def classes(self) -> list[str]:
@@ -57,9 +59,15 @@ class _Tree:
         """Whether folders at its top are parts of a dataset, so that they cannot be classes."""
         return any(name.lower() in (*PARTS, UNLABELLED) for name in self.folders)
 
+    @property
+    def skipped(self) -> str:
+        """Number and kinds of the other files."""
+        kinds = listed(f"{count} {kind}" for kind, count in self.others.most_common())
+        return f"{counted(self.others.total(), 'file')} of other kinds ({kinds})"
+
     def no_images(self, expected: str) -> str:
         """Return the fault of a tree without images."""
-        others = f", but {counted(self.others, 'file')} of other kinds" if self.others else ""
+        others = f", but {self.skipped}" if self.others else ""
         return f"{self.key}: '{self.path}' has no images{others}, expected {expected}"
 
 
@@ -115,7 +123,7 @@ def read_unlabelled(root: str) -> Split | None:
     """Read the images of ROOT/unlabelled/**, if it has any and ROOT/train exists."""
     if not all(os.path.isdir(os.path.join(root, name)) for name in (UNLABELLED, "train")):
         return None
-    tree = _walk(os.path.join(root, UNLABELLED))
+    tree = _walk_parts(root, (UNLABELLED, *PARTS[1:]))[UNLABELLED]
     return _split(root, tree) if tree.images else None
 
 
@@ -126,13 +134,24 @@ def images_under(root: str) -> list[str]:
 
 def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     """Return the folders of splits that there are. Nothing without ``train``."""
-    paths = {name: os.path.join(root, name) for name in parts if os.path.isdir(os.path.join(root, name))}
-    if "train" not in paths:
+    if not os.path.isdir(os.path.join(root, "train")):
         return {}
     others = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
     if others := sorted(others - {*PARTS, UNLABELLED}):
         log.warning("data.root: '%s': these folders next to train are not read: %s", root, listed(others))
-    return {name: _walk(path) for name, path in paths.items()}
+    return _walk_parts(root, parts)
+
+
+def _walk_parts(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
+    """List those of the folders ROOT/PART that there are. Links from one to images of a later one are skipped."""
+    trees: dict[str, _Tree] = {}
+    later: set[str] = set()
+    for name in reversed(parts):
+        path = os.path.join(root, name)
+        if os.path.isdir(path):
+            trees[name] = _walk(path, later=later)
+            later |= trees[name].places
+    return dict(reversed(trees.items()))
 
 
 def _not_empty(tree: _Tree) -> _Tree:
@@ -141,25 +160,46 @@ def _not_empty(tree: _Tree) -> _Tree:
     return tree
 
 
-def _walk(top: str, key: str = "data.root") -> _Tree:
-    """List a tree in a fixed order, without hidden files. Links are followed, and each folder is read once."""
-    tree, errors, visited = _Tree(top, key), [], set()
-    for path, folders, names in os.walk(top, onerror=errors.append, followlinks=True):
+def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _Tree:
+    """List a tree in a fixed order, without hidden files.
+
+    Links are followed, after the folders of the tree, unless they lead to a folder that is read already, to one of
+    ``later`` trees, or to one that contains ``top``.
+    """
+    tree, errors, home = _Tree(top, key), [], os.path.realpath(top)
+    folders, links = [(top, ())], []  # still to read: paths, and their parts under top
+    while folders or links:
+        path, parts = folders.pop() if folders else links.pop()
         real = os.path.realpath(path)
-        folders[:] = [] if real in visited else sorted(name for name in folders if not name.startswith("."))
-        if real in visited:
+        if real in later:
+            tree.others["links to other splits"] += 1
+        if real in tree.places or real in later or (parts and os.path.commonpath([real, home]) == real):
             continue
-        visited.add(real)
-        tree.folders = tree.folders if path != top else list(folders)
-        parts = () if path == top else tuple(os.path.relpath(path, top).split(os.sep))
-        visible = [name for name in names if not name.startswith(".")]
-        images = [name for name in visible if os.path.splitext(name)[1].lower() in SUFFIXES]
-        tree.images += [(*parts, name) for name in images]
-        tree.others += len(visible) - len(images)
+        tree.places.add(real)
+        try:
+            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        except OSError as error:
+            errors.append(f"{key}: '{path}' cannot be read ({reason(error)})")
+            continue
+        for entry in entries:
+            place, ending = (*parts, entry.name), os.path.splitext(entry.name)[1].lower()
+            is_link = entry.is_symlink()
+            if entry.name.startswith("."):
+                continue
+            if os.path.isdir(entry.path) if is_link else entry.is_dir():
+                (links if is_link else folders).append((entry.path, place))
+                tree.folders += place if not parts else ()
+            elif is_link and os.path.dirname(os.path.realpath(entry.path)) in later:
+                tree.others["links to other splits"] += 1
+            elif ending in SUFFIXES and (is_link or entry.is_file()):  # a broken link is a broken image
+                tree.images.append(place)
+            else:
+                tree.others[ending or "without ending"] += 1
     if errors:
-        raise UserError(*sorted(f"{key}: '{error.filename}' cannot be read ({reason(error)})" for error in errors))
+        raise UserError(*sorted(errors))
     if tree.others and tree.images:
-        log.warning(f"{key}: '%s': skipped %s of other kinds", top, counted(tree.others, "file"))
+        log.warning(f"{key}: '%s': skipped %s. Convert images among them to PNG", top, tree.skipped)
+    tree.folders.sort()
     tree.images.sort()
     return tree
 
@@ -172,7 +212,9 @@ def _class_faults(tree: _Tree) -> list[str]:
         what = f"{counted(len(loose), 'image')} outside of class folders ({listed(loose)})"
         faults.append(f"data.root: '{tree.path}' has {what}, expected {tree.path}/CLASS/*")
     if empty := [name for name in tree.folders if name not in filled]:
-        faults.append(f"data.root: '{tree.path}' has classes without images: {listed(empty)}. Fill or remove them")
+        links = [name for name in empty if Path(tree.path, name).is_symlink()]
+        why = f" ({listed(links)}: a link to images that are read already)" if links else ""
+        faults.append(f"data.root: '{tree.path}' has classes without images: {listed(empty)}{why}. Fill or remove them")
     return faults
 
 

@@ -1,7 +1,7 @@
 """Files and arrays to pixels, in the file's own numbers.
 
-Pillow reads pictures of 8 bits. TIFF is read by tifffile, ``.npy`` by numpy (never a pickle), PNG and JPEG 2000 of 16
-bits by imagecodecs.
+Pillow reads pictures of 8 bits, HEIC by pillow-heif. TIFF is read by tifffile, ``.npy`` by numpy (never a pickle), PNG
+and JPEG 2000 of 16 bits by imagecodecs.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
-    " .jp2 .j2k .jpx .jpf .ico .avif .qoi .npy".split()
+    " .jp2 .j2k .jpx .jpf .ico .avif .heic .heif .hif .qoi .npy".split()
 )
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an image).
 FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "ICO", "AVIF", "QOI")
@@ -27,6 +27,7 @@ PICTURE_CHANNELS = (1, 3)  # of an array
 MAX_PIXELS = 2**28  # larger images are refused by their header, as they may be decompression bombs
 _ORIENTATION = 0x0112  # EXIF's tag, which TIFF has, too
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
+_HEIC = re.compile(rb".{4}ftyp(?!.{,40}avif)(he|mif|msf)", re.DOTALL)
 _NUMPY = b"\x93NUMPY"
 _J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)  # the bits of the first component, less one
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")  # of TIFF, that tifffile reads as grey or RGB
@@ -175,7 +176,15 @@ def _from_picture_file(content: bytes, picture: bool) -> np.ndarray:
 
 
 def _pillow_image(content: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(content), formats=FORMATS)
+    formats = FORMATS
+    if _HEIC.match(content):
+        try:
+            from pillow_heif import register_heif_opener  # an extra
+        except ImportError:
+            raise BadImage("HEIC, which needs pillow-heif. Install it with: pip install -e '.[heic]'") from None
+        register_heif_opener()
+        formats += ("HEIF",)
+    return Image.open(io.BytesIO(content), formats=formats)
 
 
 def _from_pillow(image: Image.Image, picture: bool) -> np.ndarray:

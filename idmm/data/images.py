@@ -59,7 +59,9 @@ class Decoded(NamedTuple):
 
 
 def read(path: str | os.PathLike) -> bytes:
-    """Return a file's bytes. BadImage if it is gone, may not be read, or is empty."""
+    """Return a file's bytes. BadImage if it is gone, no regular file, may not be read, or is empty."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise BadImage("not a regular file")
     try:
         with open(path, "rb") as file:
             content = file.read()

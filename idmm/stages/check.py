@@ -1,5 +1,6 @@
 """``idmm data``: downloading a dataset, and finding its faults."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from idmm.data.check import DatasetReport, ImageRef, Pair, check, exclusions, wr
 from idmm.data.formats import BadImage, channels_flag
 from idmm.data.images import WHITE, composite, read_image
 from idmm.data.listing import list_images
-from idmm.data.registry import fetch, resolve_name, spec_of
+from idmm.data.registry import DATASETS, fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
 from idmm.errors import UserError, by_reason, listed, one_line
 from idmm.evaluation import baseline
@@ -50,8 +51,12 @@ def checkup(command: DataCheckConfig) -> int:
     Raises:
         UserError: The dataset cannot be opened at all, or ``command.out`` cannot be written.
     """
-    names = ("name", "root", "exclude", "labels")
-    data, notes = resolve_name(config.Data(**{name: getattr(command, name) for name in names}))
+    root, name = command.root, command.name
+    if name and name not in DATASETS and os.path.isdir(name):
+        if root not in (None, name):
+            raise UserError(f"root: got '{root}' and '{name}', expected one folder")
+        root, name = name, None
+    data, notes = resolve_name(config.Data(name=name, root=root, exclude=command.exclude, labels=command.labels))
     for note in notes:
         log.info("%s", note)
     if command.out is not None:
@@ -66,7 +71,7 @@ def checkup(command: DataCheckConfig) -> int:
         (out / "check.png").unlink(missing_ok=True)  # of an earlier check
         if report.pairs:
             _draw(report, listing, out / "check.png")
-        call = " ".join(filter(None, ["idmm data check", command.name, command.root and f"--root {command.root}"]))
+        call = " ".join(filter(None, ["idmm data check", name, root and f"--root {root}"]))
         lines = exclusions(report.pairs, report.unreadable, report.one_colour)
         print(f"written: {write_exclusions(call, command.exclude, lines, out / 'exclude.txt')}")
     return int(not report.clean)
