@@ -17,7 +17,7 @@ class UserError(Exception):
     exit_code = 2
 
     def __init__(self, *faults: str):
-        self.faults = tuple(map(one_line, faults))
+        self.faults = tuple(abridged(one_line(fault)) for fault in faults)
         super().__init__("\n".join(self.faults))
 
 
@@ -64,6 +64,11 @@ def one_line(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
 
 
+def abridged(text: str, most: int = 800) -> str:
+    """Return a text of at most ``most`` characters, without its middle if it is longer."""
+    return text if len(text) <= most else f"{text[: most - 200]} … {text[-150:]}"
+
+
 def reason(error: Exception) -> str:
     """Return why a file operation failed in lower case, e.g. ``no such file or directory``."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
@@ -108,4 +113,4 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     """Return at most ``most`` names joined by commas, and the number of others."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return abridged(", ".join(names[:most]), 400) + more

@@ -90,6 +90,7 @@ def curves_figure(records: Records, title: str = "") -> Figure:
         records: With stages one after the other.
         title: Above the panels.
     """
+    records = [{key: value for key, value in record.items() if value is not None} for record in records]
     keys = list(dict.fromkeys(key for record in records for key in record if key not in NOT_DRAWN))
     panels = {name: {key: label for key, label in values.items() if key in keys} for name, values in PANELS.items()}
     placed = {key for values in panels.values() for key in values}

@@ -12,6 +12,7 @@ write it in a module ``fuzz_NAME.py`` and name that in :data:`MODULES`. The muta
 
 import argparse
 import contextlib
+import copy
 import faulthandler
 import importlib
 import io
@@ -161,7 +162,7 @@ def spoil(value: Any, rng: np.random.Generator) -> None:
         other = value
         for key in pick(rng, paths):
             other = other[key]
-        holder[last] = other
+        holder[last] = copy.deepcopy(other)  # else it may hold itself
     else:
         holder[last] = strange(rng)
 

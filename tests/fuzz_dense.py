@@ -194,7 +194,7 @@ def spoil_image(path, rng):
         image = image.resize(pick(rng, [(1, 1), (3, 5), image.size[::-1], (1, 4000)]))
     elif mode == "turned":
         exif = Image.Exif()
-        exif[0x0112] = pick(rng, [*range(10), 70000, "x"])
+        exif[0x0112] = pick(rng, [*range(10), 65535])
         options["exif"] = exif
     elif mode == "frames":
         options = {"save_all": True, "append_images": [grey]}
@@ -205,7 +205,7 @@ def spoil_image(path, rng):
     form = pick(rng, ["PNG", "PNG", "PNG", "TIFF", "JPEG", "BMP", "GIF", "WEBP"])
     try:
         content = encoded(image, form, **options)
-    except (OSError, ValueError, TypeError, AttributeError):  # this format has no such mode
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):  # this format has no such mode
         content = encoded(grey, "PNG")
     replace(path, damaged(content, rng) if mode == "bytes" else content)
 

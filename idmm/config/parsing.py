@@ -199,7 +199,7 @@ def _checked(kind: type[Config], data: dict, faults: list[str], partial: bool = 
         config = TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
         for one in error.errors(include_url=False):
-            key = _dotted(one["loc"])
+            key = dotted(one["loc"])
             if one["type"] == "missing":
                 missing[key] = _described(kind, key)
             else:
@@ -224,9 +224,9 @@ def _faults(kind: type, error: dict) -> list[str]:
     location, method = error["loc"], ""
     if location[:1] == ("method",) and len(location) > 1:  # pydantic names the member of the union
         location, method = ("method", *location[2:]), location[1]
-    key, reason = _dotted(location), error.get("ctx", {}).get("error")
+    key, reason = dotted(location), error.get("ctx", {}).get("error")
     if isinstance(reason, FieldErrors):
-        return [f"{_dotted((*location, field))}: {text}" for field, text in reason.args[0].items()]
+        return [f"{dotted((*location, field))}: {text}" for field, text in reason.args[0].items()]
     if error["type"] == "value_error":
         return [f"{key or 'config'}: {reason}"]
     if error["type"] in ("unexpected_keyword_argument", "invalid_key"):
@@ -239,10 +239,10 @@ def _faults(kind: type, error: dict) -> list[str]:
         return [f"{key}.name: got '{error['ctx']['tag']}', expected one of {error['ctx']['expected_tags']}"]
     got = "null" if error["input"] is None else repr(error["input"])
     example = re.search(r"e\.g\. '.*?'", _help(kind, key))
-    return [f"{key}: got {got}, expected {_expected(error)}{f', {example[0]}' if example else ''}"]
+    return [f"{key}: got {got}, expected {expected(error)}{f', {example[0]}' if example else ''}"]
 
 
-def _expected(error: dict) -> str:
+def expected(error: dict) -> str:
     """Return the expectation of pydantic."""
     text = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
     text = re.sub(r"a (valid )?dictionary( or .*)?", "a mapping", text)
@@ -261,7 +261,8 @@ def _described(kind: type, key: str) -> str:
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
-def _dotted(location: tuple) -> str:
+def dotted(location: tuple) -> str:
+    """Return the place of a value as text, ``("stages", 0, "size")`` -> ``stages[0].size``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 

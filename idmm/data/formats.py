@@ -11,6 +11,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import imagecodecs
 import numpy as np
@@ -95,18 +96,29 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool) -> np.ndarray:
         return values[:, :, None] if values.ndim == 2 else values
 
 
-def size_in_header(content: bytes) -> tuple[int, int]:
-    """Return height and width (pixels) of a file's image in upright position by its header, as :func:`decode`."""
+class Header(NamedTuple):
+    """What a file's header says about its image."""
+
+    size: tuple[int, int]  # height and width in upright position (pixels)
+    orientation: int  # EXIF's, from 1 to 8. 1: stored as it is shown
+
+
+def read_header(content: bytes) -> Header:
+    """Return size and orientation of a file's image by its header. BadImage as :func:`decode`."""
     with reporting():
         if content.startswith(_NUMPY):
-            return _npy_header(content)[:2]
+            return Header(_npy_header(content)[:2], 1)
         if content.startswith(_TIFF):
             page = _tiff_pages(content)[0]
-            size, orientation = (page.imagelength, page.imagewidth), page.tags.valueof(_ORIENTATION, 1)
+            size = page.imagelength, page.imagewidth
+            orientation = page.tags.valueof(_ORIENTATION, 1)
         else:
-            image = _pillow_image(content)
-            size, orientation = (image.height, image.width), _exif_orientation(image)
-        return size[::-1] if orientation in (5, 6, 7, 8) else size
+            image = pillow_image(content)
+            size = image.height, image.width
+            orientation = exif_orientation(image)
+        if orientation in (5, 6, 7, 8):
+            return Header(size[::-1], orientation)
+        return Header(size, orientation if orientation in (2, 3, 4) else 1)
 
 
 @contextlib.contextmanager
@@ -131,7 +143,7 @@ def check_pixels(width: int, height: int) -> None:
         raise BadImage(f"{width} x {height} pixels are more than {MAX_PIXELS}, expected smaller tiles")
 
 
-def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
+def upright(array: np.ndarray, orientation: int) -> np.ndarray:
     """Turn an image [H, W, ...] by EXIF's orientation."""
     if orientation in (5, 6, 7, 8):
         array = array.swapaxes(0, 1)
@@ -164,7 +176,7 @@ def _npy_header(content: bytes) -> tuple[int, int, int, bool]:
 
 # ---------------------------------------------------------------------- Pillow
 def _from_picture_file(content: bytes, picture: bool) -> np.ndarray:
-    image = _pillow_image(content)
+    image = pillow_image(content)
     args = image.tile[0].args if getattr(image, "tile", None) else ""
     if image.format == "PNG" and ";16" in args:
         values = imagecodecs.png_decode(content)
@@ -172,10 +184,11 @@ def _from_picture_file(content: bytes, picture: bool) -> np.ndarray:
         values = imagecodecs.jpeg2k_decode(content)
     else:
         return _from_pillow(image, picture)
-    return _upright(values, _exif_orientation(image))
+    return upright(values, exif_orientation(image))
 
 
-def _pillow_image(content: bytes) -> Image.Image:
+def pillow_image(content: bytes) -> Image.Image:
+    """Open a file's content by one of :data:`FORMATS`, which run no other programs, or as HEIC."""
     formats = FORMATS
     if _HEIC.match(content):
         try:
@@ -196,10 +209,11 @@ def _from_pillow(image: Image.Image, picture: bool) -> np.ndarray:
         values = np.array(image.convert("RGBA" if image.has_transparency_data else "RGB"))
     else:
         values = np.asarray(image.convert("L") if image.mode == "1" else image)
-    return _upright(values, _exif_orientation(image))
+    return upright(values, exif_orientation(image))
 
 
-def _exif_orientation(image: Image.Image) -> int:
+def exif_orientation(image: Image.Image) -> int:
+    """Return the orientation of an open image, 1 if it has none."""
     try:
         return image.getexif().get(_ORIENTATION) or 1
     except Exception:  # a broken EXIF block does not spoil the pixels
@@ -216,7 +230,7 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
         packed = page.bitspersample != 8 or colours == "PALETTE"
         if packed or (picture and samples <= 4 and (alpha or samples != 2)):
             with contextlib.suppress(UnidentifiedImageError):  # of Pillow, which knows fewer kinds
-                image = _pillow_image(content)
+                image = pillow_image(content)
                 image.seek(page.index)
                 return _from_pillow(image, picture)
     is_picture = len(pages) == 1 and colours in _COLOURS and samples in ((1, 2, 3, 4) if alpha else (1, 3))
@@ -226,7 +240,7 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
     values = np.concatenate([_page_values(one) for one in pages], axis=2)
     if picture and colours == "MINISWHITE" and values.dtype.kind == "u":  # as Pillow does with 8 bits
         values[:, :, 0] = values.dtype.type(2**page.bitspersample - 1) - values[:, :, 0]
-    return _upright(values, page.tags.valueof(_ORIENTATION, 1))
+    return upright(values, page.tags.valueof(_ORIENTATION, 1))
 
 
 def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import PICTURE_CHANNELS, BadImage, decode, size_in_header
+from idmm.data.formats import PICTURE_CHANNELS, BadImage, Header, decode, read_header
 from idmm.data.split import counted
 from idmm.errors import reason
 
@@ -160,7 +160,12 @@ def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> t
 
 def image_size(item: Item) -> tuple[int, int]:
     """Return height and width of an image in upright position (pixels). BadImage as :func:`read_image`."""
-    return item.shape[:2] if isinstance(item, np.ndarray) else size_in_header(read(item))
+    return item.shape[:2] if isinstance(item, np.ndarray) else image_header(item).size
+
+
+def image_header(path: str | os.PathLike) -> Header:
+    """Return size and orientation of a file's image. BadImage as :func:`read_image`."""
+    return read_header(read(path))
 
 
 # ---------------------------------------------------------------------- values

@@ -85,14 +85,14 @@ def _run_lengths(mask: Tensor, box: list[float], size: tuple[int, int]) -> dict:
 
 def detection_scores(
     predictions: Sequence[Objects], truth: Sequence[BoxTarget], classes: Sequence[str]
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+) -> tuple[dict[str, float | None], dict[str, np.ndarray]]:
     """Return COCO's average precisions, by pycocotools.
 
     Up to 100 predictions per image count. Crowds neither help nor hurt. Means skip classes without a true object.
 
     Returns:
         In percent ``ap`` (mean over intersections over union of 0.50 to 0.95), ``ap50`` and ``ap75``. If predictions
-        and truth have outlines, also ``mask_ap``, ``mask_ap50`` and ``mask_ap75``. All are 0 if there is no true
+        and truth have outlines, also ``mask_ap``, ``mask_ap50`` and ``mask_ap75``. All are None if there is no true
         object. Then the same per class, float64 [K] each, NaN if it has no true object.
     """
     from pycocotools.cocoeval import COCOeval
@@ -118,9 +118,13 @@ def detection_scores(
         for name, thresholds in THRESHOLDS.items():
             values = precision[thresholds].reshape(-1, len(classes))
             per_class[prefix + name] = np.where((values < 0).any(0), np.nan, 100 * values.mean(0))
-    present = ~np.isnan(per_class["ap"])
-    means = {name: float(values[present].mean()) if present.any() else 0.0 for name, values in per_class.items()}
-    return means, per_class
+    return {name: defined_mean(values) for name, values in per_class.items()}, per_class
+
+
+def defined_mean(values: np.ndarray) -> float | None:
+    """Return the mean of the values that are not NaN, None if there are none."""
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if values.size else None
 
 
 def _coco(annotations: list[dict], sizes: list[tuple[int, int]], classes: int):
@@ -167,7 +171,7 @@ def classes_on_file(logits: Tensor, size: tuple[int, int], side: int) -> Tensor:
     return classes.cpu()
 
 
-def segmentation_scores(confusion) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+def segmentation_scores(confusion) -> tuple[dict[str, float | None], dict[str, np.ndarray]]:
     """Return mean intersection over union, mean accuracy (share of a class's pixels that are right) and all pixels'.
 
     Args:
@@ -175,7 +179,7 @@ def segmentation_scores(confusion) -> tuple[dict[str, float], dict[str, np.ndarr
 
     Returns:
         In percent ``miou`` over classes in truth or predictions, ``macc`` over classes in truth, and
-        ``pixel_accuracy``. All are 0 if no pixel has a class. Then ``iou`` and ``accuracy`` per class, float64 [K]
+        ``pixel_accuracy``. All are None if no pixel has a class. Then ``iou`` and ``accuracy`` per class, float64 [K]
         each, NaN if a class occurs in neither of both, or not in truth.
     """
     counts = np.asarray(confusion).astype(np.float64)
@@ -183,8 +187,6 @@ def segmentation_scores(confusion) -> tuple[dict[str, float], dict[str, np.ndarr
     union = true + counts.sum(0) - right
     with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
         iou, accuracy = 100 * (right / union), 100 * (right / true)
-    means = dict.fromkeys(("miou", "macc", "pixel_accuracy"), 0.0)
-    if counts.any():
-        means = {"miou": float(np.nanmean(iou)), "macc": float(np.nanmean(accuracy))}
-        means["pixel_accuracy"] = float(100 * right.sum() / counts.sum())
-    return means, {"iou": iou, "accuracy": accuracy}
+        pixel_accuracy = 100 * right.sum() / counts.sum()
+    means = {"miou": iou, "macc": accuracy, "pixel_accuracy": pixel_accuracy}
+    return {name: defined_mean(values) for name, values in means.items()}, {"iou": iou, "accuracy": accuracy}

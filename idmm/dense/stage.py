@@ -17,9 +17,10 @@ from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
 from idmm.dense.evaluate import classes_on_file, detection_scores, on_file, segmentation_scores, segmented
 from idmm.dense.network import Detector, Layers, Segmenter
+from idmm.dense.read import split_classes
 from idmm.dense.targets import outlined
 from idmm.dense.transforms import DenseTransform
-from idmm.errors import RunError
+from idmm.errors import RunError, UserError
 from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator
 from idmm.files import replacing, write_csv, write_text
@@ -50,9 +51,9 @@ def detect(config: DetectConfig | dict | str) -> dict:
     Returns:
         The content of ``result.json``. It has ``ap`` (COCO's: the mean over classes and intersections over union of
         0.50 to 0.95), ``ap50`` and ``ap75``, with masks also ``mask_ap``, ``mask_ap50`` and ``mask_ap75``, in percent
-        on the test split, of the last epoch or, with ``train.keep`` best, of ``kept_epoch``. Further keys are
-        ``num_classes``, ``train_size``, ``test_size``, ``epochs``, ``minutes`` (if set), ``seed``, ``seconds`` over
-        all resumes and ``precision``.
+        on the test split, of the last epoch or, with ``train.keep`` best, of ``kept_epoch``. They are None if the split
+        has no object. Further keys are ``num_classes``, ``train_size``, ``test_size``, ``epochs``, ``minutes`` (if
+        set), ``seed``, ``seconds`` over all resumes and ``precision``.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -74,7 +75,8 @@ def segment(config: SegmentConfig | dict | str) -> dict:
     Returns:
         The content of ``result.json``. It has ``miou`` (the mean of the classes' intersection over union), ``macc``
         (the mean share of their pixels that are right) and ``pixel_accuracy``, in percent on the test split, of the
-        last epoch or, with ``train.keep`` best, of ``kept_epoch``. Further keys are those of :func:`idmm.detect`.
+        last epoch or, with ``train.keep`` best, of ``kept_epoch``. They are None if no pixel has a class.
+        Further keys are those of :func:`idmm.detect`.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -95,6 +97,8 @@ def run_one(setup: RunSetup) -> dict:
 
         # ------------------------------------------------------------------ images
         listing = setup.stage.list_images()
+        if config.train.keep == "best" and not split_classes(listing.val):
+            raise UserError("train.keep: best chooses by val, which has no object. Add some, or use --train.keep last")
         setup, stores = common.store_run_images(setup, listing, run.folder)
         has_outlines = outlined(stores.train.targets)
 
@@ -122,7 +126,8 @@ def run_one(setup: RunSetup) -> dict:
             scores = evaluator.latest or evaluator.scores(loop.exported, final=True)
         if run.folder.leader:
             evaluator.write(run.folder.path)
-        text = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
+        shown = {name: "undefined" if value is None else f"{value:.2f}" for name, value in scores.items()}
+        text = ", ".join(map(" ".join, shown.items()))
         log.info("%s: %s on %d test images", run.folder.path, text, len(stores.test))
         info = {
             "task": config.STAGE,
@@ -175,7 +180,7 @@ class DenseEvaluator(Evaluator):
     """
 
     COUNTED: ClassVar[str]  # what ``counts`` counts
-    latest: dict[str, float] | None = None
+    latest: dict[str, float | None] | None = None
     per_class: dict[str, np.ndarray]
     counts: np.ndarray
 
@@ -191,8 +196,8 @@ class DenseEvaluator(Evaluator):
         if self.short is not None:
             self.batch_size = 1  # an image's own canvas, as in idmm predict
 
-    def __call__(self, network: nn.Module) -> dict[str, float]:
-        """Return the values for metrics.jsonl (percent)."""
+    def __call__(self, network: nn.Module) -> dict[str, float | None]:
+        """Return the values for metrics.jsonl (percent, None if undefined)."""
         return {name: value for name, value in self.scores(network).items() if name in SCORES}
 
     def batches(self, final: bool) -> Iterator[dict]:
@@ -205,8 +210,11 @@ class DenseEvaluator(Evaluator):
         return counting(batches, len(self.store), label) if final and run.folder.leader else batches
 
     @abstractmethod
-    def scores(self, network: nn.Module, final: bool = False) -> dict[str, float]:
-        """Return all scores in percent. ``final``: those of the result. All processes must call together."""
+    def scores(self, network: nn.Module, final: bool = False) -> dict[str, float | None]:
+        """Return all scores in percent, None if undefined. All processes must call together.
+
+        ``final``: those of the result.
+        """
 
     def write(self, folder: Path) -> None:
         """Write the latest scores per class."""

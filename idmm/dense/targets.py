@@ -1,13 +1,12 @@
 """Targets of an image: boxes with classes and outlines, or a file with a mask."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import BadImage, reporting
+from idmm.data.formats import BadImage, exif_orientation, pillow_image, reporting, upright
 from idmm.data.images import digest, read
 from idmm.data.split import Listing
 from idmm.errors import RunError
@@ -22,10 +21,15 @@ class BoxTarget:
 
     boxes: np.ndarray  # float32 [n, 4]: x1, y1, x2, y2 (pixels of the file)
     labels: np.ndarray  # int64 [n], from 0
-    segments: list | None  # per object polygons (float32 [2 k]) or RLE, as in COCO's JSON. None: only boxes
+    segments: list | None  # per object polygons (float32 [2 k]) or COCO's compressed RLE. None: only boxes
     crowd: np.ndarray  # bool [n]: a group of objects in one annotation
     size: tuple[int, int]  # height and width (pixels)
     image_id: int | str  # in the annotation file
+
+    @property
+    def classes(self) -> set[int]:
+        """Classes that have a box, which is no crowd."""
+        return set(self.labels[~self.crowd].tolist())
 
     @property
     def digest(self) -> str:
@@ -50,12 +54,20 @@ class MaskTarget:
     digest: str  # 16 hexadecimal digits that differ between files
     values: list[int]  # values that occur, ascending
 
+    @property
+    def classes(self) -> set[int]:
+        """Classes that have a pixel."""
+        return {value - self.first for value in self.values if self.first <= value != IGNORED}
+
     def mask(self) -> np.ndarray:
-        """Return the class of each pixel, uint8 [H, W], :data:`IGNORED` if none. RunError: the file is gone by now."""
+        """Return the class of each pixel, uint8 [H, W], :data:`IGNORED` if none. RunError: the file changed by now."""
         try:
-            values = mask_values(read(self.path))
+            content = read(self.path)
+            values = mask_values(content)
         except BadImage as error:
             raise RunError(f"data.root: '{self.path}' was fine when checked, but now: {error.reason}") from error
+        if digest(content)[:8].hex() != self.digest:
+            raise RunError(f"data.root: '{self.path}' was changed while in use")
         return np.where(values == IGNORED, IGNORED, values.astype(np.int16) - self.first).astype(np.uint8)  # -1: 255
 
 
@@ -75,7 +87,7 @@ def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, in
     """Return an object's outline drawn at another size, uint8 of ``shape``, 1 inside.
 
     Args:
-        segment: Polygons, [x1, y1, x2, y2, ...] each, or RLE, as in COCO's JSON.
+        segment: Polygons, [x1, y1, x2, y2, ...] each, or COCO's compressed RLE, which must be right.
         size: Height and width of its image (pixels).
         shape: Height and width of the result.
     """
@@ -85,8 +97,7 @@ def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, in
         scale = np.array([shape[1] / size[1], shape[0] / size[0]])
         scaled = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segment]
         return coco.decode(coco.merge(coco.frPyObjects(scaled, *shape)))  # [h, w]
-    runs = coco.frPyObjects(segment, *size) if isinstance(segment["counts"], list) else segment
-    return nearest(coco.decode(runs), shape)
+    return nearest(coco.decode(segment), shape)
 
 
 def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
@@ -97,10 +108,19 @@ def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 
 
 def mask_values(content: bytes) -> np.ndarray:
-    """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values. BadImage: it is another file."""
-    with reporting(), Image.open(io.BytesIO(content)) as image:
-        mode, form = image.mode, image.tile[0][3] if image.tile else None
+    """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values, upright by EXIF's orientation.
+
+    Raises:
+        BadImage: It is another file, or has larger numbers.
+    """
+    with reporting(), pillow_image(content) as image:
+        mode = image.mode
+        form = image.tile[0][3] if image.tile else None
         values = np.asarray(image) // GREYS.get(form, 1)
-    if mode not in ("L", "P", "1"):
-        raise BadImage(f"a colour image ({mode}), expected a grey or palette PNG whose numbers are the classes")
+        values = upright(values, exif_orientation(image))
+    if mode not in ("L", "P", "1", "I") and not mode.startswith("I;16"):
+        kind = "an image" if mode in ("F", "LA") else "a colour image"
+        raise BadImage(f"{kind} ({mode}), expected a grey or palette PNG whose numbers are the classes")
+    if values.min() < 0 or values.max() > IGNORED:
+        raise BadImage(f"values from {values.min()} to {values.max()}, expected 0 to {IGNORED}")
     return values.astype(np.uint8)

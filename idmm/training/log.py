@@ -175,7 +175,7 @@ def epoch_line(record: dict, epochs: int | None, start: float, end: float) -> st
         start, end: Progress of the stage before and after the epoch, from 0 to 1.
     """
     tenths = [math.floor(share * EPOCH_LINES + 1e-9) for share in (start, end)]
-    scores = [f"{name} {record[name]:.2f}" for name in SCORES if name in record]
+    scores = [f"{name} {record[name]:.2f}" for name in SCORES if record.get(name) is not None]
     if not scores and tenths[0] == tenths[1]:
         return None
     others = [f"{name} {value:.4g}" for name, value in record.items() if name not in (*BOOKKEEPING, *SCORES)]

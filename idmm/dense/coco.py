@@ -1,0 +1,302 @@
+"""Read boxes and outlines in COCO's format, https://cocodataset.org/#format-data.
+
+The layout is ROOT/annotations/PART.json with the images in ROOT/PART, or COCO's own file names.
+"""
+
+import json
+import os
+import reprlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticKnownError
+
+from idmm.config.parsing import dotted, expected
+from idmm.data.folder import PARTS, same_place
+from idmm.data.formats import BadImage
+from idmm.data.images import image_header
+from idmm.data.split import Split, class_of, counted, split_of
+from idmm.dense.faults import as_text, misfit, read_each, unusable, warn_of_turned
+from idmm.dense.targets import BoxTarget
+from idmm.errors import UserError, capped, checked, listed, reason
+from idmm.progress import log
+
+SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
+FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
+LONGEST_RUN = 2**32  # of an RLE (pixels), in pycocotools
+
+
+# ---------------------------------------------------------------------- the format
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_bool)]  # also "3" and 3.0
+Length = Annotated[Whole, Field(gt=0)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Identifier = Annotated[int | str, BeforeValidator(_no_bool)]  # 3 and "3" are the same
+Name = Annotated[str, Field(pattern=r"\S")]
+
+
+@dataclass
+class _Image:
+    id: Identifier
+    file_name: Name
+    height: Length
+    width: Length
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.height, self.width
+
+
+@dataclass
+class _Category:
+    id: Whole
+    name: Name
+
+
+@dataclass
+class _Annotation:
+    image_id: Identifier
+    category_id: Whole
+    bbox: Annotated[list[Number], Field(min_length=4, max_length=4)]
+    segmentation: Any = None
+    iscrowd: bool | None = None
+    id: Any = None
+
+
+@dataclass
+class _File:
+    images: Annotated[list[_Image], Field(min_length=1)]
+    annotations: list[_Annotation]
+    categories: Annotated[list[_Category], Field(min_length=1)]
+
+
+@dataclass
+class _RunLengths:
+    size: tuple[Whole, Whole]
+    counts: str | list[Annotated[Whole, Field(ge=0)]]
+
+
+_FIELDS = {name for kind in (_Image, _Category, _Annotation, _File, _RunLengths) for name in kind.__annotations__}
+_FILE, _POLYGONS, _RUN_LENGTHS = map(TypeAdapter, (_File, list[list[Number]], _RunLengths))
+
+
+def _fault(error: dict, prefix: tuple = ()) -> str:
+    """Return a fault that pydantic found, with its place."""
+    place = [*prefix, *(part for part in error["loc"] if isinstance(part, int) or part in _FIELDS)]
+    if error["type"] == "missing":
+        return f"{dotted(place)} is missing"
+    return f"{dotted(place) or 'it'} is {reprlib.repr(error['input'])}, expected {expected(error)}"
+
+
+# ---------------------------------------------------------------------- files
+def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int, str]]:
+    """Read all parts.
+
+    Returns:
+        Images with targets by part, and class names by category number, in the order of these.
+
+    Raises:
+        UserError: There is no such layout, or a file is not in COCO's format.
+    """
+    names = [(part, name) for part in PARTS for name in (part, f"instances_{part}2017")]  # the last one counts
+    files = {part: path for part, name in names if (path := root / "annotations" / f"{name}.json").exists()}
+    if "train" not in files:
+        layout = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
+        raise UserError(f"data.root: '{root}' has no annotations of objects to train on, expected {layout}")
+    opened = dict(zip(files, checked(*(partial(_opened, path) for path in files.values())), strict=True))
+    names = {part: {row.id: class_of(row.name) for row in file.categories} for part, file in opened.items()}
+    classes = dict(sorted(names["train"].items()))
+    for part, others in names.items():
+        if odd := [f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name]:
+            train = f"'{files['train']}'"
+            faults.append(f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}")
+    labels = {number: label for label, number in enumerate(classes)}
+    parts = {part: _part(root, files[part], file, labels, faults) for part, file in opened.items()}
+    return parts, classes
+
+
+def _opened(path: Path) -> _File:
+    """Return the content of a file. UserError: it is not in COCO's format."""
+    try:
+        content = json.loads(path.read_bytes())  # UTF-8, or UTF-16 or 32
+        file = _FILE.validate_python(content)
+    except OSError as error:
+        raise UserError(f"data.root: '{path}' cannot be read ({reason(error)})") from None
+    except ValidationError as error:
+        lines = {}
+        for fault in error.errors(include_url=False):
+            table, *place = fault["loc"][:2] or ("",)
+            number = f" (id {reprlib.repr(content[table][place[0]].get('id'))})" if fault["loc"][2:] else ""
+            lines.setdefault(fault["loc"][:3], f"  {_fault(fault)}{number}")
+        raise UserError(f"data.root: '{path}' is not in COCO's format:", *capped([*lines.values()])) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"data.root: '{path}' is not JSON ({error})") from None
+    checked(
+        partial(_unique, path, "images have the id", (str(image.id) for image in file.images)),
+        partial(_unique, path, "categories have the id", (category.id for category in file.categories)),
+        partial(_unique, path, "categories have the name", (class_of(row.name) for row in file.categories)),
+    )
+    return file
+
+
+def _unique(path: Path, what: str, values: Iterable) -> None:
+    """Raise UserError if values occur more than once."""
+    if repeated := [str(value) for value, count in Counter(values).items() if count > 1]:
+        raise UserError(f"data.root: '{path}': two {what} {listed(repeated)}")
+
+
+def _part(root: Path, path: Path, file: _File, labels: dict[int, int], faults: list[str]) -> Split:
+    """Return the images that exist in the size of the annotation file, and their objects."""
+    images = {str(image.id): image for image in file.images}
+    objects, reasons, without_area = defaultdict(list), [], 0
+    for row in file.annotations:
+        key = str(row.image_id)
+        if key not in images or row.category_id not in labels:
+            what = "category_id" if key in images else "image_id"
+            reasons.append(f"annotation {row.id}: {what} {getattr(row, what)!r} is not in the list")
+            continue
+        image = images[key]
+        try:
+            box = _box(row.bbox, image.size)
+            outline = _outline(row.segmentation, image.size)
+        except ValueError as error:
+            reasons.append(f"annotation {row.id} of '{image.file_name}': {error}")
+            continue
+        if not (box[2:] > box[:2]).all():  # COCO itself has some
+            without_area += 1
+            continue
+        if row.iscrowd and outline is None:
+            outline = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
+        objects[key].append((box, labels[row.category_id], outline, bool(row.iscrowd)))
+    if without_area:
+        log.warning("data.root: '%s': left out %s without area", path, counted(without_area, "object"))
+    faults += unusable(path, counted(len(file.annotations), "annotation"), reasons)
+
+    folder = root / path.stem.removeprefix("instances_")
+    places, reasons = {}, []
+    for key, image in images.items():
+        try:
+            places[key] = _place(image.file_name, folder)
+        except ValueError as error:
+            reasons.append(f"image '{image.file_name}' {error}")
+    for place, count in Counter(places.values()).items():
+        if count > 1:
+            reasons.append(f"image '{place}' is listed {count} times")
+    split = split_of(root, [f"{folder.name}/{place}" for place in places.values()])
+    headers = read_each(split, image_header)
+    for key, header in zip(places, headers, strict=True):
+        image = images[key]
+        # bad images are reported when they are loaded
+        if not isinstance(header, BadImage) and (fault := misfit(image.size, header)):
+            reasons.append(f"image '{image.file_name}': {fault}")
+    faults += unusable(path, counted(len(images), "image"), reasons)
+    warn_of_turned(path, split.names, headers)
+
+    outlines = [segment is not None for rows in objects.values() for _, _, segment, crowd in rows if not crowd]
+    outlined = bool(outlines) and all(outlines)
+    if any(outlines) and not outlined:
+        count = f"{outlines.count(False)} of {counted(len(outlines), 'object')}"
+        log.warning("data.root: '%s': %s have no outline, so only boxes are used", path, count)
+    targets = []
+    for key in places:
+        image = images[key]
+        boxes, numbers, segments, crowd = ([row[n] for row in objects[key]] for n in range(4))
+        boxes, crowd = np.array(boxes, dtype=np.float32).reshape(-1, 4), np.array(crowd, dtype=bool)
+        segments = segments if outlined else None
+        targets.append(BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, image.size, image.id))
+    return replace(split, targets=targets)
+
+
+def _place(name: str, folder: Path) -> str:
+    """Return an image's path below its folder. ValueError: it has none. A link to a file is in the link's folder."""
+    path = os.path.join(folder, name)  # an absolute name stays
+    if not os.path.exists(path):
+        path = os.path.join(folder, name.replace("\\", "/"))  # as Windows has it
+    if not os.path.exists(path):
+        raise ValueError(f"does not exist (in '{folder}')")
+    place = os.path.relpath(same_place(path), os.path.realpath(folder))
+    if place.split(os.sep)[0] == os.pardir:
+        raise ValueError(f"lies outside of '{folder}', expected a path below it")
+    return place
+
+
+# ---------------------------------------------------------------------- objects
+def _box(bbox: list[float], size: tuple[int, int]) -> np.ndarray:
+    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, clipped. ValueError: it is not in an image of ``size``."""
+    x, y, w, h = bbox
+    corners = np.array([x, y, x + w, y + h])
+    box = corners.clip(0, [size[1], size[0], size[1], size[0]])
+    if min(w, h) < 0 or not (np.abs(box - corners) <= SLACK).all():
+        text = ", ".join(f"{value:g}" for value in bbox)
+        what = "has a negative size" if min(w, h) < 0 else f"is not in the image ({as_text(size)} pixels)"
+        raise ValueError(f"bbox [{text}] {what}, expected [x, y, width, height]")
+    return box
+
+
+def _outline(segment: Any, size: tuple[int, int]) -> list[np.ndarray] | dict | None:
+    """Return COCO's outline: polygons as float32, or RLE as pycocotools itself writes it.
+
+    pycocotools does not check its input and would read memory that is not its own.
+
+    Raises:
+        ValueError: It cannot be drawn into an image of ``size``.
+    """
+    from pycocotools import mask as coco  # of the extra 'dense'
+
+    if segment in (None, [], [[]]):
+        return None
+    if not isinstance(segment, list | dict):
+        raise ValueError(f"segmentation is {reprlib.repr(segment)}, expected polygons or RLE")
+    try:
+        kind = _POLYGONS if isinstance(segment, list) else _RUN_LENGTHS
+        outline = kind.validate_python(segment)
+    except ValidationError as error:
+        raise ValueError(_fault(error.errors()[-1], ("segmentation",))) from None
+    if isinstance(outline, list):
+        for polygon in outline:
+            if len(polygon) < 6 or len(polygon) % 2:
+                raise ValueError(f"a polygon has {len(polygon)} coordinates, expected x and y of three points or more")
+            if max(map(abs, polygon)) > FAR * max(size):
+                raise ValueError(f"a polygon is not in the image ({as_text(size)} pixels)")
+        return [np.array(polygon, dtype=np.float32) for polygon in outline]
+    counts = _unpacked(outline.counts) if isinstance(outline.counts, str) else outline.counts
+    pixels = size[0] * size[1]
+    if outline.size != size or sum(counts) != pixels or min(counts) < 0 or pixels >= LONGEST_RUN:
+        has = f"its RLE of {as_text(outline.size)} pixels has runs of {sum(counts)}"
+        raise ValueError(f"{has}, expected {as_text(size)}, which is {pixels}")
+    return coco.frPyObjects({"size": [*size], "counts": counts}, *size)
+
+
+def _unpacked(text: str) -> list[int]:
+    """Return the runs of COCO's compressed RLE: 5 bits per letter, from the third on differences to the last but one.
+
+    ValueError: It is none.
+    """
+    runs, value, shift = [], 0, 0
+    for letter in text:
+        digit = ord(letter) - 48
+        if not 0 <= digit < 64 or shift > 30:
+            raise ValueError(f"its RLE is broken ({reprlib.repr(text)})")
+        value |= (digit & 31) << shift
+        shift += 5
+        if digit & 32:  # the next letter belongs to this run
+            continue
+        if digit & 16:
+            value -= 1 << shift
+        runs.append(value + runs[-2] if len(runs) > 2 else value)
+        value, shift = 0, 0
+    if shift or not runs:
+        raise ValueError(f"its RLE is cut off ({reprlib.repr(text)})")
+    return runs

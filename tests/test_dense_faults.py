@@ -1,0 +1,355 @@
+"""What people get wrong in annotations and masks: read if it has one meaning, refused or warned of otherwise."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from dense_trees import CLASSES, coco_tree, mask_tree, run_lengths, scenes
+from folders import faults, section
+from helpers import call, logged, metrics, read, refused
+from PIL import Image
+from pycocotools import mask as coco
+from test_dense_runs import words
+
+from idmm.dense.coco import _unpacked
+from idmm.dense.read import read_images
+from idmm.dense.targets import IGNORED, mask_values
+from idmm.errors import UserError
+from idmm.files import read_csv
+
+
+def detection(root, **fields):
+    return read_images("detect", section(root, cache="off", **fields))
+
+
+def segmentation(root):
+    return read_images("segment", section(root, cache="off"))
+
+
+# ---------------------------------------------------------------------- nothing to learn
+def remapped(root, values, part="**"):
+    """Gives the masks other numbers: ``values[old]``."""
+    for path in (root / "masks").glob(f"{part}/*.png"):
+        Image.fromarray(np.array(values, np.uint8)[np.asarray(Image.open(path)).clip(max=4)]).save(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "fault"),
+    [
+        (
+            [0, 255, 255, 255, 0],
+            "object\nbackground",
+            "a pixel of only 'object', expected 2 classes or more. 255 means no",
+        ),
+        (
+            [0, 255, 255, 255, 0],
+            None,
+            "a pixel of only '0', expected 2 classes or more. 255 means no class: if your masks",
+        ),
+        ([255] * 5, "a\nb", "the training images have a pixel of no class, expected 2 classes or more"),
+        ([255] * 5, None, "the training images have a pixel of no class, expected 2 classes or more"),
+        ([0] * 5, "a\nb", "the training images have a pixel of only 'a', expected 2 classes or more"),
+        ([0, 128, 128, 128, 0], None, "has the values 0, 128, but not 1, 2, 3, 4, 5 and 122 more. Number the classes"),
+    ],
+)
+def test_masks_without_two_classes(tmp_path, capsys, values, names, fault):
+    mask_tree(tmp_path / "masks", train=3, val=2)
+    remapped(tmp_path / "masks", values)
+    (tmp_path / "masks" / "classes.txt").unlink()
+    if names:
+        (tmp_path / "masks" / "classes.txt").write_text(names)
+    (line,) = refused(capsys, words("segment", tmp_path, tmp_path / "out"))
+    assert fault in line and not (tmp_path / "out").exists()
+
+
+def test_classes_without_a_pixel_are_warned_of(tmp_path, caplog):
+    mask_tree(tmp_path, train=3, val=2)
+    remapped(tmp_path, [0, 1, 2, 2, 255], "train")
+    remapped(tmp_path, [255] * 5, "val")
+    segmentation(tmp_path)
+    assert "no train image has a pixel of 'seven'. Scores of these classes are undefined" in caplog.text
+    assert "no test image has a pixel of any class. Scores of these classes are undefined" in caplog.text
+
+
+def without(*labels, part="train"):
+    """Removes the boxes of some categories from a part."""
+
+    def change(name, content):
+        rows = content["annotations"]
+        content["annotations"] = [row for row in rows if name != part or row["category_id"] not in labels]
+
+    return change
+
+
+def test_classes_without_a_box(tmp_path, caplog, capsys):
+    coco_tree(tmp_path / "coco", change=without(7))
+    detection(tmp_path / "coco")
+    assert "no train image has a box of 'one'. Scores of these classes are undefined" in caplog.text
+
+    fault = "data.root: the training images have a box of no class, expected 1 classes or more"
+    crowds = lambda part, content: [row.update(iscrowd=1) for row in content["annotations"]]  # noqa: E731
+    for change in (without(3, 7, 11), crowds):
+        coco_tree(tmp_path / "coco", change=change)
+        assert refused(capsys, words("detect", tmp_path, tmp_path / "out")) == [fault]
+        assert not (tmp_path / "out").exists()
+    only_last = lambda part, content: content.update(annotations=content["annotations"][-1:])  # noqa: E731
+    coco_tree(tmp_path / "coco", change=only_last)
+    assert faults(detection, tmp_path / "coco", subset={"total": 1}) == [fault]
+
+
+# ---------------------------------------------------------------------- undefined scores
+def test_a_score_of_nothing_is_null(tmp_path, capsys):
+    """In each file and page that shows it. The best epoch cannot be chosen by it."""
+    coco_tree(tmp_path / "coco", change=without(3, 7, 11, part="val"), train=4, val=2, test=2)
+    mask_tree(tmp_path / "masks", train=4, val=2)
+    remapped(tmp_path / "masks", [255] * 5, "val")
+    for command, scores in (("detect", ("ap", "ap50", "ap75")), ("segment", ("miou", "macc", "pixel_accuracy"))):
+        out = tmp_path / command
+        assert call(words(command, tmp_path, out, train__epochs=1)) == 0
+        assert [metrics(out)[-1][name] for name in scores[:1]] == [None]
+        assert "nan" not in (out / "result.json").read_text().lower() and "nan" not in logged(out)
+        assert (out / "curves.png").stat().st_size > 0
+        if command == "segment":
+            assert [read(out / "result.json")[name] for name in scores] == [None] * 3
+            assert [row["iou"] for row in read_csv(out / "per_class.csv")] == [""] * 4
+            assert "miou undefined, macc undefined" in logged(out)
+    assert read(tmp_path / "detect" / "result.json")["ap"] is not None
+    assert call(["report", tmp_path / "detect", tmp_path / "segment", "--out", tmp_path / "report"]) == 0
+    capsys.readouterr()
+    *_, line = refused(capsys, words("detect", tmp_path, tmp_path / "best", train__keep="best"))
+    assert line.startswith("train.keep: best chooses by val, which has no object")
+
+
+# ---------------------------------------------------------------------- orientation
+TURNS = {  # what a camera stores, given the upright image, by EXIF's orientation
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: a.swapaxes(0, 1)[::-1],
+    7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda a: a.swapaxes(0, 1)[:, ::-1],
+}
+
+
+def store_turned(path, orientation):
+    """Writes an image as a camera would that was held in another way."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = np.ascontiguousarray(TURNS[orientation](np.asarray(Image.open(path))))
+    Image.fromarray(stored).save(path, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", TURNS)
+def test_labels_are_of_upright_images(tmp_path, caplog, capsys, orientation):
+    """Boxes and masks of the upright image are right, those of the stored pixels are refused where it shows."""
+    coco_tree(tmp_path / "coco", train=3, val=2)
+    mask_tree(tmp_path / "masks", train=3, val=2)
+    upright = [read_images(task, section(tmp_path / name)).train.targets for task, name in TASKS]
+    images = [tmp_path / "coco" / "train" / "000.png", tmp_path / "masks" / "images" / "train" / "000.png"]
+    for path in images:
+        store_turned(path, orientation)
+    for (task, name), expected in zip(TASKS, upright, strict=True):
+        caplog.clear()
+        targets = read_images(task, section(tmp_path / name)).train.targets
+        assert [target.digest for target in targets] == [target.digest for target in expected]
+        assert f"000.png' ({orientation}). Boxes and masks must be of the upright images" in caplog.text
+    # labels of the stored pixels
+    stored = lambda part, content: content["images"][0].update(width=64, height=96)  # noqa: E731
+    coco_tree(tmp_path / "coco", change=stored, train=3, val=2)
+    store_turned(images[0], orientation)
+    store_turned(tmp_path / "coco" / "val" / "000.png", orientation)
+    mask = tmp_path / "masks" / "masks" / "train" / "000.png"
+    Image.fromarray(np.asarray(Image.open(mask)).T).save(mask)
+    for task, name in TASKS:
+        *_, line = faults(read_images, task, section(tmp_path / name))
+        assert f"64 x 96 pixels, its image 96 x 64 when upright (EXIF orientation {orientation}). If the labels" in line
+
+
+TASKS = (("detect", "coco"), ("segment", "masks"))
+
+
+def test_a_mask_is_turned_by_its_own_orientation(tmp_path, caplog):
+    mask_tree(tmp_path, train=3, val=2)
+    before = segmentation(tmp_path).train.targets[0].mask()
+    store_turned(tmp_path / "masks" / "train" / "000.png", 6)
+    after = segmentation(tmp_path).train.targets[0]
+    np.testing.assert_array_equal(after.mask(), before)
+    assert "'masks/train/000.png' (6)" in caplog.text
+
+
+# ---------------------------------------------------------------------- compressed outlines
+def packed(mask):
+    return coco.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()
+
+
+def test_packed_runs_are_those_of_pycocotools():
+    masks = [scene.masks[0] for scene in scenes("train", 9)]
+    masks += [np.zeros((5, 4), bool), np.ones((5, 4), bool), np.random.default_rng(0).random((70, 90)) < 0.3]
+    for mask in masks:
+        assert _unpacked(packed(mask)) == run_lengths(mask)["counts"]
+
+
+SIZE = [64, 96]  # of the first image
+GOOD = packed(scenes("train", 1)[0].masks[0])
+SHORT = packed(np.zeros((64, 95), bool))
+
+
+@pytest.mark.parametrize(
+    ("outline", "fault"),
+    [
+        (
+            {"size": SIZE, "counts": SHORT},
+            "its RLE of 96 x 64 pixels has runs of 6080, expected 96 x 64, which is 6144",
+        ),
+        ({"size": SIZE, "counts": GOOD * 2}, "its RLE of 96 x 64 pixels has runs of "),
+        ({"size": [64, 95], "counts": SHORT}, "its RLE of 95 x 64 pixels has runs of 6080, expected 96 x 64"),
+        ({"size": SIZE, "counts": GOOD[:-1] + "o"}, "its RLE is cut off ("),
+        ({"size": SIZE, "counts": ""}, "its RLE is cut off ("),
+        ({"size": SIZE, "counts": "o" * 99}, "its RLE is broken ("),
+        ({"size": SIZE, "counts": "\x00é"}, "its RLE is broken ("),
+        ({"size": SIZE, "counts": "@0P6"}, "its RLE of 96 x 64 pixels has runs of "),
+        ({"size": SIZE, "counts": [7000, -856]}, "segmentation.counts[1] is -856, expected greater than or equal to 0"),
+        ({"size": SIZE, "counts": []}, "its RLE of 96 x 64 pixels has runs of 0, expected"),
+        ({"size": SIZE}, "segmentation.counts is missing"),
+        ({"counts": GOOD}, "segmentation.size is missing"),
+        ({}, "segmentation.counts is missing"),
+        ("box", "segmentation is 'box', expected polygons or RLE"),
+        (3, "segmentation is 3, expected polygons or RLE"),
+        ([1, 2, 3, 4, 5, 6], "segmentation[5] is 6, expected a list"),
+        ([[1, 2, 3, 4]], "a polygon has 4 coordinates, expected x and y of three points or more"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "a polygon has 7 coordinates, expected x and y of three points or more"),
+        ([[1, 2, 3, float("nan"), 5, 6]], "segmentation[0][3] is nan, expected a finite number"),
+        ([[1, 2, 3, "4", 5, 6]], "segmentation[0][3] is '4', expected a number"),
+        ([[1, 2, 3, True, 5, 6]], "segmentation[0][3] is True, expected a number"),
+    ],
+)
+def test_outlines_that_cannot_be_drawn(tmp_path, outline, fault):
+    change = lambda part, content: content["annotations"][0].update(segmentation=outline)  # noqa: E731
+    coco_tree(tmp_path, change=change, train=2, val=1)
+    lines = faults(detection, tmp_path)
+    assert lines[1].startswith(f"  annotation 1 of '000.png': {fault}"), lines
+
+
+# ---------------------------------------------------------------------- fields
+def spoilt(table, **values):
+    return lambda part, content: content[table][0].update(values) if part == "train" else None
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "fault"),
+    [
+        ("annotations", {"iscrowd": "2"}, "annotations[0].iscrowd is '2', expected a boolean (id 1)"),
+        ("annotations", {"iscrowd": 2}, "annotations[0].iscrowd is 2, expected a boolean (id 1)"),
+        ("annotations", {"bbox": "1,2,3,4"}, "annotations[0].bbox is '1,2,3,4', expected a list (id 1)"),
+        ("annotations", {"bbox": [1, 2, "3", 4]}, "annotations[0].bbox[2] is '3', expected a number (id 1)"),
+        ("annotations", {"bbox": [1, 2, True, 4]}, "annotations[0].bbox[2] is True, expected a number (id 1)"),
+        ("annotations", {"bbox": [1, 2, float("nan"), 4]}, "annotations[0].bbox[2] is nan, expected a finite number"),
+        ("annotations", {"bbox": [1, 2, 3]}, "annotations[0].bbox is [1, 2, 3], expected at least 4 items (id 1)"),
+        ("annotations", {"bbox": [9, 9, -3, 4]}, "annotation 1 of '000.png': bbox [9, 9, -3, 4] has a negative size"),
+        ("annotations", {"category_id": True}, "annotations[0].category_id is True, expected an integer (id 1)"),
+        ("annotations", {"category_id": 3.5}, "annotations[0].category_id is 3.5, expected an integer (id 1)"),
+        ("annotations", {"image_id": True}, "annotations[0].image_id is True, expected an integer (id 1)"),
+        ("annotations", {"image_id": None}, "annotations[0].image_id is None, expected an integer (id 1)"),
+        ("images", {"height": -64}, "images[0].height is -64, expected greater than 0 (id 100)"),
+        ("images", {"width": True}, "images[0].width is True, expected an integer (id 100)"),
+        ("images", {"id": "101"}, "two images have the id 101"),
+        ("images", {"file_name": 3}, "images[0].file_name is 3, expected a string (id 100)"),
+        ("images", {"file_name": "./001.png"}, "image '001.png' is listed 2 times"),
+        ("categories", {"name": None}, "categories[0].name is None, expected a string (id 3)"),
+    ],
+)
+def test_fields_of_another_kind(tmp_path, table, values, fault):
+    coco_tree(tmp_path, change=spoilt(table, **values), train=2, val=1)
+    lines = faults(detection, tmp_path)
+    assert any(
+        line.removeprefix(f"data.root: '{tmp_path}/annotations/train.json': ").strip().startswith(fault)
+        for line in lines
+    ), lines
+
+
+def test_fields_with_one_meaning(tmp_path):
+    """Numbers as text or with a point, crowds as text, and files in other encodings."""
+    coco_tree(tmp_path, train=2, val=1)
+    expected = [target.digest for target in detection(tmp_path).train.targets]
+    path = tmp_path / "annotations" / "train.json"
+    content = json.loads(path.read_text())
+    for row in content["annotations"]:
+        row |= {"image_id": str(row["image_id"]), "category_id": f"{row['category_id']}", "iscrowd": "0", "id": None}
+    for row in content["images"]:
+        row |= {"height": float(row["height"]), "width": str(row["width"])}
+    for encoding in ("utf-8-sig", "utf-16"):
+        path.write_text(json.dumps(content), encoding=encoding)
+        assert [target.digest for target in detection(tmp_path).train.targets] == expected
+    content["annotations"][0]["iscrowd"] = "1"
+    path.write_text(json.dumps(content))
+    assert detection(tmp_path).train.targets[0].crowd[0]
+
+
+# ---------------------------------------------------------------------- names of files
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("{root}/train/sub/000.png", None),
+        ("sub\\000.png", None),
+        ("sub/../sub/./000.png", None),
+        ("gone\\000.png", "does not exist (in '{root}/train')"),
+        ("a\0b.png", "does not exist (in '{root}/train')"),
+        ("../outside.png", "lies outside of '{root}/train', expected a path below it"),
+        ("{root}/outside.png", "lies outside of '{root}/train', expected a path below it"),
+        ("link/outside.png", "lies outside of '{root}/train', expected a path below it"),
+        ("link/train/../outside.png", "lies outside of '{root}/train', expected a path below it"),
+    ],
+)
+def test_paths_stay_in_the_folder_of_images(tmp_path, name, fault):
+    name = name.format(root=tmp_path)
+    change = lambda part, content: content["images"][0].update(file_name=name)  # noqa: E731
+    coco_tree(tmp_path, change=change, train=2, val=1)
+    (tmp_path / "train" / "sub").mkdir()
+    (tmp_path / "train" / "000.png").rename(tmp_path / "train" / "sub" / "000.png")
+    os.link(tmp_path / "train" / "sub" / "000.png", tmp_path / "outside.png")
+    os.symlink(tmp_path, tmp_path / "train" / "link")
+    # the same names are wrong in val
+    content = read(tmp_path / "annotations" / "val.json")
+    content["images"][0]["file_name"] = "000.png"
+    (tmp_path / "annotations" / "val.json").write_text(json.dumps(content))
+    if fault is None:
+        assert detection(tmp_path).train.names == ["train/sub/000.png", "train/001.png"]
+    else:
+        shown = name.replace("\0", "\\x00")
+        assert f"  image '{shown}' {fault.format(root=tmp_path)}" in faults(detection, tmp_path)
+
+
+# ---------------------------------------------------------------------- deep masks
+def test_masks_of_16_bits(tmp_path):
+    mask_tree(tmp_path, train=3, val=2)
+    expected = [target.mask() for target in segmentation(tmp_path).train.targets]
+    for path in (tmp_path / "masks").rglob("*.png"):
+        Image.fromarray(np.asarray(Image.open(path)).astype(np.uint16)).save(path)
+    for target, mask in zip(segmentation(tmp_path).train.targets, expected, strict=True):
+        np.testing.assert_array_equal(target.mask(), mask)
+        assert IGNORED in target.values
+    path = tmp_path / "masks" / "train" / "001.png"
+    Image.fromarray(np.asarray(Image.open(path)) * 257).save(path)
+    assert f"  '{path}': values from 0 to 65535, expected 0 to 255" in faults(segmentation, tmp_path)
+
+
+def test_a_mask_that_changed_is_no_longer_used(tmp_path):
+    mask_tree(tmp_path, train=3, val=2)
+    target = segmentation(tmp_path).train.targets[0]
+    remapped(tmp_path, [0, 200, 2, 3, 255], "train")
+    with pytest.raises(Exception, match="was changed while in use"):
+        target.mask()
+    assert mask_values((tmp_path / "masks" / "train" / "000.png").read_bytes()).max() == 255
+
+
+def test_names_of_classes(tmp_path):
+    mask_tree(tmp_path, train=3, val=2)
+    file = tmp_path / "classes.txt"
+    file.write_text("\n".join(["sky", *CLASSES[:2], "sky "]))
+    assert f"data.root: '{file}' has names more than once: sky" in faults(segmentation, tmp_path)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(UserError, match="classes.txt' cannot be read"):
+        segmentation(tmp_path)
