@@ -63,6 +63,7 @@ def test_files_of_a_run(stage, whole):
     wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "last"}
     wanted |= {"backbone.safetensors", "backbone.json", "curves.png"}
     of_classes = {"model.safetensors", "model.json", "per_class.csv", "predictions.csv", "confusion.png"}
+    of_classes |= {"mistakes.csv", "mistakes.png", "split.csv"}
     assert names == wanted | (of_classes if stage == "finetune" else set())
     info = json.loads((out / "backbone.json").read_text())
     assert info["kwargs"]["num_classes"] == 0 and info["ema"] == (stage == "finetune")

@@ -8,7 +8,7 @@ import safetensors.torch
 import timm
 import torch
 import transfers
-from folders import result, tree
+from folders import opened, result, tree
 from helpers import flags, inside, logged, metrics, refused, same, state
 from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
@@ -18,6 +18,8 @@ from tiny import assert_same_loss, backbone
 from idmm import config
 from idmm.data.images import CentreCrop
 from idmm.data.listing import list_images
+from idmm.evaluation.evaluate import Predictions
+from idmm.evaluation.mistakes import write_mistakes
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.report.stats import wilson_interval
@@ -93,6 +95,44 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     assert "than always predicting the largest class (75.0 %)" in text
     with Image.open(out / "confusion.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 200
+
+
+def test_mistakes_are_listed_and_drawn(unequal):
+    """All wrong answers of predictions.csv, the most confident first, with a row of thumbnails per pair of classes."""
+    _, out = unequal
+    answers = [row for row in read_csv(out / "predictions.csv") if row["class"] != row["predicted"]]
+    answers.sort(key=lambda row: -float(row["probability"]))
+    columns = ("path", "class", "predicted", "probability")
+    found = [tuple(row.values()) for row in read_csv(out / "mistakes.csv")]
+    assert found == [tuple(row[name] for name in columns) for row in answers] and found
+    assert [*read_csv(out / "mistakes.csv")[0]] == ["path", "class", "answer", "confidence"]
+    with Image.open(out / "mistakes.png") as picture:
+        assert picture.format == "PNG" and min(picture.size) > 200
+
+
+def test_without_mistakes_nothing_is_drawn(unequal, tmp_path):
+    root, _ = unequal
+    store = opened(root, part="test", labelled=True)
+    right = Predictions(store.labels, store.labels[:, None], np.ones(len(store), np.float32))
+    write_mistakes(tmp_path, right, store, store.classes)
+    assert (tmp_path / "mistakes.csv").read_text() == "path,class,answer,confidence\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["mistakes.csv"]
+
+
+def test_the_split_is_a_list_that_labels_read(tmp_path):
+    """A run with split.csv, one label corrected in it, is tested on the same images as the run that wrote it."""
+    root = tree(tmp_path / "d", train={"cat": 10, "dog": 10})
+    options = dict(UNEQUAL, train__epochs=1, data__root=str(root))
+    assert inside("finetune", tmp_path / "a", **options, data__val_fraction=0.3) == 0
+    rows = read_csv(tmp_path / "a/split.csv")
+    assert [row["split"] for row in rows].count("test") == 6 and len(rows) == 20
+    text = (tmp_path / "a/split.csv").read_text()
+    name = next(row["path"] for row in rows if row["split"] == "test" and row["class"] == "cat")
+    (tmp_path / "corrected.csv").write_text(text.replace(f"{name},cat", f"{name},dog"))
+    assert inside("finetune", tmp_path / "b", **options, data__labels=str(tmp_path / "corrected.csv")) == 0
+    tested = [{row["path"]: row["class"] for row in read_csv(tmp_path / of / "predictions.csv")} for of in "ab"]
+    assert tested[0].keys() == tested[1].keys() and [name] == [n for n in tested[0] if tested[0][n] != tested[1][n]]
+    assert (tmp_path / "b/split.csv").read_text() == (tmp_path / "corrected.csv").read_text()
 
 
 def test_classes_of_unequal_size_can_weigh_the_same(unequal, tmp_path):

@@ -25,6 +25,8 @@ from idmm.files import expand_home
 
 log = logging.getLogger(__name__)
 
+SPLIT = "split.csv"  # list of a run's images with their classes and splits
+
 
 class UserList:
     """A file whose lines name images. Faults of lines are collected and raised together.

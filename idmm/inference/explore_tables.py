@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image
 
 from idmm.data.check import Pair
 from idmm.data.image_store import ImageStore
@@ -16,13 +15,12 @@ from idmm.evaluation import similarity
 from idmm.figures import COLOURS, save, shortened
 from idmm.files import write_csv
 from idmm.progress import aligned
-from idmm.report.sheets import BLUE, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each
+from idmm.report.sheets import BLUE, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each, thumbnail
 
 WORST = 10  # printed of each kind
 PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels, neighbours
 NEXT = 6  # images after the first of a row
 MAPPED = 2000  # images on the map
-THUMBNAIL = 96  # longest side (pixels)
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,7 @@ class Similarities:
 
     def tile(self, i: int, caption: str, frame: str | None = None) -> Tile:
         """Return the thumbnail of an image."""
-        image = Image.fromarray(self.store.picture(i))
-        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-        return Tile(np.asarray(image), caption, frame)
+        return thumbnail(self.store.picture(i), caption, frame)
 
 
 def _worst(rows: list[list], count: int) -> list[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from PIL import Image
 
 from idmm.figures import COLOURS, save, shortened
 
@@ -14,6 +15,7 @@ CELL, LARGE = 1.05, 1.9  # side of a thumbnail (inches)
 GAP, LINE, LETTER = 0.14, 0.145, 0.065  # between thumbnails, a line and a letter of a caption (inches)
 HEAD = 0.66  # above the rows (inches)
 COLUMNS = 6  # of large thumbnails
+THUMBNAIL = 96  # longest side of a thumbnail (pixels)
 BLUE, ORANGE = COLOURS[0], COLOURS[1]
 
 
@@ -23,6 +25,13 @@ class Tile(NamedTuple):
     image: np.ndarray  # uint8 [H, W, 3]
     caption: str  # below it. The end of each line that fits is drawn
     frame: str | None = None  # colour of its frame and caption
+
+
+def thumbnail(picture: np.ndarray, caption: str, frame: str | None = None) -> Tile:
+    """Return a tile of a picture, uint8 [H, W, 3] of any size."""
+    image = Image.fromarray(picture)
+    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    return Tile(np.asarray(image), caption, frame)
 
 
 def one_of_each(pairs: Iterable) -> list:

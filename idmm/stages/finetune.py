@@ -17,7 +17,7 @@ from idmm.stages import common
 from idmm.stages.first_weights import init_classifier, start_weights
 from idmm.stages.resolve import run_stage
 from idmm.training.loop import Loop
-from idmm.training.outputs import classifier_result, common_result, export, load_best
+from idmm.training.outputs import classifier_result, common_result, export, load_best, write_split
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
@@ -54,6 +54,7 @@ def run_one(setup: RunSetup) -> dict:
             return run.folder.result()
         listing = setup.stage.list_images()
         setup, images = common.store_run_images(setup, listing, run.folder)
+        write_split(run, setup, listing)
         common.measure_baseline(run, setup, images)
         loop = None
         for phase in setup.phases[run.first_phase - 1 :]:  # from that of the checkpoint on

@@ -20,6 +20,7 @@ from idmm.data.fingerprint import check_unchanged, listed_again, listing_fingerp
 from idmm.data.images import AUTO
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
+from idmm.data.user_lists import SPLIT
 from idmm.errors import UserError, in_short
 from idmm.files import holds_run, made_folder, write_json, write_text
 from idmm.models.spec import model_spec
@@ -28,7 +29,7 @@ from idmm.report.stats import compared
 from idmm.stages import STAGES
 from idmm.stages.resolve import check_place, run_stage
 from idmm.stages.train_configs import stage_config
-from idmm.stages.train_data import COPIES, LABELS, all_images, check_images, chosen_images, count, data_of
+from idmm.stages.train_data import COPIES, all_images, check_images, chosen_images, count, data_of
 from idmm.stages.train_plan import FILE, STARTUP, Kept, TrainState, check_comparison, make_plan, way_of
 from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.training import clock
@@ -82,11 +83,8 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     new = not out.exists() or not any(out.iterdir())
     if state is None:
         check_place(command)
-        if {path.name for path in out.glob("[!.]*")} - {
-            LABELS,
-            COPIES,
-            IMAGES,
-        }:  # hidden: files that a kill left unfinished
+        names = {path.name for path in out.glob("[!.]*")}  # hidden: files that a kill left unfinished
+        if names - {SPLIT, COPIES, IMAGES}:
             raise UserError(f"out: '{out}' has other files. Name a new folder")
         made_folder(command.out)
     else:

@@ -17,13 +17,14 @@ from idmm.data.image_store import store_split
 from idmm.data.images import image_size
 from idmm.data.listing import hold_out, list_images
 from idmm.data.split import LabelsMissing, Listing, counted
+from idmm.data.user_lists import SPLIT
 from idmm.errors import UserError, checked, listed
 from idmm.files import write_csv, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import log
 from idmm.stages.train_plan import HELD_OUT, Counts, TrainState
 
-LABELS, COPIES = "labels.csv", "duplicates.txt"
+COPIES = "duplicates.txt"
 
 
 def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
@@ -78,17 +79,17 @@ def _without_copies(data: Data, out: Path) -> Data:
 
 
 def _with_list(data: Data, out: Path) -> Data:
-    """Return the data with a list of classes and splits, OUT/labels.csv, if pretraining would not see the classes.
+    """Write OUT/split.csv, and return the data with that list if pretraining would not see the classes.
 
     Without it, pretraining would train on the images that are held out, and could not draw a subset by class."""
     everything = replace(data, subset=None, labelled=None)
+    write_csv(out / SPLIT, user_lists.class_rows(list_images(everything, labelled=True).parts))
     if data.name != "folder" or not (data.val_fraction or data.subset):
         return data
     unsplit = list_images(replace(everything, val_fraction=0.0), labelled=False, unlabelled=False)
     if unsplit.train.labels is not None:
         return data
-    write_csv(out / LABELS, user_lists.class_rows(list_images(everything, labelled=True).parts))
-    return replace(data, labels=str(out / LABELS), val_fraction=0.0)
+    return replace(data, labels=str(out / SPLIT), val_fraction=0.0)
 
 
 def check_images(data: Data, listing: Listing) -> bool:
@@ -125,7 +126,7 @@ def data_of(command: TrainCommand, state: TrainState) -> Data:
     """Return the images, with paths and all that does not change results as this command has them."""
     names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
     data = replace(Data(**state.data), **{name: getattr(command.data, name) for name in names})
-    for name, file in (("labels", LABELS), ("exclude", COPIES)):
+    for name, file in (("labels", SPLIT), ("exclude", COPIES)):
         if state.data[name] != state.command["data"][name]:  # the file that this command wrote
             data = replace(data, **{name: str(Path(command.out) / file)})
     return data

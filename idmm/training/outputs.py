@@ -1,13 +1,16 @@
 """The files that a run leaves: weights, pictures, the accuracy of a classifier and its baseline."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from idmm.data.image_store import ImageStore
-from idmm.data.split import counted
+from idmm.data.split import Listing, counted
 from idmm.data.store import Stores
+from idmm.data.user_lists import SPLIT, class_rows
 from idmm.evaluation import evaluate
+from idmm.evaluation.mistakes import write_mistakes
 from idmm.files import write_csv
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
@@ -77,8 +80,19 @@ def export(
 
 
 # ---------------------------------------------------------------------- a classifier's accuracy
+def write_split(run: RunContext, setup: RunSetup, listing: Listing) -> None:
+    """Write ``split.csv``, a list for ``data.labels``.
+
+    Labels in the run's own folder are a list of ``idmm train``, which wrote the split itself.
+    """
+    labels = setup.config.data.labels
+    is_list_of_train = labels is not None and Path(labels).parent == run.folder.path
+    if run.folder.leader and not is_list_of_train:
+        write_csv(run.folder.path / SPLIT, class_rows(listing.parts))
+
+
 def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predictions: evaluate.Predictions) -> dict:
-    """Write ``per_class.csv``, ``predictions.csv`` and ``confusion.png``, and log the accuracy beside its baselines.
+    """Write tables and pictures of the predictions, and log the accuracy beside its baselines.
 
     All processes must call together. The first one writes.
 
@@ -94,6 +108,7 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
             from idmm.figures import confusion_figure, save  # matplotlib takes a second
 
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
+        write_mistakes(folder.path, predictions, test, classes)
     truth, predicted = predictions.truth, predictions.predicted
     scores = predictions.scores() | {"largest_class": largest_class(truth)}
     scores |= {BASELINE: folder.start_scores[BASELINE], "num_classes": len(classes), "test_size": len(test)}
