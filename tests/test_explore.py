@@ -46,6 +46,37 @@ def planted(tmp_path_factory):
     return root
 
 
+def test_held_out_images_and_conflicts_are_found(planted, tmp_path, capsys):
+    """A wrong label among the held-out images, and copies of two classes, one in training and one in the test set."""
+    out = tmp_path / "a"
+    root = shutil.copytree(planted, tmp_path / "images")
+    photo = Image.open(root / "train/china/09.png")
+    photo.resize((40, 40)).save(root / "train/flower/conflict.png")
+    options = {**TINY, "data__root": str(root), "data__val_fraction": 0.3, "stages": [{"size": 16}]}
+    assert inside("finetune", out, **options) == 0
+    assert call(["explore", out]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("37 train, 16 test images of")
+    assert "The labels of 1 pair differ. These come first." in said
+    first, *_ = table(out / "explore/duplicates.csv")
+    assert {first["class"], first["duplicate_class"]} == {"china", "flower"}
+    assert pairs(out / "explore/duplicates.csv") >= {("china/09.png", "flower/conflict.png")}
+    labels = {row["path"]: row for row in table(out / "explore/labels.csv")}
+    held = {row["path"] for row in table(out / "split.csv") if row["split"] == "test"}
+    assert {path for path, row in labels.items() if row["split"] == "test"} == held and len(labels) == 53
+    exclude = (out / "explore/exclude.txt").read_text()
+    assert "but of class 'flower', not 'china': one may be wrong" in exclude
+    assert call(["data", "check", "--root", root, "--out", tmp_path / "check"]) == 1
+    said = capsys.readouterr().out
+    finding = "labels differ: 1 pair (train/china/09.png and train/flower/conflict.png: near"
+    assert said.index(finding) < said.index("duplicates: 1 pair")
+    lines = (tmp_path / "check/exclude.txt").read_text().splitlines()
+    why = lines[lines.index("#train/flower/conflict.png") - 1]
+    assert why.startswith("# nearly the same as train/china/09.png (") and why.endswith("one may be wrong")
+    near = [line for line in lines if "nearly" in line]
+    assert near[0] == why and len(near) > 1, "those of different classes come first"
+
+
 @pytest.fixture(scope="module")
 def run(planted, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "a"

@@ -185,7 +185,7 @@ class ReportConfig:
 
 @section
 class ExploreConfig(Inference):
-    """Find likely duplicates, wrong labels and nearest images among training images, with thumbnails and a map."""
+    """Find likely duplicates, wrong labels and nearest images among a run's images, with thumbnails and a map."""
 
     run: str = REQUIRED
     """A finished run folder of pretraining or fine-tuning. Its features are compared."""

@@ -252,7 +252,7 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
     Broken files come first, then images that are the same, then those that are nearly so. Of images that are the same
     one stays: that with the shortest name in the test split, else in val, else in train. If those of that split are of
     different classes none stays, as one of them is wrong. Nearly equal ones are commented out: of a pair across splits
-    the training image, else the second. So are images of one colour.
+    the training image, else the second. Those of different classes come first. So are images of one colour.
     """
     reasons: dict[str, list[str]] = {bad["name"]: [f"unreadable ({bad['reason']})"] for bad in unreadable}
     same: dict[ImageRef, list[ImageRef]] = {}
@@ -274,10 +274,13 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
     certain = set(reasons)
     for image in one_colour:
         reasons.setdefault(image["name"], []).append("of one colour")
-    for pair in pairs:
+    for pair in sorted(pairs, key=lambda pair: not pair.disagrees):
         if not pair.exact:
             out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
-            reasons.setdefault(out.name, []).append(f"nearly the same as {other.name} ({pair.similarity:.3f})")
+            why = f"nearly the same as {other.name} ({pair.similarity:.3f})"
+            if pair.disagrees:
+                why += f", but of class '{out.label}', not '{other.label}': one may be wrong"
+            reasons.setdefault(out.name, []).append(why)
     lines = ["# a # before a path: only suspected, left out once you remove it"] if reasons.keys() - certain else []
     for name, why in reasons.items():
         lines.append(f"# {one_line('; '.join(why))}\n{'' if name in certain else '#'}{exclude_line(name)}")

@@ -1,4 +1,4 @@
-"""``idmm explore``: similar training images of a run, as tables, sheets of thumbnails and a summary."""
+"""``idmm explore``: similar images of a run, as tables, sheets of thumbnails and a summary."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from idmm.evaluation import similarity
 from idmm.evaluation.network import Network
 from idmm.files import expand_home, made_folder
 from idmm.inference.explore_tables import KINDS, Similarities
-from idmm.inference.runs import config_of, training_images
+from idmm.inference.runs import config_of, images_of
 from idmm.models.weights import read_checkpoint
 from idmm.progress import Bar, log
 from idmm.stages.resolve import check_place
@@ -42,17 +42,21 @@ def explore(config: ExploreConfig) -> str:
     run = config_of(folder)
     if config.out:
         check_place(replace(run, out=config.out))
-    log.info("reading the training images")
-    store = training_images(folder)
-    if len(store) < 3:
-        raise UserError(f"run: '{folder}' has {len(store)} training images, expected at least three")
+    log.info("reading the images")
+    stores = images_of(folder)
+    count = sum(map(len, stores.values()))
+    if count < 3:
+        raise UserError(f"run: '{folder}' has {count} images, expected at least three")
     out = made_folder(config.out or str(folder / "explore"))
     network = Network.from_checkpoint(read_checkpoint(folder), 0, config.device, config.batch_size)
-    found = _compare(store, replace(network, crop_pct=1.0).split_features(store, None, "train"))  # of whole images
+    network = replace(network, crop_pct=1.0)  # whole images
+    rows = [network.split_features(store, None, part) for part, store in stores.items()]
+    found = _compare(stores, np.concatenate(rows))
     for name, kind in product(KINDS, ("csv", "png")):  # of an earlier call
         (out / f"{name}.{kind}").unlink(missing_ok=True)
+    counts = ", ".join(f"{len(store):,} {part}" for part, store in stores.items())
     summary = [
-        f"{len(store):,} training images of {folder}. These are suspicions, not findings: check the sheets.",
+        f"{counts} images of {folder}. These are suspicions, not findings: check the sheets.",
         "'idmm data check' finds the certain cases.",
     ]
     for name, write in KINDS.items():
@@ -64,24 +68,30 @@ def explore(config: ExploreConfig) -> str:
     return "\n".join([*summary, "", f"written: {exclude}", f"written: tables and sheets in {out}{hint}"])
 
 
-def _compare(store: ImageStore, rows: np.ndarray) -> Similarities:
-    log.info("comparing %d images", len(store))
-    numbers = np.full(len(store), -1) if store.labels is None else store.labels
-    labels = [None if number < 0 else store.classes[number] for number in numbers]
+def _compare(stores: dict[str, ImageStore], rows: np.ndarray) -> Similarities:
+    log.info("comparing %d images", len(rows))
+    images = []
+    for part, store in stores.items():
+        numbers = [-1] * len(store) if store.labels is None else store.labels
+        for i, (name, number) in enumerate(zip(store.names, numbers, strict=True)):
+            images.append(ImageRef(part, i, name, None if number < 0 else store.classes[number]))
     unit = similarity.unit_rows(rows)
     near = similarity.nearest(unit, CANDIDATES)
+    classes = [None, *(stores["train"].classes or ())]
+    numbers = np.array([classes.index(image.label) - 1 for image in images])
     margins, other = similarity.label_margins(near, numbers)
-    suggested = [None if number < 0 else store.classes[number] for number in other]
-    return Similarities(store, labels, unit, near, list(_duplicates(store, labels, unit)), margins, suggested)
+    duplicates = sorted(_duplicates(stores, images, unit), key=lambda pair: not pair.disagrees)
+    return Similarities(stores, images, unit, near, duplicates, margins, [classes[number + 1] for number in other])
 
 
-def _duplicates(store: ImageStore, labels: list[str | None], unit: np.ndarray) -> Iterator[Pair]:
+def _duplicates(stores: dict[str, ImageStore], images: list[ImageRef], unit: np.ndarray) -> Iterator[Pair]:
     """Yield likely duplicates with their cosine: the same files first, then the likeliest.
 
     These go by the cosine of two rows plus twice the agreement of their perceptual hashes, both in [-1, 1].
     """
-    pairs, digests = similarity.likely_duplicates(np.hstack([unit, hash_vectors(store)])), store.digests
-    images = [ImageRef("train", i, *each) for i, each in enumerate(zip(store.names, labels, strict=True))]
+    hashes = np.concatenate([hash_vectors(store) for store in stores.values()])
+    pairs = similarity.likely_duplicates(np.hstack([unit, hashes]))
+    digests = [digest for store in stores.values() for digest in store.digests]
     first: dict[str, int] = {}
     for j, digest in enumerate(digests):
         if (i := first.setdefault(digest, j)) != j:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
-from idmm.data.check import Pair
+from idmm.data.check import ImageRef, Pair
 from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
 from idmm.errors import one_line
@@ -21,23 +22,25 @@ WORST = 10  # printed of each kind
 PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels, neighbours
 NEXT = 6  # images after the first of a row
 MAPPED = 2000  # images on the map
+APART = 0.05  # least distance of two thumbnails on the map, relative to its sides
+THUMBNAIL = 22  # longest side of a thumbnail on the map (points)
 
 
 @dataclass(frozen=True)
 class Similarities:
-    """The training images of a run, and the result of comparing them."""
+    """The images of a run, and the result of comparing them."""
 
-    store: ImageStore
-    labels: list[str | None]  # class of each image
+    stores: dict[str, ImageStore]  # by split
+    images: list[ImageRef]  # of all splits
     unit: np.ndarray  # rows that the images are compared by, of length 1, float32 [N, d]
     near: similarity.Neighbours  # by cosine
-    duplicates: list[Pair]  # likely ones
+    duplicates: list[Pair]  # likely ones, those of different classes first
     margins: np.ndarray  # of the votes on each label, float64 [N]
     suggested: list[str | None]  # class of the neighbours
 
-    def tile(self, i: int, caption: str, frame: str | None = None) -> Tile:
+    def tile(self, image: ImageRef, caption: str, frame: str | None = None) -> Tile:
         """Return the thumbnail of an image."""
-        return thumbnail(self.store.picture(i), caption, frame)
+        return thumbnail(self.stores[image.split].picture(image.index), caption, frame)
 
 
 def _worst(rows: list[list], count: int) -> list[str]:
@@ -47,7 +50,7 @@ def _worst(rows: list[list], count: int) -> list[str]:
 
 
 def _duplicates(found: Similarities, out: Path) -> list[str]:
-    pairs, with_classes = found.duplicates, any(found.labels)
+    pairs, with_classes = found.duplicates, any(image.label for image in found.images)
     rows = [["rank", "path", "duplicate", "cosine", "kind", *(["class", "duplicate_class"] if with_classes else [])]]
     for rank, pair in enumerate(pairs, start=1):
         classes = [pair.first.label, pair.second.label] if with_classes else []
@@ -56,13 +59,15 @@ def _duplicates(found: Similarities, out: Path) -> list[str]:
     tiles = []
     for pair in one_of_each(pairs)[:PAIRS]:
         for image, text in ((pair.first, f"{pair.kind}, {pair.similarity:.2f}"), (pair.second, "")):
-            tiles.append(found.tile(image.index, f"{text}\n{image.name}\n{image.label or ''}"))
+            tiles.append(found.tile(image, f"{text}\n{image.name}\n{image.label or ''}"))
     if pairs:
         title = f"{len(tiles) // 2} of {counted(len(pairs), 'likely pair')} of duplicates, with their cosine"
         caption_sheet(in_rows(tiles), out / "duplicates.png", title, cell=LARGE)
     same = sum(pair.kind == "same file" for pair in pairs)
+    conflicts = sum(pair.disagrees for pair in pairs)
     return [
         f"Likely duplicates: {counted(len(pairs), 'likely pair')}, {same} of them the same file",
+        f"The labels of {counted(conflicts, 'pair')} differ. These come first.",
         *_worst(rows, len(pairs)),
         "To train without copies, pass exclude.txt to --data.exclude. It names the copies of a file.",
         "Copies that are not the same file have a # there: remove it if you agree.",
@@ -70,20 +75,24 @@ def _duplicates(found: Similarities, out: Path) -> list[str]:
 
 
 def _labels(found: Similarities, out: Path) -> list[str]:
-    names, labels, suggested = found.store.names, found.labels, found.suggested
-    if not any(labels):
+    images, suggested = found.images, found.suggested
+    order = [i for i in np.argsort(-found.margins, kind="stable").tolist() if images[i].label is not None]
+    if not order:
         return ["Likely label errors: skipped, the images have no labels"]
-    order = [i for i in np.argsort(-found.margins, kind="stable").tolist() if labels[i] is not None]
-    rows = [["rank", "path", "class", "suggested", "score"]]
-    rows += [[n, names[i], labels[i], suggested[i], f"{found.margins[i]:.4g}"] for n, i in enumerate(order, start=1)]
+    rows = [["rank", "path", "class", "suggested", "score", "split"]]
+    for rank, i in enumerate(order, start=1):
+        image = images[i]
+        rows.append([rank, image.name, image.label, suggested[i], f"{found.margins[i]:.4g}", image.split])
     write_csv(out / "labels.csv", rows)
     count = int((found.margins > similarity.LIKELY).sum())
     sheet = []
     for i in order[: min(count, ROWS)]:
-        text = f"labelled {shortened(labels[i], 18)}\nneighbours: {shortened(suggested[i], 18)}"
-        tiles = [found.tile(i, f"{labels[i]}\n{names[i]}", ORANGE)]
+        label = images[i].label
+        text = f"labelled {shortened(label, 18)}\nneighbours: {shortened(suggested[i], 18)}"
+        tiles = [found.tile(images[i], f"{label}\n{images[i].name}", ORANGE)]
         for j in found.near.index[i, :NEXT].tolist():
-            tiles.append(found.tile(j, labels[j] or "no label", BLUE if labels[j] == suggested[i] else None))
+            other = images[j].label
+            tiles.append(found.tile(images[j], other or "no label", BLUE if other == suggested[i] else None))
         sheet.append((text, tiles))
     if sheet:
         note = "Orange: the image in question. Blue: neighbours of the suggested class"
@@ -97,11 +106,11 @@ def _labels(found: Similarities, out: Path) -> list[str]:
 
 
 def _neighbours(found: Similarities, out: Path) -> list[str]:
-    near, names, sheet = found.near, found.store.names, []
-    for i in np.unique(np.linspace(0, len(names) - 1, QUERIES).astype(int)).tolist():
+    near, images, sheet = found.near, found.images, []
+    for i in np.unique(np.linspace(0, len(images) - 1, QUERIES).astype(int)).tolist():
         nearest = zip(near.index[i, :NEXT].tolist(), near.value[i, :NEXT].tolist(), strict=True)
-        tiles = [found.tile(j, f"{names[j]}\n{cosine:.2f}") for j, cosine in nearest]
-        sheet.append(("", [found.tile(i, names[i], BLUE), *tiles]))
+        tiles = [found.tile(images[j], f"{images[j].name}\n{cosine:.2f}") for j, cosine in nearest]
+        sheet.append(("", [found.tile(images[i], images[i].name, BLUE), *tiles]))
     note = "Blue: a sample of the images. Then the nearest of each, with the cosine"
     caption_sheet(sheet, out / "neighbours.png", "Nearest images", note)
     return ["Nearest images: neighbours.png shows those of some images, with the cosine (1: the same)."]
@@ -116,18 +125,28 @@ def _map(found: Similarities, out: Path) -> list[str]:
     numbers = np.unique(np.linspace(0, len(found.unit) - 1, MAPPED).astype(int))
     perplexity = min(30, (len(numbers) - 1) / 3)
     places = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(found.unit[numbers])  # [M, 2]
-    figure = Figure(figsize=(7, 6), layout="constrained")
+    figure = Figure(figsize=(10, 8.5), layout="constrained")
     axis = figure.subplots()
     axis.scatter(*places.T, s=8, color="0.8")
-    labels = [found.labels[i] for i in numbers]
+    labels = [found.images[i].label for i in numbers]
     largest = Counter(filter(None, labels)).most_common(len(COLOURS))
-    for (name, _), colour in zip(largest, COLOURS, strict=False):
+    colours = {name: colour for (name, _), colour in zip(largest, COLOURS, strict=False)}
+    for name, colour in colours.items():
         axis.scatter(*places[[label == name for label in labels]].T, s=8, color=colour, label=name)
+    shares = places / np.ptp(places, axis=0)
+    shown: list[int] = []
+    for i, share in enumerate(shares):
+        if (np.abs(shares[shown] - share).max(axis=1) > APART).all():
+            shown.append(i)
+            tile = found.tile(found.images[numbers[i]], "")
+            picture = OffsetImage(tile.image, zoom=THUMBNAIL / max(tile.image.shape))
+            frame = {"edgecolor": colours.get(labels[i], "0.8"), "linewidth": 1.5}
+            axis.add_artist(AnnotationBbox(picture, places[i], pad=0.05, bboxprops=frame))
     axis.set(title=f"{len(numbers)} images, t-SNE", xticks=[], yticks=[])
     if largest:
         figure.legend(loc="outside right center", frameon=False, markerscale=2)
     save(figure, out / "map.png")
-    return ["Map: map.png has the images as points, the largest classes in colour."]
+    return ["Map: map.png has the images as points and some as thumbnails, the largest classes in colour."]
 
 
 # name of the files -> writes them and returns the printed lines

@@ -49,8 +49,9 @@ def _begun(folder: Path) -> list[Path]:
     return [run for run in runs if (run / "config.yaml").is_file()]
 
 
-def training_images(run: Path):
-    """Return a run's training images as they were stored for training, an :class:`idmm.data.image_store.ImageStore`.
+def images_of(run: Path) -> dict:
+    """Return the images of a run's splits as they were stored for training, an
+    :class:`idmm.data.image_store.ImageStore` each.
 
     Raises:
         UserError: No finished run, or its images are gone.
@@ -59,10 +60,13 @@ def training_images(run: Path):
 
     config = config_of(run)
     stage = stage_of(config)
-    value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
     size = stage.stored_size(max(phase.size for phase in stage.phases))
-    options = dict(data=config.data, part="train", value_range=value_range)
-    return store_split(stage.list_images().train, stored_size=size, **options)
+    value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
+    stores = {}
+    for part, split in stage.list_images().parts.items():
+        stores[part] = store_split(split, stored_size=size, data=config.data, part=part, value_range=value_range)
+        value_range = stores["train"].value_range or value_range
+    return stores
 
 
 def config_of(run: Path) -> PretrainConfig | FinetuneConfig:

@@ -108,6 +108,9 @@ def report_lines(report: DatasetReport) -> list[str]:
 
 def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str, bool]]:
     """Yield each kind of fault, its count, examples, advice, and whether it is certain, something to fix."""
+    conflicts = [pair for pair in report.pairs if pair.disagrees and not pair.exact]
+    advice = "They are nearly the same, but of two classes. Look at check.png in your --out folder, and correct labels."
+    yield "labels differ", counted(len(conflicts), "pair"), list(map(_both, conflicts)), advice, False
     bad = report.unreadable
     reasons = by_reason(*([image[key] for image in bad] for key in ("name", "reason")))
     advice = "Training stops on them. Replace them, or leave them out by exclude.txt of your --out folder."
@@ -116,7 +119,7 @@ def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str,
     advice = "All their pixels are equal. Look if they are broken."
     yield "one colour", counted(len(names), "image"), names, advice, False
     groups: dict[tuple[bool, bool], list[Pair]] = {}
-    for pair in report.pairs:
+    for pair in sorted(report.pairs, key=lambda pair: not pair.disagrees):
         groups.setdefault((pair.leaks, pair.certain if pair.leaks else pair.exact), []).append(pair)
     for kind, key, advice in (
         ("duplicates", (False, True), "Keep one of each."),
@@ -124,9 +127,8 @@ def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str,
         ("leakage", (True, True), "The same image is in two splits, so accuracies come out too high. Remove one."),
         ("suspected leakage", (True, False), "They are in two splits. Look at check.png in your --out folder."),
     ):
-        pairs = groups.get(key, [])
-        names = [f"{_name(pair.first)} and {_name(pair.second)}: {_kind(pair)}" for pair in pairs]
-        yield kind, counted(len(pairs), "pair"), names, advice, key[1]
+        pairs = [pair for pair in groups.get(key, []) if pair not in conflicts]
+        yield kind, counted(len(pairs), "pair"), list(map(_both, pairs)), advice, key[1]
 
 
 def _classes_and_sizes(report: DatasetReport) -> Iterator[str]:
@@ -139,6 +141,10 @@ def _classes_and_sizes(report: DatasetReport) -> Iterator[str]:
         yield f"classes of {split}: {len(classes)}, with {span if least < most else f'{most} images each'}{skewed}"
     for split, (least, middle, most) in report.sides.items():
         yield f"sizes of {split}: short sides of {least} to {most} px, median {middle}"
+
+
+def _both(pair: Pair) -> str:
+    return f"{_name(pair.first)} and {_name(pair.second)}: {_kind(pair)}"
 
 
 def _kind(pair: Pair) -> str:
