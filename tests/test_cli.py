@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 
 import pytest
 import safetensors.torch
@@ -141,6 +142,16 @@ FILES = {
         "method: {name: simclr, queue: 3}",
         "method.queue: got 3, but simclr has no such option. Leave it out.",
     ),
+    "an alias bomb": (
+        "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join(9 * [f'*{a}'])}]\n" for a, b in pairwise("abcdefghij")),
+        "--config: '{path}' is not YAML: it has more than 20 aliases",
+    ),
+    "an alias of itself": ("train: &a {ema: *a}", "--config: '{path}' is not YAML: Circular reference detected"),
+    "a deep nest": (
+        f'{{"train": {"[" * 9000}{"]" * 9000}}}',
+        "--config: '{path}' is not YAML: it is nested too deeply",
+    ),
+    "escape sequences": ('"\\e[31mx": 1', "\\x1b[31mx: unknown key"),
     "a list": ("- 1", "--config: '{path}' holds a list, expected a mapping of keys"),
     "not UTF-8": (b"name: \xff\xfe", "--config: cannot read '{path}' (not UTF-8 text), expected a YAML file"),
     "a folder": (None, "--config: cannot read '{path}' (Is a directory), expected a YAML file"),

@@ -5,12 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-from folders import paint, tree
+import tifffile
+from folders import paint, section, tree
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
 
 from idmm.cli import COMMANDS, main
 from idmm.config.schema import keys_of
+from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
 from idmm.evaluation import baseline
 
@@ -117,7 +119,7 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     assert floor["images"] == 8 and floor["of"] == "test" and floor["largest_class"] == 50
     assert found == {
         "layout": [], "unreadable": [], "pairs": [], "bands": None, "range": None, "clean": True,
-        "one_colour": [], "enough_to_pretrain": True,
+        "one_colour": [], "dark": [], "enough_to_pretrain": True,
         "dataset": "folder", "root": str(healthy), "images": {"train": 32, "test": 8},
         "classes": {"train": {"china": 16, "flower": 16}, "test": {"china": 4, "flower": 4}},
         "sides": {"train": [128, 128, 128], "test": [128, 128, 128]},
@@ -135,7 +137,8 @@ def test_what_suffices_for_pretraining_is_no_fault(form, tmp_path, capsys):
     out = capsys.readouterr().out
     use = "idmm train tests on a fifth" if form == "train alone" else "pretraining can use all"
     assert f"layout: {use} of these images, fine-tuning needs more:\n  data.root: " in out
-    assert out.endswith("\nNothing to fix.\n") and ("baseline: " in out) == (form == "train alone")
+    verdict = "Look at: small classes." if form == "train alone" else "Nothing to fix."
+    assert out.endswith(f"\n{verdict}\n") and ("baseline: " in out) == (form == "train alone")
     assert ("--data.val_fraction" in out) == (form == "train alone")
 
 
@@ -173,7 +176,42 @@ def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys
     assert main(["data", "check", str(healthy)]) == main(["data", "check", str(healthy), "--root", str(healthy)]) == 0
     assert f"folder in {healthy}: 32 train, 8 test images" in capsys.readouterr().out
     assert main(["data", "check", str(healthy), "--root", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"root: got '{tmp_path}' and '{healthy}', expected one folder\n"
+    assert capsys.readouterr().err.startswith(f"data.name: '{healthy}' is a folder, expected the name of a dataset")
+
+
+def test_a_class_of_few_images_is_named_with_what_becomes_of_it(tmp_path, capsys):
+    root = tree(tmp_path / "d", train={"a": 8, "b": 8, "one": 1, "three": 3})
+    code, text, _ = checked(root, tmp_path / "c", capsys)
+    small = (
+        "small classes: 2 of at most 3 images (one: 1, three: 3). If no folder is test, one image of each is tested,"
+    )
+    assert code == 0 and f"{small} and none of a class of one image. Add images." in text
+    assert text.partition("written")[0].endswith("\nLook at: small classes.\n")
+    tested = list_images(section(root, val_fraction=0.2), labelled=True).test
+    assert np.bincount(tested.labels).tolist() == [2, 2, 0, 1], "as it says"
+
+
+def test_12_bits_among_16_are_found_before_training(tmp_path, capsys):
+    """By the check and by train, each with the range and the flag."""
+    root = tmp_path / "d"
+    for i in range(20):
+        path = root / f"{'train' if i % 4 else 'test'}/{'ab'[i % 2]}/{i}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(i).integers(0, 256, (16, 16), dtype=np.uint16)
+        tifffile.imwrite(path, pixels * (16 if i in (1, 4, 6) else 256))
+    (root / "test/b").mkdir()
+    (root / "test/a/16.tif").rename(root / "test/b/16.tif")
+    code, text, found = checked(root, tmp_path / "c", capsys)
+    assert code == 0 and sorted(found["dark"]) == ["test/a/4.tif", "train/a/6.tif", "train/b/1.tif"]
+    assert (
+        "values of images of more than 8 bits: [0.0, 65280.0] becomes 0 to 1. Pass --data.range '[LOW, HIGH]'" in text
+    )
+    assert "\ndark: 3 images (" in text and "Scale the files to one range." in text and "Look at: dark" in text
+    assert main(["train", str(root), "--minutes", "0.01", "--out", str(tmp_path / "r")]) in (0, 2)
+    wanted = (
+        "data.range: [0.0, 65280.0] becomes 0 to 1, 2 of 15 images stay in its lowest eighth. Set it by --data.range"
+    )
+    assert wanted in capsys.readouterr().err
 
 
 def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys, monkeypatch):

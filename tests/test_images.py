@@ -1,8 +1,11 @@
 """Image files of every common kind decode to the right pixels, and bad ones say why."""
 
+import collections
 import io
 import struct
 import sys
+import threading
+import time
 import zlib
 
 import imagecodecs
@@ -14,6 +17,7 @@ from folders import section, tree
 from helpers import call
 from PIL import Image
 
+from idmm.data import formats, parallel
 from idmm.data.formats import BadImage
 from idmm.data.images import fitted, image_size, read_image
 from idmm.data.listing import list_images
@@ -215,6 +219,39 @@ def test_heic_without_its_library_names_the_extra(monkeypatch, tmp_path, capsys)
     assert call(["data", "check", "--root", root]) == 1
     wanted = "train/a/phone.HEIC: HEIC, which needs pillow-heif. Install it with: pip install -e '.[heic]'"
     assert wanted in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "npy"])
+def test_only_one_large_image_is_in_memory(ending, monkeypatch):
+    """In any format. Small ones are read by all threads together."""
+    monkeypatch.setattr(parallel, "cores", lambda: 4)
+    monkeypatch.setattr(formats, "MAX_PIXELS", 8 * 100)
+    counts, most, lock = collections.Counter(), collections.Counter(), threading.Lock()
+    for side in (10, 11):
+        array, file = np.zeros((side, side), np.uint16), io.BytesIO()
+        np.save(file, array)
+        writers = {
+            "png": imagecodecs.png_encode,
+            "tif": lambda a: encode(image(a), "TIFF"),
+            "npy": lambda _: file.getvalue(),
+        }
+        content = writers[ending](array if ending != "tif" else np.zeros((side, side)))
+
+        def work(_, content=content, side=side):
+            decoded = read_image(content)
+            with lock:
+                counts[side] += 1
+                most[side] = max(most[side], counts[side])
+            time.sleep(0.05)
+            with lock:
+                counts[side] -= 1
+            return decoded
+
+        assert len([*parallel.parallel_map(work, 8, str, None)]) == 8
+    assert most[11] == 1 and most[10] > 1
+    huge = encode(Image.new("1", (40, 30)))
+    with pytest.raises(BadImage, match="40 x 30 pixels are more than 800, expected smaller tiles"):
+        read_image(huge)
 
 
 def test_other_kinds_of_files_are_named(tmp_path, caplog):

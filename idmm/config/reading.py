@@ -1,6 +1,7 @@
 """YAML files, and the recipes that ship with the package."""
 
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from idmm.errors import UserError, listed, nearest
 # setup.cfg maps the repository's folder into the package as idmm/configs. A checkout has it next to the package
 _PLACES = [Path(__file__).resolve().parents[level] / "configs" for level in (1, 2)]
 CONFIGS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
+MOST_ALIASES = 20  # each may double the size of what the text means
 # folders of recipes that are named without their folder
 STAGES = ("pretrain", "finetune", "transfer", "detect", "segment")
 
@@ -49,7 +51,14 @@ for tag, words, first in (
 
 def read_value(text: str) -> Any:
     """Return a text as YAML. YAMLError or, for a value such as ``!!int x``, ValueError: it is none."""
-    return yaml.load(text, _Loader)
+    try:
+        if "&" in text and sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > MOST_ALIASES:
+            raise yaml.YAMLError(f"it has more than {MOST_ALIASES} aliases")
+        value = yaml.load(text, _Loader)
+        json.dumps(value, default=str, skipkeys=True)  # ValueError: it contains itself
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    return value
 
 
 def read_file(path: str | Path) -> dict:

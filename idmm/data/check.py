@@ -13,7 +13,7 @@ from PIL import Image
 from idmm import config
 from idmm.data.formats import BadImage, NoPicture
 from idmm.data.image_store import measure_range
-from idmm.data.images import AUTO, Bands, RangeUnknown, ValueRange, composite, digest, read_image
+from idmm.data.images import AUTO, WHITE, Bands, RangeUnknown, ValueRange, composite, digest, read_image
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
@@ -82,6 +82,7 @@ class DatasetReport:
     layout: list[str] = field(default_factory=list)  # why fine-tuning would refuse the dataset
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
     one_colour: list[dict] = field(default_factory=list)  # {"split", "name"}: every pixel is the same
+    dark: list[str] = field(default_factory=list)  # more than 8 bits, all values in the lowest eighth of the range
     range: ValueRange = None  # of training images of more than 8 bits under data.range auto
     bands: Bands | None = None  # channels that are used. None: the images are pictures
     classes: dict[str, dict[str, int]] = field(default_factory=dict)  # images of each class of each split
@@ -111,6 +112,7 @@ class _Summary:
     pixels: bytes
     size: tuple[int, int]
     one_colour: bool
+    dark: bool
     hash: np.ndarray  # bool [HASH_BITS]
     thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
 
@@ -136,6 +138,7 @@ def check(data: config.Data) -> tuple[DatasetReport, Listing]:
             if isinstance(result, BadImage):
                 report.unreadable.append({"split": part, "name": name, "reason": result.reason})
         report.one_colour += [{"split": part, "name": s.ref.name} for s in summaries if s.one_colour]
+        report.dark += [summary.ref.name for summary in summaries if summary.dark]
         if sides := [min(summary.size) for summary in summaries]:
             report.sides[part] = [min(sides), int(np.median(sides)), max(sides)]
         every += summaries
@@ -180,6 +183,7 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
             pixels=digest(repr(image.shape).encode() + image.tobytes()),
             size=image.shape[:2],
             one_colour=bool((image == image[0, 0]).all()),
+            dark=bool(image.itemsize > 1 and image.max() < WHITE / 8),
             hash=perceptual_hash(picture),
             thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
         )

@@ -9,6 +9,7 @@ import ctypes
 import io
 import logging
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -31,6 +32,7 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 _HEIC = re.compile(rb".{4}ftyp(?!.{,40}avif)(he|mif|msf)", re.DOTALL)
 _NUMPY = b"\x93NUMPY"
 _J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)  # the bits of the first component, less one
+_large, _thread = threading.RLock(), threading.local()
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")  # of TIFF, that tifffile reads as grey or RGB
 
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow refuses more than twice as many
@@ -141,6 +143,15 @@ def check_pixels(width: int, height: int) -> None:
     """Raise BadImage if an image has too many pixels. Pillow raises an error of its own."""
     if width * height > MAX_PIXELS:
         raise BadImage(f"{width} x {height} pixels are more than {MAX_PIXELS}, expected smaller tiles")
+    if width * height > MAX_PIXELS // 8 and hasattr(_thread, "images"):
+        _thread.images.enter_context(_large)
+
+
+@contextlib.contextmanager
+def large_one_by_one() -> Iterator[None]:
+    """Inside the block a large image waits until no other thread has one: it may take gigabytes."""
+    with contextlib.ExitStack() as _thread.images:
+        yield
 
 
 def upright(array: np.ndarray, orientation: int) -> np.ndarray:
@@ -197,7 +208,9 @@ def pillow_image(content: bytes) -> Image.Image:
             raise BadImage("HEIC, which needs pillow-heif. Install it with: pip install -e '.[heic]'") from None
         register_heif_opener()
         formats += ("HEIF",)
-    return Image.open(io.BytesIO(content), formats=formats)
+    image = Image.open(io.BytesIO(content), formats=formats)
+    check_pixels(*image.size)
+    return image
 
 
 def _from_pillow(image: Image.Image, picture: bool) -> np.ndarray:

@@ -252,7 +252,12 @@ def measure_range(split: Split, bands: Bands | None) -> ValueRange:
     )
     pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
     ranges = np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist()
-    return ranges if bands else ranges[0]
+    value_range = ranges if bands else ranges[0]
+    tops = pairs[..., 1].max(axis=1)
+    dark = (tops < tops.max() / 8).sum()
+    line = "data.range: %s is 0 to 1, %d of %d images stay in its lowest eighth. Set it by --data.range '[LOW, HIGH]'"
+    log.info(line, str(value_range), dark, len(pairs))
+    return value_range
 
 
 # ---------------------------------------------------------------------- the cache on the disk

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from idmm import distributed
-from idmm.data.formats import BadImage
+from idmm.data.formats import BadImage, large_one_by_one
 from idmm.errors import RunError
 from idmm.progress import Bar
 
@@ -37,12 +36,15 @@ def parallel_map(
 
     def attempt(i: int) -> Result | BadImage:
         try:
-            return work(i)
+            with large_one_by_one():
+                return work(i)
         except BadImage as error:
             return error
         except MemoryError as error:
             why = f"out of memory while decoding '{place(i)}'"
             raise RunError(why) from error
+
+    from idmm import distributed  # torch, which lists of images do not need
 
     threads = cores()
     waiting = deque()

@@ -28,6 +28,7 @@ from idmm.training.outputs import largest_class
 
 _NAMED = 5  # images or pairs that a line names
 _DRAWN = 12  # pairs on the sheet
+FEW = 3  # images of a class that is too small to learn or to test
 SKEWED = 10.0  # ratio of the largest to the smallest class from which the balance gets a remark
 HELD_OUT = 0.2  # share of the training images that the baseline is tested on if there are no others
 BATCH = 64  # images per call of the hand-made features
@@ -52,9 +53,7 @@ def checkup(command: DataCheckConfig) -> int:
         UserError: The dataset cannot be opened at all, or ``command.out`` cannot be written.
     """
     root, name = command.root, command.name
-    if name and name not in DATASETS and os.path.isdir(name):
-        if root not in (None, name):
-            raise UserError(f"root: got '{root}' and '{name}', expected one folder")
+    if name not in DATASETS and root in (None, name) and os.path.isdir(name or ""):  # two folders are refused below
         root, name = name, None
     data, notes = resolve_name(config.Data(name=name, root=root, exclude=command.exclude, labels=command.labels))
     for note in notes:
@@ -90,6 +89,9 @@ def report_lines(report: DatasetReport) -> list[str]:
         text = "baseline: {baseline_top1:.1f} % top-1 by logistic regression on hand-made features "
         text += "(the largest class every time: {largest_class:.1f} %), fitted to {train_images:,} training images"
         lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {SIDE} px")
+    if report.range:
+        what = f"{report.range} is 0 to 1. Pass --data.range '[LOW, HIGH]' to set another range"
+        lines.append(f"values of images of more than 8 bits: {what}")
     if report.layout:
         use = "idmm train tests on a fifth" if floor and floor["of"] == "train" else "pretraining can use all"
         how = "fine-tuning needs more" if report.enough_to_pretrain else "fine-tuning would refuse them"
@@ -118,6 +120,11 @@ def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str,
     names = [image["name"] for image in report.one_colour]
     advice = "All their pixels are equal. Look if they are broken."
     yield "one colour", counted(len(names), "image"), names, advice, False
+    advice = "Their values are in the lowest eighth of the range, as 12 bits are among 16. Scale these files."
+    yield "dark", counted(len(report.dark), "image"), report.dark, advice, False
+    small = [f"{name}: {count}" for name, count in report.classes.get("train", {}).items() if count <= FEW]
+    advice = "If no folder is test, one image of each is tested, and none of a class of one image. Add images."
+    yield "small classes", f"{len(small)} of at most {counted(FEW, 'image')}", small, advice, False
     groups: dict[tuple[bool, bool], list[Pair]] = {}
     for pair in sorted(report.pairs, key=lambda pair: not pair.disagrees):
         groups.setdefault((pair.leaks, pair.certain if pair.leaks else pair.exact), []).append(pair)
