@@ -17,7 +17,7 @@ from helpers import call, inside, refused
 from PIL import Image
 
 from idmm.inference.runs import finished_runs
-from idmm.report import charts, grid_pictures
+from idmm.report import charts, grid_pictures, run_page
 from idmm.report.render import page as grid_page
 from idmm.report.render import render
 from idmm.report.sections import sections
@@ -88,9 +88,31 @@ def test_it_shows_what_the_runs_measured(page, runs):
     assert f"tuned-0 wide {points} {test['p']:.2g}" in text
     assert "These classifiers were tested on different images" in text
     titles = [image["alt"] for image in Reader(page[1]).all("img") if image["src"].startswith("data:image/png")]
-    assert titles.count("Confusion matrix") == 4 and titles.count("Curves") == 5 and len(titles) == 9
+    assert titles.count("Confusion matrix") == 4 and titles.count("Curves") == 5 and len(titles) == 11
+    assert {"Accuracy over epochs", "Accuracy over parameters"} < {*titles}
     assert "'embed_dim': 64" in text and "Fine-tuning: settings that differ" in text
     assert f"the baseline {result(runs / 'wide')['baseline_top1']:.2f}" in (runs / "wide/log.txt").read_text()
+
+
+def test_curves_and_sizes_of_several_runs_are_in_one_picture(runs, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(charts, "save", lambda figure, path: (figures.append(figure), path.touch()))
+    monkeypatch.setattr(run_page, "html", lambda *_: "")
+    reported(tmp_path / "both", runs / "tuned-0", runs / "wide")
+    epochs, sizes = figures
+    (axis,) = epochs.axes
+    assert axis.get_title() == "digits: top1"
+    for curve, name in zip(axis.containers, ("tuned-0", "wide"), strict=True):
+        records = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+        points = [(epoch, record["top1"]) for epoch, record in enumerate(records, 1) if "top1" in record]
+        assert curve.get_label() == name and [*zip(*curve.lines[0].get_data(), strict=True)] == points
+    (axis,) = sizes.axes
+    starts = {curve.get_label(): curve.lines[0].get_ydata().tolist() for curve in axis.containers}
+    assert starts == {"idmm": [result(runs / "tuned-0")["top1"]], "scratch": [result(runs / "wide")["top1"]]}
+    reported(tmp_path / "same", runs / "tuned-0", runs / "tuned-1")
+    assert len(figures) == 3, "networks of one size have no such picture"
+    reported(tmp_path / "one", runs / "wide")
+    assert len(figures) == 3
 
 
 def test_names_are_text(page, runs, tmp_path):

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from idmm.config import PretrainConfig, parsing
 from idmm.config.commands import ReportConfig
@@ -13,9 +14,11 @@ from idmm.inference.runs import dataset_name, finished_runs, read_config
 from idmm.progress import log
 from idmm.report.page import readable
 from idmm.report.run_page import KINDS, RunFacts, write
+from idmm.report.run_pictures import compare
 from idmm.report.stats import PREDICTIONS, compared
 from idmm.stages import stage_of
 
+ACCURACIES = {"top1", "knn"}  # of an epoch
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
 
 
@@ -40,7 +43,7 @@ def report(config: ReportConfig) -> str:
             if p < CHANCE:
                 verdict = f"{names[0] if points > 0 else names[1]} is better"
             comparisons.append([*names, f"{points:+.1f}".replace("-", "−"), f"{p:.2g}", verdict])
-    return str(write(out, runs, comparisons, notes))
+    return str(write(out, runs, comparisons, notes, compare(runs, out)))
 
 
 def _read_run(folder: Path) -> RunFacts:
@@ -54,11 +57,35 @@ def _read_run(folder: Path) -> RunFacts:
         task=KINDS[kind].lower() + (f" by {config.method.name}" if kind == "pretrain" else ""),
         start=config.init or without_init,
         model=config.model.name or "",
+        method=_method(config),
+        curves=_curves(folder / "metrics.jsonl"),
         data=dataset_name(config.data),
         pictures=_pictures(folder),
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=json.loads((folder / "result.json").read_text()),
     )
+
+
+def _method(config: Any) -> str:
+    """Return the method that trained a backbone, or of the run that a classifier started from, else the weights."""
+    if isinstance(config, PretrainConfig):
+        return config.method.name
+    if config.init is None:
+        return "scratch"
+    file = expand_home(config.init) / "config.yaml"
+    settings = parsing.flatten(read_file(file)) if file.is_file() else {}
+    return settings.get("method.name") or Path(config.init).name
+
+
+def _curves(file: Path) -> dict[str, list]:
+    """Return the accuracies in ``metrics.jsonl``, if a run has it, by their names."""
+    curves: dict[str, list] = {}
+    lines = file.read_text().splitlines() if file.is_file() else []
+    for epoch, line in enumerate(lines, start=1):
+        record = json.loads(line)
+        for name in ACCURACIES & record.keys():
+            curves.setdefault(name, []).append((epoch, record[name], 0.0))
+    return curves
 
 
 def _folds(folder: Path) -> list[Path]:

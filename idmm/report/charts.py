@@ -72,6 +72,7 @@ def accuracy_curves(
             style = {"linewidth": 1.8, "markeredgecolor": "white", "markersize": 7, "elinewidth": 1, "capsize": 2}
             axis.errorbar(x, mean, std, label=shortened(label), **style, **styles[label])
         axis.set(xlabel=labels[0])
+        axis.xaxis.get_major_locator().set_params(integer=True)
         if ticks:
             axis.set(xscale="log", xlim=(min(ticks) / 1.2, max(ticks) * 1.2))
             axis.set_xticks(list(ticks), ticks.values())

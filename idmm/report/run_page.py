@@ -33,6 +33,8 @@ class RunFacts:
     config: dict[str, Any] = field(default_factory=dict)  # dotted keys
     result: dict[str, Any] = field(default_factory=dict)
     label: str = ""  # short and unique
+    method: str = ""  # of pretraining, or what else it started from
+    curves: dict[str, list] = field(default_factory=dict)  # accuracy -> (epoch, percent, 0)
     pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG of the run or of idmm explore
 
     @property
@@ -42,7 +44,9 @@ class RunFacts:
         return ", ".join(filter(None, [self.task, start, self.model, f"on {self.data}"]))
 
 
-def write(out: Path, runs: list[RunFacts], comparisons: list[list[str]], notes: list[str]) -> Path:
+def write(
+    out: Path, runs: list[RunFacts], comparisons: list[list[str]], notes: list[str], pictures: list[Picture]
+) -> Path:
     """Write the page atomically and return its path.
 
     Args:
@@ -50,11 +54,12 @@ def write(out: Path, runs: list[RunFacts], comparisons: list[list[str]], notes: 
         runs: In the page's order.
         comparisons: Rows of the table of :data:`COMPARISON`.
         notes: On skipped runs. They are at the top of the page.
+        pictures: Of all runs.
 
     Raises:
         RunError: A file cannot be written.
     """
-    sections = [Section("Results", list(_results(runs, comparisons)))]
+    sections = [Section("Results", [*_results(runs, comparisons), *pictures])]
     for run in runs:
         sections.append(Section(run.label, [Picture(path, title) for title, path in run.pictures.items()]))
     sections.append(Section("Settings", list(_settings(runs))))
@@ -87,6 +92,7 @@ CLASSIFIERS: Columns = {
     "top-1": _number("top1"),
     "95 % interval": lambda run: "{:.1f} to {:.1f}".format(*run.result["top1_interval"]),
     "mean per class": _number("mean_per_class"),
+    "parameters": _number("params", ","),
     "baseline": _number("baseline_top1"),
     "largest class": _number("largest_class"),
     "before the first step": _number("start_top1"),
