@@ -84,6 +84,7 @@ class ImageStore:
     Attributes:
         names, labels, classes, groups, targets: The split's.
         sizes: Height and width of each image (pixels), int64 [N, 2].
+        pixel_bytes: Bytes per pixel of each image, all channels, int64 [N].
         channels: Channels of an image. 3 for pictures.
         bands: Channels of the files that are used. None: pictures.
         high_bit: Number of images of more than 8 bits.
@@ -95,6 +96,7 @@ class ImageStore:
     def __init__(self, split: Split, index: Index, pixels: Path | None, reading: Reading):
         self.names, self.labels, self.classes, self.groups = split.names, split.labels, split.classes, split.groups
         self.targets, self.sizes = split.targets, index.sizes
+        self.pixel_bytes = index.pixel_bytes
         self.channels, self.bands, self.stored_size = reading.channels, reading.bands, reading.stored_size
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
         self.value_range = reading.value_range if self.high_bit else None
@@ -126,7 +128,7 @@ class ImageStore:
             RunError: Its file is gone or was changed since it was loaded (only if it is decoded at each use).
         """
         if self._file is not None:
-            (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self._index.pixel_bytes[i]), int(self._ends[i])
+            (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self.pixel_bytes[i]), int(self._ends[i])
             flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
             if pixel_bytes > self.channels:
                 flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)

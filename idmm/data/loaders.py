@@ -1,11 +1,13 @@
 """From image numbers to batches: the order of an epoch, its split into micro-batches, the loader workers."""
 
 import contextlib
+import itertools
+import logging
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +15,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from idmm import distributed
+from idmm.data.device_views import DeviceViews
 from idmm.data.image_store import ImageStore
 from idmm.data.images import CentreCrop, unit
 from idmm.data.parallel import cores
 from idmm.data.views import normalise, numbered, resize
 from idmm.errors import RunError
 from idmm.seeding import numpy_rng
+
+log = logging.getLogger(__name__)
 
 BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
 AHEAD = 2  # finished batches that a worker holds
@@ -89,10 +94,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0) -> Iterator[dict]:
+def training_batches(
+    batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0
+) -> Generator[dict, None, None]:
     """Yield the micro-batches of all steps from (epoch, step) to the stage's end.
 
-    One loader serves the whole stage: workers start once, not every epoch.
+    One loader serves the whole stage: workers start once, not every epoch. A device that makes the views needs none. If
+    it runs out of memory, workers continue. A step without memory throws that error into the generator. It gets its
+    batch again if memory was freed, else the error.
     """
 
     def requests() -> Iterator[tuple[int, np.ndarray, float]]:
@@ -102,7 +111,24 @@ def training_batches(batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: in
                 for indices, weight in plan.micro_batches(plan.step_images(number, position, order)):
                     yield number, indices, weight
 
+    if isinstance(batch_fn, DeviceViews):
+        return _made_on_device(batch_fn, requests())
     return _load(batch_fn, requests(), workers)
+
+
+def _made_on_device(made: DeviceViews, requests: Iterator[tuple]) -> Iterator[dict]:
+    """Yield the batches of requests, see :func:`training_batches`."""
+    for request in requests:
+        epoch, indices, weight = request
+        try:
+            yield {**made(epoch, indices), "weight": weight}
+        except torch.OutOfMemoryError:
+            made.leave()
+            break
+    else:
+        return
+    workers = choose_workers(made.workers, made.views, indices)
+    yield from _load(made.views, itertools.chain([request], requests), workers)
 
 
 def on_device(batch: dict, device) -> dict:
@@ -178,6 +204,19 @@ def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | 
         return workers, None
     held = f"{workers * each / 2**20:.0f} MiB of shared memory, {free / 2**20:.0f} MiB are free"
     return free // each, f"data.workers {workers} would need {held}: {free // each or 'none'} used instead"
+
+
+def choose_workers(wanted: int | None, batch_fn: BatchFn, images: np.ndarray) -> int:
+    """Resolve ``data.workers``: null is as many as there may be. Fewer, with a warning, if shared memory is too small
+    for their batches of ``images``, a micro-batch. None if a device makes the batches."""
+    if isinstance(batch_fn, DeviceViews) or not (most_workers() if wanted is None else wanted):
+        return 0
+    one = batch_fn(0, images[:1])
+    tensors = [tensor for part in one.values() for tensor in (part if isinstance(part, list) else [part])]
+    workers, why = worker_count(wanted, len(images) * sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
+    if why:
+        log.warning("%s", why)
+    return workers
 
 
 def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:

@@ -156,12 +156,20 @@ def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
     return view
 
 
+def grey(images: Tensor) -> Tensor:
+    """Return the brightness of RGB images [V, 3, H, W] by :data:`LUMA`, [V, 1, H, W]."""
+    return sum(weight * images[:, channel : channel + 1] for channel, weight in enumerate(LUMA))
+
+
 def normalise(images: Tensor, mean, std) -> Tensor:
-    """Subtract mean and divide by std, [V, C, H, W] of the same shape. One mean makes RGB grey, [V, 1, H, W]."""
+    """Subtract mean and divide by std, [V, C, H, W] of the same shape. One mean makes RGB grey, [V, 1, H, W].
+
+    ``mean`` and ``std`` are sequences, or tensors on the images' device.
+    """
     if len(mean) == 1 and images.shape[1] == 3:
-        images = sum(weight * images[:, channel : channel + 1] for channel, weight in enumerate(LUMA))
+        images = grey(images)
     shape = (1, len(mean), 1, 1)
-    return (images - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
+    return (images - torch.as_tensor(mean).reshape(shape)) / torch.as_tensor(std).reshape(shape)
 
 
 Extra = Callable[[np.ndarray, int], np.ndarray]  # (view float32 [S, S, 3] in [0, 1], its number) -> another
@@ -208,57 +216,101 @@ def _affine(mean: tuple, std: tuple) -> np.ndarray:
     return np.hstack([channels * scale, -np.array(mean)[:, None] * scale]).astype(np.float32)
 
 
-class MultiCropTransform:
-    """Makes the views of a batch, a :data:`idmm.data.loaders.BatchFn` of stage 1.
+class RandomViews:
+    """Makes random views of a batch, a :data:`idmm.data.loaders.BatchFn`. Subclasses draw them and name the batch.
 
     Args:
         store: Images by number: ``store.image(i)`` -> uint8 or uint16 [C, H, W], ``store.sizes`` [N, 2],
             ``store.labels`` int64 [N] or None.
-        config: Crops and colours.
+        size: Side of the views (pixels).
         mean, std: Of each channel. One value makes the views of RGB images grey.
+
+    Attributes:
+        needs_workers: Whether a view has operations that no plan has.
+    """
+
+    needs_workers = False
+
+    def __init__(self, store, size: int, mean, std):
+        self.store = store
+        self.size = size
+        self.mean = mean
+        self.std = std
+
+    def plans(self, epoch: int, indices: np.ndarray) -> list[ViewPlan]:
+        """Draw the views of images, group by group."""
+
+    def batch(self, views: list[Tensor], indices: np.ndarray) -> dict:
+        """Return a batch of the views of each group, float [B, count, C, size, size]."""
+
+
+class MultiCropTransform(RandomViews):
+    """Makes the views of stage 1.
+
+    Args:
+        store, mean, std: See :class:`RandomViews`.
+        config: Crops and colours.
         seed: Of the run.
     """
 
     def __init__(self, store, config: Views, mean, std, seed: int):
-        self.store, self.config, self.mean, self.std, self.seed = store, config, mean, std, seed
+        super().__init__(store, config.size, mean, std)
+        self.config = config
+        self.seed = seed
 
-    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Return ``views`` (a list of float [B, count, C, S, S], one per group), ``index`` and ``label``."""
-        images, sizes = [self.store.image(i) for i in indices], self.store.sizes[indices]
-        views = []
+    def plans(self, epoch: int, indices: np.ndarray) -> list[ViewPlan]:
+        """Draw the views of each group of crops."""
+        plans = []
         for number, group in enumerate(self.config.crops):
             key = derive(self.seed, "views", epoch, number)
-            plan = draw_views(self.config, group, key, indices, sizes)
-            views.append(make_views(images, plan, self.config.size, self.mean, self.std))
+            plans.append(draw_views(self.config, group, key, indices, self.store.sizes[indices]))
+        return plans
+
+    def batch(self, views: list[Tensor], indices: np.ndarray) -> dict:
+        """Return ``views`` (a list of float [B, count, C, S, S], one per group), ``index`` and ``label``."""
         return numbered({"views": views}, self.store, indices)
 
+    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+        """Return :meth:`batch` of images in an epoch."""
+        images = [self.store.image(i) for i in indices]
+        plans = self.plans(epoch, indices)
+        return self.batch([make_views(images, plan, self.size, self.mean, self.std) for plan in plans], indices)
 
-class TrainTransform:
-    """Makes the augmented images of a batch, a :data:`idmm.data.loaders.BatchFn` of stage 2.
+
+class TrainTransform(RandomViews):
+    """Makes the augmented images of stage 2.
 
     Random resized crop, flip, colour jitter and grey are those of stage 1. Then comes timm's RandAugment for RGB images
     of 8 bits, then turns. timm's RandomErasing is last. Both have seeds of their own from (seed, stage, epoch, image).
 
     Args:
-        store: Images by number, with ``labels``.
+        store, size, mean, std: See :class:`RandomViews`.
         config: Strengths and probabilities.
-        size: Side of the result (pixels).
-        mean, std: Of each channel. One value makes RGB images grey.
         key: From :func:`idmm.seeding.derive`, another for each seed and stage.
     """
 
     def __init__(self, store, config: Augment, size: int, mean, std, key: int):
-        self.store, self.config, self.size, self.mean, self.std, self.key = store, config, size, mean, std, key
+        super().__init__(store, size, mean, std)
+        self.key = key
         self.randaugment = _randaugment(config.randaugment, size, mean) if config.randaugment else None
         shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
         self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
         self.erasing = RandomErasing(config.random_erasing, mode="pixel", device="cpu")
+        self.needs_workers = bool(config.randaugment or config.random_erasing)
+
+    def plans(self, epoch: int, indices: np.ndarray) -> list[ViewPlan]:
+        """Draw a view of each image."""
+        key = derive(self.key, "views", epoch)
+        return [draw_views(Views(), self.crop, key, indices, self.store.sizes[indices])]
+
+    def batch(self, views: list[Tensor], indices: np.ndarray) -> dict:
+        """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
+        return numbered({"images": views[0][:, 0]}, self.store, indices)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
-        """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
+        """Return :meth:`batch` of images in an epoch, after RandAugment and RandomErasing."""
         images = [self.store.image(i) for i in indices]
-        key, sizes = derive(self.key, "views", epoch), self.store.sizes[indices]
-        plan = draw_views(Views(), self.crop, key, indices, sizes)
+        (plan,) = self.plans(epoch, indices)
 
         def randomly(view: np.ndarray, v: int) -> np.ndarray:
             if not is_rgb8(images[v]):
@@ -268,11 +320,11 @@ class TrainTransform:
             return np.asarray(made, dtype=np.float32) / 255
 
         extra = randomly if self.randaugment else None
-        with seeded(key):  # restores the caller's generators, once per batch because saving them takes time
-            views = make_views(images, plan, self.size, self.mean, self.std, extra)[:, 0]  # [B, C, S, S]
+        with seeded(self.key):  # restores the caller's generators, once per batch because saving them takes time
+            views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
             if self.erasing.probability:
-                self._erase(views, epoch, indices)
-        return numbered({"images": views}, self.store, indices)
+                self._erase(views[:, 0], epoch, indices)
+        return self.batch([views], indices)
 
     def _erase(self, views: Tensor, epoch: int, indices: np.ndarray) -> None:
         """Erase parts of normalised views in place, inside :func:`idmm.seeding.seeded`."""

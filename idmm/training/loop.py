@@ -9,7 +9,7 @@ import torch
 from timm.utils import ModelEmaV3, distribute_bn
 
 from idmm import distributed
-from idmm.data.loaders import AHEAD, BatchPlan, on_device, training_batches
+from idmm.data.loaders import AHEAD, BatchPlan, choose_workers, on_device, training_batches
 from idmm.errors import Interrupted, RunError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
@@ -21,7 +21,6 @@ from idmm.training.device import enough_memory
 from idmm.training.log import epoch_line
 from idmm.training.optim import clip_gradients, create_optimizer
 from idmm.training.plan import Pace, PhasePlan, Position, TrainingState
-from idmm.training.precision import choose_workers
 from idmm.training.run_context import RunContext
 from idmm.training.schedule import learning_rate_of, weight_decay_schedule
 
@@ -42,6 +41,7 @@ class Loop:
         self.accelerator = run.accelerator
         with self._memory():
             self._build()
+            self.batch_fn = run.place_views(plan.transform)
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self.best: dict | None = None  # epoch (from 1), value and weights of the best epoch so far
@@ -49,7 +49,7 @@ class Loop:
             self.was_last = False  # whether the last epoch that ended was the phase's last, and was evaluated
             self._resume()
         self.pace, self.end_logged, self.logged_share = Pace(), False, 0.0
-        self.workers = choose_workers(run.workers, plan.transform, images)
+        self.workers = choose_workers(run.workers, self.batch_fn, images)
         # steps after the first one whose batches are ready by then, and their time
         self.ready_steps, self.ready_seconds = AHEAD * self.workers // self.train.accumulate, 0.0
 
@@ -87,7 +87,7 @@ class Loop:
         """
         position, plan = self.position, self.plan
         with self._memory():
-            loader = training_batches(plan.transform, self.batches, self.workers, position.epoch, position.step)
+            loader = training_batches(self.batch_fn, self.batches, self.workers, position.epoch, position.step)
         has_state = self.run.earlier_steps or position.total_steps
         self.saved_at = clock.now() if has_state else -math.inf  # the first step saves a new run's state
         self.bar = Bar(
@@ -233,14 +233,17 @@ class Loop:
         self.set_weight_decay(elapsed_steps)
         for micro in range(self.train.accumulate):
             batch = next(loader)
-            weight = batch["weight"]
-            batch = on_device(batch, self.accelerator.device)
-            is_last = micro == self.train.accumulate - 1
-            key = derive(self.run.seed, "step", self.plan.phase.number, number, micro, distributed.rank())
-            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model), seeded(key):
-                out = self.model(batch, key, epoch)
-                self.accelerator.backward(out["loss"] * weight)
-            self._add_to_sums(out, weight * self.batches.step_size(step) / distributed.world(), number)
+            try:
+                out = self._backward(batch, epoch, micro)
+            except torch.OutOfMemoryError as error:
+                if micro or distributed.world() > 1:  # there are gradients already, or others wait for them
+                    raise
+                batch = loader.throw(error)
+                out = None
+            if out is None:  # outside, so that the memory of the first try is free
+                self.optimizer.zero_grad()
+                out = self._backward(batch, epoch, micro)
+            self._add_to_sums(out, batch["weight"] * self.batches.step_size(step) / distributed.world(), number)
         self.method.before_step(epoch)
         if self.train.clip_grad:
             self.accelerator.unscale_gradients()
@@ -251,6 +254,17 @@ class Loop:
         if self.ema is not None:
             self.ema.update(self.method.backbone, step=number + 1)
         return out["loss"].detach()
+
+    def _backward(self, batch: dict, epoch: int, micro: int) -> dict:
+        """Add the gradients of a micro-batch. Return its loss and values for the log."""
+        number = (self.plan.phase.number, self.position.total_steps)
+        key = derive(self.run.seed, "step", *number, micro, distributed.rank())
+        is_last = micro == self.train.accumulate - 1
+        batch = on_device(batch, self.accelerator.device)
+        with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model), seeded(key):
+            out = self.model(batch, key, epoch)
+            self.accelerator.backward(out["loss"] * batch["weight"])
+        return out
 
     def _add_to_sums(self, out: dict, images: float, number: int) -> None:
         """Add to the epoch's sums and save the number of the first bad step, without waiting for the device."""
@@ -370,6 +384,7 @@ class Loop:
                 sums=sums,
                 precision=self.run.precision,
                 channels_last=self.run.channels_last,
+                views=self.run.views,
                 method=self.method.state_dict(),
                 optimizer=self.optimizer.state_dict(),
                 ema=None if self.ema is None else self.ema.module.state_dict(),

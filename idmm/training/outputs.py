@@ -213,5 +213,6 @@ def common_result(run: RunContext, setup: RunSetup, images: Stores) -> dict:
         "seed": setup.config.seed,
         "seconds": round(run.seconds, 1),
         "precision": run.precision,
+        "views": run.views,
         **images.remarks,
     }

@@ -64,6 +64,7 @@ class TrainingState:
     sums: dict[str, float]  # see :class:`Position`, over all processes
     precision: str
     channels_last: bool
+    views: str  # where they are made: device or loader
     method: dict[str, Any]  # state of the module, as those below
     optimizer: dict[str, Any]
     ema: dict[str, torch.Tensor] | None

@@ -1,4 +1,4 @@
-"""Choices before the first step of a run: the precision, the number of loader workers."""
+"""The choice of the precision before the first step of a run."""
 
 import copy
 import time
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from idmm import distributed
-from idmm.data.loaders import BatchFn, most_workers, on_device, one_thread, worker_count
+from idmm.data.loaders import BatchFn, on_device, one_thread
 from idmm.methods.base import Method
 from idmm.progress import log
 from idmm.seeding import seeded
@@ -66,16 +66,3 @@ def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
     loss.backward()
     float(loss.detach())  # waits for the device
     return time.monotonic() - started_at
-
-
-def choose_workers(wanted: int | None, transform: BatchFn, images: np.ndarray) -> int:
-    """Resolve ``data.workers``: null is as many as there may be. Fewer, with a warning, if shared memory is too small
-    for their batches of ``images``, a micro-batch."""
-    if not (most_workers() if wanted is None else wanted):
-        return 0
-    one = transform(0, images[:1])
-    tensors = [tensor for part in one.values() for tensor in (part if isinstance(part, list) else [part])]
-    workers, why = worker_count(wanted, len(images) * sum(getattr(tensor, "nbytes", 0) for tensor in tensors))
-    if why:
-        log.warning("%s", why)
-    return workers

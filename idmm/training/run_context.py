@@ -9,6 +9,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
 from accelerate.state import AcceleratorState
 
 from idmm import distributed
+from idmm.data.device_views import place_of, place_views
 from idmm.data.loaders import BatchFn
 from idmm.errors import UserError, in_short
 from idmm.methods.base import Method
@@ -38,6 +39,7 @@ class RunContext:
         precision: fp32, bf16 or fp16; None until the first phase of a new run starts.
         channels_last: Memory format, likewise.
         earlier_steps: Steps of the phases before this one.
+        batch_fn: Makes the batches of the phase, see :meth:`place_views`. None before.
 
     Raises:
         UserError: The device is missing, or the folder cannot be used, see :class:`RunFolder`.
@@ -62,6 +64,8 @@ class RunContext:
         self.channels_last = None if state is None else state.channels_last
         self.started_at = started_at - (0.0 if state is None else state.seconds)
         self.earlier_steps = 0
+        self.batch_fn: BatchFn | None = None
+        self._views = None if state is None else state.views
 
     def start(self, method: Method, transform: BatchFn, images: np.ndarray) -> None:
         """Choose memory format and precision, once per run and not again after a resume, and start accelerate.
@@ -85,6 +89,18 @@ class RunContext:
         self.device = self.accelerator.device
         where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
         log.info("training on %s%s", where, self.precision)
+
+    def place_views(self, transform: BatchFn) -> BatchFn:
+        """Return what makes the batches of a phase, on the device or by loader workers, as the run decided once."""
+        self._views = self.views
+        self.batch_fn = None  # frees the images of the phase before
+        self.batch_fn = place_views(transform, self.device, self._views, self.workers)
+        return self.batch_fn
+
+    @property
+    def views(self) -> str | None:
+        """Where views are made: device or loader. None before it is decided."""
+        return self._views if self.batch_fn is None else place_of(self.batch_fn)
 
     @property
     def seconds(self) -> float:

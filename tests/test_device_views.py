@@ -1,0 +1,294 @@
+"""Views made on the device against those of the loader, operation by operation and in whole runs. It is a CPU here."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import Together, flags, inside, logged, metrics, read, same, state
+from test_cuda_paths import NoWaiting
+from test_resume import PLACE, stop_at
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from idmm.config import METHODS, Augment, CropGroup, Views
+from idmm.data import device_views, views
+from idmm.data.device_views import DeviceImages, DeviceViews
+from idmm.data.views import MultiCropTransform, TrainTransform, ViewPlan, draw_views
+from idmm.seeding import derive
+from idmm.training import loop
+
+NO_COLOURS = dict(jitter_prob=0.0, grey_prob=0.0, blur_prob=0.0, solarize_prob=0.0)
+TURNS = dict(vflip=0.5, rotate90=True)
+IDMM = Views(crops=list(METHODS["idmm"].CROPS), size=112)
+
+
+class Store:
+    """Images of uneven sizes: noise, or black and white with edges."""
+
+    def __init__(self, channels=3, dtype=np.uint8, low=8, high=300, edges=False, count=8):
+        rng = np.random.default_rng(low)
+        self.sizes = rng.integers(low, high + 1, (count, 2))
+        self.channels, self.labels, self.decodes, self.images = channels, np.arange(count) % 3, False, []
+        top = np.iinfo(dtype).max
+        for h, w in self.sizes:
+            pixels = rng.integers(0, top, (h, w, channels), dtype=dtype, endpoint=True)
+            if edges:
+                block = int(rng.integers(1, 9))
+                tiles = rng.integers(0, 2, (h // block + 1, w // block + 1, channels))
+                pixels = (np.kron(tiles, np.ones((block, block, 1)))[:h, :w] * top).astype(dtype)
+            self.images.append(torch.from_numpy(pixels).permute(2, 0, 1))
+        self.pixel_bytes = np.array([image.element_size() * channels for image in self.images])
+        self.high_bit = count if dtype == np.uint16 else 0
+
+    def image(self, i):
+        return self.images[i]
+
+
+KINDS = {
+    "RGB": dict(channels=3),
+    "grey": dict(channels=1),
+    "5 channels": dict(channels=5),
+    "RGB of 16 bits": dict(channels=3, dtype=np.uint16),
+    "5 channels of 16 bits": dict(channels=5, dtype=np.uint16),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize(("low", "high"), [(8, 20), (20, 600)])
+@kinds
+def test_crops_are_those_of_the_loader(kind, low, high, edges):
+    store, indices = Store(**KINDS[kind], low=low, high=high, edges=edges), np.arange(8)
+    images = DeviceImages(store, "cpu")
+    for size in (16, 112):
+        group = CropGroup(count=4, scale=[0.05, 1.0], **NO_COLOURS, **TURNS)
+        plan = draw_views(Views(), group, derive(low, "crops", size), indices, store.sizes)
+        assert 0 < plan.flip.sum() < 32 and 0 < plan.vflip.sum() < 32 and len(set(plan.turns)) == 4
+        zero, one = [0.0] * store.channels, [1.0] * store.channels
+        wanted = views.make_views(store.images, plan, size, zero, one).flatten(0, 1)
+        for dtype in (torch.float32, torch.float16)[: 1 + (kind == "RGB")]:  # GPUs resize RGB of 8 bits in float16
+            images.dtype = dtype
+            found = images.crops(plan, np.repeat(indices, 4), size)
+            assert float((found - wanted).abs().max()) <= (2.01 / 255 if kind == "RGB" else 1e-4)
+
+
+def plan_of(count, **values):
+    """A plan that changes nothing but ``values``."""
+    no, zero = np.zeros(count, bool), np.zeros(count, np.int64)
+    usual = dict(box=np.zeros((count, 4), np.int64), flip=no, jitter=no, order=zero, grey=no, solarize=no, vflip=no)
+    usual |= dict(factors=np.tile([1.0, 1.0, 1.0, 0.0], (count, 1)), sigma=np.zeros(count), turns=zero)
+    return ViewPlan(**{**usual, **values})
+
+
+def operations(count):
+    """Plans of one operation each, and of all adjustments in each order."""
+    rng, some = np.random.default_rng(0), np.arange(count) % 2 == 0
+    factors = rng.random((count, 4)) * [2, 2, 2, 1] - [0, 0, 0, 0.5]
+    every = dict(jitter=np.ones(count, bool), order=np.arange(count) % 24)
+    for number, name in enumerate(("brightness", "contrast", "saturation", "hue")):
+        alone = plan_of(count).factors
+        alone[:, number] = factors[:, number]
+        yield name, plan_of(count, **every, factors=alone)
+    yield "jitter", plan_of(count, **every, factors=factors)
+    yield "jitter of some", plan_of(count, **{**every, "jitter": some}, factors=factors)
+    yield "grey", plan_of(count, grey=some)
+    yield "blur", plan_of(count, sigma=np.where(some, 0.1 + 1.9 * rng.random(count), 0))
+    yield "solarize", plan_of(count, solarize=some)
+
+
+@pytest.mark.parametrize("channels", [3, 1, 5])
+def test_each_colour_operation_is_that_of_the_loader(channels):
+    count = 48
+    for size in (8, 57):
+        before = torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(size))
+        before[::3] = before[::3].round()  # saturated, with ties between channels
+        for name, plan in operations(count):
+            found = device_views.recolour(before.clone(), plan)
+            for v in range(count):
+                planes = before[v].numpy().copy()
+                view = np.ascontiguousarray(planes.transpose(1, 2, 0)) if channels == 3 else planes
+                wanted = views.recolour(view, plan, v)
+                wanted = wanted.transpose(2, 0, 1) if channels == 3 else wanted
+                assert np.abs(found[v].numpy() - wanted).max() <= 1e-4, (name, size, v)
+
+
+@pytest.mark.parametrize("is_grey", [False, True])
+@kinds
+def test_whole_views_are_those_of_the_loader(kind, is_grey):
+    store, indices = Store(**KINDS[kind]), np.arange(8)
+    channels = 1 if is_grey and store.channels == 3 else store.channels
+    mean, std = [0.1 * (1 + c) for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
+    crops = [CropGroup(count=2), CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS)]
+    by_loader = MultiCropTransform(store, Views(crops=crops, size=64), mean, std, seed=3)
+    wanted, found = by_loader(2, indices), DeviceViews(by_loader, "cpu")(2, indices)
+    assert torch.equal(found["index"], wanted["index"]) and torch.equal(found["label"], wanted["label"])
+    for one, other in zip(found["views"], wanted["views"], strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        difference = (one - other).abs() * torch.tensor(std)[:, None, None]
+        assert float(difference.mean((2, 3, 4)).max()) <= 1 / 255
+
+
+def test_light_crops_of_fine_tuning_are_those_of_the_loader():
+    store, indices, looks = Store(), np.arange(8), ([0.5] * 3, [0.25] * 3)
+    light = Augment(randaugment=None, jitter_prob=0.5, grey_prob=0.3, **TURNS)
+    by_loader = TrainTransform(store, light, 48, *looks, key=5)
+    wanted, found = by_loader(1, indices)["images"], DeviceViews(by_loader, "cpu")(1, indices)["images"]
+    assert found.shape == wanted.shape == (8, 3, 48, 48)
+    assert float((found - wanted).abs().mean()) <= 0.25 / 255
+    others = [Augment(), Augment(randaugment=None, random_erasing=0.5)]
+    assert not by_loader.needs_workers
+    assert all(TrainTransform(store, other, 48, *looks, key=5).needs_workers for other in others)
+
+
+def test_a_view_does_not_depend_on_the_others_of_its_batch(monkeypatch):
+    made = DeviceViews(MultiCropTransform(Store(), IDMM, [0.5] * 3, [0.5] * 3, seed=1), "cpu")
+    batch = made(3, np.arange(8))["views"]
+    monkeypatch.setattr(device_views, "WORKING_BYTES", 1)  # each view in a part of its own
+    for group, alone in zip(batch, made(3, np.array([6, 2]))["views"], strict=True):
+        torch.testing.assert_close(group[[6, 2]], alone, atol=1e-4, rtol=0)
+
+
+class Memory(TorchDispatchMode):
+    """The most bytes of all tensors that lived at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors, self.most = torch.utils.weak.WeakIdKeyDictionary(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.tensors[out] = True
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in self.tensors}
+        self.most = max(self.most, sum(storages.values()))
+        return out
+
+
+def test_a_batch_waits_for_no_gpu_and_needs_less_than_a_gigabyte(monkeypatch):
+    """256 photographs at the store's bound, on a GPU that is not there."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
+    store = Store(low=300, high=560, count=4)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made = DeviceViews(MultiCropTransform(store, IDMM, [0.5] * 3, [0.5] * 3, seed=1), "cuda")
+        with NoWaiting(), Memory() as memory:
+            batch = made(0, np.tile(np.arange(4), 64))
+    assert [tuple(group.shape) for group in batch["views"]] == [(256, 2, 3, 112, 112), (256, 4, 3, 112, 112)]
+    assert all(tensor.device.type == "cuda" for tensor in [*batch["views"], batch["index"], batch["label"]])
+    assert 2**28 < memory.most < 10**9
+
+
+# ---------------------------------------------------------------------- whole runs
+STAGES = {"pretrain": {}, "finetune": {"augment__randaugment": "null"}}
+both = pytest.mark.parametrize("stage", list(STAGES))
+WARNING = "views: the device ran out of memory. Loader workers make them from now on"
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """A CPU that has the free memory of a GPU."""
+    monkeypatch.setattr(device_views, "free_memory", lambda _: 2**30)
+
+
+def place(out):
+    """Where the views of a finished run were made, which its state and its result must agree on."""
+    assert state(out)["views"] == read(out / "result.json")["views"]
+    return state(out)["views"]
+
+
+@both
+def test_a_run_keeps_its_path_and_resumes_exactly(stage, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(device_views, "free_memory", lambda _: 2**30)
+        assert inside(stage, tmp_path / "whole", **STAGES[stage]) == 0
+        stop_at(patch, *PLACE[stage])
+        assert inside(stage, tmp_path / "cut", **STAGES[stage]) == 130
+    assert place(tmp_path / "whole") == state(tmp_path / "cut")["views"] == "device"
+    assert "views: made on cpu, which holds the images (" in logged(tmp_path / "whole")
+    assert inside(stage, tmp_path / "cut", **STAGES[stage]) == 0  # there is no room any more
+    assert place(tmp_path / "cut") == "device" and metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+    assert same(tmp_path / "whole", tmp_path / "cut")
+
+
+@both
+def test_a_run_of_the_loader_stays_there_on_a_gpu(stage, tmp_path, monkeypatch, whole):
+    with monkeypatch.context() as patch:
+        stop_at(patch, *PLACE[stage])
+        assert inside(stage, tmp_path / "cut") == 130
+    monkeypatch.setattr(device_views, "free_memory", lambda _: 2**30)
+    assert inside(stage, tmp_path / "cut") == 0
+    assert place(tmp_path / "cut") == place(whole[stage]) == "loader"
+    assert same(whole[stage], tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("stage", "free", "changes", "reason"),
+    [
+        ("finetune", 2**30, {}, "RandAugment or RandomErasing runs there"),
+        ("pretrain", 2 * 96 * 64 * 3 - 1, {}, "the images take more than half of the GPU's free memory"),
+    ],
+)
+def test_the_log_has_the_reason_for_loader_workers(stage, free, changes, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr(device_views, "free_memory", lambda _: free)
+    assert inside(stage, tmp_path / "run", **changes, train__epochs=1) == 0
+    assert f"views: made by loader workers, because {reason}\n" in logged(tmp_path / "run")
+    assert place(tmp_path / "run") == "loader"
+
+
+def run_out(function, call):
+    """A function whose n-th call runs out of memory."""
+    calls = []
+
+    def limited(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == call:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return function(*args, **kwargs)
+
+    return limited
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (DeviceImages, "__init__", 1),
+        (DeviceViews, "_made", 9),
+        (loop.Loop, "_backward", 1),
+        (loop.Loop, "_backward", 9),
+    ],
+    ids=["images", "views", "first step", "later step"],
+)
+def test_out_of_memory_falls_back_to_the_loader_once(owner, name, call, room, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(owner, name, run_out(getattr(owner, name), call))
+    assert inside("pretrain", tmp_path / "run") == 0
+    assert place(tmp_path / "run") == "loader" and len(metrics(tmp_path / "run")) == 3
+    assert capsys.readouterr().err.count(WARNING) == 1
+
+
+def test_the_step_repeated_by_the_loader_is_the_same_step(room, tmp_path, monkeypatch, whole):
+    """A run that leaves the device in its first step is the loader's run, to the last bit."""
+    monkeypatch.setattr(loop.Loop, "_backward", run_out(loop.Loop._backward, 1))
+    assert inside("pretrain", tmp_path / "run") == 0
+    assert same(whole["pretrain"], tmp_path / "run") and metrics(whole["pretrain"]) == metrics(tmp_path / "run")
+
+
+def test_a_second_lack_of_memory_is_an_error(room, tmp_path, monkeypatch, capsys):
+    def never(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop.Loop, "_backward", never)
+    assert inside("pretrain", tmp_path / "run") == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("out of memory with a batch of 20 images: try --train.accumulate 4 ")
+
+
+def test_two_processes_make_the_views_of_one(tmp_path, monkeypatch):
+    given = {"model__drop_path": 0.0, "train__accumulate": 1, "method__cutmix_alpha": 0.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(device_views, "free_memory", lambda _: 2**30)
+        assert inside("pretrain", tmp_path / "one", **given) == 0
+        stop_at(patch, 1, 0, 1)
+        assert inside("pretrain", tmp_path / "two", **given) == 130
+    with Together(["pretrain", *flags("pretrain", tmp_path / "two", **given)], tmp_path / "err") as run:
+        assert run.wait() == 0, run.said()
+    assert place(tmp_path / "two") == "device"
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
