@@ -20,6 +20,7 @@ from idmm.config import Data, Subset
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
+from idmm.files import read_csv
 from idmm.stages import stage_of, train, train_configs, train_data, train_plan
 from idmm.stages.train_plan import Counts, make_plan
 
@@ -345,9 +346,34 @@ def test_copies_are_left_out_with_a_warning(images, tmp_path, monkeypatch, caplo
     (root / "train/dog/held.png").write_bytes((root / "test/dog/0.png").read_bytes())
     ((listing, _),) = stages_run(monkeypatch, given(root, tmp_path / "x", way="scratch"))
     assert not {odd, "train/dog/held.png"} & {*listing.train.names} and len(listing.train) == 8
-    assert (tmp_path / "x/duplicates.txt").read_bytes() == b"train/cat/caf\xe9.png\ntrain/dog/held.png\n"
+    assert (tmp_path / "x/exclude.txt").read_bytes() == b"train/cat/caf\xe9.png\ntrain/dog/held.png\n"
     line = "2 training images left out, the same as another training image or a test image"
     assert any(line in message for message in caplog.messages)
+
+
+def test_broken_images_are_skipped_and_listed(tmp_path, monkeypatch, capsys):
+    """Up to 5 %, in all splits, also after a list of the user's own and when the command is repeated."""
+    root = tree(tmp_path / "d", train={"cat": 20, "dog": 20}, test={"cat": 10, "dog": 10})
+    broken = ["test/cat/1.png", "train/cat/#1.png", "train/dog/3.png"]
+    for name in broken:
+        (root / name).write_bytes(b"no image")
+    (tmp_path / "own.txt").write_text("train/cat/0.png\n")
+    more = {"way": "scratch", "data.exclude": tmp_path / "own.txt"}
+    runs = stages_run(monkeypatch, given(root, tmp_path / "x", **more))
+    assert "3 images skipped, because they are broken" in capsys.readouterr().err
+    rows = read_csv(tmp_path / "x/skipped.csv")
+    assert sorted((row["path"], row["reason"]) for row in rows) == [(name, "not an image") for name in broken]
+    lines = (tmp_path / "x/exclude.txt").read_text().splitlines()
+    assert lines[0] == "train/cat/0.png" and {*lines} == {"train/cat/0.png", "", *broken}
+    assert (len(runs[0][0].train), len(runs[0][0].test)) == (38, 19)
+    command, _ = planned(root, tmp_path / "z", way="scratch", data={"exclude": str(tmp_path / "own.txt")})
+    again = list_images(train_data.data_of(command, train._load(command, tmp_path / "z")), labelled=True)
+    assert again.train.names == runs[0][0].train.names, "a resumed command skips the same ones"
+    (root / "train/dog/4.png").write_bytes(b"no image")
+    *_, line = refused(capsys, given(root, tmp_path / "y", **more))
+    assert (
+        line == "data.root: 4 of 60 images are broken. idmm train skips at most 5 %" and not (tmp_path / "y").exists()
+    )
 
 
 def test_no_copy_is_in_two_splits(tmp_path, caplog):

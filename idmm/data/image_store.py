@@ -36,6 +36,14 @@ log = logging.getLogger(__name__)
 _FORMAT = "11"  # of the cache's files and of what is done to the pixels
 
 
+class BadImages(UserError):
+    """Images that cannot be used, with the reason of each by its name."""
+
+    def __init__(self, reasons: dict[str, str], *faults: str):
+        super().__init__(*faults)
+        self.reasons = reasons
+
+
 @dataclass(frozen=True)
 class Reading:
     """How the images of a split are read."""
@@ -222,12 +230,12 @@ def _decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Ind
 
 def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
     sizes, digests, pixel_bytes = [], [], []
-    bad: dict[str, str] = {}  # path -> reason
+    bad: dict[int, str] = {}  # image -> reason
     results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images")
     with closing(results):
         for i, result in enumerate(results):
             if isinstance(result, BadImage):
-                bad[split.place(i)] = result.reason
+                bad[i] = result.reason
                 continue
             if file is not None:
                 file.write(result.pixels.data)
@@ -236,9 +244,10 @@ def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> In
             digests.append(result.digest)
     if bad:
         count = f"{len(bad)} of {counted(len(split), 'image')}"
-        lines = capped([f"  {line}" for line in by_reason(bad, bad.values())])
+        lines = capped([f"  {line}" for line in by_reason(map(split.place, bad), bad.values())])
         how = "'idmm data check --root DIR --out runs/check' writes a file for --data.exclude that leaves them out"
-        raise UserError(f"data.root: {count} cannot be used ({how}):", *lines)
+        reasons = {split.names[i]: why for i, why in bad.items()}
+        raise BadImages(reasons, f"data.root: {count} cannot be used ({how}):", *lines)
     return Index(
         sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
         digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16),

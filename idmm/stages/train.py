@@ -29,7 +29,7 @@ from idmm.report.stats import compared
 from idmm.stages import STAGES
 from idmm.stages.resolve import check_place, run_stage
 from idmm.stages.train_configs import stage_config
-from idmm.stages.train_data import COPIES, all_images, check_images, chosen_images, count, data_of
+from idmm.stages.train_data import EXCLUDE, SKIPPED, all_images, count, data_of, readable_images
 from idmm.stages.train_plan import FILE, STARTUP, Kept, TrainState, check_comparison, make_plan, way_of
 from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.training import clock
@@ -84,7 +84,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     if state is None:
         check_place(command)
         names = {path.name for path in out.glob("[!.]*")}  # hidden: files that a kill left unfinished
-        if names - {SPLIT, COPIES, IMAGES}:
+        if names - {SPLIT, EXCLUDE, SKIPPED, IMAGES}:
             raise UserError(f"out: '{out}' has other files. Name a new folder")
         made_folder(command.out)
     else:
@@ -148,7 +148,7 @@ def _check_images(command: TrainCommand, state: TrainState) -> None:
 
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:
-    """List the images and choose what to do. Broken images are found now, all together."""
+    """List the images and choose what to do. Broken images are skipped now."""
     resolved, weights = command, None
     if command.init:  # its weights have the model and the channels
         spec = model_spec(command)
@@ -156,8 +156,7 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
         model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
         resolved, weights = replace(command, data=data, model=model), spec.init
     opened_at = time.time()
-    data, listing = chosen_images(resolved.data, out)
-    deep = data.name == "folder" and check_images(data, listing)
+    data, listing, deep = readable_images(resolved.data, out)
     foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
     counts = count(listing, data, foreign)
     plan = make_plan(replace(resolved, data=data), counts)

@@ -1,8 +1,8 @@
 """The images of ``idmm train``: copies left out, some held out, all decoded once and counted."""
 
 import contextlib
-import functools
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +13,19 @@ from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
 from idmm.data.fingerprint import digests
 from idmm.data.formats import BadImage
-from idmm.data.image_store import store_split
+from idmm.data.image_store import BadImages, store_split
 from idmm.data.images import image_size
 from idmm.data.listing import hold_out, list_images
 from idmm.data.split import LabelsMissing, Listing, counted
 from idmm.data.user_lists import SPLIT
-from idmm.errors import UserError, checked, listed
-from idmm.files import write_csv, write_text
+from idmm.errors import UserError, listed
+from idmm.files import expand_home, write_csv, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import log
 from idmm.stages.train_plan import HELD_OUT, Counts, TrainState
 
-COPIES = "duplicates.txt"
+EXCLUDE, SKIPPED = "exclude.txt", "skipped.csv"
+MOST_SKIPPED = 0.05  # share of the images that may be broken
 
 
 def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
@@ -53,7 +54,7 @@ def all_images(data: Data) -> Listing:
 def _without_copies(data: Data, out: Path) -> Data:
     """Return the data without training images whose file is that of an earlier one or of a test image, with a warning.
 
-    OUT/duplicates.txt names them, for ``data.exclude``. If that is given already, nothing is left out. Copies are found
+    If ``data.exclude`` is given, nothing is left out. Copies are found
     before images are held out or drawn, so that no copy is in two splits.
     """
     if data.name != "folder" or data.exclude is not None:
@@ -72,10 +73,9 @@ def _without_copies(data: Data, out: Path) -> Data:
     copies = [number for number in copies if train.labels[number] not in emptied]
     if not copies:
         return data
-    write_text(out / COPIES, "".join(f"{user_lists.exclude_line(train.names[number])}\n" for number in copies))
     line = "data: %s left out, the same as another training image or a test image (%s)"
-    log.warning(line, counted(len(copies), "training image"), out / COPIES)
-    return replace(data, exclude=str(out / COPIES))
+    log.warning(line, counted(len(copies), "training image"), out / EXCLUDE)
+    return _leave_out(data, [train.names[number] for number in copies], out)
 
 
 def _with_list(data: Data, out: Path) -> Data:
@@ -92,16 +92,46 @@ def _with_list(data: Data, out: Path) -> Data:
     return replace(data, labels=str(out / SPLIT), val_fraction=0.0)
 
 
-def check_images(data: Data, listing: Listing) -> bool:
-    """Decode every image once. Return whether there are images of more than 8 bits.
+def readable_images(data: Data, out: Path) -> tuple[Data, Listing, bool]:
+    """Return what :func:`chosen_images` does, without broken images, and whether there are images of more than 8 bits.
 
-    Raises UserError with the bad images of all splits."""
-    data = replace(data, cache="off")
+    OUT/skipped.csv lists the broken ones. Each image is decoded once. UserError: more than ``MOST_SKIPPED`` are broken.
+    """
+    skipped: dict[str, str] = {}
+    while True:
+        chosen, listing = chosen_images(data, out)
+        if data.name != "folder":
+            return chosen, listing, False
+        is_deep, broken, faults = False, {}, []
+        for part, split in listing.parts.items():
+            try:
+                store = store_split(split, stored_size=SIDE, data=replace(chosen, cache="off"), part=part)
+                is_deep |= store.high_bit > 0
+            except BadImages as error:
+                broken |= error.reasons
+                faults += error.faults
+        total = len(skipped) + sum(map(len, listing.parts.values()))
+        skipped |= broken
+        if len(skipped) > MOST_SKIPPED * total:
+            line = f"data.root: {len(skipped)} of {total} images are broken"
+            raise UserError(*faults, f"{line}. idmm train skips at most {100 * MOST_SKIPPED:g} %")
+        if not broken:
+            break
+        data = _leave_out(replace(data, exclude=chosen.exclude), broken, out)  # a draw may have others then
+    if skipped:
+        write_csv(out / SKIPPED, [("path", "reason"), *skipped.items()])
+        log.warning("data: %s skipped, because they are broken (%s)", counted(len(skipped), "image"), out / SKIPPED)
+    return chosen, listing, is_deep
 
-    def is_deep(part: str) -> bool:
-        return store_split(listing.parts[part], stored_size=SIDE, data=data, part=part).high_bit > 0
 
-    return any(checked(*(functools.partial(is_deep, part) for part in listing.parts)))
+def _leave_out(data: Data, names: Iterable[str], out: Path) -> Data:
+    """Return the data without some images. OUT/exclude.txt names them, after the lines of ``data.exclude``."""
+    lines = [user_lists.exclude_line(name) for name in names]
+    if data.exclude is not None:
+        before = user_lists.decoded(expand_home(data.exclude).read_bytes())
+        lines = [*before.split("\n"), *lines]
+    write_text(out / EXCLUDE, "\n".join([*lines, ""]))
+    return replace(data, exclude=str(out / EXCLUDE))
 
 
 def count(splits: Listing, data: Data, foreign: bool) -> Counts:
@@ -126,7 +156,7 @@ def data_of(command: TrainCommand, state: TrainState) -> Data:
     """Return the images, with paths and all that does not change results as this command has them."""
     names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
     data = replace(Data(**state.data), **{name: getattr(command.data, name) for name in names})
-    for name, file in (("labels", SPLIT), ("exclude", COPIES)):
+    for name, file in (("labels", SPLIT), ("exclude", EXCLUDE)):
         if state.data[name] != state.command["data"][name]:  # the file that this command wrote
             data = replace(data, **{name: str(Path(command.out) / file)})
     return data
