@@ -228,14 +228,12 @@ def test_only_one_large_image_is_in_memory(ending, monkeypatch):
     monkeypatch.setattr(formats, "MAX_PIXELS", 8 * 100)
     counts, most, lock = collections.Counter(), collections.Counter(), threading.Lock()
     for side in (10, 11):
-        array, file = np.zeros((side, side), np.uint16), io.BytesIO()
-        np.save(file, array)
-        writers = {
-            "png": imagecodecs.png_encode,
-            "tif": lambda a: encode(image(a), "TIFF"),
-            "npy": lambda _: file.getvalue(),
-        }
-        content = writers[ending](array if ending != "tif" else np.zeros((side, side)))
+        array, file = np.zeros((side, side), np.uint8), io.BytesIO()
+        if ending == "npy":
+            np.save(file, array)
+        else:
+            Image.fromarray(array).save(file, {"png": "PNG", "tif": "TIFF"}[ending])
+        content = file.getvalue()
 
         def work(_, content=content, side=side):
             decoded = read_image(content)
