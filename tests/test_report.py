@@ -16,12 +16,13 @@ from grids import changed, failed, full, grid, missing
 from helpers import call, inside, refused
 from PIL import Image
 
+from idmm.files import read_csv, write_csv
 from idmm.inference.runs import finished_runs
 from idmm.report import charts, grid_pictures, run_page
 from idmm.report.render import page as grid_page
 from idmm.report.render import render
 from idmm.report.sections import sections
-from idmm.report.stats import compared, mcnemar
+from idmm.report.stats import PREDICTIONS, compared, mcnemar
 from idmm.report.table import Table
 
 
@@ -85,13 +86,32 @@ def test_it_shows_what_the_runs_measured(page, runs):
     assert f"{result(runs / 'pre')['loss']:.4g}" in text
     test = compared(runs / "tuned-0", runs / "wide")
     points = f"{test['points']:+.1f}".replace("-", "−")
-    assert f"tuned-0 wide {points} {test['p']:.2g}" in text
+    assert f"tuned-0 wide 360 {points} {test['p']:.2g}" in text
     assert "These classifiers were tested on different images" in text
     titles = [image["alt"] for image in Reader(page[1]).all("img") if image["src"].startswith("data:image/png")]
-    assert titles.count("Confusion matrix") == 4 and titles.count("Curves") == 5 and len(titles) == 11
+    assert titles.count("Confusion matrix") == titles.count("Mistakes") == 4
+    assert titles.count("Curves") == 5 and len(titles) == 15
+    worst = read_csv(runs / "wide/per_class.csv")[3]
+    assert " ".join(worst.values()) in text and "most confused with" in text
     assert {"Accuracy over epochs", "Accuracy over parameters"} < {*titles}
     assert "'embed_dim': 64" in text and "Fine-tuning: settings that differ" in text
     assert f"the baseline {result(runs / 'wide')['baseline_top1']:.2f}" in (runs / "wide/log.txt").read_text()
+
+
+def test_runs_are_compared_on_the_images_that_both_have(runs, tmp_path):
+    """Two labels were corrected in between and one image is no test image any more: these three do not count."""
+    other = shutil.copytree(runs / "wide", tmp_path / "other")
+    rows = read_csv(other / PREDICTIONS)
+    for row in rows[:2]:
+        row["class"] = str((int(row["class"]) + 1) % 10)
+    write_csv(other / PREDICTIONS, [rows[0], *(row.values() for row in rows[:-1])])
+    test = compared(runs / "tuned-0", other)
+    first = {row["path"]: row["class"] == row["predicted"] for row in read_csv(runs / "tuned-0" / PREDICTIONS)}
+    both = rows[2:-1]
+    lead = sum(first[row["path"]] - (row["class"] == row["predicted"]) for row in both)
+    assert test["images"] == len(both) == 357 and test["points"] == pytest.approx(100 * lead / 357)
+    write_csv(other / PREDICTIONS, [rows[0], *(row.values() for row in rows[:179])])
+    assert compared(runs / "tuned-0", other) is None, "other test images"
 
 
 def test_curves_and_sizes_of_several_runs_are_in_one_picture(runs, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 from idmm.config import PretrainConfig, parsing
 from idmm.config.commands import ReportConfig
 from idmm.config.reading import read_file
-from idmm.files import expand_home, is_public, made_folder
+from idmm.files import expand_home, is_public, made_folder, read_csv
 from idmm.inference.runs import dataset_name, finished_runs, read_config
 from idmm.progress import log
 from idmm.report.page import readable
@@ -19,6 +19,7 @@ from idmm.report.stats import PREDICTIONS, compared
 from idmm.stages import stage_of
 
 ACCURACIES = {"top1", "knn"}  # of an epoch
+PER_CLASS = "per_class.csv"
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
 
 
@@ -42,7 +43,8 @@ def report(config: ReportConfig) -> str:
             verdict = "the difference may be chance"
             if p < CHANCE:
                 verdict = f"{names[0] if points > 0 else names[1]} is better"
-            comparisons.append([*names, f"{points:+.1f}".replace("-", "−"), f"{p:.2g}", verdict])
+            points = f"{points:+.1f}".replace("-", "−")
+            comparisons.append([*names, f"{test['images']:,}", points, f"{p:.2g}", verdict])
     return str(write(out, runs, comparisons, notes, compare(runs, out)))
 
 
@@ -61,6 +63,7 @@ def _read_run(folder: Path) -> RunFacts:
         curves=_curves(folder / "metrics.jsonl"),
         data=dataset_name(config.data),
         pictures=_pictures(folder),
+        per_class=read_csv(folder / PER_CLASS) if (folder / PER_CLASS).is_file() else [],
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=json.loads((folder / "result.json").read_text()),
     )
@@ -111,6 +114,7 @@ def _pictures(run: Path) -> dict[str, Path]:
     files, folds = {}, _folds(run)
     for fold in folds:
         of_fold = "" if len(folds) == 1 else f" of {fold.name}"
-        files[f"Curves{of_fold}"], files[f"Confusion matrix{of_fold}"] = fold / "curves.png", fold / "confusion.png"
+        for title, stem in (("Curves", "curves"), ("Confusion matrix", "confusion"), ("Mistakes", "mistakes")):
+            files[f"{title}{of_fold}"] = fold / f"{stem}.png"
     files |= {f"idmm explore: {path.stem}": path for path in sorted(run.glob("explore/*.png"))}
     return {title: path for title, path in files.items() if path.is_file()}

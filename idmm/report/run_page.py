@@ -35,6 +35,7 @@ class RunFacts:
     label: str = ""  # short and unique
     method: str = ""  # of pretraining, or what else it started from
     curves: dict[str, list] = field(default_factory=dict)  # accuracy -> (epoch, percent, 0)
+    per_class: list[dict[str, str]] = field(default_factory=list)  # rows of the table
     pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG of the run or of idmm explore
 
     @property
@@ -61,7 +62,8 @@ def write(
     """
     sections = [Section("Results", [*_results(runs, comparisons), *pictures])]
     for run in runs:
-        sections.append(Section(run.label, [Picture(path, title) for title, path in run.pictures.items()]))
+        own_pictures = [Picture(path, title) for title, path in run.pictures.items()]
+        sections.append(Section(run.label, [*_per_class(run), *own_pictures]))
     sections.append(Section("Settings", list(_settings(runs))))
     lines = [*notes, *(f"{run.label}: {run.summary} ({run.path})" for run in runs)]
     tasks, data = listed(dict.fromkeys(run.task for run in runs)), listed(dict.fromkeys(run.data for run in runs))
@@ -115,8 +117,9 @@ OTHERS: dict[str, tuple[str, Columns]] = {  # by kind: caption and columns
     }),
 }  # fmt: skip
 COMPARISON = (
-    "Classifiers on the same test images: points of the first above the second, and p, the probability of such a "
-    "difference if both were equally good (McNemar's test, with groups of images a sign-flip test of the groups)"
+    "Classifiers on the test images that both have, with the same label in both: points of the first above the second, "
+    "and p, the probability of such a difference if both were equally good (McNemar's test, with groups of images a "
+    "sign-flip test of the groups)"
 )
 
 
@@ -128,7 +131,7 @@ def _results(runs: list[RunFacts], comparisons: list[list[str]]) -> Iterator[str
     if len({(run.data, run.result["test_size"]) for run in classifiers}) > 1:
         yield "These classifiers were tested on different images: do not compare their accuracies."
     if comparisons:
-        yield TableOf(["first", "second", "points", "p", "verdict"], comparisons, COMPARISON)
+        yield TableOf(["first", "second", "images", "points", "p", "verdict"], comparisons, COMPARISON)
     if any("test_groups" in run.result for run in classifiers):
         yield "The test images have groups of similar images, so the intervals are too narrow."
 
@@ -146,6 +149,13 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
     cells = {name: [column(run) for run in runs] for name, column in columns.items()}
     cells = {name: column for name, column in cells.items() if any(column)}
     yield TableOf(list(cells), [list(row) for row in zip(*cells.values(), strict=True)], caption)
+
+
+def _per_class(run: RunFacts) -> Iterator[TableOf]:
+    if run.per_class:
+        heads = [name.replace("_", " ") for name in run.per_class[0]]
+        rows = [list(row.values()) for row in run.per_class]
+        yield TableOf(heads, rows, "Results per class")
 
 
 def _settings(runs: list[RunFacts]) -> Iterator[TableOf]:

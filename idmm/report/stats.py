@@ -156,14 +156,19 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
 
 # ---------------------------------------------------------------------- classifiers on the same images
 def compared(run: Path, other: Path) -> dict[str, float] | None:
-    """Return the :func:`mcnemar` of two finished runs, or None if their test images or classes differ."""
+    """Return the :func:`mcnemar` of two finished runs on the ``images`` that both were tested on with the same label.
+
+    Images whose label was corrected in between do not count. None: these are less than half of the larger test set.
+    """
     rows, others = (read_csv(folder / PREDICTIONS) for folder in (run, other))
     correct, other_correct = (
         {(row["path"], row["class"]): row["class"] == row["predicted"] for row in each} for each in (rows, others)
     )
-    if correct.keys() != other_correct.keys():
+    images = len(correct.keys() & other_correct.keys())
+    if 2 * images < max(len(rows), len(others)):
         return None
-    return mcnemar(correct, other_correct, {(r["path"], r["class"]): r["group"] for r in rows if "group" in r})
+    groups = {(row["path"], row["class"]): row["group"] for row in rows if "group" in row}
+    return mcnemar(correct, other_correct, groups) | {"images": images}
 
 
 def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str] | None = None) -> dict[str, float]:
