@@ -1,5 +1,6 @@
 """What a run settles before its first step, logs on the way and leaves behind; refused starts; memory formats."""
 
+import math
 import re
 
 import numpy as np
@@ -13,7 +14,7 @@ from test_resume import lines, stop_at
 from torch._dynamo.testing import CompileCounter
 
 from idmm.errors import Interrupted
-from idmm.training import log, precision
+from idmm.training import log, loop, precision
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
 ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}
@@ -133,15 +134,18 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
     assert "train.precision auto: bf16 (" in logged(tmp_path / "a") and state(tmp_path / "a")["precision"] == "bf16"
 
 
-def test_a_compiled_run_is_the_plain_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("asked", [True, None], ids=["asked for", "a long run"])
+def test_a_compiled_run_is_the_plain_one(asked, tmp_path, monkeypatch):
+    """Without a request a run is compiled if it is long enough on its device. Model and loss are."""
+    monkeypatch.setitem(loop.COMPILE_FROM, "cpu", 0.0 if asked is None else math.inf)
     plain, counter = torch.compile, CompileCounter()  # makes no code, but counts
     monkeypatch.setattr(torch, "compile", lambda function, **_: plain(function, backend=counter))
     torch._dynamo.reset()
-    given = {**AUTO, "train__precision": "fp32", "data__subset": {"total": 50}, "train__monitor_every": 0}
-    assert inside("pretrain", tmp_path / "a", **given, train__compile=True) == 0
+    given = {**AUTO, "train__precision": "fp32", "data__subset": {"total": 200}, "train__monitor_every": 0}
+    assert inside("pretrain", tmp_path / "a", **given, train__compile=asked) == 0
     torch._dynamo.reset()
-    assert counter.frame_count >= 1
-    assert inside("pretrain", tmp_path / "b", **given) == 0
+    assert counter.frame_count >= 2
+    assert inside("pretrain", tmp_path / "b", **given, train__compile=False) == 0
     for name, value in state(tmp_path / "b")["method"].items():
         torch.testing.assert_close(state(tmp_path / "a")["method"][name], value, rtol=1e-3, atol=1e-4)
 

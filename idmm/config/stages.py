@@ -78,8 +78,8 @@ class Train:
     """Arithmetic. 'auto': bf16 on GPUs that have it, the faster of fp32 and bf16 on CPUs, measured once."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device to train on. 'auto': cuda, else mps, else cpu."""
-    compile: bool = False
-    """Compile the model with torch.compile, which starts slower."""
+    compile: bool | None = None
+    """Compile model and loss with torch.compile, which takes a minute. Default: on a GPU, if 5 minutes are expected."""
     save_minutes: float = Field(5.0, ge=0)
     """Time between checkpoints (minutes). 0: every step."""
 

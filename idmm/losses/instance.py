@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS_HELD = 2**21  # of a batch that is computed without tiles, at most
+GPU_HELD = 2**26  # on a GPU, whose time is that of the operations' starts
 FEW_VIEWS = 256  # smaller batches count as so many
 # Otherwise they are computed in tiles of so many logits per CPU thread (its cache) or GPU, and of so many views
 CPU_TILE, GPU_TILE, TILE_VIEWS = 2**19, 2**23, 1024
@@ -55,7 +56,7 @@ def instance_discrimination_loss(
         features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
         weight = torch.cat([weight, bias[:, None]], dim=1)
     n = weight.shape[0]
-    if not fits(len(features), n, chunk_size):
+    if not fits(features, n, chunk_size):
         return instance_losses(features, weight, target, mixed_target, lam, smoothing, chunk_size).mean()
     s, c = _shares(n, smoothing)
     dtype = _dtype(features, weight)
@@ -71,12 +72,16 @@ def instance_discrimination_loss(
         return F.cross_entropy(F.linear(z, w), target) + rest.mean()  # mean of logsumexp(o) - o_i, and the rest
 
 
-def fits(views: int, instances: int, chunk_size: int | None = None) -> bool:
-    """Whether all logits may be held at once.
+def fits(features: Tensor, instances: int, chunk_size: int | None = None) -> bool:
+    """Whether all logits of features [B, d] may be held at once.
 
     For few views, the gradients of W dominate the memory. Without tiles there is one per term of the loss.
     """
-    return max(views, FEW_VIEWS) * instances <= LOGITS_HELD if chunk_size is None else views <= chunk_size
+    views = len(features)
+    if chunk_size is not None:
+        return views <= chunk_size
+    held = GPU_HELD if features.is_cuda else LOGITS_HELD
+    return max(views, FEW_VIEWS) * instances <= held
 
 
 def instance_losses(

@@ -33,15 +33,10 @@ class InstanceClassifier(nn.Module):
             groups: Of each its features [B, d], its instances [B], those mixed into them (None: none) and the share of
                 its own.
         """
+        if all(fits(features, len(self.weight)) for features, *_ in groups):
+            return self.held(*groups)
         smoothing = self.config.label_smoothing
         rows = [self._scaled(features.float()) for features, *_ in groups]
-        if all(fits(len(z), len(self.weight)) for z in rows):
-            weight = self.weight if self.scale is None else F.normalize(self.weight, dim=1)
-            losses = [
-                instance_discrimination_loss(z, weight, *targets, smoothing)
-                for z, (_, *targets) in zip(rows, groups, strict=True)
-            ]
-            return sum(losses)
         # all groups at once: one gradient of W is held, not one for each
         sizes, (_, _, mixed, _) = [len(z) for z in rows], groups[0]
         # a copy of lam would wait for the device
@@ -52,6 +47,15 @@ class InstanceClassifier(nn.Module):
             torch.cat(rows), self.weight, target, partner, lam, smoothing, cosine=self.scale is not None
         )
         return sum(part.mean() for part in losses.split(sizes))
+
+    def held(self, *groups: tuple) -> Tensor:
+        """Return :meth:`forward` of few enough logits that they are held at once."""
+        weight = self.weight if self.scale is None else F.normalize(self.weight, dim=1)
+        loss = 0
+        for features, *targets in groups:
+            rows = self._scaled(features.float())
+            loss = loss + instance_discrimination_loss(rows, weight, *targets, self.config.label_smoothing)
+        return loss
 
     def _scaled(self, features: Tensor) -> Tensor:
         return features if self.scale is None else F.normalize(features, dim=1) * self.scale
@@ -140,6 +144,11 @@ class IDMM(Method):
         if self.classifier.scale is not None:
             logs["scale"] = self.classifier.scale.detach()
         return loss
+
+    def compile(self) -> None:
+        """Compile the backbone and the loss. Tiles of logits stay as they are, because each would be compiled."""
+        super().compile()
+        self.classifier.held = torch.compile(self.classifier.held)
 
     @torch.no_grad()
     def prepare(self, features: Tensor) -> None:

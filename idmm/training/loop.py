@@ -3,7 +3,6 @@
 import contextlib
 import math
 import time
-from types import MethodType
 
 import torch
 from timm.utils import ModelEmaV3, distribute_bn
@@ -25,6 +24,7 @@ from idmm.training.run_context import RunContext
 from idmm.training.schedule import learning_rate_of, weight_decay_schedule
 
 BAR_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
+COMPILE_FROM = {"cuda": 300.0}  # expected seconds, by device, from which compilation pays
 PACE_STEPS, PACE_SECONDS = 5, 3.0  # measured steps, or time, after which the log has the expected end
 
 
@@ -68,9 +68,7 @@ class Loop:
         self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
         if self.train.compile:
-            backbone = method.backbone  # methods call its features and its head one by one
-            compiled = torch.compile(backbone.forward_features.__func__)
-            backbone.forward_features = MethodType(compiled, backbone)  # bound to the copy of a copied backbone
+            method.compile()
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     @property
@@ -148,8 +146,8 @@ class Loop:
             self._advance(1.0)
         return is_last
 
-    def _log_end(self, step_seconds: float) -> None:
-        """Log the number of steps and the expected end of training."""
+    def _log_end(self, step_seconds: float) -> float:
+        """Log the number of steps and the expected end of training. Return the seconds until then."""
         if self.timer is None:
             steps, epochs = f"{self.steps} steps", self.batches.epochs
             eval_images = sum(
@@ -166,6 +164,7 @@ class Loop:
         end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
         line = "%s: %s of about %.2g s each. Training ends at about %s, in %s"
         log.info(line, self.plan.phase.label, steps, step_seconds, end, duration(seconds))
+        return seconds
 
     # ------------------------------------------------------------------ steps
     def _epoch(self, epoch: int, loader) -> None:
@@ -220,7 +219,11 @@ class Loop:
             if taken < PACE_SECONDS:
                 return
         self.end_logged = True
-        self._log_end(taken / steps)
+        seconds = self._log_end(taken / steps)
+        if self.train.compile is None and seconds >= COMPILE_FROM.get(self.accelerator.device.type, math.inf):
+            torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays as it is
+            self.method.compile()
+            self.pace = Pace()
 
     def _step(self, epoch: int, step: int, loader) -> torch.Tensor:
         """Make one optimizer step of ``accumulate`` micro-batches; return the last one's loss."""
