@@ -58,7 +58,7 @@ COMMANDS = {
     "similar": Command(
         keys.SimilarConfig, "inference.similar:similar", words={"query": "QUERY", "paths": "PATH [PATH ...]"}
     ),
-    "explore": Command(keys.ExploreConfig, "inference.explore:explore", words={"run": "RUN"}),
+    "explore": Command(keys.ExploreConfig, "inference.explore:explore", words={"runs": "RUN [RUN ...]"}),
     "report": Command(keys.ReportConfig, "inference.report:report", words={"runs": "RUN [RUN ...]"}),
     "export": Command(keys.ExportConfig, "inference.export:export"),
     "data list": Command(keys.DataListConfig, "data.registry:table"),

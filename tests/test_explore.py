@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from folders import TINY, section
 from helpers import call, inside, refused
+from matplotlib.offsetbox import AnnotationBbox
 from PIL import Image, ImageEnhance
 from sklearn.datasets import load_sample_image
 
 from idmm.data.listing import list_images
 from idmm.evaluation import similarity
-from idmm.figures import COLOURS
+from idmm.figures import COLOURS, shortened
 from idmm.files import read_csv as table
+from idmm.inference import explore_tables
 from idmm.inference.explore_tables import _map
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -135,6 +137,26 @@ def test_a_folder_of_idmm_train_stands_for_its_first_stage(run, tmp_path, capsys
     assert f"run: '{tmp_path}/stage1', which learned from all images" in capsys.readouterr().err
 
 
+def test_two_runs_are_mapped_next_to_each_other(run, simclr, tmp_path, monkeypatch, capsys):
+    figures = []
+    monkeypatch.setattr(explore_tables, "save", lambda figure, path: figures.append(figure))
+    assert call(["explore", run, simclr, "--classes", "[flower]", "--out", tmp_path / "e"]) == 0
+    before, after = figures[0].axes
+    count = 26
+    for axis, name in ((before, run), (after, simclr)):
+        assert axis.get_title() == f"{count} images, t-SNE of {shortened(str(name))}"
+        assert [len(points.get_offsets()) for points in axis.collections] == [count, count], "all, and the class"
+        assert sum(isinstance(artist, AnnotationBbox) for artist in axis.artists) > 3, "thumbnails"
+    places = [axis.collections[0].get_offsets() for axis in (before, after)]
+    assert not np.allclose(*places)
+    assert len(table(tmp_path / "e/labels.csv")) == 52, "the tables have all classes"
+    capsys.readouterr()
+    line = "classes: 'flowr' is no class of these images. Did you mean 'flower'?"
+    assert refused(capsys, ["explore", run, "--classes", "[flowr]", "--out", tmp_path / "f"])[-1] == line
+    assert not (tmp_path / "f").exists()
+    assert refused(capsys, ["explore", run, tmp_path])[-1].startswith(f"{tmp_path}: is no finished run")
+
+
 def test_without_rows_and_labels(simclr, tmp_path, capsys):
     """Another method goes by features; without labels there is no labels.csv."""
     assert call(["explore", simclr, "--out", tmp_path / "e"]) == 0
@@ -151,7 +173,9 @@ def rows(monkeypatch):
 
 
 def test_no_map_of_features_that_are_all_equal(tmp_path):
-    (line,) = _map(SimpleNamespace(unit=np.ones((6, 4), np.float32)), tmp_path)
+    images = [SimpleNamespace(label=None)] * 6
+    equal = {"runs/a": np.ones((6, 4), np.float32)}
+    (line,) = _map(SimpleNamespace(maps=equal, images=images, classes=[]), tmp_path)
     assert line.startswith("Map: skipped, the features of all images are equal")
 
 

@@ -187,8 +187,10 @@ class ReportConfig:
 class ExploreConfig(Inference):
     """Find likely duplicates, wrong labels and nearest images among a run's images, with thumbnails and a map."""
 
-    run: str = REQUIRED
-    """A finished run folder of pretraining or fine-tuning. Its features are compared."""
+    runs: Annotated[list[str], BeforeValidator(as_list)] = Field(REQUIRED, min_length=1)
+    """A finished run folder of pretraining or fine-tuning, whose features are compared. Further ones join the map."""
+    classes: Annotated[list[str], BeforeValidator(as_list)] = field(default_factory=list)
+    """Classes on the map, e.g. '[cat, dog]'. Default: all, the ten largest in colour."""
     out: str | None = None
     """Folder for tables and sheets of thumbnails. Default: RUN/explore, or RUN/stage1/explore if there is a stage 1."""
 

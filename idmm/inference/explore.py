@@ -10,7 +10,7 @@ from PIL import Image
 from idmm.config.commands import ExploreConfig
 from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
-from idmm.errors import UserError
+from idmm.errors import UserError, nearest
 from idmm.evaluation import similarity
 from idmm.evaluation.network import Network
 from idmm.files import expand_home, made_folder
@@ -35,11 +35,11 @@ def explore(config: ExploreConfig) -> str:
     Raises:
         UserError: No finished run, its images are gone, or ``out`` cannot be written or is among the images.
     """
-    folder = expand_home(config.run)
+    folder, *others = map(expand_home, config.runs)
     if (folder / "train.json").is_file() and (folder / "stage1" / "result.json").is_file():
         folder = folder / "stage1"
         log.info("run: '%s', which learned from all images", folder)
-    run = config_of(folder)
+    run, *_ = map(config_of, (folder, *others))
     if config.out:
         check_place(replace(run, out=config.out))
     log.info("reading the images")
@@ -47,11 +47,18 @@ def explore(config: ExploreConfig) -> str:
     count = sum(map(len, stores.values()))
     if count < 3:
         raise UserError(f"run: '{folder}' has {count} images, expected at least three")
+    known = stores["train"].classes or []
+    for name in config.classes:
+        if name not in known:
+            raise UserError(f"classes: '{name}' is no class of these images{nearest(name, known)}")
     out = made_folder(config.out or str(folder / "explore"))
-    network = Network.from_checkpoint(read_checkpoint(folder), 0, config.device, config.batch_size)
-    network = replace(network, crop_pct=1.0)  # whole images
-    rows = [network.split_features(store, None, part) for part, store in stores.items()]
-    found = _compare(stores, np.concatenate(rows))
+    features = {}
+    for path in (folder, *others):
+        network = Network.from_checkpoint(read_checkpoint(path), 0, config.device, config.batch_size)
+        network = replace(network, crop_pct=1.0)  # whole images
+        rows = [network.split_features(store, None, part) for part, store in stores.items()]
+        features[str(path)] = np.concatenate(rows)
+    found = replace(_compare(stores, features[str(folder)]), maps=features, classes=config.classes)
     for name, kind in product(KINDS, ("csv", "png")):  # of an earlier call
         (out / f"{name}.{kind}").unlink(missing_ok=True)
     counts = ", ".join(f"{len(store):,} {part}" for part, store in stores.items())
@@ -64,7 +71,7 @@ def explore(config: ExploreConfig) -> str:
         summary += ["", *write(found, out)]
     before = run.data.exclude if expand_home(run.data.exclude or "").is_file() else None
     exclude = write_exclusions(f"idmm explore {folder}", before, exclusions(found.duplicates), out / "exclude.txt")
-    hint = "" if config.out else f". 'idmm report {config.run}' shows them"
+    hint = "" if config.out else f". 'idmm report {config.runs[0]}' shows them"
     return "\n".join([*summary, "", f"written: {exclude}", f"written: tables and sheets in {out}{hint}"])
 
 

@@ -1,7 +1,7 @@
 """The results of ``idmm explore``: tables with thumbnails, neighbours, a map, and the printed summary."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,8 @@ class Similarities:
     duplicates: list[Pair]  # likely ones, those of different classes first
     margins: np.ndarray  # of the votes on each label, float64 [N]
     suggested: list[str | None]  # class of the neighbours
+    maps: dict[str, np.ndarray] = field(default_factory=dict)  # run -> features of the images
+    classes: list[str] = field(default_factory=list)  # on the map. None: all
 
     def tile(self, image: ImageRef, caption: str, frame: str | None = None) -> Tile:
         """Return the thumbnail of an image."""
@@ -120,31 +122,36 @@ def _map(found: Similarities, out: Path) -> list[str]:
     """Draw the images as points in a plane in which neighbours stay neighbours (t-SNE; IDMM, Figure 2)."""
     from sklearn.manifold import TSNE
 
-    if not np.ptp(found.unit, axis=0).any():
-        return ["Map: skipped, the features of all images are equal: the network has collapsed"]
-    numbers = np.unique(np.linspace(0, len(found.unit) - 1, MAPPED).astype(int))
-    perplexity = min(30, (len(numbers) - 1) / 3)
-    places = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(found.unit[numbers])  # [M, 2]
-    figure = Figure(figsize=(10, 8.5), layout="constrained")
-    axis = figure.subplots()
-    axis.scatter(*places.T, s=8, color="0.8")
+    numbers = np.arange(len(found.images))
+    if found.classes:
+        numbers = np.flatnonzero([image.label in found.classes for image in found.images])
+    numbers = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAPPED).astype(int))]
+    tsne = TSNE(perplexity=min(30, (len(numbers) - 1) / 3), init="pca", random_state=0)
     labels = [found.images[i].label for i in numbers]
     largest = Counter(filter(None, labels)).most_common(len(COLOURS))
     colours = {name: colour for (name, _), colour in zip(largest, COLOURS, strict=False)}
-    for name, colour in colours.items():
-        axis.scatter(*places[[label == name for label in labels]].T, s=8, color=colour, label=name)
-    shares = places / np.ptp(places, axis=0)
-    shown: list[int] = []
-    for i, share in enumerate(shares):
-        if (np.abs(shares[shown] - share).max(axis=1) > APART).all():
-            shown.append(i)
-            tile = found.tile(found.images[numbers[i]], "")
-            picture = OffsetImage(tile.image, zoom=THUMBNAIL / max(tile.image.shape))
-            frame = {"edgecolor": colours.get(labels[i], "0.8"), "linewidth": 1.5}
-            axis.add_artist(AnnotationBbox(picture, places[i], pad=0.05, bboxprops=frame))
-    axis.set(title=f"{len(numbers)} images, t-SNE", xticks=[], yticks=[])
+    figure = Figure(figsize=(2 + 8 * len(found.maps), 8.5), layout="constrained")
+    axes = figure.subplots(1, len(found.maps), squeeze=False)[0]
+    for axis, (run, rows) in zip(axes, found.maps.items(), strict=True):
+        if not np.ptp(rows, axis=0).any():
+            return [f"Map: skipped, the features of all images are equal: the network of {run} has collapsed"]
+        places = tsne.fit_transform(similarity.unit_rows(rows[numbers]))  # [M, 2]
+        axis.scatter(*places.T, s=8, color="0.8")
+        for name, colour in colours.items():
+            axis.scatter(*places[[label == name for label in labels]].T, s=8, color=colour, label=name)
+        shares = places / np.ptp(places, axis=0)
+        shown: list[int] = []
+        for i, share in enumerate(shares):
+            if (np.abs(shares[shown] - share).max(axis=1) > APART).all():
+                shown.append(i)
+                tile = found.tile(found.images[numbers[i]], "")
+                picture = OffsetImage(tile.image, zoom=THUMBNAIL / max(tile.image.shape))
+                frame = {"edgecolor": colours.get(labels[i], "0.8"), "linewidth": 1.5}
+                axis.add_artist(AnnotationBbox(picture, places[i], pad=0.05, bboxprops=frame))
+        axis.set(title=f"{len(numbers)} images, t-SNE of {shortened(run)}", xticks=[], yticks=[])
     if largest:
-        figure.legend(loc="outside right center", frameon=False, markerscale=2)
+        legend = {"loc": "outside right center", "frameon": False, "markerscale": 2}
+        figure.legend(*axes[0].get_legend_handles_labels(), **legend)
     save(figure, out / "map.png")
     return ["Map: map.png has the images as points and some as thumbnails, the largest classes in colour."]
 

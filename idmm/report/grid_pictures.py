@@ -23,6 +23,7 @@ def bars(table: Table, path: Path) -> None:
     figure = Figure(figsize=(max(width, 6.4), height), layout="constrained")
     places = figure.subplots(len(counts), len(table.targets), squeeze=False, height_ratios=counts)
     for backbone, axes in zip(table.backbones, places, strict=True):
+        named: list[str] = []  # rows of the panel to the left
         for target, axis in zip(table.targets, axes, strict=True):
             rows = _rows(table, backbone, target)
             labels = _row_labels(rows)
@@ -31,8 +32,8 @@ def bars(table: Table, path: Path) -> None:
             axis.set_yticks(range(len(rows)), labels)
             axis.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 100))
             axis.set_title(_label(target), fontsize=9)
-            is_new = axis is axes[0] or labels != _row_labels(_rows(table, backbone, table.targets[0]))
-            axis.tick_params(labelleft=is_new, labelsize=8, left=False)
+            axis.tick_params(labelleft=labels != named, labelsize=8, left=False)
+            named = labels
             plain_axis(axis)
             axis.grid(visible=False)
         axes[0].set_ylabel("\n".join(textwrap.wrap(table.name_of(backbone), 30)), fontsize=9)
