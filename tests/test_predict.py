@@ -6,6 +6,7 @@ import re
 import shutil
 
 import numpy as np
+import pillow_heif
 import pytest
 import torch
 from folders import TINY, opened, paint
@@ -69,6 +70,33 @@ def runs(images, tmp_path_factory):
     given |= {"data__in_chans": None, "train__eval_every": None, "method__classifier_init": "random"}
     assert inside("pretrain", folder / "pretrain", **{**given, "train__epochs": 1}) == 0
     return folder
+
+
+def test_a_phone_photo_is_upright_in_every_path(runs, images, tmp_path):
+    """Stored for training, predicted and embedded, in all of EXIF's orientations, and as HEIC."""
+    upright = Image.open(images / "train/red/00.png").convert("RGB")
+    back = [upright, *(upright.transpose(t) for t in (0, 3, 1, 5, 2, 6, 4))]  # undone by the orientations 1 to 8
+    for orientation, turned in enumerate(back, start=1):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for part in ("train/a", "train/b"):
+            path = tmp_path / f"d/{part}/{orientation}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            turned.save(path, exif=exif)
+    heif = pillow_heif.from_pillow(turned)
+    heif.save(tmp_path / "d/train/b/phone.heic", quality=-1, chroma=444, matrix_coefficients=0, exif=exif.tobytes())
+    store = opened(tmp_path / "d")
+    assert all(torch.equal(store.image(i), store.image(0)) for i in range(16)) and len(store) == 17
+    assert tuple(store.image(0).shape[1:]) == tuple(store.image(16).shape[1:]) == upright.size[::-1]
+    photos = tmp_path / "d/train/b"
+    assert call(["predict", "--init", runs / "rgb", photos, "--out", tmp_path / "p.csv"]) == 0
+    rows = predicted((tmp_path / "p.csv").read_text())
+    assert len({(row["class"], row["probability"]) for row in rows[:8]}) == 1
+    assert float(rows[8]["probability"]) == pytest.approx(float(rows[0]["probability"]), abs=0.02)
+    assert call(["embed", "--init", runs / "pretrain", photos, "--out", tmp_path / "f.npz"]) == 0
+    features = np.load(tmp_path / "f.npz")["features"]
+    np.testing.assert_allclose(features[:8], np.broadcast_to(features[0], features[:8].shape), atol=1e-5)
+    np.testing.assert_allclose(features[8], features[0], atol=0.1)
 
 
 def predicted(text):
