@@ -153,3 +153,22 @@ def _write(root, folders, part, name, image, values):
         if folder == "masks":
             made.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
         made.save(path)
+
+
+TURNS = {  # what a camera stores, given the upright image, by EXIF's orientation
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: a.swapaxes(0, 1)[::-1],
+    7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda a: a.swapaxes(0, 1)[:, ::-1],
+}
+
+
+def store_turned(path, orientation):
+    """Writes an image as a camera would that was held in another way."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = np.ascontiguousarray(TURNS[orientation](np.asarray(Image.open(path))))
+    Image.fromarray(stored).save(path, exif=exif)

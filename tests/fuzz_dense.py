@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-from dense_trees import CLASSES, coco_tree, mask_tree
+from dense_trees import CLASSES, ade_tree, coco_tree, mask_tree
 from fuzz import Case, Done, damaged, family, pick, replace, spoil, strange
 from helpers import VIT, _flow
 from PIL import Image
@@ -62,6 +62,8 @@ def template(kind):
     root = Path(tempfile.mkdtemp(prefix="idmm-fuzz-template-"))
     if kind == "masks":
         mask_tree(root, train=3, val=2)
+    elif kind == "ade":
+        ade_tree(root, train=3, val=2)
     else:
         coco_tree(root, form=kind, train=3, val=2)
     return root
@@ -145,6 +147,11 @@ def strange_name(folder, part, rng):
 @family(3000)
 def masks(folder, rng):
     """Masks that are no masks, of other sizes, values, modes and bytes, and bad lists of classes."""
+    if rng.random() < 0.1:
+        shutil.copytree(template("ade"), folder, dirs_exist_ok=True)
+        path = pick(rng, sorted(path for path in folder.rglob("*.*")))
+        replace(path, damaged(path.read_bytes(), rng))
+        return dense_case("segment", folder)
     shutil.copytree(template("masks"), folder, dirs_exist_ok=True)
     part = pick(rng, ["train", "train", "val"])
     mask, image = (folder / kind / part / "000.png" for kind in ("masks", "images"))
@@ -219,12 +226,14 @@ def encoded(image, form="PNG", **options):
 def strange_file(path, rng):
     """Remove a file or folder, or put a folder, a broken link or an empty file in its place."""
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    kind = pick(rng, ["gone", "folder", "link", "loop", "empty"])
+    kind = pick(rng, ["gone", "folder", "link", "loop", "empty", "pipe"])
     if kind == "folder":
         path.mkdir()
     elif kind == "link":
         path.symlink_to("nowhere")
     elif kind == "loop":
         path.symlink_to(path.parent)
+    elif kind == "pipe":
+        os.mkfifo(path)
     elif kind == "empty":
         path.write_bytes(b"")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_trees import CLASSES, IDS, ade_tree, coco_tree, mask_tree
+from dense_trees import CLASSES, IDS, TURNS, ade_tree, coco_tree, mask_tree, store_turned
 from helpers import VIT, Forked, Together, _flow, call, logged, metrics, read, refused, same, state_file
 from PIL import Image
 from pycocotools import coco
@@ -207,6 +207,29 @@ def test_masks_on_any_files(whole, trees, tmp_path):
         mask = Image.open(out / "masks" / name)
         assert mask.mode == "L" and (np.asarray(mask) == wanted).all()
     assert not (out / "predictions.json").exists()
+
+
+def test_predictions_are_of_the_upright_image(whole, trees, tmp_path):
+    """However a camera stores it. In evaluation they are, too: test_dense_faults."""
+    photos, upright = tmp_path / "photos", trees / "coco" / "test" / "000.png"
+    photos.mkdir()
+    for orientation in (1, *TURNS):
+        shutil.copy(upright, photos / f"{orientation}.png")
+        if orientation > 1:
+            store_turned(photos / f"{orientation}.png", orientation)
+    for name in STAGES:
+        argv = ["predict", "--init", whole / name, photos, "--out", tmp_path / name]
+        assert call([*argv, *(["--min_score", "0"] if name == "detect" else [])]) == 0
+    made = read(tmp_path / "detect" / "predictions.json")
+    assert {(row["width"], row["height"]) for row in made["images"]} == {Image.open(upright).size}
+    boxes = {}
+    for row in made["annotations"]:
+        boxes.setdefault(row["image_id"], []).append([*row["bbox"], row["score"]])
+    assert len(boxes) == len(TURNS) + 1
+    for found in boxes.values():
+        np.testing.assert_allclose(found, boxes[1], atol=1e-3)
+    first, *others = (np.asarray(Image.open(path)) for path in sorted((tmp_path / "segment" / "masks").iterdir()))
+    assert len(others) == len(TURNS) and all((mask == first).all() for mask in others)
 
 
 def predicted(run, trees):

@@ -247,7 +247,7 @@ def expected(error: dict) -> str:
     text = error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
     text = re.sub(r"a (valid )?dictionary( or .*)?", "a mapping", text)
     text = re.sub(r"\w+ should have (at \w+ \d+ items?).*", r"\1", text)
-    return text.replace("a valid integer", "an integer").replace("a valid ", "a ")
+    return text.replace("a valid integer", "an integer").replace("a valid array", "a list").replace("a valid ", "a ")
 
 
 def _help(kind: type, key: str) -> str:

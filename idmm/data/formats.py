@@ -154,7 +154,7 @@ def large_one_by_one() -> Iterator[None]:
         yield
 
 
-def upright(array: np.ndarray, orientation: int) -> np.ndarray:
+def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
     """Turn an image [H, W, ...] by EXIF's orientation."""
     if orientation in (5, 6, 7, 8):
         array = array.swapaxes(0, 1)
@@ -195,7 +195,7 @@ def _from_picture_file(content: bytes, picture: bool) -> np.ndarray:
         values = imagecodecs.jpeg2k_decode(content)
     else:
         return _from_pillow(image, picture)
-    return upright(values, exif_orientation(image))
+    return _upright(values, exif_orientation(image))
 
 
 def pillow_image(content: bytes) -> Image.Image:
@@ -222,7 +222,7 @@ def _from_pillow(image: Image.Image, picture: bool) -> np.ndarray:
         values = np.array(image.convert("RGBA" if image.has_transparency_data else "RGB"))
     else:
         values = np.asarray(image.convert("L") if image.mode == "1" else image)
-    return upright(values, exif_orientation(image))
+    return _upright(values, exif_orientation(image))
 
 
 def exif_orientation(image: Image.Image) -> int:
@@ -253,7 +253,7 @@ def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
     values = np.concatenate([_page_values(one) for one in pages], axis=2)
     if picture and colours == "MINISWHITE" and values.dtype.kind == "u":  # as Pillow does with 8 bits
         values[:, :, 0] = values.dtype.type(2**page.bitspersample - 1) - values[:, :, 0]
-    return upright(values, page.tags.valueof(_ORIENTATION, 1))
+    return _upright(values, page.tags.valueof(_ORIENTATION, 1))
 
 
 def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:

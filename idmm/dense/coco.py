@@ -7,25 +7,23 @@ import json
 import os
 import reprlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticKnownError
 
 from idmm.config.parsing import dotted, expected
 from idmm.data.folder import PARTS, same_place
 from idmm.data.formats import BadImage
-from idmm.data.images import image_header
+from idmm.data.images import image_header, read
 from idmm.data.split import Split, class_of, counted, split_of
 from idmm.dense.faults import as_text, misfit, read_each, unusable, warn_of_turned
 from idmm.dense.targets import BoxTarget
-from idmm.errors import UserError, capped, checked, listed, reason
+from idmm.errors import UserError, capped, checked, listed
 from idmm.progress import log
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
@@ -34,44 +32,36 @@ LONGEST_RUN = 2**32  # of an RLE (pixels), in pycocotools
 
 
 # ---------------------------------------------------------------------- the format
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise PydanticKnownError("int_type")
-    return value
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # true and "3" are no numbers
+Identifier = int | str  # 3 and "3" are the same
+Length = Annotated[float, Field(gt=0)]
 
 
-Whole = Annotated[int, BeforeValidator(_no_bool)]  # also "3" and 3.0
-Length = Annotated[Whole, Field(gt=0)]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Identifier = Annotated[int | str, BeforeValidator(_no_bool)]  # 3 and "3" are the same
-Name = Annotated[str, Field(pattern=r"\S")]
-
-
-@dataclass
+@dataclass(config=_STRICT)
 class _Image:
     id: Identifier
-    file_name: Name
+    file_name: str
     height: Length
     width: Length
 
     @property
     def size(self) -> tuple[int, int]:
-        return self.height, self.width
+        return int(self.height), int(self.width)
 
 
-@dataclass
+@dataclass(config=_STRICT)
 class _Category:
-    id: Whole
-    name: Name
+    id: int
+    name: Annotated[str, Field(pattern=r"\S")]
 
 
-@dataclass
+@dataclass(config=_STRICT)
 class _Annotation:
     image_id: Identifier
-    category_id: Whole
-    bbox: Annotated[list[Number], Field(min_length=4, max_length=4)]
+    category_id: Identifier
+    bbox: Annotated[list[float], Field(min_length=4, max_length=4)]
     segmentation: Any = None
-    iscrowd: bool | None = None
+    iscrowd: Literal[0, 1, "0", "1", None] = 0
     id: Any = None
 
 
@@ -84,19 +74,20 @@ class _File:
 
 @dataclass
 class _RunLengths:
-    size: tuple[Whole, Whole]
-    counts: str | list[Annotated[Whole, Field(ge=0)]]
+    size: list[int]
+    counts: str | list[Annotated[int, Field(ge=0)]]
 
 
 _FIELDS = {name for kind in (_Image, _Category, _Annotation, _File, _RunLengths) for name in kind.__annotations__}
-_FILE, _POLYGONS, _RUN_LENGTHS = map(TypeAdapter, (_File, list[list[Number]], _RunLengths))
+_FILE, _RUN_LENGTHS = map(TypeAdapter, (_File, _RunLengths))
+_POLYGONS = TypeAdapter(list[list[float]], config=_STRICT)
 
 
 def _fault(error: dict, prefix: tuple = ()) -> str:
     """Return a fault that pydantic found, with its place."""
     place = [*prefix, *(part for part in error["loc"] if isinstance(part, int) or part in _FIELDS)]
-    if error["type"] == "missing":
-        return f"{dotted(place)} is missing"
+    if error["type"] in ("missing", "json_invalid"):
+        return f"{dotted(place)} {error['msg']}".lower().strip()
     return f"{dotted(place) or 'it'} is {reprlib.repr(error['input'])}, expected {expected(error)}"
 
 
@@ -122,7 +113,7 @@ def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int
         if odd := [f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name]:
             train = f"'{files['train']}'"
             faults.append(f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}")
-    labels = {number: label for label, number in enumerate(classes)}
+    labels = {str(number): label for label, number in enumerate(classes)}
     parts = {part: _part(root, files[part], file, labels, faults) for part, file in opened.items()}
     return parts, classes
 
@@ -130,42 +121,31 @@ def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int
 def _opened(path: Path) -> _File:
     """Return the content of a file. UserError: it is not in COCO's format."""
     try:
-        content = json.loads(path.read_bytes())  # UTF-8, or UTF-16 or 32
-        file = _FILE.validate_python(content)
-    except OSError as error:
-        raise UserError(f"data.root: '{path}' cannot be read ({reason(error)})") from None
+        content = read(path)
+        file = _FILE.validate_json(content.decode(json.detect_encoding(content)))
+    except BadImage as error:
+        raise UserError(f"data.root: '{path}' cannot be read ({error.reason})") from None
     except ValidationError as error:
         lines = {}
         for fault in error.errors(include_url=False):
-            table, *place = fault["loc"][:2] or ("",)
-            number = f" (id {reprlib.repr(content[table][place[0]].get('id'))})" if fault["loc"][2:] else ""
-            lines.setdefault(fault["loc"][:3], f"  {_fault(fault)}{number}")
+            lines.setdefault(fault["loc"][:3], f"  {_fault(fault)}")  # the first one of a union
         raise UserError(f"data.root: '{path}' is not in COCO's format:", *capped([*lines.values()])) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"data.root: '{path}' is not JSON ({error})") from None
-    checked(
-        partial(_unique, path, "images have the id", (str(image.id) for image in file.images)),
-        partial(_unique, path, "categories have the id", (category.id for category in file.categories)),
-        partial(_unique, path, "categories have the name", (class_of(row.name) for row in file.categories)),
-    )
+    except UnicodeError as error:
+        raise UserError(f"data.root: '{path}' is no text in UTF-8 ({error})") from None
+    for what, rows in (("images", file.images), ("categories", file.categories)):
+        if repeated := [number for number, count in Counter(str(row.id) for row in rows).items() if count > 1]:
+            raise UserError(f"data.root: '{path}' has several {what} with the id {listed(repeated)}")
     return file
 
 
-def _unique(path: Path, what: str, values: Iterable) -> None:
-    """Raise UserError if values occur more than once."""
-    if repeated := [str(value) for value, count in Counter(values).items() if count > 1]:
-        raise UserError(f"data.root: '{path}': two {what} {listed(repeated)}")
-
-
-def _part(root: Path, path: Path, file: _File, labels: dict[int, int], faults: list[str]) -> Split:
+def _part(root: Path, path: Path, file: _File, labels: dict[str, int], faults: list[str]) -> Split:
     """Return the images that exist in the size of the annotation file, and their objects."""
     images = {str(image.id): image for image in file.images}
     objects, reasons, without_area = defaultdict(list), [], 0
     for row in file.annotations:
-        key = str(row.image_id)
-        if key not in images or row.category_id not in labels:
-            what = "category_id" if key in images else "image_id"
-            reasons.append(f"annotation {row.id}: {what} {getattr(row, what)!r} is not in the list")
+        key, category = str(row.image_id), str(row.category_id)
+        if key not in images or category not in labels:
+            reasons.append(f"annotation {row.id}: image_id {key} or category_id {category} is not in the list")
             continue
         image = images[key]
         try:
@@ -177,9 +157,10 @@ def _part(root: Path, path: Path, file: _File, labels: dict[int, int], faults: l
         if not (box[2:] > box[:2]).all():  # COCO itself has some
             without_area += 1
             continue
-        if row.iscrowd and outline is None:
+        crowd = row.iscrowd in (1, "1")
+        if crowd and outline is None:
             outline = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
-        objects[key].append((box, labels[row.category_id], outline, bool(row.iscrowd)))
+        objects[key].append((box, labels[category], outline, crowd))
     if without_area:
         log.warning("data.root: '%s': left out %s without area", path, counted(without_area, "object"))
     faults += unusable(path, counted(len(file.annotations), "annotation"), reasons)
@@ -237,11 +218,10 @@ def _box(bbox: list[float], size: tuple[int, int]) -> np.ndarray:
     """Return COCO's [x, y, width, height] as x1, y1, x2, y2, clipped. ValueError: it is not in an image of ``size``."""
     x, y, w, h = bbox
     corners = np.array([x, y, x + w, y + h])
-    box = corners.clip(0, [size[1], size[0], size[1], size[0]])
-    if min(w, h) < 0 or not (np.abs(box - corners) <= SLACK).all():
-        text = ", ".join(f"{value:g}" for value in bbox)
-        what = "has a negative size" if min(w, h) < 0 else f"is not in the image ({as_text(size)} pixels)"
-        raise ValueError(f"bbox [{text}] {what}, expected [x, y, width, height]")
+    box = corners.clip(0, [*size[::-1]] * 2)
+    if min(w, h) < 0 or np.abs(box - corners).max() > SLACK:
+        where = f"bbox {bbox} is not in the image ({as_text(size)} pixels)"
+        raise ValueError(f"{where}, expected [x, y, width, height], of which none is negative")
     return box
 
 
@@ -257,23 +237,21 @@ def _outline(segment: Any, size: tuple[int, int]) -> list[np.ndarray] | dict | N
 
     if segment in (None, [], [[]]):
         return None
-    if not isinstance(segment, list | dict):
-        raise ValueError(f"segmentation is {reprlib.repr(segment)}, expected polygons or RLE")
     try:
         kind = _POLYGONS if isinstance(segment, list) else _RUN_LENGTHS
         outline = kind.validate_python(segment)
     except ValidationError as error:
-        raise ValueError(_fault(error.errors()[-1], ("segmentation",))) from None
+        raise ValueError(f"{_fault(error.errors()[-1], ('segmentation',))} (polygons or RLE)") from None
     if isinstance(outline, list):
         for polygon in outline:
-            if len(polygon) < 6 or len(polygon) % 2:
-                raise ValueError(f"a polygon has {len(polygon)} coordinates, expected x and y of three points or more")
-            if max(map(abs, polygon)) > FAR * max(size):
-                raise ValueError(f"a polygon is not in the image ({as_text(size)} pixels)")
+            far = max(map(abs, polygon), default=0) > FAR * max(size)
+            if far or len(polygon) < 6 or len(polygon) % 2:
+                expected = f"x and y of three points or more in the image ({as_text(size)} pixels)"
+                raise ValueError(f"segmentation has the polygon {reprlib.repr(polygon)}, expected {expected}")
         return [np.array(polygon, dtype=np.float32) for polygon in outline]
     counts = _unpacked(outline.counts) if isinstance(outline.counts, str) else outline.counts
     pixels = size[0] * size[1]
-    if outline.size != size or sum(counts) != pixels or min(counts) < 0 or pixels >= LONGEST_RUN:
+    if outline.size != [*size] or sum(counts) != pixels or min(counts) < 0 or pixels >= LONGEST_RUN:
         has = f"its RLE of {as_text(outline.size)} pixels has runs of {sum(counts)}"
         raise ValueError(f"{has}, expected {as_text(size)}, which is {pixels}")
     return coco.frPyObjects({"size": [*size], "counts": counts}, *size)
@@ -288,7 +266,7 @@ def _unpacked(text: str) -> list[int]:
     for letter in text:
         digit = ord(letter) - 48
         if not 0 <= digit < 64 or shift > 30:
-            raise ValueError(f"its RLE is broken ({reprlib.repr(text)})")
+            break
         value |= (digit & 31) << shift
         shift += 5
         if digit & 32:  # the next letter belongs to this run
@@ -297,6 +275,7 @@ def _unpacked(text: str) -> list[int]:
             value -= 1 << shift
         runs.append(value + runs[-2] if len(runs) > 2 else value)
         value, shift = 0, 0
-    if shift or not runs:
-        raise ValueError(f"its RLE is cut off ({reprlib.repr(text)})")
-    return runs
+    else:
+        if runs and not shift:
+            return runs
+    raise ValueError(f"its RLE is broken or cut off ({reprlib.repr(text)})")

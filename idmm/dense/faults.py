@@ -33,7 +33,9 @@ def misfit(size: tuple[int, int], header: Header) -> str | None:
     text = f"{as_text(size)} pixels, its image {as_text(header.size)}"
     if header.orientation == 1:
         return text
-    remedy = "If the labels are of the stored pixels, remove the tag, e.g. with exiftool -Orientation= FILE"
+    remedy = (
+        "If the labels are of the stored pixels, remove the tag (exiftool -Orientation= FILE), else export them anew"
+    )
     return f"{text} when upright (EXIF orientation {header.orientation}). {remedy}"
 
 

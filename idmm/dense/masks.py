@@ -1,7 +1,6 @@
 """Read masks: ROOT/images/PART with ROOT/masks/PART, or ADE20K's layout (http://sceneparsing.csail.mit.edu)."""
 
 import os
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from idmm.data.official import absent
 from idmm.data.split import Split, class_of, counted, split_of
 from idmm.dense.faults import misfit, read_each, unusable, warn_of_turned
 from idmm.dense.targets import IGNORED, MaskTarget, mask_values
-from idmm.errors import UserError, listed, reason
+from idmm.errors import UserError, listed
 
 
 class Layout(NamedTuple):
@@ -71,8 +70,7 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
     parts = {}
     for part, (images, masks, targets) in splits.items():
         headers = read_each(images, image_header)
-        for files, of_files in ((images, headers), (masks, read_each(masks, image_header))):
-            warn_of_turned(root, files.names, of_files)
+        warn_of_turned(root, images.names, headers)
         reasons = [_fault(target, header, len(classes)) for target, header in zip(targets, headers, strict=True)]
         wrong = [f"'{path}': {fault}" for path, fault in zip(masks.items, reasons, strict=True) if fault]
         faults += unusable(root / layout.masks, counted(len(masks), "mask"), wrong)
@@ -92,16 +90,14 @@ def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], fau
             faults.append(f"data.root: '{root / layout.masks}' {line}. {advice}")
         return [str(number) for number in numbers]
     try:
-        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").rstrip().splitlines()
-    except OSError as error:
-        raise UserError(f"data.root: '{path}' cannot be read ({reason(error)})") from None
+        lines = read(path).decode("utf-8-sig", "surrogateescape").rstrip().splitlines()
+    except BadImage as error:
+        raise UserError(f"data.root: '{path}' cannot be read ({error.reason})") from None
     if layout.first:  # ADE20K's file is a table with a header
         lines = [line.split("\t")[-1] for line in lines if line[:1].isdigit()]
     classes = [class_of(line) for line in lines]
     if not all(classes):
         faults.append(f"data.root: '{path}' has an empty line, expected the name of class {classes.index('')}")
-    elif repeated := [name for name, count in Counter(classes).items() if count > 1]:
-        faults.append(f"data.root: '{path}' has names more than once: {listed(repeated)}")
     if not 2 <= len(classes) <= IGNORED:
         faults.append(f"data.root: '{path}' has {len(classes)} as number of classes, expected 2 to {IGNORED}")
     return classes

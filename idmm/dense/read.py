@@ -14,6 +14,8 @@ from idmm.dense.targets import IGNORED, DenseListing
 from idmm.errors import UserError, listed
 from idmm.progress import log
 
+BINARY = f". {IGNORED} means no class. If it is your object, write 1, e.g. with the script of docs/detect-segment.md"
+
 
 def read_images(task: str, data: config.Data) -> DenseListing:
     """Return the images of a folder with their boxes (``task`` detect) or masks (segment), by the ``data`` section.
@@ -42,30 +44,16 @@ def read_images(task: str, data: config.Data) -> DenseListing:
             f"data.root: '{root}' has no part 'val' or 'test' to evaluate on. "
             "Add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
         )
-    if task == "detect":
-        _check_classes(listing, "box", least=1)
-    else:
-        _check_classes(listing, "pixel", least=2)
-    return listing
-
-
-def _check_classes(listing: DenseListing, unit: str, least: int) -> None:
-    """Warn of classes without a box or pixel. UserError: fewer than ``least`` have one in training."""
+    unit, least, advice = ("box", 1, "") if task == "detect" else ("pixel", 2, BINARY)
+    if len(trained := split_classes(listing.train)) < least:
+        fault = f"data.root: the training images have a {unit} of {len(trained)} classes, expected {least} or more"
+        raise UserError(f"{fault}{advice}")
     for part, split in listing.parts.items():
         present = split_classes(split)
-        missing = [name for label, name in enumerate(split.classes) if label not in present]
-        if part == "train" and len(present) < least:
-            what = f"only '{split.classes[present.pop()]}'" if present else "no class"
-            fault = f"data.root: the training images have a {unit} of {what}, expected {least} classes or more"
-            if unit == "pixel":
-                fault += (
-                    f". {IGNORED} means no class: if your masks are 0 and {IGNORED}, write 1 instead of {IGNORED}, "
-                )
-                fault += "e.g. with the script of docs/detect-segment.md"
-            raise UserError(fault)
-        if missing:
+        if missing := [f"'{name}'" for label, name in enumerate(names) if label not in present]:
             line = "data.root: no %s image has a %s of %s. Scores of these classes are undefined"
-            log.warning(line, part, unit, "any class" if not present else listed(f"'{name}'" for name in missing))
+            log.warning(line, part, unit, listed(missing))
+    return listing
 
 
 def split_classes(split: Split) -> set[int]:

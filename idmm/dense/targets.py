@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from idmm.data.formats import BadImage, exif_orientation, pillow_image, reporting, upright
+from idmm.data.formats import BadImage, exif_orientation, pillow_image, reporting
 from idmm.data.images import digest, read
 from idmm.data.split import Listing
 from idmm.errors import RunError
@@ -108,16 +108,17 @@ def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 
 
 def mask_values(content: bytes) -> np.ndarray:
-    """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values, upright by EXIF's orientation.
+    """Return the numbers in a mask file, uint8 [H, W]: palette indices or grey values.
 
     Raises:
-        BadImage: It is another file, or has larger numbers.
+        BadImage: It is another file, would be turned, or has larger numbers.
     """
     with reporting(), pillow_image(content) as image:
         mode = image.mode
         form = image.tile[0][3] if image.tile else None
         values = np.asarray(image) // GREYS.get(form, 1)
-        values = upright(values, exif_orientation(image))
+        if exif_orientation(image) > 1:
+            raise BadImage("has an EXIF orientation, expected upright pixels without it (exiftool -Orientation= FILE)")
     if mode not in ("L", "P", "1", "I") and not mode.startswith("I;16"):
         kind = "an image" if mode in ("F", "LA") else "a colour image"
         raise BadImage(f"{kind} ({mode}), expected a grey or palette PNG whose numbers are the classes")
