@@ -10,16 +10,18 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
+from idmm.display import Display, lost, open_closed, output_code
 from idmm.errors import Interrupted, RunError, UserError, nearest, reason
 from idmm.files import idmm_version
 from idmm.training import clock
-from idmm.training.log import first_process, log_once, logging_by, screen
+from idmm.training.log import first_process, log_once, logging_by, screen, stop_signals
 from idmm.transfer.config import GridConfig, StatusConfig
 
 
@@ -88,31 +90,35 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     if is_process:  # it began before its imports
         age = time.time() - psutil.Process().create_time()
         started_at -= age if 0 <= age < IMPORT_SECONDS else time.process_time()  # a sandbox may hide the start
-        with contextlib.suppress(AttributeError):  # closed, or not a stream of text
-            sys.stdout.reconfigure(errors="backslashreplace")  # names of files may not be UTF-8, as on standard error
+        open_closed()
         os.environ.pop("MPLBACKEND", None)  # a notebook's may not be installed here, and all pictures are files
         if "OMP_WAIT_POLICY" not in os.environ:  # idle threads of torch would keep cores busy
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: torch spends less time on fresh memory
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a run handles it
+            for number in stop_signals():
+                signal.signal(number, signal.default_int_handler)  # as Ctrl-C, until a run handles it
     argv = sys.argv[1:] if argv is None else argv
+    out = Display(sys.stdout)
+    errors = Display(sys.stderr)
     try:
-        return _dispatch(argv or ["--help"], started_at, prog)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            return _dispatch(argv or ["--help"], started_at, prog)
     except (UserError, RunError, Interrupted) as error:
         if first_process() or not getattr(error, "shared", True):
-            print(error, file=sys.stderr)
+            print(error, file=errors)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted", file=errors)
         return Interrupted.exit_code
-    except BrokenPipeError:  # 'idmm pretrain --help | head'
-        sys.stdout = open(os.devnull, "w")
-        return 0
     except OSError as error:
         fault = _fault_of(error)
-        print(fault, file=sys.stderr)
+        print(fault, file=errors)
         return fault.exit_code
+    finally:
+        if is_process:
+            out.release()
+            errors.release()
 
 
 def _fault_of(error: OSError) -> RunError | UserError:
@@ -131,7 +137,7 @@ def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
     """Run a command of one or two words, or list the commands."""
     if argv[0] == "--version":
         print(f"idmm {idmm_version()}")
-        return 0
+        return output_code()
     if name := next((words for words in (" ".join(argv[:2]), argv[0]) if words in COMMANDS), None):
         command = COMMANDS[name]
         once = contextlib.nullcontext() if command.config is GridConfig else log_once()  # each cell has its own log
@@ -161,4 +167,11 @@ def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> in
     result = run(config, started_at) if command.timed else run(config)
     if isinstance(result, str):
         print(result)
-    return result if isinstance(result, int) else 0
+    code = result if isinstance(result, int) else 0
+    out = Path(getattr(config, "out", None) or os.devnull)
+    if command.config is StatusConfig or not (out / "log.txt").is_file():  # not a run
+        return output_code() or code
+    if error := lost(sys.stdout) or lost(sys.stderr):
+        with contextlib.suppress(OSError), open(out / "log.txt", "a") as file:
+            print(f"lines on standard output or standard error were lost ({reason(error)})", file=file)
+    return code

@@ -60,21 +60,25 @@ def plain_axis(axis) -> None:
     axis.set_axisbelow(True)
 
 
+def drawable(name: str) -> str:
+    """Return a name whose bytes Python could not decode as UTF-8. Other bytes become question marks.
+
+    matplotlib fails on them. Names on an axis must be drawable from the start, as an axis sets its texts late.
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def shortened(name: str, most: int = 40) -> str:
-    """Return a name with at most ``most`` letters per line. The end of each line is kept, in which names differ."""
-    return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in name.split("\n"))
+    """Return a drawable name of at most ``most`` letters per line. The end of each is kept, in which names differ."""
+    return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in drawable(name).split("\n"))
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a PNG atomically.
-
-    Names of files and classes are drawn as they are. matplotlib would fail on a formula that is none and on bytes that
-    are no letters, which become question marks.
-    """
+    """Write a PNG atomically. Names of files and classes are no formulas."""
     for text in figure.findobj(Text):
         content = text.get_text()
         if not content.isascii():
-            text.set_text(content.encode("utf-8", "replace").decode())
+            text.set_text(drawable(content))
         if is_math_text(content) and r"\mathdefault" not in content:  # matplotlib writes numbers with that
             text.set_parse_math(False)
     with replacing(Path(path)) as file, warnings.catch_warnings():

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from tqdm.auto import tqdm
 
+from idmm.display import Display
 from idmm.errors import Interrupted, RunError
 
 log = logging.getLogger("idmm")
@@ -33,9 +34,12 @@ class Bar(tqdm):
     monitor_interval = 0  # no thread, because loader workers are forked later
 
     def __init__(self, *args, **options):
-        self.on_terminal = sys.stderr.isatty()
-        lines = dict(file=io.StringIO(), ncols=0, miniters=1, mininterval=LOG_SECONDS, delay=LOG_SECONDS, leave=False)
-        super().__init__(*args, **{**options, **(dict(dynamic_ncols=True) if self.on_terminal else lines)})
+        terminal = Display(sys.stderr)
+        self.on_terminal = terminal.isatty()
+        look = dict(file=io.StringIO(), ncols=0, miniters=1, mininterval=LOG_SECONDS, delay=LOG_SECONDS, leave=False)
+        if self.on_terminal:
+            look = dict(file=terminal, dynamic_ncols=True)
+        super().__init__(*args, **{**options, **look})
 
     def will_draw(self) -> bool:
         """Whether the next update is visible."""

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -21,14 +22,17 @@ class Child(SERVER.Process):
         return self.exitcode
 
 
-def start(argv, output, environment):
-    """Starts ``idmm ARGV``, or ``python FILE.py ARGV``, in a session of its own, its output in a file."""
-    child = Child(target=_run, args=(argv, output, environment))
+def start(argv, output, environment, prepare=None):
+    """Starts ``idmm ARGV``, or ``python FILE.py ARGV``, in a session of its own, its output in a file.
+
+    ``prepare``, a function of a module, is called before, in the process itself.
+    """
+    child = Child(target=_run, args=(argv, output, environment, prepare))
     child.start()
     return child
 
 
-def _run(argv, output, environment):
+def _run(argv, output, environment, prepare):
     from idmm.cli import main
     from idmm.data.loaders import one_thread
 
@@ -36,6 +40,11 @@ def _run(argv, output, environment):
     os.environ.update(environment)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1), os.dup2(file, 2)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if prepare:
+        prepare()
     with one_thread():
         if not argv[0].endswith(".py"):
             sys.exit(main(argv))

@@ -159,10 +159,10 @@ class Forked(Process):
         environment: Further variables.
     """
 
-    def __init__(self, argv, error, **environment):
+    def __init__(self, argv, error, prepare=None, **environment):
         self.error = Path(error)
         self.error.unlink(missing_ok=True)
-        self.popen = forks.start([str(word) for word in argv], self.error, ENVIRONMENT | environment)
+        self.popen = forks.start([str(word) for word in argv], self.error, ENVIRONMENT | environment, prepare)
         self.until(self.error.exists)  # from then on it has a session of its own
 
     def kill(self, number=signal.SIGKILL):

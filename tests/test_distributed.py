@@ -1,6 +1,7 @@
 """Two processes do what one does: the same images, losses, gradients, weights and checkpoints, for every method."""
 
 import json
+import os
 import re
 import signal
 from contextlib import closing
@@ -139,6 +140,18 @@ def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):
     assert same(out, whole)
     for a, b in zip(metrics(out), metrics(whole), strict=True):
         assert (a["epoch"], a["loss"]) == (b["epoch"], pytest.approx(b["loss"], rel=1e-6))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_one_of_two_processes_stops_both(number, tmp_path):
+    out = tmp_path / "run"
+    with together("pretrain", out, **PRETRAIN) as processes:
+        first, other = processes.parts
+        assert first.until((out / "metrics.jsonl").exists), processes.said()
+        os.kill(other.popen.pid, number)
+        assert (first.wait(), other.wait()) == (130, 130), processes.said()
+        assert processes.said().count("The same command resumes from") == 1
+    assert state(out)["steps"] and not (out / "result.json").exists()
 
 
 def test_diverged_run_says_so_once(tmp_path):

@@ -114,8 +114,13 @@ def test_killed_at_random_moments(stage, whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stage", "number"), [("pretrain", signal.SIGTERM), ("finetune", signal.SIGINT)], ids=["SIGTERM", "Ctrl-C"]
-)
+    ("stage", "number"),
+    [
+        ("pretrain", signal.SIGTERM), ("finetune", signal.SIGINT), ("finetune", signal.SIGHUP),
+        ("pretrain", signal.SIGUSR1),
+    ],
+    ids=["SIGTERM", "Ctrl-C", "SIGHUP", "SIGUSR1"],
+)  # fmt: skip
 def test_asked_to_stop(stage, number, whole, tmp_path):
     """A signal to the whole process group, loader workers included: saved, 130, and the rerun ends alike."""
     out = tmp_path / "run"

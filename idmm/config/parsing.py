@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from idmm.config.base import FieldErrors
 from idmm.config.reading import Dumper, of_method, read_value, recipe, yaml_problem
 from idmm.config.schema import Key, flags_of, flatten, keys_of, merged, options
+from idmm.display import output_code
 from idmm.errors import UserError, listed, nearest
 
 log = logging.getLogger("idmm")
@@ -37,13 +38,13 @@ def parse(
         commands: Config classes by command, to name the command that an unknown flag belongs to.
 
     Returns:
-        The config. ``--help`` and ``--print_config`` print and raise SystemExit(0).
+        The config. ``--help`` and ``--print_config`` print and raise SystemExit.
 
     Raises:
         UserError: A line for each unknown key (with the nearest existing one), wrong type and value out of range.
     """
     flags = _flags(kind)
-    texts, rest = _split(_parser(kind, prog, flags), argv, flags)
+    texts, rest = _split(flag_parser(kind, prog), argv, flags)
     names, only_print = texts.pop("config", []), texts.pop("print_config")
     faults, rest = _unknown(rest, flags, commands)
     for key in (key for key in words if rest and key not in texts):
@@ -67,7 +68,7 @@ def parse(
     config = _checked(kind, merged(*(layer for layer, _ in files), values), faults, partial=only_print)
     if only_print:
         print(dump(config), end="")
-        raise SystemExit(0)
+        raise SystemExit(output_code())
     return config
 
 
@@ -117,7 +118,9 @@ class _Help(argparse.HelpFormatter):
         return action.metavar  # argparse would put it into brackets
 
 
-def _parser(kind: type, prog: str, flags: dict[str, Key]) -> argparse.ArgumentParser:
+def flag_parser(kind: type, prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the flags of a command of ``prog``."""
+    flags = _flags(kind)
     usage = f"{prog} [--config FILE] [--KEY VALUE ...]"
     parser = argparse.ArgumentParser(prog, usage, kind.__doc__, HELP, formatter_class=_Help, allow_abbrev=False)
     parser._negative_number_matcher = re.compile(r"-\.?\d")  # Python's own does not know -1e-3

@@ -246,5 +246,6 @@ def _own_process_group(worker: int) -> None:
     """Keep Ctrl-C and other signals to the process group from a worker. The training process ends it."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # a scheduler may send them to all processes
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

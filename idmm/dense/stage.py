@@ -58,7 +58,7 @@ def detect(config: DetectConfig | dict | str) -> dict:
     Raises:
         UserError: A mistake in the config or the data.
         RunError: Training cannot continue (diverged, out of memory, disk full).
-        Interrupted: Ctrl-C or SIGTERM, after the state was saved.
+        Interrupted: Ctrl-C or another stop signal, after the state was saved.
     """
     return run_stage(parsing.build(DetectConfig, config))
 
@@ -81,7 +81,7 @@ def segment(config: SegmentConfig | dict | str) -> dict:
     Raises:
         UserError: A mistake in the config or the data.
         RunError: Training cannot continue (diverged, out of memory, disk full).
-        Interrupted: Ctrl-C or SIGTERM, after the state was saved.
+        Interrupted: Ctrl-C or another stop signal, after the state was saved.
     """
     return run_stage(parsing.build(SegmentConfig, config))
 

@@ -1,5 +1,6 @@
 """Common to the commands that use a run on files: the checks before the work, and messages on the files."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def report_unreadable(unreadable: dict[str, str], count: int, field: str = "path
 
 
 def print_bytes(data: bytes) -> None:
-    """Write to standard output. Names of files may not be UTF-8, which ``print`` refuses."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.flush()
+    """Write UTF-8 to standard output, whatever the locale. Names of files that are not UTF-8 are preserved."""
+    with contextlib.suppress(AttributeError, ValueError):  # no stream of bytes, or a closed one
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    print(data.decode("utf-8", "surrogateescape"), end="")

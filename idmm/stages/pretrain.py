@@ -46,7 +46,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
     Raises:
         UserError: A mistake in the config or the data.
         RunError: Training could not continue (diverged, out of memory, disk full).
-        Interrupted: Ctrl-C or SIGTERM. The state is saved.
+        Interrupted: Ctrl-C or another stop signal. The state is saved.
     """
     return run_stage(parsing.build(PretrainConfig, config))
 

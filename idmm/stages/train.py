@@ -21,6 +21,7 @@ from idmm.data.images import AUTO
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.data.user_lists import SPLIT
+from idmm.display import show
 from idmm.errors import UserError, in_short
 from idmm.files import holds_run, made_folder, write_json, write_text
 from idmm.models.spec import model_spec
@@ -113,7 +114,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
 
 def _print(text: str) -> None:
     if distributed.rank() == 0:
-        print(text)
+        show(text)
 
 
 def _of_first_process(state: TrainState, device: str) -> TrainState:

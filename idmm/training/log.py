@@ -1,4 +1,4 @@
-"""The log: what goes to standard error and what to files, lines of epochs, and Ctrl-C or SIGTERM."""
+"""The log: what goes to standard error and what to files, lines of epochs, and signals that stop a run."""
 
 import contextlib
 import logging
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from idmm.display import Display
 from idmm.errors import Interrupted, RunError, UserError, one_line, reason
 from idmm.files import idmm_version
 from idmm.progress import PROGRESS, log
@@ -30,7 +31,8 @@ class Screen(logging.Handler):
 
     def emit(self, record):
         lines = self.format(record).split("\n")
-        tqdm.write("\n".join(map(one_line, lines)), file=sys.stderr)
+        with contextlib.suppress(Exception):  # of a bar of the caller's
+            tqdm.write("\n".join(map(one_line, lines)), file=Display(sys.stderr))
 
 
 def screen() -> logging.Handler:
@@ -45,17 +47,22 @@ def first_process() -> bool:
 
 @contextlib.contextmanager
 def logging_by(*handlers: logging.Handler) -> Iterator[None]:
-    """Log to handlers from INFO up inside the block, and close them after it."""
+    """Log to handlers from INFO up inside the block, and close them after it.
+
+    Nothing that writes to standard error inside the block gets its errors.
+    """
     level = log.level
     log.setLevel(logging.INFO)
     for handler in handlers:
         log.addHandler(handler)
     try:
-        yield
+        with contextlib.redirect_stderr(Display(sys.stderr)):
+            yield
     finally:
         for handler in handlers:
             log.removeHandler(handler)
-            handler.close()
+            with contextlib.suppress(OSError):  # of a full disk, as above
+                handler.close()
         log.setLevel(level)
 
 
@@ -127,10 +134,18 @@ def _log_to(handler: logging.Handler, level: int, line: str) -> None:
     handler.handle(log.makeRecord(log.name, level, __file__, 0, line, None, None))
 
 
-class Interrupts:
-    """Turns Ctrl-C and SIGTERM into a flag for the training loop to check between steps.
+def stop_signals() -> list[int]:
+    """Return the signals that stop a run, without those that are ignored, as by nohup."""
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows lacks the last two
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
-    Before and after the loop (``deferred`` is False), and at a second signal, KeyboardInterrupt is raised at once.
+
+class Interrupts:
+    """Turns Ctrl-C and the other :func:`stop_signals` into a flag for the training loop to check between steps.
+
+    Before and after the loop (``deferred`` is False), and at a second Ctrl-C, KeyboardInterrupt is raised at once.
+    Other signals may come twice, as from a terminal that closes.
     """
 
     def __init__(self):
@@ -140,7 +155,7 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         self._handlers = {}
         if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in stop_signals():
                 self._handlers[number] = signal.signal(number, self._handle)
         return self
 
@@ -149,9 +164,12 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _handle(self, number, frame) -> None:
-        if self.requested or not self.deferred:
-            raise KeyboardInterrupt
+        is_first = not self.requested
         self.requested = True
+        if is_first and self.deferred:
+            return
+        if is_first or number == signal.SIGINT:
+            raise KeyboardInterrupt
 
     def watch(self, items: Iterable) -> Iterator:
         """Yield the items, and raise Interrupted after a signal.

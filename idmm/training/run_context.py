@@ -35,7 +35,7 @@ class RunContext:
         first_phase: Number of the phase that training continues in, from 1.
         device: Where tensors go.
         accelerator: None until the first phase starts.
-        interrupts: Ctrl-C and SIGTERM.
+        interrupts: Ctrl-C and other stop signals.
         precision: fp32, bf16 or fp16; None until the first phase of a new run starts.
         channels_last: Memory format, likewise.
         earlier_steps: Steps of the phases before this one.

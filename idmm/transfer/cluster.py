@@ -27,7 +27,7 @@ def run(grid: Grid) -> None:
 
     Raises:
         UserError: There is no such cluster, or it cannot run these jobs.
-        Interrupted: Ctrl-C or SIGTERM. Running jobs had time to save.
+        Interrupted: Ctrl-C or another stop signal. Running jobs had time to save.
     """
     with connected(grid.config.ray) as (ray, num_gpus):
         limits = {"max_retries": DEATHS - 1, "num_cpus": grid.config.ray.num_cpus, "num_gpus": num_gpus}

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from idmm.config import parsing
+from idmm.display import show
 from idmm.errors import listed
 from idmm.files import Lock, write_json
 from idmm.progress import log
@@ -26,7 +27,7 @@ def transfer(config: GridConfig | dict | str) -> dict:
 
     Raises:
         UserError: All faults of the grid, before the first job starts.
-        Interrupted: Ctrl-C or SIGTERM. The same call resumes the grid.
+        Interrupted: Ctrl-C or another stop signal. The same call resumes the grid.
     """
     config = parsing.build(GridConfig, config)
     plan = GridPlan(config)
@@ -60,7 +61,7 @@ def transfer(config: GridConfig | dict | str) -> dict:
                 log.warning(line, target, listed(map(str, sorted(sizes))))
         for failure in grid.failures().values():
             log.error("failed: %s: %s (%s)", failure.title, failure.error, grid.out / failure.log)
-    print(text)
+    show(text)
     return results
 
 

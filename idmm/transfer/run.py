@@ -123,7 +123,7 @@ class Grid:
 
 
 def attempt(grid: Grid, job: Job) -> str | None:
-    """Run a job that is not finished, and return why it failed. Interrupted after Ctrl-C or SIGTERM."""
+    """Run a job that is not finished, and return why it failed. Interrupted after Ctrl-C or another stop signal."""
     if grid.result(job):
         return None
     if grid.starts(job.key) >= DEATHS:
