@@ -14,6 +14,7 @@ from test_resume import lines, stop_at
 from torch._dynamo.testing import CompileCounter
 
 from idmm.errors import Interrupted
+from idmm.stages.train_configs import LINEAR_FIT_ONLY
 from idmm.training import log, loop, precision
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
@@ -111,6 +112,17 @@ def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch, capsy
     assert re.search(line, log_of(tmp_path / "run"))
     bar = r"pretrain: +50% 5/10 \[.*, loss [\d.]+, lr [\de.-]+\]"
     assert re.search(bar, capsys.readouterr().err) and not re.search(bar, log_of(tmp_path / "run"))
+
+
+def test_a_fitted_classifier_logs_one_epoch_and_has_no_curve(tmp_path, capsys):
+    """It has minutes, of which its one epoch needs a few seconds."""
+    out, fit = tmp_path / "run", {key.replace(".", "__"): value for key, value in LINEAR_FIT_ONLY.items()}
+    convnet = {"model__name": "hog_conv", "model__kwargs": {}, "model__drop_path": None, "train__ema": None}
+    fitted = {**convnet, **fit, "stages": None, "train__size": 32, "train__epochs": None, "train__batch_size": 2}
+    assert inside("finetune", out, **fitted, data__subset={"per_class": 4}, train__minutes=60) == 0
+    assert "about 20 steps by train.minutes 60" in logged(out)
+    assert "Layer-wise" not in capsys.readouterr().err
+    assert (out / "confusion.png").exists() and not (out / "curves.png").exists()
 
 
 AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total": 40}, "train__accumulate": 1}

@@ -80,7 +80,7 @@ class Loop:
         """Train the phase to its end.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM. The state is saved.
+            Interrupted: Ctrl-C or another stop signal. The state is saved.
             RunError: The loss is not finite, or memory or disk ran out. The last checkpoint is kept.
         """
         position, plan = self.position, self.plan
@@ -158,7 +158,8 @@ class Loop:
             remaining_steps = self.steps - self.position.total_steps
             seconds = remaining_steps * step_seconds + clock.FORWARD * image_seconds * eval_images
         else:
-            seconds = max(0.0, self.timer.remaining(self.run.seconds))
+            most = self.batches.epochs * self.batches.steps_per_epoch - self.position.total_steps  # by max_epochs
+            seconds = max(0.0, min(self.timer.remaining(self.run.seconds), most * step_seconds))
             count = self.position.total_steps + seconds / step_seconds
             steps = f"about {count:.0f} steps by train.minutes {self.train.minutes:g}"
         end = time.strftime("%H:%M", time.localtime(time.time() + seconds))

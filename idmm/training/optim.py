@@ -20,7 +20,7 @@ def create_optimizer(
         lr: Peak learning rate of the backbone's last layer and of the others.
     """
     options = dict(no_weight_decay_list=_exempt(backbone))
-    if train.layer_decay is None:
+    if train.layer_decay in (None, 1.0):  # timm warns of 1
         groups = param_groups_weight_decay(backbone, train.weight_decay, **options)
     else:
         groups = param_groups_layer_decay(backbone, train.weight_decay, layer_decay=train.layer_decay, **options)

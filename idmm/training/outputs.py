@@ -70,12 +70,15 @@ def export(
         if "task" not in entries:  # the layers for boxes and masks are not timm's
             kwargs = kwargs | {"num_classes": len(entries["classes"])}
         save_model(run.folder.path, "model", loop.exported.state_dict(), kwargs=kwargs, extra=extra | entries, **about)
+    records = run.folder.metrics()
+    if getattr(setup.config.model, "freeze", False) and len(records) == 1:  # a fitted classifier, which has no curve
+        return
     method = getattr(setup.config, "method", None)
     kind = setup.stage.NAME if method is None else f"{setup.stage.NAME} by {method.name}"
     with drawing("curves.png"):
         from idmm.figures import curves_figure, save  # matplotlib takes a second
 
-        figure = curves_figure(run.folder.metrics(), f"{run.folder.path.name}: {kind}, {spec.name}")
+        figure = curves_figure(records, f"{run.folder.path.name}: {kind}, {spec.name}")
         save(figure, run.folder.path / "curves.png")
 
 
