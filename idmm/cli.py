@@ -68,6 +68,7 @@ COMMANDS = {
     "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words={"name": "DIR|NAME"}),
     "data download": Command(keys.DataDownloadConfig, "stages.check:download", words={"name": "NAME"}),
     "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list"),
+    "completion": Command(keys.CompletionConfig, "cli:completion", words={"shell": "SHELL"}),
     "demo": Command(keys.DemoConfig, "stages.demo:demo"),
 }
 USAGE = """usage: idmm {group}COMMAND [--config FILE] [--KEY VALUE ...]
@@ -135,7 +136,7 @@ def _fault_of(error: OSError) -> RunError | UserError:
 
 def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
     """Run a command of one or two words, or list the commands."""
-    if argv[0] == "--version":
+    if argv[0] in ("version", "--version"):
         print(f"idmm {idmm_version()}")
         return output_code()
     if name := next((words for words in (" ".join(argv[:2]), argv[0]) if words in COMMANDS), None):
@@ -152,6 +153,13 @@ def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
     lines = [f"  {words:<15} {command.help}" for words, command in commands.items()]
     print(USAGE.format(group=group, commands="\n".join(lines)))
     return 0
+
+
+def completion(config: keys.CompletionConfig) -> str:
+    """Return the script of ``config.shell``."""
+    from idmm.config.completion import script
+
+    return script(config.shell, COMMANDS)
 
 
 def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> int:

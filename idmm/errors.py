@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-class UserError(Exception):
+class Message(Exception):
+    """An error that its text explains. Notebooks show no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
+
+
+class UserError(Message):
     """One or more mistakes of the user. The command line prints one line per fault and exits with 2.
 
     Args:
@@ -25,7 +32,7 @@ class SizeError(UserError):
     """An image size that a model does not accept. The caller adds the field."""
 
 
-class RunError(Exception):
+class RunError(Message):
     """A run that cannot continue (diverged, out of memory, disk full): one line, exit code 1.
 
     Args:
@@ -40,8 +47,8 @@ class RunError(Exception):
         self.shared = shared
 
 
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM, after the state was saved: exit code 130."""
+class Interrupted(Message):
+    """Ctrl-C or another stop signal, after the state was saved: exit code 130."""
 
     exit_code = 130
 

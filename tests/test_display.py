@@ -237,7 +237,7 @@ def broken_pipe():
 @pytest.mark.parametrize(
     ("command", "code"),
     {
-        "configs": 141, "data list": 141, "data info flowers": 141, "--version": 141,
+        "configs": 141, "data list": 141, "data info flowers": 141, "version": 141, "completion zsh": 141,
         "pretrain --out x --print_config": 141, "predict --init run photos": 141, "pretrain --help": 0, "--help": 0,
     }.items(),
 )  # fmt: skip

@@ -128,6 +128,14 @@ class DemoConfig:
 
 
 @section
+class CompletionConfig:
+    """Print the script with which a shell completes commands and flags. Add it to the shell's own start file."""
+
+    shell: Literal["bash", "zsh", "fish"] = REQUIRED
+    """The shell."""
+
+
+@section
 class ConfigsConfig:
     """List the recipes that --config takes by name."""
 

@@ -17,6 +17,7 @@ from idmm.data.folder import images_at
 from idmm.data.images import Bands
 from idmm.errors import UserError, capped
 from idmm.evaluation.network import Forward, Network, pooled
+from idmm.evaluation.notebook import html_table
 from idmm.files import weights_label
 from idmm.models.build import feature_width
 from idmm.models.weights import read_checkpoint
@@ -44,6 +45,9 @@ class Prediction:
     probability: float  # of that class, in [0, 1]
     top: list[tuple[str, float]]  # names and probabilities of the top_k likeliest classes, best first
 
+    def _repr_html_(self) -> str:
+        return html_table([(self.path, *each) for each in self.top])
+
 
 @dataclass(frozen=True)
 class Embedding:
@@ -70,6 +74,9 @@ class PredictionList(list[Prediction]):
         for path, row in zip(self.paths, self.probabilities, strict=True):
             top = [(classes[c], float(row[c])) for c in np.argsort(-row, kind="stable")[:top_k]]
             self.append(Prediction(path, *top[0], top))
+
+    def _repr_html_(self) -> str:
+        return html_table([(one.path, one.label, one.probability) for one in self])
 
     @property
     def labels(self) -> list[str]:

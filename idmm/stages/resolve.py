@@ -13,6 +13,7 @@ from idmm.config.commands import ProbeConfig
 from idmm.data.formats import PICTURE_CHANNELS
 from idmm.data.registry import check_folder
 from idmm.errors import UserError, checked
+from idmm.evaluation.notebook import Result
 from idmm.files import weights_file
 from idmm.stages import stage_of
 from idmm.training import clock
@@ -151,12 +152,12 @@ def run_stage(config: Any, started_at: float | None = None) -> dict:
     Raises:
         UserError: A mistake in the config or the data. Faults of names come first, before torch is imported.
         RunError: Training could not continue.
-        Interrupted: Ctrl-C or SIGTERM.
+        Interrupted: Ctrl-C or another stop signal.
     """
     setup = resolve(config, started_at)
     module = "dense.stage" if isinstance(config, DenseConfig) else f"stages.{setup.stage.NAME}"
     run_one = importlib.import_module(f"idmm.{module}").run_one
     data = setup.config.data
     if data.folds is None or data.fold is not None or not setup.stage.needs.test:
-        return run_one(setup)
-    return importlib.import_module("idmm.stages.folds").run_folds(setup, run_one)
+        return Result(run_one(setup))
+    return Result(importlib.import_module("idmm.stages.folds").run_folds(setup, run_one))

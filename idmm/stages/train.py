@@ -23,6 +23,7 @@ from idmm.data.registry import resolve_name
 from idmm.data.user_lists import SPLIT
 from idmm.display import show
 from idmm.errors import UserError, in_short
+from idmm.evaluation.notebook import Result
 from idmm.files import holds_run, made_folder, write_json, write_text
 from idmm.models.spec import model_spec
 from idmm.progress import duration, log
@@ -109,7 +110,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
         state.gain = distributed.broadcast(gain)
         state.save(out)
     _print("\n".join([*_report(state), f"{out / FILE}. The classifier is {out / 'model.safetensors'}"]))
-    return state.content
+    return Result(state.content)
 
 
 def _print(text: str) -> None:

@@ -1,0 +1,26 @@
+"""``idmm completion``: the script with which a shell completes commands and flags, made by shtab."""
+
+import argparse
+
+from idmm.config.parsing import flag_parser
+
+
+def script(shell: str, commands: dict) -> str:
+    """Return the script of a shell (bash, zsh or fish) for a table of commands, each with ``config`` and ``words``."""
+    import shtab
+
+    parser = argparse.ArgumentParser("idmm")
+    groups = {"": parser.add_subparsers()}
+    for name, command in commands.items():
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            one = groups[""].choices.get(group) or groups[""].add_parser(group, help="")
+            groups[group] = one.add_subparsers()
+        flags = flag_parser(command.config, name)
+        if command.words:
+            flags.add_argument("words", nargs="*", metavar="FILE")
+        for action in flags._actions:
+            if action.metavar:
+                action.complete = shtab.FILE
+        groups[group].add_parser(word, parents=[flags], add_help=False, help=flags.description)
+    return shtab.complete(parser, shell)
