@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -84,6 +85,30 @@ def accuracy_curves(
     place = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
     figure.legend(legend.values(), legend.keys(), fontsize=9, title=note, title_fontsize=8, **place)
     save(figure, path)
+
+
+class Network(NamedTuple):
+    """A trained network."""
+
+    data: str  # its panel
+    start: str  # its curve: a method, weights or scratch
+    name: str
+    params: int  # without the classifier
+    top1: float  # percent
+    std: float = 0.0
+
+
+def over_parameters(networks: list[Network], path: Path) -> bool:
+    """Draw accuracy over parameters (IDMM, Figure 3) if there are several sizes, and return whether there are."""
+    ticks = {}
+    panels: dict[str, dict[str, Points]] = {}
+    for network in networks:
+        size = network.params / 1e6
+        ticks[size] = f"{network.name}\n{size:.3g} M"
+        panels.setdefault(network.data, {}).setdefault(network.start, []).append((size, network.top1, network.std))
+    if len(ticks) > 1:
+        accuracy_curves(panels, path, ("parameters without the classifier", "top-1 accuracy (%)"), ticks)
+    return len(ticks) > 1
 
 
 def _accuracy_axis(axis, title: str, largest_class: float | None) -> None:

@@ -2,34 +2,25 @@
 
 from pathlib import Path
 
-from idmm.report.charts import Points, accuracy_curves
+from idmm.report.charts import Network, Points, accuracy_curves, over_parameters
 from idmm.report.page import Picture
 from idmm.report.run_page import RunFacts
-from idmm.report.table import millions
-
-Panels = dict[str, dict[str, Points]]  # title -> label -> points
 
 
 def compare(runs: list[RunFacts], out: Path) -> list[Picture]:
     """Draw the pictures for which there are enough runs on the same data into ``out``, and return them."""
-    pictures = []
-    over_epochs: Panels = {}
-    over_parameters: Panels = {}
-    ticks = {}
+    networks, pictures = [], []
+    panels: dict[str, dict[str, Points]] = {}
     for run in runs:
         for name, points in run.curves.items():
-            over_epochs.setdefault(f"{run.data}: {name}", {})[run.label] = points
-        if "backbone_params" in run.result and "top1" in run.result:
-            size = run.result["backbone_params"] / 1e6
-            ticks[size] = f"{run.model}\n{millions(run.result['backbone_params'])}"
-            curves = over_parameters.setdefault(run.data, {})
-            curves.setdefault(run.method, []).append((size, run.result["top1"], 0.0))
-    over_epochs = {title: curves for title, curves in over_epochs.items() if len(curves) > 1}
-    if over_epochs:
+            panels.setdefault(f"{run.data}: {name}", {})[run.label] = points
+        params, top1 = map(run.result.get, ("backbone_params", "top1"))
+        if params and top1 is not None:
+            networks.append(Network(run.data, run.method, run.model, params, top1))
+    panels = {title: curves for title, curves in panels.items() if len(curves) > 1}
+    if panels:
         pictures.append(Picture(out / "curves.png", "Accuracy over epochs"))
-        accuracy_curves(over_epochs, pictures[-1].path, ("epoch", "accuracy (%)"))
-    if len(ticks) > 1:
+        accuracy_curves(panels, out / "curves.png", ("epoch", "accuracy (%)"))
+    if over_parameters(networks, out / "params.png"):
         pictures.append(Picture(out / "params.png", "Accuracy over parameters"))
-        labels = "parameters without the classifier", "top-1 accuracy (%)"
-        accuracy_curves(over_parameters, pictures[-1].path, labels, ticks)
     return pictures

@@ -123,7 +123,7 @@ class Table:
         """Return the name of a backbone with its number of parameters, without markup."""
         if backbone not in self.params:
             return backbone
-        return f"{backbone} ({millions(self.params[backbone])} parameters)"
+        return f"{backbone} ({self.params[backbone] / 1e6:.3g} M parameters)"
 
     @property
     def progress(self) -> str:
@@ -198,11 +198,6 @@ class Table:
         if any(cell.stats.half is not None for cell in self.cells.values()):
             over += " and seeds (with the spread of all cells of a column together)"
         return f"Intervals are 95 % intervals over {over}. A difference whose interval contains 0 may be chance."
-
-
-def millions(params: int) -> str:
-    """Return a number of parameters in millions."""
-    return f"{params / 1e6:.3g} M"
 
 
 def run_label(run: dict) -> str:
