@@ -183,6 +183,7 @@ SHORT = packed(np.zeros((64, 95), bool))
         ({"size": SIZE, "counts": "@0P6"}, "its RLE of 96 x 64 pixels has runs of "),
         ({"size": SIZE, "counts": [7000, -856]}, "segmentation.counts[1] is -856, expected greater than or equal to 0"),
         ({"size": SIZE, "counts": []}, "its RLE of 96 x 64 pixels has runs of 0, expected"),
+        ({"size": [64], "counts": SHORT}, "segmentation.size[1] field required"),
         ({"size": SIZE}, "segmentation.counts field required (polygons or RLE)"),
         ({"counts": GOOD}, "segmentation.size field required (polygons or RLE)"),
         ({}, "segmentation.counts field required (polygons or RLE)"),

@@ -74,7 +74,7 @@ class _File:
 
 @dataclass
 class _RunLengths:
-    size: list[int]
+    size: tuple[int, int]
     counts: str | list[Annotated[int, Field(ge=0)]]
 
 
@@ -251,7 +251,7 @@ def _outline(segment: Any, size: tuple[int, int]) -> list[np.ndarray] | dict | N
         return [np.array(polygon, dtype=np.float32) for polygon in outline]
     counts = _unpacked(outline.counts) if isinstance(outline.counts, str) else outline.counts
     pixels = size[0] * size[1]
-    if outline.size != [*size] or sum(counts) != pixels or min(counts) < 0 or pixels >= LONGEST_RUN:
+    if outline.size != size or sum(counts) != pixels or min(counts) < 0 or pixels >= LONGEST_RUN:
         has = f"its RLE of {as_text(outline.size)} pixels has runs of {sum(counts)}"
         raise ValueError(f"{has}, expected {as_text(size)}, which is {pixels}")
     return coco.frPyObjects({"size": [*size], "counts": counts}, *size)
