@@ -1,9 +1,12 @@
 """Shared parts of the sections of a config."""
 
-from typing import Annotated, Any, dataclass_transform
+from inspect import get_annotations
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticKnownError
 
 _frozen = dataclass(
     config=ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, coerce_numbers_to_str=True),
@@ -36,11 +39,33 @@ def section(cls: type) -> type:
 
     The class variable ``STAGE`` names the stage that a config belongs to.
     """
+    cls.__annotations__ = {name: _strict(kind) for name, kind in get_annotations(cls).items()}
     made = _frozen(cls)
     for name, info in made.__pydantic_fields__.items():
         bases = [getattr(base, "__pydantic_fields__", {}).get(name) for base in made.__mro__]
         info.description = next((base.description for base in bases if base and base.description), None)
     return made
+
+
+def _no_bool(kind: type, fault: str) -> Any:
+    def check(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticKnownError(fault)
+        return value
+
+    return Annotated[kind, BeforeValidator(check)]
+
+
+_NUMBERS = {int: _no_bool(int, "int_type"), float: _no_bool(float, "float_type")}
+
+
+def _strict(kind: Any) -> Any:
+    """Return a type whose numbers, at any depth, are not true or false, which pydantic takes for 1 and 0."""
+    origin = get_origin(kind)
+    if origin in (None, ClassVar, Literal):
+        return _NUMBERS[kind] if kind in (int, float) else kind
+    inner = tuple(_strict(one) for one in get_args(kind))
+    return Union[inner] if origin is UnionType else origin[inner]
 
 
 def rising(highest: float) -> Any:
