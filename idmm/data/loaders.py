@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
 AHEAD = 2  # finished batches that a worker holds
+WORKER_FILES, OTHER_FILES = 16, 64  # open files of a worker (9 were measured) and of the rest of a process
 
 
 @dataclass(frozen=True)
@@ -194,16 +196,23 @@ def most_workers() -> int:
 
 
 def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | None]:
-    """Resolve ``data.workers``. If shared memory is too small for that many, return a line on that, too.
+    """Resolve ``data.workers``. If there is no room for that many, return a line on that, too.
 
     Workers hand batches over in shared memory. Containers often have 64 MiB of it, and a worker that runs out dies.
+    Each batch is an open file.
     """
     workers = most_workers() if workers is None else workers
-    each = (AHEAD + 1) * bytes_per_batch  # one more is in the making
-    if not os.path.isdir("/dev/shm") or workers * each <= (free := shutil.disk_usage("/dev/shm").free):
+    if not os.path.isdir("/dev/shm"):
         return workers, None
-    held = f"{workers * each / 2**20:.0f} MiB of shared memory, {free / 2**20:.0f} MiB are free"
-    return free // each, f"data.workers {workers} would need {held}: {free // each or 'none'} used instead"
+    each = (AHEAD + 1) * bytes_per_batch  # one more is in the making
+    free = shutil.disk_usage("/dev/shm").free
+    files = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)[0] % 2**31  # -1: no limit
+    most = min(free // max(1, each), max(0, files - OTHER_FILES) // WORKER_FILES)
+    if workers <= most:
+        return workers, None
+    memory = f"{workers * each / 2**20:.0f} MiB of shared memory ({free / 2**20:.0f} MiB are free)"
+    held = f"{memory} and {OTHER_FILES + WORKER_FILES * workers} open files ({files} by 'ulimit -n')"
+    return most, f"data.workers {workers} would need {held}: {most or 'none'} used instead"
 
 
 def choose_workers(wanted: int | None, batch_fn: BatchFn, images: np.ndarray) -> int:
