@@ -12,7 +12,7 @@ import torch
 from timm.layers import to_2tuple
 from torch import nn
 
-from idmm.errors import SizeError, UserError, nearest
+from idmm.errors import SizeError, UserError, listed, nearest
 
 Size = int | tuple[int, int] | list[int]
 
@@ -29,6 +29,8 @@ _RESERVED = {
     "drop_path": "use model.drop_path",
     "name": "use model.name",
 }
+_LOADING = ("pretrained", "checkpoint_path")
+_INTERFACE = ("forward_features", "forward_head", "get_classifier", "reset_classifier")  # that idmm calls
 _DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}  # for several sizes: of ViTs, and of Swin
 _PROBES = {"img_size": 224, "drop_path_rate": 0.1, **_DYNAMIC}
 # what models raise for arguments and sizes that they do not accept
@@ -57,6 +59,8 @@ def create_backbone(
             a size that it does not accept.
     """
     check_name(name)
+    if used := [key for key in _LOADING if kwargs.get(key)]:
+        raise UserError(f"model.kwargs: {name} has {listed(used)}, but {_RESERVED[used[0]]}. Leave it out")
     kwargs = {"num_classes": 0, **kwargs}
     optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
     optional |= _DYNAMIC if dynamic_size else {}
@@ -65,6 +69,8 @@ def create_backbone(
         model = timm.create_model(name, **kwargs, **optional)
     except _MODEL_ERRORS as error:
         raise _build_error(name, kwargs, optional, error) from error
+    if missing := [method for method in _INTERFACE if not hasattr(model, method)]:
+        raise UserError(f"model.name: {name!r} has no method {listed(missing)}, expected timm's interface")
     if img_size is not None:
         output = try_size(model, name, img_size, kwargs.get("in_chans", 3))
         if len(shape := list(getattr(output, "shape", []))) != 2:
