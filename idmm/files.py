@@ -13,12 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from idmm.errors import RunError, UserError
+from idmm.errors import RunError, UserError, one_line, reason
 from idmm.progress import log
 
 _MARK = "part-"
 _CONTENT = f".{_MARK}content"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without flock
+WITHOUT = "Delete it to go on without it"  # remedy for what a run can do without
+REWRITE = "Delete it and repeat the command of its run, which writes it again"  # remedy for result.json
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 WEIGHTS_EXPECTED = f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
 
@@ -67,6 +69,53 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def reading(path: Path, remedy: str) -> Iterator[None]:
+    """Raise UserError if a file that idmm wrote cannot be read, or if the block fails on its content.
+
+    ``remedy`` is the second sentence of the message.
+    """
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:  # torch and json raise many kinds, and a value may be missing
+        log.debug("%s", path, exc_info=True)
+        why = reason(error) if isinstance(error, OSError | ValueError) else "it is not what idmm wrote"
+        raise UserError(f"{path}: is damaged ({one_line(why)[:200]}). {remedy}") from None
+
+
+def read_json(path: Path, remedy: str, kind: type = dict) -> Any:
+    """Return the content of a JSON file, a ``kind``. Errors as of :func:`reading`."""
+    with reading(path, remedy):
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, kind):
+            raise TypeError
+        return content
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """Return the records of ``metrics.jsonl``, [] if there is none. A last line that was cut by a kill is left out.
+
+    Raises:
+        UserError: Another line is damaged.
+    """
+    records: list[dict] = []
+    if not path.exists():
+        return records
+    with reading(path, WITHOUT):
+        lines = path.read_text(encoding="utf-8").split("\n")
+        for line in lines[:-1]:
+            record = json.loads(line)
+            numbers = (record["stage"], record["epoch"], *record.values())
+            if not all(isinstance(number, int | float | None) for number in numbers):
+                raise TypeError
+            records.append(record)
+    if lines[-1]:
+        log.warning("%s: the last line is cut and left out", path)
+    return records
 
 
 def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
@@ -267,11 +316,19 @@ def is_public(init: str | os.PathLike | None) -> bool:
 
 
 def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:
-    """Return the JSON next to weights, {} if there is none. ``stem``: as for :func:`weights_file`."""
-    with contextlib.suppress(UserError, OSError, ValueError):
-        info = json.loads(weights_file(path, stem=stem).with_suffix(".json").read_text(encoding="utf-8"))
-        return info if isinstance(info, dict) and isinstance(info.get("kwargs"), dict) else {}
-    return {}
+    """Return the JSON next to weights, {} if there is none. ``stem``: as for :func:`weights_file`.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    try:
+        path = weights_file(path, stem=stem).with_suffix(".json")
+    except UserError:  # of which the commands report
+        return {}
+    if is_public(path) or not path.is_file():
+        return {}
+    info = read_json(path, "Fetch the file again, or repeat the command of its run in a new folder")
+    return info if isinstance(info.get("kwargs"), dict) else {}
 
 
 def weights_label(source: str | os.PathLike, field: str) -> str:

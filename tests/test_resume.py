@@ -212,18 +212,14 @@ def test_resumed_state_is_enough(stage, cut, whole, tmp_path):
 @pytest.mark.parametrize(("stage", "part", "spoil"), SPOILED, ids=[f"{s}-{part}" for s, part, _ in SPOILED])
 def test_state_is_needed(stage, part, spoil, cut, whole, tmp_path):
     """Each part of the state that weights depend on, altered: the run refuses, or the result differs."""
-    try:
-        out, code = resumed(stage, cut, tmp_path, spoil)
-    except RuntimeError as error:  # weights that do not fit the stage
-        assert "size mismatch" in str(error) and part == "stage"
-        return
+    out, code = resumed(stage, cut, tmp_path, spoil)
     assert code in (1, 2) if code else not same(out, whole[stage])
 
 
 def test_state_without_a_part_is_refused(cut, tmp_path, capsys):
     out, code = resumed("finetune", cut, tmp_path, lambda saved: saved.pop("ema"))
     line = lines(capsys)[-1]
-    assert code == 2 and line.startswith(f"{state_file(out)}: cannot be read (TypeError: ") and "'ema'" in line
+    assert code == 2 and line == f"{state_file(out)}: is damaged (it is not what idmm wrote). Delete it to start over"
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # the lock is let go
@@ -233,7 +229,7 @@ def test_torn_state_is_refused(cut, tmp_path, capsys):
     before = snapshot(out)
     assert inside("pretrain", out) == 2
     line = lines(capsys)[-1]
-    assert line.startswith(f"{state_file(out)}: cannot be read (") and line.endswith("). Remove it to start over")
+    assert line == f"{state_file(out)}: is damaged (it is not what idmm wrote). Delete it to start over"
     assert snapshot(out) == before
 
 

@@ -64,8 +64,8 @@ def _strict(kind: Any) -> Any:
     origin = get_origin(kind)
     if origin in (None, ClassVar, Literal):
         return _NUMBERS[kind] if kind in (int, float) else kind
-    inner = tuple(_strict(one) for one in get_args(kind))
-    return Union[inner] if origin is UnionType else origin[inner]
+    origin = Union if origin is UnionType else origin
+    return origin[tuple(_strict(one) for one in get_args(kind))]
 
 
 def rising(highest: float) -> Any:

@@ -1,7 +1,6 @@
 """``idmm report``: a page on finished runs. Their files are read here, ``report/`` draws them."""
 
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from idmm.config import PretrainConfig, parsing
 from idmm.config.commands import ReportConfig
 from idmm.config.reading import read_file
-from idmm.files import expand_home, is_public, made_folder, read_csv
+from idmm.files import REWRITE, expand_home, is_public, made_folder, read_csv, read_json, read_metrics
 from idmm.inference.runs import dataset_name, finished_runs, read_config
 from idmm.progress import log
 from idmm.report.page import readable
@@ -65,7 +64,7 @@ def _read_run(folder: Path) -> RunFacts:
         pictures=_pictures(folder),
         per_class=read_csv(folder / PER_CLASS) if (folder / PER_CLASS).is_file() else [],
         config=parsing.flatten(read_file(folder / "config.yaml")),
-        result=json.loads((folder / "result.json").read_text()),
+        result=read_json(folder / "result.json", REWRITE),
     )
 
 
@@ -83,9 +82,7 @@ def _method(config: Any) -> str:
 def _curves(file: Path) -> dict[str, list]:
     """Return the accuracies in ``metrics.jsonl``, if a run has it, by their names."""
     curves: dict[str, list] = {}
-    lines = file.read_text().splitlines() if file.is_file() else []
-    for epoch, line in enumerate(lines, start=1):
-        record = json.loads(line)
+    for epoch, record in enumerate(read_metrics(file), start=1):
         for name in ACCURACIES & record.keys():
             curves.setdefault(name, []).append((epoch, record[name], 0.0))
     return curves

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from idmm.errors import listed
-from idmm.files import write_bytes
+from idmm.files import REWRITE, reading, write_bytes
 from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
 
@@ -128,7 +128,7 @@ def _results(runs: list[RunFacts], comparisons: list[list[str]]) -> Iterator[str
     yield from _table("Top-1 accuracy on the test images (percent)", CLASSIFIERS, classifiers)
     for kind, (caption, columns) in OTHERS.items():
         yield from _table(caption, columns, [run for run in runs if run.kind == kind])
-    if len({(run.data, run.result["test_size"]) for run in classifiers}) > 1:
+    if len({(run.data, run.result.get("test_size")) for run in classifiers}) > 1:
         yield "These classifiers were tested on different images: do not compare their accuracies."
     if comparisons:
         yield TableOf(["first", "second", "images", "points", "p", "verdict"], comparisons, COMPARISON)
@@ -146,7 +146,11 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[Tab
         "start": lambda run: run.start,
         "time": lambda run: duration(run.result["seconds"]) if "seconds" in run.result else "",
     }
-    cells = {name: [column(run) for run in runs] for name, column in columns.items()}
+    cells = {name: [] for name in columns}
+    for run in runs:
+        with reading(run.path / "result.json", REWRITE):
+            for name, column in columns.items():
+                cells[name].append(column(run))
     cells = {name: column for name, column in cells.items() if any(column)}
     yield TableOf(list(cells), [list(row) for row in zip(*cells.values(), strict=True)], caption)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from idmm.files import read_csv
+from idmm.files import read_csv, reading
 
 PREDICTIONS = "predictions.csv"  # of a run
 DIGITS = 1  # after the point, as in the paper
@@ -160,15 +160,21 @@ def compared(run: Path, other: Path) -> dict[str, float] | None:
 
     Images whose label was corrected in between do not count. None: these are less than half of the larger test set.
     """
-    rows, others = (read_csv(folder / PREDICTIONS) for folder in (run, other))
-    correct, other_correct = (
-        {(row["path"], row["class"]): row["class"] == row["predicted"] for row in each} for each in (rows, others)
-    )
+    correct, groups = _answers(run)
+    other_correct, _ = _answers(other)
     images = len(correct.keys() & other_correct.keys())
-    if 2 * images < max(len(rows), len(others)):
+    if 2 * images < max(len(correct), len(other_correct)):
         return None
-    groups = {(row["path"], row["class"]): row["group"] for row in rows if "group" in row}
     return mcnemar(correct, other_correct, groups) | {"images": images}
+
+
+def _answers(run: Path) -> tuple[dict[tuple[str, str], bool], dict[tuple[str, str], str]]:
+    """Return whether a run is correct for each test image, and the groups of those that have one."""
+    path = run / PREDICTIONS
+    with reading(path, "Delete it to leave out the comparison"):
+        rows = {(row["path"], row["class"]): row for row in read_csv(path)}
+        correct = {key: row["class"] == row["predicted"] for key, row in rows.items()}
+        return correct, {key: row["group"] for key, row in rows.items() if "group" in row}
 
 
 def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str] | None = None) -> dict[str, float]:

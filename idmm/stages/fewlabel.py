@@ -17,7 +17,7 @@ from idmm.data.registry import spec_of
 from idmm.data.split import Listing, Split
 from idmm.errors import UserError, listed
 from idmm.evaluation.evaluate import readouts
-from idmm.files import made_folder, write_json, write_text
+from idmm.files import made_folder, read_json, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.report import charts
 from idmm.stages import common
@@ -66,7 +66,7 @@ def fewlabel(config: FewLabelConfig) -> dict:
     }
     out = made_folder(config.out)
     file, as_saved = out / "fewlabel.json", json.loads(json.dumps(header))
-    if file.exists() and not as_saved.items() <= json.loads(file.read_text()).items():
+    if file.exists() and not as_saved.items() <= read_json(file, "Delete it to measure again").items():
         raise UserError(f"out: '{out}' has the results of other measurements. Name a new folder")
     for note in dict.fromkeys(note for setup in backbones.values() for note in setup.notes):
         log.info("%s", note)

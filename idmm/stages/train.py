@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 import shutil
 import time
@@ -22,9 +21,9 @@ from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.data.user_lists import SPLIT
 from idmm.display import show
-from idmm.errors import UserError, in_short
+from idmm.errors import UserError
 from idmm.evaluation.notebook import Result
-from idmm.files import holds_run, made_folder, write_json, write_text
+from idmm.files import WITHOUT, holds_run, made_folder, read_json, reading, write_json
 from idmm.models.spec import model_spec
 from idmm.progress import duration, log
 from idmm.report.stats import compared
@@ -128,12 +127,10 @@ def _of_first_process(state: TrainState, device: str) -> TrainState:
 # ---------------------------------------------------------------------- what there is, what to do
 def _load(command: TrainCommand, out: Path) -> TrainState | None:
     """Return the state that an earlier call of the same command saved."""
-    try:
-        state = TypeAdapter(TrainState).validate_python(json.loads((out / FILE).read_bytes()))  # paths may be no UTF-8
-    except FileNotFoundError:
+    if not (out / FILE).exists():
         return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"out: '{out / FILE}' cannot be read ({in_short(error)}). Name a new folder") from None
+    with reading(out / FILE, "Name a new folder"):
+        state = TypeAdapter(TrainState).validate_python(read_json(out / FILE, "Name a new folder"))
     check_config(out, parsing.flatten(state.command), parsing.flatten(parsing.to_dict(command)))
     return state
 
@@ -145,8 +142,9 @@ def _check_images(command: TrainCommand, state: TrainState) -> None:
     list_all = functools.partial(all_images, command.data)
     listing = listed_again(list_all, command.data, command.out) if finished else list_all()
     if listing is not None and file.exists():
-        saved = json.loads(file.read_text())
-        check_unchanged(saved, listing_fingerprint(listing, saved), command.out)
+        with reading(file, WITHOUT):
+            saved = read_json(file, WITHOUT)
+            check_unchanged(saved, listing_fingerprint(listing, saved), command.out)
 
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:
@@ -168,7 +166,7 @@ def _planned(command: TrainCommand, out: Path) -> TrainState:
             raise UserError("data.subset: some training images have no label. Pass data.labelled instead")
     if distributed.rank() == 0:
         everything = listing_fingerprint(all_images(command.data))
-        write_text(out / IMAGES, json.dumps(everything | {"time": opened_at}))
+        write_json(out / IMAGES, everything | {"time": opened_at})
     return TrainState(parsing.to_dict(command), parsing.to_dict(data), counts, plan)
 
 

@@ -397,11 +397,7 @@ class Loop:
             )
         )
 
-    def _resume(self) -> None:
-        """Load the checkpoint of a resumed run, and remove the metrics that were written after it."""
-        state, self.run.folder.state = self.run.folder.state, None
-        if state is None:
-            return
+    def _load(self, state: TrainingState) -> None:
         self.method.load_state_dict(state.method)
         self.optimizer.load_state_dict(state.optimizer)
         if self.ema is not None:
@@ -412,8 +408,16 @@ class Loop:
         self.run.earlier_steps, total_steps = state.steps
         share = float(self.run.folder.leader)  # the sums are added up over processes
         sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state.sums.items()}
-        epoch, step = state.epoch, state.step
-        self.position = Position(epoch, step, total_steps, state.epoch_seconds, sums)
+        self.position = Position(state.epoch, state.step, total_steps, state.epoch_seconds, sums)
+
+    def _resume(self) -> None:
+        """Load the checkpoint of a resumed run, and remove the metrics that were written after it."""
+        state, self.run.folder.state = self.run.folder.state, None
+        if state is None:
+            return
+        with self.run.folder.reading_state():
+            self._load(state)
+        epoch, step, total_steps = state.epoch, state.step, state.steps[1]
         self.was_last = step == 0 and total_steps > 0  # between epochs only the end of a phase is saved
         self.run.folder.take_back(self.plan.phase.number, epoch + 1)
         log.info("%s resumes from epoch %d, step %d", self.plan.phase.label, epoch + 1, step)

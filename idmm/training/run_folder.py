@@ -16,8 +16,22 @@ from idmm.config.reading import read_file
 from idmm.data.fingerprint import check_unchanged, listing_fingerprint
 from idmm.data.split import Listing
 from idmm.data.store import Stores
-from idmm.errors import RunError, UserError, capped, in_short, listed
-from idmm.files import Lock, expand_home, holds_run, is_public, replacing, sweep, write_text
+from idmm.errors import RunError, UserError, capped, listed
+from idmm.files import (
+    REWRITE,
+    WITHOUT,
+    Lock,
+    expand_home,
+    holds_run,
+    is_public,
+    read_json,
+    read_metrics,
+    reading,
+    replacing,
+    sweep,
+    write_json,
+    write_text,
+)
 from idmm.training.plan import TrainingState
 
 
@@ -94,11 +108,12 @@ class RunFolder:
             raise UserError(f"out: '{self.path}' has files that no run wrote ({listed(files)}). Name a new folder")
 
     def _load(self) -> TrainingState:
-        try:
+        with self.reading_state():
             return TrainingState(**torch.load(self._state_file, map_location="cpu", weights_only=True))
-        except Exception as error:  # torch raises many kinds, and a file may lack values
-            why = f"{self._state_file}: cannot be read ({in_short(error)})"
-            raise UserError(f"{why}. Remove it to start over") from None
+
+    def reading_state(self) -> contextlib.AbstractContextManager:
+        """Raise UserError if the checkpoint turns out to be damaged inside the block."""
+        return reading(self._state_file, "Delete it to start over")
 
     def save_state(self, state: TrainingState) -> None:
         """Replace the checkpoint, in the first process. The previous one stays until the new one is whole.
@@ -128,13 +143,16 @@ class RunFolder:
 
     def check_listing(self, listing: Listing) -> None:
         """Raise UserError if a finished run's images are others now. All processes must call together."""
-        self._compare(listing_fingerprint(listing, self._images) if self._images else None)
+        with reading(self._images_file, WITHOUT):
+            fingerprint = listing_fingerprint(listing, self._images) if self._images else None
+        self._compare(fingerprint)
 
     def _compare(self, fingerprint: dict | None) -> None:
         faults = None
         if self._images:
             try:
-                check_unchanged(self._images, fingerprint, self.path)
+                with reading(self._images_file, WITHOUT):
+                    check_unchanged(self._images, fingerprint, self.path)
             except UserError as error:
                 faults = error.faults
         if faults := distributed.broadcast(faults):
@@ -145,17 +163,18 @@ class RunFolder:
 
         All processes must call together.
         """
-        values = self._images and {name: self._images[name] for name in ("range", "mean", "std")}
+        with reading(self._images_file, WITHOUT):
+            values = self._images and {name: self._images[name] for name in ("range", "mean", "std")}
         return distributed.broadcast(values)
 
     def add_start_scores(self, scores: dict[str, float]) -> None:
         """Save scores from before the first step. All processes must pass the same ones."""
         self.start_scores |= scores
         if self.leader:
-            write_text(self._scores_file, json.dumps(self.start_scores))
+            write_json(self._scores_file, self.start_scores)
 
     def _read_json(self, path: Path) -> dict | None:
-        return json.loads(path.read_text()) if self.leader and path.exists() else None
+        return read_json(path, WITHOUT) if self.leader and path.exists() else None
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Remove metrics from (stage, epoch) on. The resumed run writes them again."""
@@ -164,8 +183,7 @@ class RunFolder:
     def metrics(self) -> list[dict]:
         """Return the records so far, one per epoch."""
         if self._records is None or not self.leader:  # the first process writes them
-            path = self.path / "metrics.jsonl"
-            self._records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            self._records = read_metrics(self.path / "metrics.jsonl")
         return self._records
 
     def add_metrics(self, record: dict) -> None:
@@ -180,12 +198,12 @@ class RunFolder:
     def finish(self, result: dict) -> None:
         """Write result.json, which marks the run as finished."""
         if self.leader:
-            write_text(self._result_file, json.dumps(result, indent=2) + "\n")
+            write_json(self._result_file, result)
         self.finished = True
 
     def result(self) -> dict:
         """Return the result of a finished run."""
-        return json.loads(self._result_file.read_text())
+        return read_json(self._result_file, REWRITE)
 
     @property
     def checkpoint_note(self) -> str:

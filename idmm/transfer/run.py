@@ -9,7 +9,7 @@ from pathlib import Path
 
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import idmm_version, write_json, write_text
+from idmm.files import REWRITE, idmm_version, read_json, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.stages import STAGES
 from idmm.stages.resolve import run_stage
@@ -87,10 +87,8 @@ class Grid:
 
     def result(self, job: Job) -> dict:
         """Return the content of a job's result.json, empty before it is finished."""
-        try:
-            return json.loads((self.out / job.folder / "result.json").read_text())
-        except FileNotFoundError:
-            return {}
+        file = self.out / job.folder / "result.json"
+        return read_json(file, REWRITE) if file.exists() else {}
 
     def results(self) -> dict:
         """Return the content of grid.json."""

@@ -1,13 +1,15 @@
 """``idmm transfer status``: the progress of a grid."""
 
 import contextlib
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from idmm.errors import UserError
+from idmm.files import read_json, reading
 from idmm.transfer.config import StatusConfig
+
+RESTART = "Delete it and repeat the grid's command, which writes it again"
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,11 @@ class Failure:
 def read_failures(out: Path) -> dict[str, Failure]:
     """Return the failed jobs of a grid's folder, by key."""
     paths = sorted(out.glob("jobs/*.failed.json"))
-    return {path.name.partition(".")[0]: Failure(**json.loads(path.read_text())) for path in paths}
+    failures = {}
+    for path in paths:
+        with reading(path, RESTART):
+            failures[path.name.partition(".")[0]] = Failure(**read_json(path, RESTART))
+    return failures
 
 
 def cell_status(is_finished: bool, has_failed: bool) -> str:
@@ -33,7 +39,8 @@ def cell_status(is_finished: bool, has_failed: bool) -> str:
 def progress(out: Path) -> str:
     """Return a line with the finished and failed cells of the grid that was started last in a folder."""
     failed = {str(Path(failure.log).parent) for failure in read_failures(out).values()}
-    cells = json.loads((out / "cells.json").read_text())  # for each the folders of its job and of its pretraining
+    # for each the folders of its job and of its pretraining
+    cells = read_json(out / "cells.json", RESTART, list)
     counts = Counter(
         cell_status((out / folders[0] / "result.json").exists(), not failed.isdisjoint(folders)) for folders in cells
     )
