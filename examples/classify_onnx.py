@@ -3,7 +3,7 @@
 python examples/classify_onnx.py MODEL.onnx IMAGE [IMAGE ...]
 
 It needs numpy, onnxruntime and Pillow. Images of more than 8 bits or with other channels than RGB and grey need
-imagecodecs and tifffile as well. Pictures are taken as opaque and upright.
+imagecodecs and tifffile as well. Images are turned upright, and pictures are put on white.
 """
 
 import json
@@ -11,44 +11,76 @@ import sys
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 metadata = session.get_modelmeta().custom_metadata_map
 prepare, classes = json.loads(metadata["preprocessing"]), json.loads(metadata["classes"])
 PICTURE = prepare["channels"] in ("RGB", "L")
+ORIENTATION = 0x0112  # the tag of EXIF and TIFF
+LUMA = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and blue in grey
+TIFF = (".tif", ".tiff")
+if prepare["crop"] != "center":
+    sys.exit(f"{sys.argv[1]}: expected a model of centre crops, got {prepare['crop']}")
 
 
-def read_picture(path: str) -> list[Image.Image]:
-    """Return an 8-bit picture as its only plane."""
-    return [Image.open(path).convert(prepare["channels"])]
+def read(path: str) -> np.ndarray:
+    """Return an upright image in the file's numbers, [H, W, C]. A picture may have its opacity as last channel."""
+    if PICTURE and not path.lower().endswith(".npy"):
+        with Image.open(path) as image:
+            if "grey_range" not in prepare and image.mode[0] not in "IF":  # 8 bits
+                colours = "RGBA" if image.has_transparency_data else "RGB"
+                return np.asarray(ImageOps.exif_transpose(image).convert(colours))
+    return read_numbers(path)
 
 
-def read_planes(path: str) -> list[Image.Image]:
-    """Return one plane per channel, floats from 0 to 1 if the file has more than 8 bits, else from 0 to 255."""
+def read_numbers(path: str) -> np.ndarray:
+    """Return an upright image of any bits and channels, [H, W, C]."""
     import imagecodecs
     import tifffile
 
+    orientation = 1
     if path.lower().endswith(".npy"):
         image = np.load(path)
+    elif path.lower().endswith(TIFF):
+        with tifffile.TiffFile(path) as file:
+            image, orientation = file.asarray(), file.pages[0].tags.valueof(ORIENTATION, 1)
     else:
-        image = tifffile.imread(path) if path.lower().endswith((".tif", ".tiff")) else imagecodecs.imread(path)
+        image = imagecodecs.imread(path)
+        with Image.open(path) as header:
+            orientation = header.getexif().get(ORIENTATION, 1)
     image = np.atleast_3d(image)
     if image.shape[0] < image.shape[2]:
         image = np.moveaxis(image, 0, 2)  # [H, W, C]
-    if PICTURE:
-        image = image[..., : 3 if image.shape[2] > 2 else 1]  # no opacity
-    image = image[..., prepare.get("bands", slice(None))]
+    if orientation >= 5:
+        image = image.swapaxes(0, 1)
+    down, right = (-1 if orientation in turned else 1 for turned in ((3, 4, 7, 8), (2, 3, 6, 7)))
+    return image[::down, ::right]
+
+
+def on_white(image: np.ndarray) -> np.ndarray:
+    """Return a picture [H, W, C] of integers without its opacity, if it has one, blended with white."""
+    if image.shape[2] not in (2, 4):
+        return image
+    colours, opacity, white = image[..., :-1], image[..., -1:], np.iinfo(image.dtype).max
+    if not opacity.any():  # all transparent
+        return colours
+    return np.rint(white - (white - colours.astype(np.float64)) * (opacity / white)).astype(image.dtype)
+
+
+def unit_planes(path: str) -> list[Image.Image]:
+    """Return one plane per channel, floats from 0 to 1 if the file has more than 8 bits, else from 0 to 255."""
+    image = on_white(read(path)) if PICTURE else read(path)[..., prepare.get("bands", slice(None))]
     if image.dtype != np.uint8:
-        scale = prepare.get("range") or prepare["grey_range"]
-        low, high = np.array([0, 65535] if scale == "full" else scale, np.float64).T
+        scale = prepare.get("range" if not PICTURE else "grey_range", "full")
+        low, high = np.array([0, 65535] if scale in ("full", "auto") else scale, np.float64).T
         image = np.clip((image - low) / (high - low), 0, 1).astype(np.float32)
     return [Image.fromarray(plane) for plane in np.moveaxis(image, 2, 0)]
 
 
 def prepared(path: str) -> np.ndarray:
     """Return an image as the network expects it, float32 [C, H, W]: resized, cropped, normalised."""
-    planes = read_planes(path) if "grey_range" in prepare or not PICTURE else read_picture(path)
+    planes = unit_planes(path)
     (height, width), (across, down) = prepare["size"], planes[0].size
     sides = [int(prepare["resize"] * side / min(across, down)) for side in (across, down)]
     method = Image.Resampling[prepare["interpolation"].upper()]
@@ -56,8 +88,10 @@ def prepared(path: str) -> np.ndarray:
     box = (left, top, left + width, top + height)
     pixels = np.dstack([np.asarray(plane.resize(sides, method).crop(box)) for plane in planes])  # [H, W, C]
     pixels = pixels.clip(0, 1) if planes[0].mode == "F" else pixels / np.float32(255)
-    if prepare["channels"] == "L" and pixels.shape[2] == 3:  # colours to brightness
-        pixels = pixels @ np.array([[0.299], [0.587], [0.114]], np.float32)
+    if prepare["channels"] == "RGB" and pixels.shape[2] == 1:
+        pixels = pixels.repeat(3, axis=2)
+    if prepare["channels"] == "L" and pixels.shape[2] == 3:
+        pixels = pixels @ LUMA
     normalised = (pixels - np.array(prepare["mean"], np.float32)) / np.array(prepare["std"], np.float32)
     return normalised.transpose(2, 0, 1)
 

@@ -42,7 +42,7 @@ PANELS = {  # title -> key of a record -> label. None: no legend
 }
 NAMED_CLASSES = 24  # most classes of a confusion matrix with names and numbers
 CELL, LETTER = 0.34, 0.062  # of a confusion matrix (inches)
-CORRECT, WRONG = (LinearSegmentedColormap.from_list("", ("white", colour)) for colour in COLOURS[:2])
+CORRECT, WRONG = (LinearSegmentedColormap.from_list("", ["white", colour]) for colour in COLOURS[:2])
 
 Records = list[dict]  # of metrics.jsonl, one per epoch
 

@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
+import runpy
 import shutil
-from types import SimpleNamespace
+import subprocess
+import sys
+from pathlib import Path
 
 import frozen
 import numpy as np
@@ -13,14 +17,14 @@ import pytest
 import timm
 import torch
 import yaml
-from helpers import call, refused
+from helpers import ENVIRONMENT, ROOT, call, refused
 from PIL import Image
 
+from idmm.errors import RunError
+from idmm.files import read_csv
 from idmm.inference import export as command
 from idmm.inference import export_model
 from idmm.inference.export_model import Source
-from idmm.models import create_backbone
-from idmm.seeding import seeded
 
 CLASSES = ["a|b`c", "cat & dog", "zebra_*1*"]  # names that would break a card's table, code and emphasis
 SIDE = 32
@@ -119,28 +123,168 @@ def test_a_backbone_gives_features_and_the_card_names_what_a_run_started_from(wh
     assert "- started from: `pretrain`\n" in text
 
 
-FAMILIES = {
-    "deit_tiny_distilled_patch16_224": dict(patch_size=8, embed_dim=16, depth=1, num_heads=2),
-    "pvt_v2_b0": dict(embed_dims=(8, 16, 20, 16), depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1)),
-    "t2t_vit_7": dict(embed_dim=16, depth=1, num_heads=2),
-    "cvt_13": dict(embed_dims=(8, 8, 8), depths=(1, 1, 1), num_heads=(1, 1, 1)),
-    "swin_tiny_patch4_window7_224": dict(embed_dim=8, depths=(1, 1), num_heads=(1, 1), window_size=4),
-    "resnet50": dict(layers=(1, 1, 1, 1)),
-    "hog": {},
-}
+LEARNED = {"name": "resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}, "size": 32}
+BACKBONES = {  # of each kind that the recipes use: its arguments, and how it starts
+    "hog": ({}, "timm"),
+    "hog_conv": (dict(filters=16, fixed=12, learned=LEARNED), "timm"),
+    "t2t_vit_7": (dict(embed_dim=16, depth=1, num_heads=2), "timm"),
+    "cvt_13": (dict(embed_dims=[8, 8, 8], depths=[1, 1, 1], num_heads=[1, 1, 1]), "timm"),
+    "vit_tiny_patch16_224": (dict(patch_size=8, embed_dim=48, depth=1, num_heads=3), "structured"),
+    "deit_tiny_distilled_patch16_224": (dict(patch_size=8, embed_dim=16, depth=1, num_heads=2), "timm"),
+    "pvt_v2_b0": (dict(embed_dims=[8, 16, 20, 16], depths=[1] * 4, num_heads=[1] * 4), "timm"),
+    "swin_tiny_patch4_window7_224": (dict(embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=4), "timm"),
+    "resnet50": (dict(layers=[1, 1, 1, 1]), "timm"),
+}  # fmt: skip
+OURS = ("hog", "hog_conv", "t2t_vit_7", "cvt_13")
+WITHOUT_IDMM = """
+import contextlib, io, json, runpy, sys
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "idmm":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Gone())
+printed = {}
+for path in sys.argv[1:]:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(path)
+    except ModuleNotFoundError as error:
+        print(error, file=said)
+    printed[path] = said.getvalue()
+print(json.dumps(printed))
+"""
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory, photos):
+    """A run of each backbone in all formats, and what the code of each card prints without idmm."""
+    folder, codes = tmp_path_factory.mktemp("every"), []
+    for name, (kwargs, start) in BACKBONES.items():
+        trained(folder / name, photos, name, json.dumps(kwargs), 2, "--model.start", start)
+        exported(folder / name / "m.onnx", folder / name, "onnx")
+        for kind in ("timm", "hf"):
+            card = (exported(folder / name / kind, folder / name, kind) / "README.md").read_text()
+            (code,) = re.findall(r"(?s)```python\n(.*?)```", card)
+            photo = photos / "test" / CLASSES[0] / "1.png"
+            codes.append(folder / name / f"{kind}.py")
+            codes[-1].write_text(code.replace("PATH", str(folder / name / kind)).replace("photo.jpg", str(photo)))
+    command = [sys.executable, "-c", WITHOUT_IDMM, *map(str, codes)]
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, {Path(path): said for path, said in json.loads(done.stdout).items()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_exports(name):
-    """The backbones of the recipes, with a batch of any size."""
-    source = Source.__new__(Source)
-    with seeded(0):
-        source.model = create_backbone(name, SIDE, drop_path=0.1, num_classes=5, **FAMILIES[name]).eval()
-    source.size, source.classes = SIDE, list("abcde")
-    source.saved = SimpleNamespace(name=name, in_chans=3, source="run", extra={})
-    proto, line = export_model.onnx_model(source)
-    assert float(line.split()[2].rstrip(",")) < 1e-4 and proto.opset_import[0].version == export_model.OPSET
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_backbone_through_every_format(name, every, photos, tmp_path, capsys):
+    folder, printed = every
+    photo = photos / "test" / CLASSES[0] / "1.png"
+    assert call(["predict", "--init", folder / name, photo, "--out", tmp_path / "p.csv"]) == 0
+    (row,) = read_csv(tmp_path / "p.csv")
+    images = noise(3)
+    found = onnxruntime.InferenceSession(folder / name / "m.onnx").run(None, {"images": images.numpy()})[0]
+    np.testing.assert_allclose(found, logits(folder / name, images), atol=2e-3)
+    for kind in ("timm", "hf"):
+        needs = "only if the Python package idmm is installed"
+        assert (needs in (folder / name / kind / "README.md").read_text()) == (name in OURS)
+        code, said = folder / name / f"{kind}.py", printed[folder / name / f"{kind}.py"]
+        if name in OURS:
+            assert said.startswith("idmm")  # is missing
+            capsys.readouterr()
+            runpy.run_path(str(code))
+            said = capsys.readouterr().out
+        label, probability = said.rsplit(maxsplit=1)
+        assert label == row["class"] and float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
+
+
+def test_the_check_names_the_image_whose_class_changes(run):
+    """A jump of one image's outputs that keeps its class is right, as hand-made features have steps."""
+    source = Source(run)
+    images, names, what = export_model.checked_images(source)
+    outputs = logits(run, images).numpy()
+    largest = np.abs(outputs).max()
+    assert what == "16 training images" and all(name.startswith("train/") for name in names)
+
+    def checked(change):
+        parts = iter(np.split(outputs + change, [1]))
+        return export_model.check(source, lambda _: next(parts))
+
+    jump = np.zeros_like(outputs)
+    jump[5, outputs[5].argmax()] = 0.01 * largest
+    assert "16 training images, the same classes, largest difference" in checked(jump)
+    jump[5] = -2 * outputs[5]
+    for change, where in (
+        (jump, f"most for {names[5]} "),
+        (0.002 * largest, "differ from torch's"),
+        (np.nan, "differ"),
+    ):
+        with pytest.raises(RunError, match=re.escape(where)):
+            checked(change)
+
+
+def test_random_images_replace_training_images_that_are_gone(run, whole, tmp_path, capsys):
+    for source, kind in ((run, "onnx"), (whole["pretrain"], "timm")):
+        moved = shutil.copytree(source, tmp_path / f"moved_{kind}")
+        config = yaml.safe_load((moved / "config.yaml").read_text())
+        config["data"] |= {"name": "folder", "root": str(tmp_path / "gone")}
+        (moved / "config.yaml").write_text(yaml.safe_dump(config))
+        capsys.readouterr()
+        exported(tmp_path / f"{kind}.onnx", moved, kind)
+        assert "16 random images, as the training images cannot be read" in capsys.readouterr().out
+
+
+def test_a_model_that_timm_cannot_rebuild(run, tmp_path, capsys, monkeypatch):
+    def fail(*args, **kwargs):
+        raise TypeError("__init__() got an unexpected keyword argument 'global_pool'")
+
+    monkeypatch.setattr("timm.models.save_for_hf", fail)
+    (line,) = refused(capsys, ["export", "--init", run, "--format", "hf", "--out", tmp_path / "new"], code=1)
+    assert line.startswith("format: vit_tiny_patch16_224 cannot be rebuilt by timm ") and "'global_pool'" in line
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture(scope="module")
+def phone(tmp_path_factory):
+    """Photos that EXIF turns, each way, and pictures with opacity, none of them symmetrical."""
+    root, rng = tmp_path_factory.mktemp("phone"), np.random.default_rng(1)
+    for orientation in range(1, 9):
+        for number in range(3):
+            pixels = rng.integers(0, 60, (37 + 9 * number, 48, 4), dtype=np.uint8)
+            pixels[:14, :20, number] += 190
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            Image.fromarray(pixels[..., :3]).save(root / f"{orientation}{number}.jpg", exif=exif, quality=95)
+            pixels[..., 3] = rng.integers(0, 256) if number else 0
+            pixels[:5, :9, 3] = 0
+            Image.fromarray(pixels).save(root / f"{orientation}{number}.png", exif=exif)
+    Image.fromarray(pixels[..., [0, 3]], "LA").save(root / "la.png")
+    Image.fromarray(pixels[..., 0]).save(root / "grey.jpg")
+    Image.fromarray(pixels[..., 0].astype(np.uint16) * 257).save(root / "deep.png")
+    image = Image.fromarray(pixels[..., :3]).quantize(8)
+    image.save(root / "palette.png", transparency=3)
+    Image.fromarray(pixels).convert("CMYK").save(root / "cmyk.jpg")
+    return root
+
+
+@pytest.mark.parametrize("name", ["grey", "colour"])
+def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_factory, capsys):
+    """examples/classify_onnx.py on photos of phones and pictures with opacity, by classifiers of RGB and of grey."""
+    folder = tmp_path_factory.mktemp(name)
+    if name == "grey":
+        crop = ["--data.in_chans", 1, "--augment.crop_pct", 0.7]
+        run = trained(folder / "run", photos, "resnet10t", "{channels: [8, 8, 8, 8]}", 4, *crop)
+    onnx_file = exported(folder / "m.onnx", run, "onnx")
+    assert call(["predict", "--init", run, phone, "--out", folder / "p.csv"]) == 0
+    rows = read_csv(folder / "p.csv")
+    command = [sys.executable, ROOT / "examples" / "classify_onnx.py", onnx_file, *(row["path"] for row in rows)]
+    done = subprocess.run([*map(str, command)], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    printed = [line.rsplit(",", 2) for line in done.stdout.splitlines()]
+    assert len(rows) == 53 and [row[:2] for row in printed] == [[row["path"], row["class"]] for row in rows]
+    expected = [float(row["probability"]) for row in rows]
+    assert [float(row[2]) for row in printed] == pytest.approx(expected, abs=2e-4)
+    assert len({row["class"] for row in rows}) > 1 and len({f"{p:.4f}" for p in expected}) > 40
 
 
 def test_timm_loads_the_folder(run, hub, tmp_path, monkeypatch):

@@ -31,6 +31,8 @@ def export(config: ExportConfig) -> str:
         return _write_onnx(out, source)
     check = write_folder(source, out, hub=config.format == "hf")
     line = f"{out}: config.json, model.safetensors, README.md. Load it with "
+    if source.module:
+        line += f"import {source.module} and "
     return f"{line}timm.create_model('local-dir:{out}', pretrained=True)\nchecked against torch: {check}"
 
 
@@ -54,20 +56,21 @@ def write_folder(source, out: Path, hub: bool) -> str:
     pretrained=True)``. With ``hub`` the README has the Hub's front matter. Return the check.
 
     Raises:
-        RunError: The outputs differ from torch's, or it cannot be written. Nothing is left.
+        RunError: The outputs differ from torch's, timm cannot build the model, or it cannot be
+            written. Nothing is left.
     """
     import timm
     import torch
 
     from idmm.inference.export_card import card
-    from idmm.inference.export_model import check, quiet
+    from idmm.inference.export_model import check, converting, quiet
 
     config = {name: source.preprocessing[name] for name in OUR_KEYS if name in source.preprocessing}
     config["label_names"] = source.classes
     kwargs = {name: value for name, value in source.saved.kwargs.items() if name != "num_classes"}
     cfg = source.model.pretrained_cfg
     source.model.pretrained_cfg = {name: value for name, value in cfg.items() if name not in OUR_KEYS}
-    with filling(out) as folder:
+    with filling(out) as folder, converting(source, f"rebuilt by timm {timm.__version__}"):
         timm.models.save_for_hf(source.model, folder, config, kwargs, safe_serialization=True)
         (folder / "README.md").write_text(card(source, hub), encoding="utf-8", errors="replace")
         with quiet():

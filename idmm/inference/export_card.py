@@ -1,17 +1,16 @@
 """The model card: one short page from the run's own files. It has only measured figures."""
 
-import json
-
 import yaml
 
 from idmm.config import FinetuneConfig
-from idmm.files import WEIGHTS, expand_home, idmm_version, is_public
+from idmm.files import REWRITE, WEIGHTS, expand_home, idmm_version, is_public, read_json, reading
 from idmm.inference.export_model import Source
 from idmm.inference.runs import dataset_name
 
 _PICTURES = """\
 prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-image = prepare(Image.open("photo.jpg").convert("{channels}"))[None]  # [1, C, H, W]
+photo = ImageOps.exif_transpose(Image.open("photo.jpg"))  # upright
+image = prepare(photo.convert("{channels}"))[None]  # [1, C, H, W]
 """
 _CLASSES = """\
     shares = model(image)[0].softmax(0)  # [{width}]
@@ -19,20 +18,29 @@ names = model.pretrained_cfg["label_names"]
 print(names[shares.argmax()], float(shares.max()))
 """
 
+_NEEDS = """\
+The code below loads it only if the Python package {package} is installed, because timm does \
+not know its architecture. Other programs need an export to ONNX."""
+
 
 def card(source: Source, hub: bool) -> str:
     """Return ``README.md``. With ``hub`` it begins with the front matter of the Hugging Face Hub."""
-    result = json.loads((source.run / "result.json").read_text(encoding="utf-8"))
+    file = source.run / "result.json"
     bands = "" if source.network.bands is None else f" of {source.saved.in_chans} channels"
     kind = f"classifier of images{bands} into {len(source.classes)} classes" if source.classes else f"backbone{bands}"
-    facts = "\n".join(f"- {name}: {text}" for name, text in _facts(source, result))
+    with reading(file, REWRITE):
+        facts = "\n".join(f"- {name}: {text}" for name, text in _facts(source, read_json(file, REWRITE)))
+    package = source.module and source.module.partition(".")[0]
     blocks = []
     if hub:
         task = "image-classification" if source.classes else "image-feature-extraction"
-        front = {"library_name": "timm", "pipeline_tag": task, "tags": [task, "timm", "idmm"]}
+        library = package or "timm"
+        front = {"library_name": library, "pipeline_tag": task, "tags": sorted({task, library, "idmm"})}
         blocks.append(f"---\n{yaml.safe_dump(front, sort_keys=False)}---")
     blocks.append(f"# {_code(source.run.resolve().name)}")
     blocks.append(f"A {kind}, {_code(source.saved.name)}, trained by the toolkit idmm, version {idmm_version()}.")
+    if package:
+        blocks.append(_NEEDS.format(package=package))
     blocks.append(f"{facts}\n- licence: none is named, whoever publishes the model chooses it")
     if source.classes:
         blocks.append(f"Classes, by number from 0: {', '.join(map(_code, source.classes))}.")
@@ -67,9 +75,9 @@ def _code_lines(source: Source) -> str:
     by_timm = isinstance(channels, str) and "grey_range" not in source.preprocessing
     lines = "import timm, torch\n"
     if by_timm:
-        lines += "from PIL import Image\n"
-    if type(source.model).__module__.startswith("idmm."):
-        lines += "import idmm.models  # the toolkit of this model: timm itself does not know the architecture\n"
+        lines += "from PIL import Image, ImageOps\n"
+    if source.module:
+        lines += f"import {source.module}  # registers the architecture with timm\n"
     lines += '\nmodel = timm.create_model("local-dir:PATH", pretrained=True).eval()  # or "hf-hub:USER/NAME"\n'
     lines += _PICTURES.format(channels=channels) if by_timm else "image = ...  # [1, C, H, W], by hand\n"
     lines += "with torch.inference_mode():\n"

@@ -89,9 +89,14 @@ class Hog(WithClassifier):
     resizes to 64x64 pixels, bilinear with antialiasing. RGB images have 1,764 features of the grey level's gradients
     and 128 of the joint histogram of hue, saturation and value. Other images have 1,764 of the channel mean's
     gradients and 32 per channel. Only the classifier learns.
+
+    Args:
+        in_chans: Channels of images.
+        num_classes: Of the classifier; 0: none.
+        global_pool: Kept for timm, which passes it to every model. There is nothing to pool.
     """
 
-    def __init__(self, in_chans: int = 3, num_classes: int = 1000):
+    def __init__(self, in_chans: int = 3, num_classes: int = 1000, global_pool: str = ""):
         super().__init__()
         rgb = in_chans == 3
         self.register_buffer("mean", torch.tensor(IMAGENET_MEAN) if rgb else torch.zeros(in_chans))
@@ -100,7 +105,7 @@ class Hog(WithClassifier):
         blocks = (SIDE // CELL - 1) ** 2
         colours = math.prod(HSV_BINS) if rgb else CHANNEL_BINS * in_chans
         self.num_features = self.head_hidden_size = self.fixed = self.hand_made = blocks * 4 * ORIENTATIONS + colours
-        self.reset_classifier(num_classes)
+        self.reset_classifier(num_classes, global_pool)
 
     def set_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Set the mean and std of the images' normalisation, a number per channel, on pixel values in [0, 1]."""

@@ -62,6 +62,7 @@ class HogConv(Hog):
         frozen: A network on pixels that does not learn, whose pooled features join the fixed ones. None: none.
         say: Margin of the ConvNet in the sum of logits, relative to that of the classifier on fixed features
             (:meth:`weigh_learned`). 0: that which it comes to by training. With few labels it comes to be too sure.
+        global_pool: As for :class:`Hog`.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class HogConv(Hog):
         learned: dict = CONVNET | {"size": SIDE},  # timm drops arguments that are None
         frozen: dict | None = None,
         say: float = 0.0,
+        global_pool: str = "",
     ):
-        super().__init__(in_chans, 0)
+        super().__init__(in_chans, 0, global_pool)
         self.groups = [self.hand_made, 9 * 2 * filters]  # lengths of the groups of fixed features
         self.frozen = self.learned = None
         if frozen:
