@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from folders import TINY, section
 from helpers import call, inside, refused
 from matplotlib.offsetbox import AnnotationBbox
@@ -104,6 +105,21 @@ def pairs(path):
     return {(row["path"].removeprefix("train/"), row["duplicate"].removeprefix("train/")) for row in table(path)}
 
 
+def test_rows_of_w_are_compared_with_features(run, planted, capsys):
+    """The shares by a plain loop. W is that of the last checkpoint."""
+    assert call(["explore", run]) == 0
+    printed = capsys.readouterr().out
+    rows = torch.load(run / "last/state.pt", weights_only=True)["method"]["classifier.weight"].numpy()
+    images = list_images(section(planted), labelled=False).train
+    unit = rows - rows.mean(0)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    same = 0
+    for i, row in enumerate(unit):
+        order = sorted((j for j in range(len(unit)) if j != i), key=lambda j: -(unit[j] @ row))
+        same += sum(images.labels[j] == images.labels[i] for j in order[:6])
+    assert f"rows of W: {100 * same / (6 * len(unit)):.1f} % of the 6 nearest" in printed
+
+
 def test_planted_faults_are_found(run, planted, capsys):
     assert call(["explore", run]) == 0
     said, out = capsys.readouterr().out, run / "explore"
@@ -116,7 +132,8 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert {row["path"].removeprefix("train/") for row in labels[:5]} >= MOVED
     assert float(labels[0]["score"]) > similarity.LIKELY > float(labels[-1]["score"])
     assert len(labels) == 52
-    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "exclude.txt", "map.png"])
+    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "exclude.txt", "map.png", "rows.png"])
+    assert said.count("nearest have the same class") == 2
     assert "likely pair" in said and "another label" in said and "train/china/c05.png" in said and "exclude.txt" in said
     assert "idmm data check" in said, "which names this command, too"
     with Image.open(out / "map.png") as image:

@@ -14,6 +14,7 @@ from idmm.errors import UserError, nearest
 from idmm.evaluation import similarity
 from idmm.evaluation.network import Network
 from idmm.files import expand_home, made_folder
+from idmm.inference.explore_rows import instance_rows, write_rows
 from idmm.inference.explore_tables import KINDS, Similarities
 from idmm.inference.runs import config_of, images_of
 from idmm.models.weights import read_checkpoint
@@ -59,7 +60,7 @@ def explore(config: ExploreConfig) -> str:
         rows = [network.split_features(store, None, part) for part, store in stores.items()]
         features[str(path)] = np.concatenate(rows)
     found = replace(_compare(stores, features[str(folder)]), maps=features, classes=config.classes)
-    for name, kind in product(KINDS, ("csv", "png")):  # of an earlier call
+    for name, kind in product((*KINDS, "rows"), ("csv", "png")):  # of an earlier call
         (out / f"{name}.{kind}").unlink(missing_ok=True)
     counts = ", ".join(f"{len(store):,} {part}" for part, store in stores.items())
     summary = [
@@ -69,6 +70,9 @@ def explore(config: ExploreConfig) -> str:
     for name, write in KINDS.items():
         log.info("writing %s", name)
         summary += ["", *write(found, out)]
+    rows = instance_rows(folder)
+    if rows is not None:
+        summary += ["", *write_rows(found, rows, out)]
     before = run.data.exclude if expand_home(run.data.exclude or "").is_file() else None
     exclude = write_exclusions(f"idmm explore {folder}", before, exclusions(found.duplicates), out / "exclude.txt")
     hint = "" if config.out else f". 'idmm report {config.runs[0]}' shows them"
