@@ -121,7 +121,7 @@ def test_curves_and_sizes_of_several_runs_are_in_one_picture(runs, tmp_path, mon
     reported(tmp_path / "both", runs / "tuned-0", runs / "wide")
     epochs, sizes = figures
     (axis,) = epochs.axes
-    assert axis.get_title() == "digits: top1"
+    assert axis.get_title() == "digits"
     for curve, name in zip(axis.containers, ("tuned-0", "wide"), strict=True):
         records = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
         points = [(epoch, record["top1"]) for epoch, record in enumerate(records, 1) if "top1" in record]

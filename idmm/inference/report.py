@@ -17,7 +17,6 @@ from idmm.report.run_pictures import compare
 from idmm.report.stats import PREDICTIONS, compared
 from idmm.stages import stage_of
 
-ACCURACIES = {"top1", "knn"}  # of an epoch
 PER_CLASS = "per_class.csv"
 CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
 
@@ -59,7 +58,7 @@ def _read_run(folder: Path) -> RunFacts:
         start=config.init or without_init,
         model=config.model.name or "",
         method=_method(config),
-        curves=_curves(folder / "metrics.jsonl"),
+        curve=_curve(folder / "metrics.jsonl"),
         data=dataset_name(config.data),
         pictures=_pictures(folder),
         per_class=read_csv(folder / PER_CLASS) if (folder / PER_CLASS).is_file() else [],
@@ -70,22 +69,19 @@ def _read_run(folder: Path) -> RunFacts:
 
 def _method(config: Any) -> str:
     """Return the method that trained a backbone, or of the run that a classifier started from, else the weights."""
-    if isinstance(config, PretrainConfig):
-        return config.method.name
-    if config.init is None:
-        return "scratch"
-    file = expand_home(config.init) / "config.yaml"
-    settings = parsing.flatten(read_file(file)) if file.is_file() else {}
-    return settings.get("method.name") or Path(config.init).name
+    start = expand_home(config.init or "")
+    if not isinstance(config, PretrainConfig) and config.init and (start / "config.yaml").is_file():
+        config = read_config(start)
+    return config.method.name if isinstance(config, PretrainConfig) else config.init or "scratch"
 
 
-def _curves(file: Path) -> dict[str, list]:
-    """Return the accuracies in ``metrics.jsonl``, if a run has it, by their names."""
-    curves: dict[str, list] = {}
+def _curve(file: Path) -> list[tuple[int, float, float]]:
+    """Return the epochs and top-1 accuracies in ``metrics.jsonl``, if a run has it."""
+    curve = []
     for epoch, record in enumerate(read_metrics(file), start=1):
-        for name in ACCURACIES & record.keys():
-            curves.setdefault(name, []).append((epoch, record[name], 0.0))
-    return curves
+        if "top1" in record:
+            curve.append((epoch, record["top1"], 0.0))
+    return curve
 
 
 def _folds(folder: Path) -> list[Path]:

@@ -34,7 +34,7 @@ class RunFacts:
     result: dict[str, Any] = field(default_factory=dict)
     label: str = ""  # short and unique
     method: str = ""  # of pretraining, or what else it started from
-    curves: dict[str, list] = field(default_factory=dict)  # accuracy -> (epoch, percent, 0)
+    curve: list[tuple[int, float, float]] = field(default_factory=list)  # epoch, top-1 (percent) and 0
     per_class: list[dict[str, str]] = field(default_factory=list)  # rows of the table
     pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG of the run or of idmm explore
 

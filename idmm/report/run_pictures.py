@@ -12,15 +12,15 @@ def compare(runs: list[RunFacts], out: Path) -> list[Picture]:
     networks, pictures = [], []
     panels: dict[str, dict[str, Points]] = {}
     for run in runs:
-        for name, points in run.curves.items():
-            panels.setdefault(f"{run.data}: {name}", {})[run.label] = points
-        params, top1 = map(run.result.get, ("backbone_params", "top1"))
-        if params and top1 is not None:
-            networks.append(Network(run.data, run.method, run.model, params, top1))
-    panels = {title: curves for title, curves in panels.items() if len(curves) > 1}
+        if run.curve:
+            panels.setdefault(run.data, {})[run.label] = run.curve
+        if "backbone_params" in run.result and "top1" in run.result:
+            result = run.result
+            networks.append(Network(run.data, run.method, run.model, result["backbone_params"], result["top1"]))
+    panels = {data: curves for data, curves in panels.items() if len(curves) > 1}
     if panels:
         pictures.append(Picture(out / "curves.png", "Accuracy over epochs"))
-        accuracy_curves(panels, out / "curves.png", ("epoch", "accuracy (%)"))
+        accuracy_curves(panels, out / "curves.png", ("epoch", "top-1 accuracy (%)"))
     if over_parameters(networks, out / "params.png"):
         pictures.append(Picture(out / "params.png", "Accuracy over parameters"))
     return pictures
