@@ -10,7 +10,7 @@ from helpers import call, inside, read, refused, same
 
 from idmm.data.listing import list_images
 from idmm.files import read_csv
-from idmm.report.stats import wilson_interval
+from idmm.report.stats import group_interval, wilson_interval
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COUNTS = {"cat": 7, "dog": 8}
@@ -137,8 +137,11 @@ def test_a_probe(images, tmp_path, capsys):
     run = a_run(tmp_path / "run")
     argv = ["--init", run, "--data.name", "folder", "--data.root", images, "--data.workers", 0, "--data.folds", 3]
     assert call(["probe", *argv, "--data.groups", r"(\w+/\d)", "--out", tmp_path / "p"]) == 0
-    found, (out, said) = read(tmp_path / "p/result.json"), capsys.readouterr()
-    assert said.count(" groups: images of one group are alike, so top-1's interval") == 3
+    found, out = read(tmp_path / "p/result.json"), capsys.readouterr().out
+    groups = [fold["per_group"] for fold in found["folds"]]
+    correct, counts = ([count for fold in groups for count in fold[name]] for name in ("correct", "images"))
+    assert found["top1_interval"] == pytest.approx(group_interval(correct, counts))
+    assert (len(counts), sum(counts)) == (found["test_groups"], 15)
     assert "15 images, each tested once in 3 folds, 2 classes" in out and f"linear probe {found['top1']:.1f}, " in out
     assert len(found["folds"]) == 3 and found["test_size"] == 15
     for name in ("knn", "top1"):

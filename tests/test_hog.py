@@ -160,6 +160,16 @@ def test_fixed_features_are_turned_components_of_equal_variance(channels):
 
 
 @torch.no_grad()
+def test_more_fixed_features_than_there_are_components():
+    images = torch.rand(1820, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    model = create_backbone("hog_conv", in_chans=1, num_classes=0, filters=1, fixed=1900, learned={}).eval()
+    assert sum(model.groups) == 1814
+    model.learn_start([{"images": part} for part in images.split(455)], 0)
+    features = model(images[:20])
+    assert features.shape == (20, 1900) and bool(torch.isfinite(features).all())
+
+
+@torch.no_grad()
 def test_flat_images_keep_the_random_filters_and_finite_features():
     flat = torch.linspace(0, 1, 16)[:, None, None, None].repeat(1, 3, 64, 64)
     assert bool(torch.isfinite(started(flat, filters=32)(flat)).all())
@@ -259,5 +269,20 @@ def test_of_many_images_a_part_is_drawn_by_the_classes_shares(monkeypatch):
     assert (np.diff(found) > 0).all() and np.bincount(labels[found]).tolist() == [59, 30, 10, 1]
     assert baseline.sample(labels, 1000).tolist() == np.flatnonzero(labels >= 0).tolist()
     many = np.repeat(np.arange(200), 20)
-    assert len(baseline.sample_to_fit(many, 5000)) == 400_000 // 200
-    assert np.bincount(many[baseline.sample_to_fit(many, 300)]).tolist() == [5] * 200, "5 of each class in any case"
+    assert len(baseline.sample_to_fit(many)) == 400_000 // 200
+    monkeypatch.setattr(baseline, "MOST", 300)
+    assert np.bincount(many[baseline.sample_to_fit(many)]).tolist() == [5] * 200, "5 of each class in any case"
+
+
+def test_a_baseline_of_many_images_does_not_depend_on_the_cache(tmp_path, monkeypatch):
+    """It is fitted to a part of the training images, whose number is in the result, and tested on all test images."""
+    monkeypatch.setattr(baseline, "MOST", 12)
+    root = tree(tmp_path / "d", train={"a": 12, "b": 12}, test={"a": 6, "b": 6})
+    run = {"data__name": "folder", "data__root": str(root), "train__epochs": 1, "data__subset": None}
+    for cache, how in (("auto", "decoded once"), ("off", "decoded at each use")):
+        assert inside("finetune", tmp_path / cache, **{**RUN, **run}, data__cache=cache) == 0
+        found = result(tmp_path / cache)
+        assert (found["baseline_train_size"], found["train_size"]) == (12, 24)
+        text = logged(tmp_path / cache)
+        assert how in text and " % of 12 test images, fitted to 12 training images with C = " in text
+    assert found["baseline_top1"] == result(tmp_path / "auto")["baseline_top1"]

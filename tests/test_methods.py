@@ -92,7 +92,7 @@ def test_accuracy_counts_over_uneven_batches():
     order = torch.randperm(23, generator=generator)  # of several processes, images come in no order
     batches = [{"images": logits[i], "label": label[i], "index": i} for i in order.split(5)]
     model = torch.nn.Identity().train()  # a classifier whose answers are known
-    predictions = evaluate.predict(model, batches, "cpu", contextlib.nullcontext)
+    predictions = evaluate.predict(model, batches, "cpu")
     assert predictions.truth.tolist() == label.tolist() and predictions.predicted.tolist() == logits.argmax(1).tolist()
     found = predictions.scores()
     del found["top1_interval"]
@@ -103,7 +103,7 @@ def test_accuracy_counts_over_uneven_batches():
     assert found["mean_per_class"] != pytest.approx(found["top1"])
     assert model.training
     few = [{"images": torch.eye(3), "label": torch.arange(3), "index": torch.arange(3)}]
-    three = evaluate.predict(model, few, "cpu", contextlib.nullcontext).scores()
+    three = evaluate.predict(model, few, "cpu").scores()
     assert (three["top1"], three["top5"], three["mean_per_class"]) == (100, 100, 100)
 
 

@@ -16,6 +16,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from idmm import config
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
+from idmm.data.stratify import stratified_folds
 from idmm.errors import UserError
 from idmm.evaluation import evaluate, network
 from idmm.models import create_backbone
@@ -68,30 +69,12 @@ def test_score_by_hand():
     assert found["mean_per_class"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
 
 
-def test_folds_are_stratified_and_leave_every_class_an_image():
-    labels = np.repeat([0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 23, 0]).astype(int)
-    fold = evaluate.folds(labels, seed=3)
-    assert fold.tolist() == evaluate.folds(labels, seed=3).tolist() != evaluate.folds(labels, seed=4).tolist()
-    assert fold[0] == -1 and set(fold[1:]) == set(range(5))
-    sizes = np.bincount(fold[fold >= 0])
-    assert sizes.max() - sizes.min() <= 1
-    for n in range(5):
-        assert set(labels[fold != n]) == set(labels)
-        shares = np.bincount(labels[fold == n], minlength=5)
-        assert shares[3] in (1, 2) and shares[4] in (4, 5)
-    assert evaluate.folds(np.arange(4)).tolist() == [-1] * 4
-    assert set(evaluate.folds(np.array([0, 0, 1, 1]))) == {0, 1}  # two images a class make two folds
-
-
 def test_the_strength_is_the_best_on_held_out_images():
     train, labels, _, _ = some_digits()
     found = evaluate.choose_strength(train, labels, seed=5)
-    fold, naive = evaluate.folds(labels, seed=5), {}
+    folds, naive = stratified_folds(labels, None, 5), {}
     for c in evaluate.STRENGTHS:
-        right = [
-            linear(train[fold != n], labels[fold != n], c).predict(train[fold == n]) == labels[fold == n]
-            for n in range(5)
-        ]
+        right = [linear(train[some], labels[some], c).predict(train[held]) == labels[held] for some, held in folds]
         naive[c] = 100 * np.concatenate(right).mean()
     assert found.accuracies == pytest.approx(naive, abs=100 * 1.5 / 240)  # warm starts may turn a single image
     assert found.accuracies[found.strength] == max(found.accuracies.values())

@@ -22,7 +22,7 @@ from idmm.report import charts, grid_pictures, run_page
 from idmm.report.render import page as grid_page
 from idmm.report.render import render
 from idmm.report.sections import sections
-from idmm.report.stats import PREDICTIONS, compared, mcnemar
+from idmm.report.stats import PREDICTIONS, compared, format_number, holm, mcnemar
 from idmm.report.table import Table
 
 
@@ -84,9 +84,9 @@ def test_it_shows_what_the_runs_measured(page, runs):
         low, high = found["top1_interval"]
         assert f"{name} {found['top1']:.1f} {low:.1f} to {high:.1f}" in text
     assert f"{result(runs / 'pre')['loss']:.4g}" in text
-    test = compared(runs / "tuned-0", runs / "wide")
-    points = f"{test['points']:+.1f}".replace("-", "−")
-    assert f"tuned-0 wide 360 {points} {test['p']:.2g}" in text
+    tests = [compared(runs / "tuned-0", runs / name) for name in ("tuned-1", "wide")]
+    for name, test, p in zip(("tuned-1", "wide"), tests, holm([test["p"] for test in tests]), strict=True):
+        assert f"tuned-0 {name} 360 {format_number(test['points'], sign=True)} {p:.2g}" in text
     assert "These classifiers were tested on different images" in text
     titles = [image["alt"] for image in Reader(page[1]).all("img") if image["src"].startswith("data:image/png")]
     assert titles.count("Confusion matrix") == titles.count("Mistakes") == 4
@@ -94,6 +94,7 @@ def test_it_shows_what_the_runs_measured(page, runs):
     worst = read_csv(runs / "wide/per_class.csv")[3]
     assert " ".join(worst.values()) in text and "most confused with" in text
     assert {"Accuracy over epochs", "Accuracy over parameters"} < {*titles}
+    assert "patch_size 8, embed_dim 64, " in text, "a name would hide it"
     assert "'embed_dim': 64" in text and "Fine-tuning: settings that differ" in text
     assert f"the baseline {result(runs / 'wide')['baseline_top1']:.2f}" in (runs / "wide/log.txt").read_text()
 
@@ -179,6 +180,23 @@ def test_what_is_refused(runs, tmp_path, capsys):
     assert line.startswith("out: cannot write to")
 
 
+def test_many_comparisons_are_adjusted(runs, tmp_path):
+    """Of 40 images the second run loses 7 and wins none: p is 0.016. One of ten such tests on a page is chance."""
+    rows = [(f"{number}.png", "a", "a", 0.9) for number in range(40)]
+    folders = []
+    for number in range(11):
+        folders.append(shutil.copytree(runs / "wide", tmp_path / f"run{number}"))
+        wrong = 7 if number == 1 else number % 3
+        answers = [(*row[:2], "b" if i < wrong else "a", row[3]) for i, row in enumerate(rows)]
+        write_csv(folders[-1] / "predictions.csv", [("path", "class", "predicted", "probability"), *answers])
+    alone, many = (Reader(reported(tmp_path / "out", *some)).text for some in (folders[:2], folders))
+    assert "run0 run1 40 +17.5 0.016 run0 is better" in alone
+    assert "run0 run1 40 +17.5 0.16 the difference may be chance" in many and "is better" not in many.replace("'is", "")
+    assert "Holm" in many
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06]) and holm([]) == []
+    assert holm([0.6, 0.001, 0.7]) == pytest.approx([1.0, 0.003, 1.0])
+
+
 def test_images_in_groups_are_compared_by_groups():
     """Sign flips of each group's images won less those lost, all of them written out."""
     rng = np.random.default_rng(0)
@@ -239,7 +257,7 @@ def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
         bold = [text.get_text().split()[0] for text in axis.texts if text.get_weight() == "bold"]
         assert bold == [f"{max(lengths):.1f}"]
     flowers, pets = ([text.get_text() for text in axis.texts] for axis in drawn[0].axes)
-    assert (pets[1], flowers[3]) == ("failed", "—") and flowers[0].endswith(" n = 1 †")
+    assert (pets[1], flowers[3]) == ("failed", "—") and flowers[0].endswith(" (n = 1) †")
 
 
 def test_bars_of_one_source_are_named_by_method(tmp_path, drawn):
@@ -291,7 +309,7 @@ def test_tables_with_intervals_gains_and_statuses(tmp_path):
     assert "finetune: 55 of 60 cells done, 3 failed, 2 missing" in read.text
     assert read.text.count("source method flowers pets dtd from scratch no pretraining") == 2
     one = found.cells[BACKBONES[0], ("flowers", "idmm"), "flowers"]
-    assert f"flowers idmm {one.stats.mean:.1f} ± {one.stats.half:.1f} {one.gain} failed" in read.text
+    assert f"flowers idmm {one.stats.mean:.1f} ± {one.stats.std:.1f} {one.gain} failed" in read.text
     first = read.text[: read.text.index("a_b & c%")]
     assert "(n = 1) †" in first and first.count("—") == 1
     assert read.text.count("no <b>memory</b> (log: runs/x y/log.txt)") == 2

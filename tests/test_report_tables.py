@@ -38,13 +38,12 @@ def csv_text(cells, protocol="finetune", **orders):
     return csv_bytes(render.csv_rows(Table({**grid(cells, protocol), **orders}))).decode()
 
 
-def test_mean_std_and_t_interval_are_scipys():
+def test_mean_std_and_variance_are_scipys():
     values = (90.0, 91.5, 93.0, 91.0)
     found = seed_stats(runs(values))
     assert (found.n, found.units) == (4, 4)
     assert found.mean == pytest.approx(np.mean(values)) and found.std == pytest.approx(np.std(values, ddof=1))
-    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert (found.variance, found.freedom) == (pytest.approx(stats.sem(values) ** 2), 3)
 
 
 def test_runs_of_one_pretraining_are_no_independent_draws():
@@ -53,11 +52,11 @@ def test_runs_of_one_pretraining_are_no_independent_draws():
     cells = [cell(pretrain_seed=p, seed=s, top1=v) for p, some in values.items() for s, v in enumerate(some)]
     found = seed_stats(cells)
     assert (found.n, found.units) == (6, 2)
-    assert found.half == pytest.approx(stats.t.ppf(0.975, 1) * stats.sem([90.1, 92.1]))
+    assert found.variance == pytest.approx(stats.sem([90.1, 92.1]) ** 2)
     uneven = seed_stats(cells[:4])  # three runs of one pretraining and one of the other
     assert uneven.mean == pytest.approx((90.1 + 92.0) / 2) and uneven.units == 2
     one = seed_stats(cells[:3])  # of a single pretraining, fine-tuning is all that varies
-    assert one.units == 3 and one.half == pytest.approx(stats.t.ppf(0.975, 2) * stats.sem(values[0]))
+    assert one.units == 3 and one.variance == pytest.approx(stats.sem(values[0]) ** 2)
 
 
 def test_gain_over_scratch_is_of_the_same_backbone_and_target():
@@ -141,15 +140,18 @@ def test_runs_that_say_one_class_crown_nothing():
     assert all(one.no_better for one in found.cells.values()) and not best(found)
     for name in ("grid.md", "grid.html"):
         said = " ".join(rendered(name, collapsed()).split())
-        assert said.count("none better than the largest class ‡") == 2 and "tie:" not in said
+        assert said.count("none better than the largest class ‡") == 2 and "undecided" not in said
         assert "**1" not in said
         assert (
             "stamps: the largest class 15.6 %" in said
             and "‡: no better than always predicting the largest class" in said
         )
-    assert rendered("grid.tex", collapsed()).count(r"$^\ddagger$") == 10 + 1
+    html = render.page(Path("none"), sections.sections(grid(collapsed())))
+    assert html.count('<span class="sign"> ‡</span>') == 10
+    text = rendered("grid.tex", collapsed())
+    assert text.count(r"\rlap{$^\ddagger$}") == 10 and text.count(r"$^\ddagger$") == 10 + 1, "numbers stay in line"
     better = rendered("grid.md", [{**one, "top1": 60.0} for one in collapsed()])
-    assert "‡" not in better and "tie: stamps, idmm; stamps, simclr; coins" in better
+    assert "‡" not in better and "undecided: stamps, idmm; stamps, simclr; coins" in better
 
 
 def test_csv_is_one_line_a_run():
@@ -189,13 +191,37 @@ def test_marks_and_n_in_markdown_and_latex():
     assert text.count("it broke (log: runs/finetune/x/log.txt)") == 3
     text = rendered("grid.tex", paper())
     assert r"from scratch & no pretraining & 76.3$\,\pm\,$0.4 &  \\" in text
-    assert r"flowers & idmm & 92.4$\,\pm\,$0.3 & --- \\" in text
-    assert r" & simclr & 90.1$\,\pm\,$0.1 & \textit{failed} \\" in text
-    assert r"pets & idmm & \textbf{94.0}$\,\pm\,$0.0 &  \\" in text
-    assert r" & simclr & 89.9 {\scriptsize($n=1$)}$^\dagger$ &  \\" in text
+    assert r"flowers & IDMM & 92.4$\,\pm\,$0.3 & --- \\" in text
+    assert r" & SimCLR & 90.1$\,\pm\,$0.1 & \textit{failed} \\" in text
+    assert r"pets & IDMM & \textbf{94.0}$\,\pm\,$0.0 &  \\" in text
+    assert r" & SimCLR & 89.9 {\scriptsize($n=1$)}\rlap{$^\dagger$} &  \\" in text
     text = rendered("grid.tex", full(2, targets=2, backbones=("net", "other_net")))
     assert text.count(r"\midrule") == 2 and r"\multicolumn{4}{l}{\itshape other\_net} \\" in text
     structure(text, columns=4)
+
+
+def test_one_meaning_of_plus_minus():
+    """The standard deviation, in every format. Cells of two seeds count as such if most have one."""
+    cells = runs([20.0, 42.8], target="flowers") + [cell("pets", target="flowers", top1=22.1, test_size=1234)]
+    cells += runs([30.0], source="scratch", method="none", target="flowers")
+    for name in ("grid.md", "grid.tex", "grid.html"):
+        text = " ".join(rendered(name, cells).replace(r"$\pm$", "±").replace(r"$\,\pm\,$", " ± ").split())
+        assert "mean ± standard deviation over n = 2 runs, another n if noted. Test images: flowers 1,234." in text
+        assert "31.4 ± 16.1" in text and "one run each" not in text
+        assert set(re.findall(r"± ([\d.]+)", text)) == {"16.1"}
+    text = rendered("grid.md", cells)
+    assert "undecided: flowers, idmm; pets, idmm" in text and "tie" not in text.lower()
+    assert "one run each" in rendered("grid.md", cells[:1])
+
+
+def test_a_name_shows_the_models_arguments():
+    model = {"name": "vit_tiny_patch16_224", "kwargs": {"embed_dim": 64, "depth": 4}}
+    cells = [cell(backbone=model["name"], config={"model": model}, backbone_params=123456)]
+    for name in ("grid.md", "grid.html", "grid.tex"):
+        text = rendered(name, cells).replace("\\", "")
+        assert "vit_tiny_patch16_224 (embed_dim 64, depth 4, 0.123 M parameters)" in text, name
+    named = [cell(backbone="small", config={"model": model})]
+    assert "**small**" in rendered("grid.md", named), "a label of the user's own"
 
 
 def structure(text, columns):
@@ -229,7 +255,7 @@ def test_hostile_labels_stay_text(label):
     assert [row["source"] for row in csv.DictReader(io.StringIO(csv_text(cells)))][1:] == [label] * 3
 
 
-def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
+def test_a_best_source_has_its_lead_or_none_is_shown():
     values = {("a", "idmm"): 90.0, ("a", "simclr"): 89.0, ("b", "idmm"): 80.0, ("c", "idmm"): 85.0}
     cells = [cell(*row, top1=value, test_size=2000) for row, value in values.items()]
     worse = [*cells, cell("scratch", "none", top1=95.0, test_size=2000)]
@@ -238,15 +264,15 @@ def test_a_best_source_has_its_lead_and_a_tie_is_a_tie():
         assert "none shown above scratch, highest: a, idmm" in said
         assert "−5.0 (−6.6 to −3.4)" in said
         few = [{**one, "test_size": 200} for one in worse]
-        assert "tie:" not in rendered(name, few), "what is shown to be worse than from scratch is no candidate"
+        assert "undecided" not in rendered(name, few), "what is shown to be worse than from scratch is no candidate"
         tied = " ".join(rendered(name, [*few[:-1], {**few[-1], "top1": 88.0}]).split())
         assert (
-            "none shown above scratch, tie: a, idmm; a, simclr; c, idmm" in tied
+            "none shown above scratch, undecided: a, idmm; a, simclr; c, idmm" in tied
             and "these runs show no difference" in tied
         )
         above = rendered(name, [cells[0], *cells[2:], {**worse[-1], "top1": 60.0}])
         assert "none shown" not in above and "a, idmm: +5.0 (+3.0 to +7.0) over c, idmm" in above
-    assert "Tie:" not in rendered("grid.md", worse)
+    assert "Undecided" not in rendered("grid.md", worse)
     assert sections.best_pretrainings(table([failed(), cell("scratch", "none")])) is None
     assert "no interval" in rendered("grid.md", [cell(), cell("scratch", "none")])
 

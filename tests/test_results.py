@@ -8,7 +8,7 @@ import safetensors.torch
 import timm
 import torch
 import transfers
-from folders import opened, result, tree
+from folders import TINY, opened, result, tree
 from helpers import flags, inside, logged, metrics, refused, same, state
 from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
@@ -20,6 +20,7 @@ from idmm.data.images import CentreCrop
 from idmm.data.listing import list_images
 from idmm.evaluation.evaluate import Predictions
 from idmm.evaluation.mistakes import write_mistakes
+from idmm.evaluation.predictor import load_classifier
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.report.stats import wilson_interval
@@ -91,7 +92,7 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     text = logged(out)
     low, high = found["top1_interval"]
     assert f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {found['mean_per_class']:.2f}, " in text
-    assert f"largest class 75.00, the baseline {found['baseline_top1']:.2f}" in text
+    assert f"largest class 75.00, the baseline {found['baseline_top1']:.2f} by 24 images" in text
     assert "than always predicting the largest class (75.0 %)" in text
     with Image.open(out / "confusion.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 200
@@ -143,15 +144,52 @@ def test_classes_of_unequal_size_can_weigh_the_same(unequal, tmp_path):
     assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
 
+def test_what_is_undefined_is_not_zero(tmp_path):
+    """The accuracy of a class without test images, and kNN without labels on one of the sides."""
+    root = tree(tmp_path / "d", train={"a": 6, "b": 6, "c": 6}, test={"a": 3, "b": 3})
+    rows = [f"{path.relative_to(root)},{path.parent.name},{path.parts[-3]}" for path in sorted(root.rglob("*.png"))]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,class,split", *rows]))
+    run = dict(UNEQUAL, data__root=str(root), data__labels=str(tmp_path / "labels.csv"), train__epochs=1)
+    assert inside("finetune", tmp_path / "run", **run) == 0
+    *others, third = read_csv(tmp_path / "run/per_class.csv")
+    assert (third["class"], third["images"], third["accuracy"]) == ("c", "0", "")
+    shares = [float(row["accuracy"]) for row in others]
+    assert result(tmp_path / "run")["mean_per_class"] == pytest.approx(sum(shares) / 2, abs=0.01)
+    for name, parts in {
+        "no class in test": {"train": {"a": 6, "b": 6}, "test": {"": 4}},
+        "no class in train": {"train": {"": 8}, "test": {"a": 3, "b": 3}},
+    }.items():
+        root = tree(tmp_path / name, **parts)
+        assert inside("pretrain", tmp_path / f"of {name}", **{**TINY, "data__root": str(root)}) == 0
+        assert not {"knn", "start_knn"} & result(tmp_path / f"of {name}").keys()
+        assert all("knn" not in record for record in metrics(tmp_path / f"of {name}"))
+
+
+def test_a_run_in_bf16_is_evaluated_as_predict_does(unequal, tmp_path):
+    root, _ = unequal
+    run = dict(UNEQUAL, data__root=str(root), train__epochs=1, train__precision="bf16")
+    assert inside("finetune", tmp_path / "run", **run) == 0
+    rows = read_csv(tmp_path / "run/predictions.csv")
+    classifier = load_classifier(tmp_path / "run")
+    for row, found in zip(rows, classifier.predict([root / row["path"] for row in rows]), strict=True):
+        assert found.label == row["predicted"]
+        assert found.probability == pytest.approx(float(row["probability"]), abs=2e-5)
+
+
 def test_remarks():
     def said(hits, **more):
         interval = wilson_interval(hits, 60)
-        return outputs.remarks({"top1": 100 * hits / 60, "top1_interval": interval, "largest_class": 50.0, **more})
+        sizes = {"baseline_train_size": 50, "train_size": 99}
+        scores = {"top1": 100 * hits / 60, "top1_interval": interval, "largest_class": 50.0}
+        return outputs.remarks(scores | sizes | more)
 
     (named,) = said(30)
     assert "(37.7 to 62.3), than always predicting the largest class (50.0 %)" in named
     assert len(said(37)) == 1 and said(38) == [], "49.0 and 50.7 are the lower bounds"
-    assert "takes seconds (80.0 %)" in said(48, baseline_top1=80.0)[0] and said(48, baseline_top1=79.0) == []
+    assert (
+        "takes seconds (80.0 %, fitted to 50 of 99 training images)" in said(48, baseline_top1=80.0)[0]
+        and said(48, baseline_top1=79.0) == []
+    )
 
 
 def test_the_best_on_val_is_what_is_exported_and_reported(best):

@@ -27,6 +27,7 @@ from idmm.stages.train_plan import Counts, make_plan
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds
 RESULT = {"top1": 60.0, "top1_interval": [40.0, 90.0], "baseline_top1": 40.0, "largest_class": 50.0}
+RESULT |= {"baseline_train_size": 16}
 RESULT |= {"test_size": 4, "seconds": 1.0}
 MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", yaml.safe_dump(VIT, default_flow_style=True).strip()]
 

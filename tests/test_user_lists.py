@@ -195,7 +195,7 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     assert "data.groups" not in said, "no group is on both sides"
     assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (8, 4, 2)
     assert {row["group"] for row in read_csv(out / "predictions.csv")} == {"patient 0", "patient 1"}
-    assert result(out)["test_groups"] == 2 and "the 4 test images are of 2 groups: images of one group are" in said
+    assert result(out)["test_groups"] == 2 and "the interval is over the 2 groups of the test images" in said
     splits = list_images(section(flat, labels=labels), labelled=False)
     assert len(splits.train) == 10 and not {name for name in splits.train.names if "p0" in name or "p1" in name}
     # a patient on both sides is logged

@@ -17,9 +17,10 @@ from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
 from idmm.data.images import digest
 from idmm.data.registry import read_dataset, resolve_name, spec_of
 from idmm.data.split import LabelsMissing, Listing, Split, counted, with_unlabelled
+from idmm.data.stratify import divide, units_per_class
 from idmm.data.user_lists import groups_of, leave_out, read_groups, with_groups, without
 from idmm.errors import UserError, listed
-from idmm.seeding import derive, numpy_rng
+from idmm.seeding import numpy_rng
 
 log = logging.getLogger(__name__)
 
@@ -272,21 +273,17 @@ def _held_units(units: Sequence[bytes], labels: Sequence[int], fraction: float) 
 
 def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> Listing:
     """Make a fold of the training images ``test``. A test split of the dataset is not used then."""
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-
     train = splits.train
     if train.labels is None or not evaluated:
         log.warning("data.folds: %d is not used, as pretraining takes all training images and is not tested", folds)
         return splits
     unit = "images" if train.groups is None else "groups"
-    counts = [len(of) if train.groups is None else len(set(train.groups[of])) for of in _by_class(train)]
+    counts = units_per_class(train.labels, train.groups, len(train.classes)).tolist()
     few = sorted((count, name) for count, name in zip(counts, train.classes, strict=True) if count < folds)
     if few:
         what = listed(f"'{name}' has {count}" for count, name in few)
         raise UserError(f"data.folds: {folds} folds need {folds} training {unit} of each class: {what}")
-    kind = StratifiedKFold if train.groups is None else StratifiedGroupKFold
-    divided = kind(folds, shuffle=True, random_state=derive(0, "folds") % 2**32)
-    remaining, held = map(train.take, [*divided.split(train.labels, train.labels, train.groups)][fold - 1])
+    remaining, held = map(train.take, divide(train.labels, train.groups, folds)[fold - 1])
     groups = "" if train.groups is None else f" ({groups_of(held)} of {groups_of(train)})"
     aside = "" if splits.test is None else f". The {len(splits.test)} test images of the dataset are not used"
     what = f"tested on {len(held)} of {len(train)} training images{groups}{aside}"

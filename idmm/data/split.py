@@ -103,12 +103,13 @@ def with_unlabelled(listing: Listing) -> Listing:
     more, train = listing.unlabelled, listing.train
     if more is None:
         return listing
+    more_groups = more.names if more.groups is None else more.groups  # one without a group is its own
     joined = replace(
         train,
         items=[*train.items, *more.items],
         names=train.names + more.names,
         labels=None if train.labels is None else np.append(train.labels, np.full(len(more), -1)),
         whole=False,
-        groups=None if train.groups is None else np.append(train.groups, [""] * len(more)),
+        groups=None if train.groups is None else np.append(train.groups, more_groups),
     )
     return replace(listing, train=joined, unlabelled=None)

@@ -289,19 +289,20 @@ def _names(splits: Listing) -> list[str]:
 
 # ---------------------------------------------------------------------- groups
 def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
-    """Return the splits with each image's group. Those without labels stay as they are: they are never held out.
+    """Return the splits with each image's group. An image without a label may have none: it is its own.
 
     Raises:
-        UserError: As :func:`read_groups`, or images are in no group.
+        UserError: As :func:`read_groups`, or images with labels are in no group.
     """
-    splits, unlabelled = replace(splits, unlabelled=None), splits.unlabelled
-    names = _names(splits)
-    group = read_groups(groups, names, root)
+    group = read_groups(groups, _names(splits), root)
+    names = _names(replace(splits, unlabelled=None))
     if missing := [name for name in names if not group.get(name)]:
         what = f"'{groups}' gives no group to {counted(len(missing), 'image')}: {listed(missing, 3)}"
         raise UserError(f"data.groups: {what}, expected one for each image")
-    parts = {key: replace(part, groups=np.array([group[n] for n in part.names])) for key, part in splits.parts.items()}
-    return replace(splits, **parts, unlabelled=unlabelled)
+    parts = {}
+    for key, part in splits.parts.items():
+        parts[key] = replace(part, groups=np.array([group.get(name) or name for name in part.names]))
+    return replace(splits, **parts)
 
 
 def read_groups(groups: str, names: list[str], root: str | None) -> dict[str, str]:

@@ -12,8 +12,7 @@ from idmm.models import create_backbone
 from idmm.progress import duration, log
 from idmm.seeding import numpy_rng
 
-MOST = 5000  # most images to train on, and most to test on
-DECODED = 500  # the same if images are decoded at each use
+MOST = 5000  # most images to fit to, whether or not they are decoded at each use
 WEIGHTS = 400_000  # images times classes that a fit takes in seconds
 EACH = 5  # images of each class that are always used
 CHOSEN, CLASSES = 500, 50  # most images, and most of their classes, to choose C on
@@ -35,10 +34,10 @@ def sample(labels: np.ndarray, most: int) -> np.ndarray:
     return np.sort(shuffled[np.argsort(place, kind="stable")[:most]])
 
 
-def sample_to_fit(labels: np.ndarray, most: int) -> np.ndarray:
-    """Return the same for training images. With many classes, whose fit takes longer, there are fewer."""
+def sample_to_fit(labels: np.ndarray) -> np.ndarray:
+    """Return the same for training images, at most :data:`MOST`. With many classes, which take longer, it is fewer."""
     classes = len(np.unique(labels[labels >= 0]))
-    return sample(labels, max(EACH * classes, min(most, WEIGHTS // max(1, classes))))
+    return sample(labels, max(EACH * classes, min(MOST, WEIGHTS // max(1, classes))))
 
 
 def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
@@ -54,7 +53,12 @@ def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float
 
 
 def measure(
-    train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, began: float | None = None
+    train: np.ndarray,
+    labels: np.ndarray,
+    test: np.ndarray,
+    truth: np.ndarray,
+    began: float | None = None,
+    groups: np.ndarray | None = None,
 ) -> float:
     """Fit the regression to training images, and return its accuracy on others (percent).
 
@@ -64,12 +68,14 @@ def measure(
         train, test: Features [N, d] and [M, d].
         labels, truth: Their classes. ``labels`` has at least two different ones.
         began: Start of the baseline (``time.monotonic()``), for a line in the log. None: no line.
+        groups: Name of each training image's group, [N].
     """
     subset = np.arange(len(labels))
     if len(classes := np.unique(labels)) > CLASSES:
         subset = np.flatnonzero(np.isin(labels, numpy_rng(0, "baseline").permutation(classes)[:CLASSES]))
     subset = subset[sample(labels[subset], CHOSEN)]
-    strength = choose_strength(train[subset], labels[subset]).strength
+    subset_groups = None if groups is None else groups[subset]
+    strength = choose_strength(train[subset], labels[subset], groups=subset_groups).strength
     correct = probe_predict(train, labels, test, strength) == truth
     top1 = 100 * float(correct.mean())
     if began is not None:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from idmm import distributed
+from idmm.data.stratify import stratified_folds
 from idmm.errors import RunError
-from idmm.report.stats import wilson_interval
-from idmm.seeding import numpy_rng
+from idmm.report.stats import group_interval, wilson_interval
 
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
 NEIGHBOURS = 20
@@ -25,7 +25,6 @@ FEW = 10  # images per class, under which a choice is more noise than gain (benc
 HOTTEST = 20.0  # highest temperature of a fitted classifier: a fold of few images may fit any
 PROBE_STEPS = 2000  # most steps of the probe's fit
 ONE_THREAD = 20_000_000  # most numbers in the features of a fit for which one thread is the fastest
-FOLDS = 5
 ENOUGH = 1000  # held-out images that settle the choice of a strength. With fewer, more folds are used
 
 
@@ -55,13 +54,13 @@ class Predictions:
         """The likeliest class of each image, int64 [N]."""
         return self.ranked[:, 0]
 
-    def scores(self) -> dict[str, float]:
+    def scores(self, groups: np.ndarray | None = None) -> dict[str, float]:
         """Return ``top1``, its interval, ``top5`` and ``mean_per_class`` in percent, see :func:`score`.
 
         With fewer than five classes, top-5 is 100.
         """
         hits = self.ranked == self.truth[:, None]  # [N, min(5, K)]
-        return score(self.predicted, self.truth) | {"top5": float(100 * hits.any(1).sum() / len(hits))}
+        return score(self.predicted, self.truth, groups) | {"top5": float(100 * hits.any(1).sum() / len(hits))}
 
     def confusion(self, classes: int) -> np.ndarray:
         """Return the number of images by true class (rows) and predicted class, int64 [K, K] of K ``classes``."""
@@ -71,8 +70,10 @@ class Predictions:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Predictions:
+def predict(model: nn.Module, batches: Iterable[dict], device) -> Predictions:
     """Run a classifier over all processes' batches of ``images``, ``label`` and ``index``. All must call together.
+
+    It is in fp32 whatever the precision of training, as the exported classifier is.
 
     Raises:
         RunError: A probability is not a number.
@@ -80,9 +81,7 @@ def predict(model: nn.Module, batches: Iterable[dict], device, autocast) -> Pred
     results = []  # per batch: index [B], label [B], likeliest classes [B, min(5, K)], probability of the first [B]
     with evaluating(model):
         for batch in batches:
-            with autocast():
-                logits = model(batch["images"].to(device, non_blocking=True))  # [B, K]
-            logits = logits.float()
+            logits = model(batch["images"].to(device, non_blocking=True)).float()  # [B, K]
             ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [B, min(5, K)]
             probability = logits.softmax(1).gather(1, ranked[:, :1])[:, 0]  # [B]
             numbers, labels = batch["index"].numpy(), batch["label"].numpy()
@@ -159,28 +158,41 @@ def _threads(train: np.ndarray) -> threadpool_limits:
 
 
 # ---------------------------------------------------------------------- scores
-def score(predicted, truth) -> dict[str, Any]:
-    """Return ``top1``, ``top1_interval`` and ``mean_per_class`` of classes ``predicted`` [M] and the true ones [M], in
-    percent. Classes without an image do not count in the mean."""
-    truth = np.asarray(truth)
-    correct = np.asarray(predicted) == truth
-    count = np.bincount(truth)
-    hits, count = np.bincount(truth, correct)[count > 0], count[count > 0]
+def score(predicted, truth, groups: np.ndarray | None = None) -> dict[str, Any]:
+    """Return ``top1``, ``top1_interval`` and ``mean_per_class`` in percent.
+
+    Args:
+        predicted, truth: Classes of M images. Those without an image do not count in the mean.
+        groups: Name of each image's group, [M]. The interval is then over groups.
+    """
+    correct = np.asarray(predicted) == np.asarray(truth)
+    counts = hit_counts(predicted, truth, 0, groups)
+    images, hits = (np.array(counts["per_class"][name]) for name in ("images", "correct"))
+    interval = wilson_interval(correct.sum(), len(correct))
+    if groups is not None:
+        interval = group_interval(**counts["per_group"])
     return {
         "top1": float(100 * correct.sum() / len(correct)),
-        "top1_interval": wilson_interval(correct.sum(), len(correct)),
-        "mean_per_class": 100 * float((hits / count).mean()),
+        "top1_interval": interval,
+        "mean_per_class": 100 * float((hits[images > 0] / images[images > 0]).mean()),
     }
 
 
-def class_counts(predicted, truth, classes: int) -> dict[str, list[int]]:
-    """Return the ``images`` of each of K classes and how many of them are ``correct``, [K] each.
+def hit_counts(predicted, truth, classes: int, groups: np.ndarray | None = None) -> dict[str, dict[str, list[int]]]:
+    """Return ``per_class`` and, with groups, ``per_group``: the ``images`` of each and how many are ``correct``.
 
-    Folds are added up by these counts. ``predicted`` and ``truth`` are classes [M].
+    Folds are added up by these counts. Arguments are those of :func:`score`, and the least number of classes.
     """
-    truth = np.asarray(truth)
-    sets = {"images": truth, "correct": truth[np.asarray(predicted) == truth]}
-    return {name: np.bincount(labels, minlength=classes).tolist() for name, labels in sets.items()}
+    correct = np.asarray(predicted) == np.asarray(truth)
+    units = {"per_class": np.asarray(truth)}
+    if groups is not None:
+        units["per_group"] = np.unique(groups, return_inverse=True)[1]
+    counts = {}
+    for name, of in units.items():
+        images = np.bincount(of, minlength=classes if name == "per_class" else 0)
+        hits = np.bincount(of, correct, len(images)).astype(int)
+        counts[name] = {"images": images.tolist(), "correct": hits.tolist()}
+    return counts
 
 
 # ---------------------------------------------------------------------- the probe's strength
@@ -192,25 +204,36 @@ class Choice(NamedTuple):
     accuracies: dict[float, float]
 
 
-def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, class_weight: str | None = None) -> Choice:
+def choose_strength(
+    train,
+    labels,
+    seed: int = 0,
+    val: tuple | None = None,
+    class_weight: str | None = None,
+    *,
+    groups: np.ndarray | None = None,
+    classes: Sequence[str] | None = None,
+) -> Choice:
     """Choose the probe's strength by its accuracy on held-out images.
 
     Args:
         train, labels: Features [N, d] and classes [N].
         seed: Of the folds.
         val: Features and classes to choose by. None: stratified folds of ``train``, each held out once, until they
-            add up to :data:`ENOUGH` images. With under :data:`FEW` images per class it is :data:`USUAL_STRENGTH`.
+            add up to :data:`ENOUGH` images. With under :data:`FEW` images per class it is
+            :data:`USUAL_STRENGTH`.
         class_weight: As for :func:`fit_linear`.
+        groups, classes: As for :func:`idmm.data.stratify.stratified_folds`.
     """
     train, labels = np.asarray(train), np.asarray(labels)
     if val is not None:
         splits, by = [(train, labels, np.asarray(val[0]), np.asarray(val[1]))], "val"
     else:
-        fold = folds(labels, seed)
-        sizes = np.bincount(fold[fold >= 0])  # images of each fold
-        used = min(len(sizes), 1 + int((sizes.cumsum() < ENOUGH).sum()))
-        splits = [(train[fold != n], labels[fold != n], train[fold == n], labels[fold == n]) for n in range(used)]
-        by = f"{used} of {len(sizes)} stratified folds of train"
+        folds = stratified_folds(labels, groups, seed, classes)
+        sizes = [len(fold.held_out) for fold in folds]
+        used = min(len(folds), 1 + int((np.cumsum(sizes) < ENOUGH).sum()))
+        splits = [(train[one], labels[one], train[held], labels[held]) for one, held in folds[:used]]
+        by = f"{used} of {len(folds)} stratified folds of train"
     accuracies = {}
     if splits:
         with _threads(train):
@@ -219,12 +242,21 @@ def choose_strength(train, labels, seed: int = 0, val: tuple | None = None, clas
         accuracies = dict(zip(STRENGTHS, shares.tolist(), strict=True))
     if val is None and len(labels) < FEW * len(np.unique(labels)):
         return Choice(USUAL_STRENGTH, f"default, as there are under {FEW} images per class", accuracies)
+    if not accuracies:
+        return Choice(USUAL_STRENGTH, "default, as no group can be held out", accuracies)
     best = [c for c, accuracy in accuracies.items() if accuracy == max(accuracies.values())]
     return Choice(min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c)), by, accuracies)
 
 
 def fit_temperature(
-    features, labels, strength: float, *, seed: int = 0, smoothing: float = 0.0, class_weight: str | None = None
+    features,
+    labels,
+    strength: float,
+    *,
+    seed: int = 0,
+    smoothing: float = 0.0,
+    class_weight: str | None = None,
+    groups: np.ndarray | None = None,
 ) -> float:
     """Return the divisor of :func:`fit_linear`'s logits with the least cross-entropy on a held-out stratified fold.
 
@@ -235,15 +267,17 @@ def fit_temperature(
         strength, class_weight: As for :func:`fit_linear`.
         seed: Of the folds.
         smoothing: Label smoothing of the loss that the classifier will be trained by.
+        groups: As for :func:`idmm.data.stratify.stratified_folds`.
     """
     from scipy.optimize import minimize_scalar
     from sklearn.utils.class_weight import compute_sample_weight
 
     features, labels = np.asarray(features), np.asarray(labels)
-    held = folds(labels, seed) == 0
-    if not held.any():
+    folds = stratified_folds(labels, groups, seed)
+    if not folds:
         return 1.0
-    weight, bias = fit_linear(features[~held], labels[~held], int(labels.max()) + 1, strength, class_weight)
+    train, held = folds[0]
+    weight, bias = fit_linear(features[train], labels[train], int(labels.max()) + 1, strength, class_weight)
     logits = torch.from_numpy(features[held] @ weight.T + bias)[:, np.unique(labels)]  # [M, classes with images]
     truth = torch.from_numpy(np.unique(labels, return_inverse=True)[1][held])
     weights = torch.from_numpy(compute_sample_weight(class_weight, labels[held]))
@@ -254,22 +288,6 @@ def fit_temperature(
         return float((losses * weights).sum())
 
     return math.exp(minimize_scalar(loss, bounds=(0, math.log(HOTTEST)), method="bounded").x)
-
-
-def folds(labels, seed: int = 0) -> np.ndarray:
-    """Deal each class's images out to :data:`FOLDS` folds, or as many as the largest class has images, int64 [N].
-
-    Every fold leaves an image of each class outside. The only image of a class is in no fold (-1).
-    """
-    labels = np.asarray(labels)
-    fold, dealt = np.full(len(labels), -1), 0
-    number = min(FOLDS, int(np.bincount(labels).max()))
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        if len(members) > 1:
-            fold[numpy_rng(seed, "folds", label).permutation(members)] = (dealt + np.arange(len(members))) % number
-            dealt += len(members)  # the next class continues here, so that folds are of one size
-    return fold
 
 
 def _held_out_hits(train, labels, held_out, truth, class_weight: str | None = None) -> np.ndarray:
@@ -292,31 +310,43 @@ def _held_out_hits(train, labels, held_out, truth, class_weight: str | None = No
 
 # ---------------------------------------------------------------------- readouts
 def readouts(
-    train, labels, test, truth, *, seed: int = 0, val: tuple | None = None, metric: str = "top1", classes: int = 0
+    train,
+    labels,
+    test,
+    truth,
+    *,
+    seed: int = 0,
+    val: tuple | None = None,
+    metric: str = "top1",
+    groups: np.ndarray | None = None,
+    test_groups: np.ndarray | None = None,
+    classes: Sequence[str] | None = None,
+    counted: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Measure frozen features by kNN and by a linear probe whose strength :func:`choose_strength` chooses.
 
     Args:
         train, labels: Features [N, d] and their classes [N], at least two different ones.
         test, truth: Features [M, d] and their classes [M].
-        seed, val: As for :func:`choose_strength`.
+        seed, val, groups, classes: As for :func:`choose_strength`.
         metric: The one that the dataset's literature reports, ``top1`` or ``mean_per_class``.
-        classes: Number of classes. Their images are counted, as each of several folds needs. 0: they are not.
+        test_groups: Name of each test image's group, [M].
+        counted: Whether hits are counted, as each of several folds needs. Then ``classes`` is needed.
 
     Returns:
         ``knn`` and ``probe`` as ``result.json`` has them: ``top1``, ``top1_interval`` and, if the literature reports
-        it, ``mean_per_class`` in percent. Of a fold ``per_class``, see :func:`class_counts`. Of kNN ``k``, of the probe
+        it, ``mean_per_class`` in percent. Of a fold those of :func:`hit_counts`. Of kNN ``k``, of the probe
         ``strength``, ``chosen_by`` and ``accuracies``, see :class:`Choice`.
     """
-    choice = choose_strength(train, labels, seed, val)
+    choice = choose_strength(train, labels, seed, val, groups=groups, classes=classes)
     accuracies = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}
     chosen = {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies}
 
     def scores(predicted: np.ndarray) -> dict[str, Any]:
-        values = score(predicted, truth)
+        values = score(predicted, truth, test_groups)
         if metric != "mean_per_class":
             del values["mean_per_class"]
-        return values | ({"per_class": class_counts(predicted, truth, classes)} if classes else {})
+        return values | (hit_counts(predicted, truth, len(classes), test_groups) if counted else {})
 
     return {
         "knn": scores(knn_predict(train, labels, test)) | {"k": min(NEIGHBOURS, len(labels))},

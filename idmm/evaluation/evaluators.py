@@ -63,14 +63,13 @@ class Accuracy(Evaluator):
     images: int  # of the split
     every: int
     device: Any  # the model runs on
-    autocast: Callable
     metrics: Collection[str]
     """Scores of :meth:`idmm.evaluation.evaluate.Predictions.scores` that a call returns."""
     latest: Predictions | None = None
 
     def predict(self, model: nn.Module, label: str | None = None) -> Predictions:
         """Return the predictions for all images. With a ``label`` the log shows the progress."""
-        self.latest = predict(model, self.batches(label=label), self.device, self.autocast)
+        self.latest = predict(model, self.batches(label=label), self.device)
         return self.latest
 
     def __call__(self, model: nn.Module) -> dict[str, float]:

@@ -42,18 +42,21 @@ def unit_rows(rows) -> np.ndarray:
     return F.normalize(rows - rows.mean(0), dim=1).numpy()
 
 
-def nearest(rows: np.ndarray, k: int) -> Neighbours:
-    """Return, for each row, float32 [N, d], the ``k`` others (N - 1 at most) with the largest product. Of equal ones
-    the earlier comes first."""
+def nearest(rows: np.ndarray, k: int, groups: np.ndarray | None = None) -> Neighbours:
+    """Return, for each row, float32 [N, d], the ``k`` others (N - 1 at most) with the largest product.
+
+    Of equal ones the earlier comes first. Rows of one of ``groups`` [N] are no neighbours: if there are too few others,
+    the rest has the value -inf.
+    """
     others = torch.as_tensor(rows)
     count, k = len(rows), min(k, len(rows) - 1)
+    units = torch.arange(count) if groups is None else torch.as_tensor(np.unique(groups, return_inverse=True)[1])
     index, value = np.empty((count, k), dtype=np.int64), np.empty((count, k), dtype=np.float32)
     step = max(1, _BLOCK // max(1, count))
     for start in range(0, count, step):
         block = slice(start, min(start + step, count))
         products = others[block] @ others.T  # [R, N]
-        diagonal = torch.arange(block.start, block.stop)
-        products[diagonal - start, diagonal] = -torch.inf
+        products[units[block, None] == units] = -torch.inf
         values, columns = (tensor.numpy() for tensor in products.topk(k, dim=1))
         order = np.lexsort((columns, -values), axis=1)
         index[block], value[block] = (np.take_along_axis(array, order, 1) for array in (columns, values))

@@ -14,11 +14,12 @@ from idmm.progress import log
 from idmm.report.page import readable
 from idmm.report.run_page import KINDS, RunFacts, write
 from idmm.report.run_pictures import compare
-from idmm.report.stats import PREDICTIONS, compared
+from idmm.report.stats import PREDICTIONS, compared, format_number, holm
+from idmm.report.table import with_facts
 from idmm.stages import stage_of
 
 PER_CLASS = "per_class.csv"
-CHANCE = 0.05  # a difference with this p or more in McNemar's test may be chance
+CHANCE = 0.05  # a difference with this p or more may be chance
 
 
 def report(config: ReportConfig) -> str:
@@ -34,15 +35,18 @@ def report(config: ReportConfig) -> str:
     _set_labels(runs)
     out = made_folder(config.out or str(expand_home(config.runs[0]) / "report"))
     # the first classifier with each other one on the same test images
-    classifiers, comparisons = [run for run in runs if (run.path / PREDICTIONS).is_file()], []
-    for run in classifiers[1:]:
-        if run.data == classifiers[0].data and (test := compared(classifiers[0].path, run.path)):
-            names, points, p = (classifiers[0].label, run.label), test["points"], test["p"]
-            verdict = "the difference may be chance"
-            if p < CHANCE:
-                verdict = f"{names[0] if points > 0 else names[1]} is better"
-            points = f"{points:+.1f}".replace("-", "−")
-            comparisons.append([*names, f"{test['images']:,}", points, f"{p:.2g}", verdict])
+    first, *others = [run for run in runs if (run.path / PREDICTIONS).is_file()] or [None]
+    tests = {}
+    for run in others:
+        if run.data == first.data and (test := compared(first.path, run.path)):
+            tests[run.label] = test
+    comparisons = []
+    for (label, test), p in zip(tests.items(), holm([test["p"] for test in tests.values()]), strict=True):
+        verdict = "the difference may be chance"
+        if p < CHANCE:
+            verdict = f"{first.label if test['points'] > 0 else label} is better"
+        points = format_number(test["points"], sign=True)
+        comparisons.append([first.label, label, f"{test['images']:,}", points, f"{p:.2g}", verdict])
     return str(write(out, runs, comparisons, notes, compare(runs, out)))
 
 
@@ -56,7 +60,7 @@ def _read_run(folder: Path) -> RunFacts:
         kind=kind,
         task=KINDS[kind].lower() + (f" by {config.method.name}" if kind == "pretrain" else ""),
         start=config.init or without_init,
-        model=config.model.name or "",
+        model=with_facts(config.model.name or "", config.model.kwargs),
         method=_method(config),
         curve=_curve(folder / "metrics.jsonl"),
         data=dataset_name(config.data),

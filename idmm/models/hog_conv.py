@@ -165,9 +165,8 @@ class HogConv(Hog):
         # all groups weigh the same
         scale = torch.cat([1 / s.clamp(min=1e-3 * s.max() + SMALL) / math.sqrt(len(s)) for s in spreads])
         centred = (raw - self.centre) * scale  # [N, sum(groups)]
-        rank = min(self.fixed, len(raw))
-        directions = torch.linalg.svd(centred, full_matrices=False).Vh[:rank]  # [rank, sum(groups)]
-        turn = torch.linalg.qr(torch.randn(self.fixed, rank, generator=draw)).Q  # [fixed, rank]
+        directions = torch.linalg.svd(centred, full_matrices=False).Vh[: self.fixed]  # [rank, sum(groups)]
+        turn = torch.linalg.qr(torch.randn(self.fixed, len(directions), generator=draw)).Q  # [fixed, rank]
         projection = (turn @ directions).T  # [sum(groups), fixed]
         self.components.copy_(scale[:, None] * projection / (centred @ projection).std().clamp(min=SMALL))
 

@@ -23,6 +23,7 @@ class Cell(NamedTuple):
     below: str = ""  # a small line
     tone: str = ""  # CSS class: up, down, level or failed
     bold: bool = False
+    sign: str = ""  # after the text. It takes no room, so that numbers stay in line
 
     def __str__(self) -> str:
         return self.text

@@ -8,7 +8,7 @@ from idmm.files import write_csv, write_text
 from idmm.progress import drawing
 from idmm.report.page import Cell, Picture, Section, TableOf, environment, html
 from idmm.report.sections import Sections, sections
-from idmm.report.stats import Estimate, format_number
+from idmm.report.stats import Estimate
 from idmm.report.table import BELOW_BASELINE, MISSING, NO_BETTER, SOME_FAILED, Table, TableCell
 
 COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
@@ -66,21 +66,15 @@ def _page_table(table: Table, backbone: str) -> TableOf:
     for row in table.rows_of(backbone):
         cells = table.cells_of(backbone, row)
         rows.append([*row.heads, *(_page_cell(cell) if cell else "" for cell in cells)])
-    caption = f"{table.name_of(backbone)}: {table.caption(spread='95 % t-interval')}"
+    caption = f"{table.name_of(backbone)}: {table.caption()}"
     return TableOf(["source", "method", *table.targets], rows, caption)
 
 
 def _page_cell(cell: TableCell) -> Cell:
     if cell.stats.mean is None:
         return Cell(cell.mean, tone="failed" if cell.stats.failed else "level")
-    texts = [cell.mean]
-    if cell.stats.half is not None:
-        texts.append(f"± {format_number(cell.stats.half)}")
-    if cell.unusual_n:
-        texts.append(f"(n = {cell.stats.n})")
-    if cell.signs:
-        texts.append(cell.signs)
-    return Cell(" ".join(texts), str(cell.gain or ""), _tone(cell.gain), cell.best_of_column)
+    text = " ".join([cell.mean, *cell.spread])
+    return Cell(text, str(cell.gain or ""), _tone(cell.gain), cell.best_of_column, cell.signs)
 
 
 def _tone(value: Estimate | None) -> str:

@@ -96,6 +96,7 @@ CLASSIFIERS: Columns = {
     "mean per class": _number("mean_per_class"),
     "parameters": _number("params", ","),
     "baseline": _number("baseline_top1"),
+    "baseline fitted to": _number("baseline_train_size", ","),
     "largest class": _number("largest_class"),
     "before the first step": _number("start_top1"),
     **SIZES,
@@ -119,7 +120,8 @@ OTHERS: dict[str, tuple[str, Columns]] = {  # by kind: caption and columns
 COMPARISON = (
     "Classifiers on the test images that both have, with the same label in both: points of the first above the second, "
     "and p, the probability of such a difference if both were equally good (McNemar's test, with groups of images a "
-    "sign-flip test of the groups)"
+    "sign-flip test of the groups). With several comparisons p is adjusted by Holm's method, so one false 'is better' on "
+    "the page has a risk of 5 %"
 )
 
 
@@ -133,7 +135,7 @@ def _results(runs: list[RunFacts], comparisons: list[list[str]]) -> Iterator[str
     if comparisons:
         yield TableOf(["first", "second", "images", "points", "p", "verdict"], comparisons, COMPARISON)
     if any("test_groups" in run.result for run in classifiers):
-        yield "The test images have groups of similar images, so the intervals are too narrow."
+        yield "Intervals of test images in groups are over the groups, as images of one group are alike."
 
 
 def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[TableOf]:

@@ -21,57 +21,59 @@ class Block:
 
 def best_pretrainings(table: Table) -> Block | None:
     """Return, for each target and backbone, the best pretraining, or those without a difference to it."""
-    rows, has_ties = [], False
+    rows, is_open = [], False
     for backbone, target in product(table.backbones, table.targets):
         best = _best_pretraining(table, backbone, target)
         if best is not None:
-            row, verdict, is_tie = best
+            row, verdict, undecided = best
             cell = table.cells[backbone, row, target]
             rows.append((backbone, target, verdict, " ".join([cell.mean, *cell.notes]), cell.gain or ""))
-            has_ties = has_ties or is_tie
+            is_open = is_open or undecided
     if not rows:
         return None
     lines, heads = [table.intervals()], ("backbone", "target", "best pretraining", "accuracy", "gain over scratch")
-    if has_ties:
-        lines.append("Tie: these runs show no difference between them. The numbers are those of the first.")
+    if is_open:
+        lines.append("Undecided: these runs show no difference between them. The numbers are those of the first.")
     if len(table.backbones) == 1:
         heads, rows = heads[1:], [row[1:] for row in rows]
     return Block("Which pretraining is best", lines, heads, rows)
 
 
 def _best_pretraining(table: Table, backbone: str, target: str) -> tuple[Row, str, bool] | None:
-    """Return the best row of a column without scratch, a sentence on it, and whether it is a tie."""
+    """Return the best row of a column without scratch, a sentence on it, and whether it is undecided."""
     candidates = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
     if not candidates:
         return None
     best, *others = sorted(candidates, key=lambda row: -table.mean(backbone, row, target))
     leads = {row: table.lead(backbone, target, best, row) for row in others}
-    tied = [best.label]
+    level = [best.label]
     for row in others:
         gain = table.cells[backbone, row, target].gain
         is_loss = gain is not None and gain.excludes_zero and gain.value < 0
         if not leads[row].excludes_zero and not is_loss:
-            tied.append(row.label)
+            level.append(row.label)
     cell = table.cells[backbone, best, target]
     has_gain = cell.gain is None or (cell.gain.excludes_zero and cell.gain.value > 0)
     if cell.no_better:
         return best, f"none better than the largest class {NO_BETTER}", False
-    if len(tied) > 1:
-        verdict = f"tie: {'; '.join(tied)}"
+    if len(level) > 1:
+        verdict = f"undecided: {'; '.join(level)}"
     elif not has_gain:
         verdict = f"highest: {best.label}"
     elif others:
         verdict = f"{best.label}: {leads[others[0]]} over {others[0].label}"
     else:
         verdict = best.label
-    return best, verdict if has_gain else f"none shown above scratch, {verdict}", len(tied) > 1
+    return best, verdict if has_gain else f"none shown above scratch, {verdict}", len(level) > 1
 
 
 def baselines(table: Table) -> list[str]:
     """Return a line per target with the accuracies that need no network."""
     lines = []
     for target in table.targets:
-        facts = {"the largest class": table.largest.get(target), "the baseline": table.baseline.get(target)}
+        fitted = table.baseline_sizes.get(target)
+        baseline = "the baseline" if fitted is None else f"the baseline, fitted to {fitted:,} images,"
+        facts = {"the largest class": table.largest.get(target), baseline: table.baseline.get(target)}
         shares = [f"{name} {format_number(value)} %" for name, value in facts.items() if value is not None]
         if shares:
             lines.append(f"{target}: {', '.join(shares)}")

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from idmm.files import read_csv, reading
 
 PREDICTIONS = "predictions.csv"  # of a run
 DIGITS = 1  # after the point, as in the paper
+NORMAL = statistics.NormalDist().inv_cdf(0.975)
 
 
 def format_number(value: float, sign: bool = False) -> str:
@@ -23,11 +24,39 @@ def format_number(value: float, sign: bool = False) -> str:
     return f"{0:.{DIGITS}f}" if float(text) == 0 else text.replace("-", "−") if sign else text
 
 
-def wilson_interval(correct: float, count: int) -> list[float]:
-    """Return the 95 % interval of an accuracy in percent, Wilson's (JASA 22, 1927): its lower and its upper limit."""
-    from scipy.stats import binomtest  # half a second, which pages on runs do not need
+def wilson_interval(correct: float, count: float) -> list[float]:
+    """Return the 95 % interval of an accuracy in percent, Wilson's (JASA 22, 1927): its lower and its upper limit.
 
-    return [100 * float(limit) for limit in binomtest(round(correct), count).proportion_ci(method="wilson")]
+    ``count`` need not be whole.
+    """
+    total = count + NORMAL**2
+    middle = (correct + NORMAL**2 / 2) / total
+    half = NORMAL * math.sqrt(correct * (count - correct) / count + NORMAL**2 / 4) / total
+    return [100 * max(0.0, middle - half), 100 * min(1.0, middle + half)]
+
+
+def group_interval(correct: Sequence[int], images: Sequence[int]) -> list[float]:
+    """Return the 95 % interval of an accuracy in percent whose images come in groups of similar ones.
+
+    It is Wilson's with the effective number of images: their number over the design effect (Rao and Scott, Biometrics
+    48, 1992) and less for few groups, by the t-distribution (Korn and Graubard, Survey Methodology 24, 1998). The
+    design effect is at least 1. If all images are right, or all are wrong, a group counts as one image. With one group
+    the interval is [0, 100].
+
+    Args:
+        correct: Number of correct images in each group, [G].
+        images: Number of images in each group, [G].
+    """
+    groups, count, hits = len(images), sum(images), sum(correct)
+    if groups < 2:
+        return [0.0, 100.0]
+    effect = count / groups
+    if 0 < hits < count:
+        residuals = np.asarray(correct) - np.asarray(images) * hits / count
+        square = float(residuals @ residuals) * groups / (groups - 1)
+        effect = max(1.0, square * count / (hits * (count - hits)))
+    shrinkage = (NORMAL / float(stdtrit(groups - 1, 0.975))) ** 2 / effect
+    return wilson_interval(hits * shrinkage, count * shrinkage)
 
 
 class Estimate(NamedTuple):
@@ -58,7 +87,6 @@ class SeedStats:
     n: int = 0  # finished runs
     mean: float | None = None
     std: float | None = None  # sample standard deviation over runs
-    half: float | None = None  # of the mean's 95 % t-interval
     units: int = 0  # independent draws
     variance: float | None = None  # of the mean
     freedom: int = 0  # degrees of freedom of the variance
@@ -89,7 +117,6 @@ def seed_stats(runs: Iterable[dict]) -> SeedStats:
         n=len(values),
         mean=statistics.fmean(units),  # as in the interval: a pretraining counts once, whatever the number of its runs
         std=statistics.stdev(values) if len(values) > 1 else None,
-        half=None if variance is None else t_half(variance, len(units) - 1),
         units=len(units),
         variance=variance,
         freedom=len(units) - 1,
@@ -175,6 +202,18 @@ def _answers(run: Path) -> tuple[dict[tuple[str, str], bool], dict[tuple[str, st
         rows = {(row["path"], row["class"]): row for row in read_csv(path)}
         correct = {key: row["class"] == row["predicted"] for key, row in rows.items()}
         return correct, {key: row["group"] for key, row in rows.items() if "group" in row}
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Return the p-values of several tests, adjusted so that any false finding has the usual risk.
+
+    Holm, Scandinavian Journal of Statistics 6, 1979.
+    """
+    order = np.argsort(values)
+    factors = np.arange(len(values), 0, -1)
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.maximum.accumulate(factors * np.asarray(values)[order]).clip(max=1)
+    return adjusted.tolist()
 
 
 def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str] | None = None) -> dict[str, float]:

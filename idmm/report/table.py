@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product, starmap
 from typing import NamedTuple
 
+from idmm.config import METHODS
 from idmm.report.stats import Estimate, SeedStats, difference, format_number, pooled, seed_stats
 
 MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
@@ -34,6 +35,11 @@ class Row(NamedTuple):
     def heads(self) -> tuple[str, str]:
         """The texts in the first two columns of a table."""
         return (self.label, "no pretraining") if self.is_scratch else (self.source, self.method)
+
+    @property
+    def printed_method(self) -> str:
+        """The method as papers write it."""
+        return METHODS[self.method].__name__ if self.method in METHODS else self.heads[1]
 
 
 SCRATCH = Row("scratch", "none")
@@ -65,10 +71,15 @@ class TableCell:
         return self.stats.n > 0 and self.stats.failed > 0
 
     @property
+    def spread(self) -> list[str]:
+        """The standard deviation, and the number of runs if it is not the usual one."""
+        texts = [f"± {self.std}"] if self.std else []
+        return [*texts, f"(n = {self.stats.n})"] if self.unusual_n else texts
+
+    @property
     def notes(self) -> list[str]:
         """The texts after the mean."""
-        std, n = f"± {self.std}" if self.std else "", f"n = {self.stats.n}" if self.unusual_n else ""
-        return [note for note in (std, n, self.signs) if note]
+        return [*self.spread, self.signs] if self.signs else self.spread
 
     @property
     def signs(self) -> str:
@@ -86,7 +97,9 @@ class Table:
         largest: Share of a target's largest class among its test images (percent), if a run has it.
         baseline: Accuracy of the baseline on a target (percent), if a run has it.
         params: Parameters of a backbone without its classifier, if a run has it.
-        usual_n: The most frequent number of runs per cell, the larger of equals, 0 without any value.
+        usual_n: The most frequent number of several runs per cell, the larger of equals. 1: no cell has several.
+        baseline_sizes: Number of images that a target's baseline was fitted to, if a run has it.
+        test_sizes: Number of a target's test images, if a run has it.
     """
 
     def __init__(self, grid: dict):
@@ -108,6 +121,10 @@ class Table:
             if run.get("baseline_top1") is not None:
                 baselines.setdefault(run["target"], []).append(run["baseline_top1"])
         self.baseline = {target: statistics.fmean(values) for target, values in baselines.items()}
+        self.test_sizes = {run["target"]: run["test_size"] for run in runs if run.get("test_size")}
+        fitted = "baseline_train_size"
+        self.baseline_sizes = {run["target"]: run[fitted] for run in runs if run.get(fitted)}
+        self._models = {run["backbone"]: run["config"].get("model", {}) for run in runs}
         self.params = {run["backbone"]: run["backbone_params"] for run in runs if run.get("backbone_params")}
         self._stats = {place: seed_stats(group) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
@@ -116,14 +133,15 @@ class Table:
             moved = [stats for stats in cells.values() if not self._no_better(stats, column[1])]
             self._stats |= pooled(cells, moved or cells.values())
         counts = Counter(stats.n for stats in self._stats.values() if stats.n)
-        self.usual_n = max(counts, key=lambda n: (counts[n], n), default=0)
+        self.usual_n = max(counts, key=lambda n: (n > 1, counts[n], n), default=0)
         self.cells = {place: self._cell(*place) for place in self._stats}
 
     def name_of(self, backbone: str) -> str:
-        """Return the name of a backbone with its number of parameters, without markup."""
-        if backbone not in self.params:
-            return backbone
-        return f"{backbone} ({self.params[backbone] / 1e6:.3g} M parameters)"
+        """Return the name of a backbone with its arguments and number of parameters, without markup."""
+        model = self._models[backbone]
+        kwargs = model.get("kwargs", {}) if model.get("name") == backbone else {}
+        size = [f"{self.params[backbone] / 1e6:.3g} M parameters"] if backbone in self.params else []
+        return with_facts(backbone, kwargs, *size)
 
     @property
     def progress(self) -> str:
@@ -174,11 +192,17 @@ class Table:
         places = [(backbone, row, target) for row, backbone, target in product(self.rows, self.backbones, self.targets)]
         return [run for place in places if place in self._stats for run in self._stats[place].runs]
 
-    def caption(self, spread: str = "standard deviation") -> str:
-        """Return a sentence on the numbers, without markup."""
-        over = f"mean ± {spread} over n = {self.usual_n} runs" if self.usual_n > 1 else "one run each"
+    def caption(self) -> str:
+        """Return sentences on the numbers, without markup."""
+        over = "one run each"
+        if self.usual_n > 1:
+            over = f"mean ± standard deviation over n = {self.usual_n} runs"
         exceptions = ", another n if noted" if any(cell.unusual_n for cell in self.cells.values()) else ""
-        return f"Top-1 accuracy by {self.label}, in percent, {over}{exceptions}."
+        text = f"Top-1 accuracy by {self.label}, in percent, {over}{exceptions}."
+        if self.test_sizes:
+            sizes = ", ".join(f"{target} {size:,}" for target, size in self.test_sizes.items())
+            text += f" Test images: {sizes}."
+        return text
 
     def legend(self) -> str:
         """Return the meaning of its marks, a sentence each."""
@@ -195,9 +219,15 @@ class Table:
     def intervals(self) -> str:
         """Return sentences on the intervals, without markup."""
         over = "test images"
-        if any(cell.stats.half is not None for cell in self.cells.values()):
+        if any(cell.stats.variance is not None for cell in self.cells.values()):
             over += " and seeds (with the spread of all cells of a column together)"
         return f"Intervals are 95 % intervals over {over}. A difference whose interval contains 0 may be chance."
+
+
+def with_facts(name: str, arguments: dict, *facts: str) -> str:
+    """Return the name of a model with what it does not show, e.g. ``vit_tiny_patch16_224 (embed_dim 64)``."""
+    texts = [*(f"{key} {value}" for key, value in arguments.items()), *facts]
+    return f"{name} ({', '.join(texts)})" if texts else name
 
 
 def run_label(run: dict) -> str:

@@ -180,12 +180,12 @@ def _baseline(report: DatasetReport, listing: Listing, data: config.Data) -> dic
         except UserError:  # of one class, or what the layout's faults say
             return None
         train, held_out = divided.train, divided.test
-    train = train.take(baseline.sample_to_fit(train.labels, baseline.MOST))
+    train = train.take(baseline.sample_to_fit(train.labels))
     train, features = _features(report, train)
-    tested, held_out_features = _features(report, held_out.take(baseline.sample(held_out.labels, baseline.MOST)))
+    tested, held_out_features = _features(report, held_out.take(np.flatnonzero(held_out.labels >= 0)))
     if len(np.unique(train.labels)) < 2 or not len(tested):
         return None
-    top1 = baseline.measure(features, train.labels, held_out_features, tested.labels)
+    top1 = baseline.measure(features, train.labels, held_out_features, tested.labels, groups=train.groups)
     sizes = {"train_images": len(train), "images": len(tested), "of": of}
     return {"baseline_top1": top1, "largest_class": largest_class(tested.labels), **sizes}
 

@@ -30,7 +30,7 @@ from idmm.progress import counting, log
 from idmm.seeding import derive, seeded
 from idmm.training.device import enough_memory
 from idmm.training.log import logging_to
-from idmm.training.outputs import BASELINE, ending
+from idmm.training.outputs import BASELINE, BASELINE_SIZE, ending
 from idmm.training.plan import PhasePlan
 from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder
@@ -284,28 +284,28 @@ def build_accuracy(run: RunContext, setup: RunSetup, phase: Phase, store: ImageS
     """
     batches = functools.partial(eval_batches, run, setup, store, phase.size, phase.batch_size)
     metrics = ("top1", "top5", spec_of(setup.config.data.name).metric)
-    return Accuracy(batches, len(store), setup.config.train.eval_every, run.device, run.autocast, metrics)
+    return Accuracy(batches, len(store), setup.config.train.eval_every, run.device, metrics)
 
 
 def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> None:
     """Measure ``baseline_top1`` (percent) of a new run: hand-made features of its centre crops, logistic regression.
 
-    See :func:`idmm.evaluation.baseline.measure`. All processes must call together.
+    It is fitted to ``baseline_train_size`` of the training images and tested on all test images. See
+    :func:`idmm.evaluation.baseline.measure`. All processes must call together.
     """
     started_at = time.monotonic()
     if BASELINE in run.folder.start_scores:
         return
     train, test, size = images.train, images.test, setup.phases[-1].size
-    most = baseline.DECODED if train.decodes or test.decodes else baseline.MOST
-    numbers = baseline.sample_to_fit(train.labels, most), baseline.sample(test.labels, most)
-    labels, truth = train.labels[numbers[0]], test.labels[numbers[1]]
+    numbers = baseline.sample_to_fit(train.labels)
     train_features, test_features = (
         baseline.features(
             eval_batches(run, setup, store, size, BASELINE_BATCH, images=some), setup.spec.mean, setup.spec.std
         )
-        for store, some in zip((train, test), numbers, strict=True)
+        for store, some in ((train, numbers), (test, None))
     )
-    top1 = None
+    top1, labels = None, train.labels[numbers]
+    groups = None if train.groups is None else train.groups[numbers]
     if run.folder.leader:
-        top1 = baseline.measure(train_features, labels, test_features, truth, started_at)
-    run.folder.add_start_scores({BASELINE: distributed.broadcast(top1)})
+        top1 = baseline.measure(train_features, labels, test_features, test.labels, started_at, groups)
+    run.folder.add_start_scores({BASELINE: distributed.broadcast(top1), BASELINE_SIZE: len(numbers)})

@@ -130,7 +130,8 @@ def _probed(
         for draw in draws:
             chosen = [rows[name] for name in draw_subset(splits.train, draw).names]
             labelled = features[chosen], train.labels[chosen]
-            measured = readouts(*labelled, test_features, test.labels, seed=draw.seed, metric=metric)
+            groups = None if train.groups is None else train.groups[chosen]
+            measured = readouts(*labelled, test_features, test.labels, seed=draw.seed, metric=metric, groups=groups)
             for name, readout in measured.items():
                 scores = {key: readout[key] for key in ("top1", "mean_per_class", "strength") if key in readout}
                 record = {"run": label, "readout": name, "per_class": draw.per_class, "seed": draw.seed}

@@ -31,13 +31,14 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
     Returns:
         The content of ``result.json``. Accuracies are in percent, on the test split, of the last epoch or, with
         ``train.keep`` best, of ``kept_epoch`` of the last stage: ``top1``, ``top5``, ``mean_per_class``,
-        ``top1_interval`` (Wilson's, 95 %), ``largest_class`` (of always answering the largest class), ``baseline_top1``
-        (see :func:`idmm.stages.common.measure_baseline`). ``start_top1`` is top-1 before the first step, if the
-        classifier started from a fit on features. Also ``num_classes``, ``train_size``, ``test_size``, ``test_groups``
-        if images come in groups, ``seed``, ``seconds`` over all resumes, ``precision`` of training and evaluation,
-        ``params`` and, without the classifier, ``backbone_params``,
-        ``excluded`` if ``data.exclude`` left images out; with ``train.minutes`` ``minutes``, the ``epochs`` of all
-        stages and ``whole_epochs``. With ``data.folds`` the return value of :func:`idmm.stages.folds.pooled`.
+        ``top1_interval`` (95 %, over groups if images come in groups), ``largest_class`` (of always answering the
+        largest class), ``baseline_top1`` and ``baseline_train_size`` (see
+        :func:`idmm.stages.common.measure_baseline`). ``start_top1`` is top-1 before the first step, if the classifier
+        started from a fit on features. Also ``num_classes``, ``train_size``, ``test_size``, ``test_groups`` if images
+        come in groups, ``seed``, ``seconds`` over all resumes, ``precision`` of training (accuracies are those of
+        fp32), ``params`` and, without the classifier, ``backbone_params``, ``excluded`` if ``data.exclude`` left images
+        out; with ``train.minutes`` ``minutes``, the ``epochs`` of all stages and ``whole_epochs``. With
+        ``data.folds`` the return value of :func:`idmm.stages.folds.pooled`.
 
     Raises:
         UserError: A mistake in the config or the data.

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from idmm import distributed
 from idmm.config import FinetuneConfig
 from idmm.data.image_store import ImageStore
+from idmm.data.split import Split
 from idmm.data.store import Stores
 from idmm.evaluation.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
 from idmm.evaluation.monitor import FLOORS, spread
@@ -81,7 +82,7 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
             line = f"the features of the training images hardly differ (feature_std {deviation:.2g})"
             log.warning("%s: %s, so the classifier starts from fresh weights", CLASSIFIER_INIT, line)
             return
-        fit_classifier(model, features.numpy(), train.labels, config)
+        fit_classifier(model, features.numpy(), train, config)
         accuracy = common.build_accuracy(run, setup, phase, images.test)
         top1 = accuracy.predict(model, "accuracy before the first step, on test").scores()["top1"]
     run.folder.add_start_scores({"start_top1": top1})
@@ -110,7 +111,7 @@ def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast)
         norm.momentum = momentum
 
 
-def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, config: FinetuneConfig) -> None:
+def fit_classifier(model: nn.Module, features: np.ndarray, train: ImageStore | Split, config: FinetuneConfig) -> None:
     """Set the model's classifier to a logistic regression on the features of the training images.
 
     Its strength is chosen on stratified folds. The logits are divided by a fitted temperature: the strength with the
@@ -119,14 +120,17 @@ def fit_classifier(model: nn.Module, features: np.ndarray, labels: np.ndarray, c
 
     Args:
         model: With :func:`idmm.models.build.linear_classifiers`, which are all set to the same weights.
-        features, labels: Of the frozen backbone [N, d], and the classes of the images [N].
+        features: Of the frozen backbone, [N, d].
+        train: The images, with their labels.
     """
     layers, fit, width = linear_classifiers(model), None, features.shape[1]
+    labels, groups = train.labels, train.groups
     features = features[:, : getattr(model, "fixed", width)]  # hog_conv's others are worth nothing before training
     if distributed.rank() == 0:
         balanced = "balanced" if config.train.class_weights == "balanced" else None
-        choice = choose_strength(features, labels, config.seed, class_weight=balanced)
-        loss, temperature = dict(smoothing=config.augment.label_smoothing, class_weight=balanced), 1.0
+        choice = choose_strength(features, labels, config.seed, None, balanced, groups=groups, classes=train.classes)
+        loss = dict(smoothing=config.augment.label_smoothing, class_weight=balanced, groups=groups)
+        temperature = 1.0
         if not getattr(model, "say", 0.0):  # else training does not see these logits, and others are scaled to them
             temperature = fit_temperature(features, labels, choice.strength, seed=config.seed, **loss)
         weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)

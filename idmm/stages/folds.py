@@ -11,15 +11,16 @@ import numpy as np
 from idmm.errors import UserError
 from idmm.files import holds_run
 from idmm.progress import log
-from idmm.report.stats import wilson_interval
+from idmm.report.stats import group_interval, wilson_interval
 from idmm.stages import stage_of
 from idmm.training import clock
 from idmm.training.log import logging_to
-from idmm.training.outputs import remarks
+from idmm.training.outputs import BASELINE_SIZE, remarks
 from idmm.training.run_folder import RunFolder, check_resume
 from idmm.training.stage import RunSetup
 
 ACCURACIES = ("top1", "top5", "knn", "mean_per_class", "largest_class", "baseline_top1", "start_top1", "start_knn")
+SIZES = ("train_size", BASELINE_SIZE)  # of a fold
 SAME = ("top5", "num_classes", "seed", "excluded", "precision", "params", "backbone_params")  # in those of all folds
 
 
@@ -51,9 +52,10 @@ def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
             result = pooled(results)
             folder.finish(result)
             low, high = result["top1_interval"]
-            spread = f"{result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
-            line = "%s: top-1 %.2f on %d images, each tested once (95 %% interval %.1f to %.1f, over %d folds %s)"
-            log.info(line, config.out, result["top1"], result["test_size"], low, high, len(results), spread)
+            mean, std = (result[name]["top1"] for name in ("mean", "std"))
+            line = "%s: top-1 %.2f on %d images, each tested once (95 %% interval %.1f to %.1f). "
+            line += "Mean ± standard deviation over %d folds: %.2f ± %.2f"
+            log.info(line, config.out, result["top1"], result["test_size"], low, high, len(results), mean, std)
             for line in remarks(result):
                 log.warning("%s", line)
         return result
@@ -75,7 +77,8 @@ def pooled(results: list[dict]) -> dict:
 
     Each image is tested once. Shares (percent) such as ``top1`` are over all images: the mean over folds, weighted by
     their images. ``mean_per_class`` and ``largest_class`` count each class's images and hits over all folds.
-    ``top1_interval`` is Wilson's, 95 %. ``mean`` and ``std`` are over folds, ``train_size`` is a fold's.
+    ``top1_interval`` is that of all images, over groups if there are groups. ``mean`` and ``std`` are over folds.
+    ``train_size`` and ``baseline_train_size`` are a fold's.
     """
     sizes = [result["test_size"] for result in results]
     total, scores = sum(sizes), {"mean": {}, "std": {}}
@@ -89,11 +92,15 @@ def pooled(results: list[dict]) -> dict:
     if "mean_per_class" in scores:
         tested = images > 0
         scores["mean_per_class"] = float(100 * (correct[tested] / images[tested]).mean())
+    interval = wilson_interval(correct.sum(), total)
+    if "per_group" in results[0]:  # no group is in two folds
+        counts = ([r["per_group"][name] for r in results] for name in ("correct", "images"))
+        interval = group_interval(*map(np.concatenate, counts))
     return {
         **{name: results[0][name] for name in SAME if name in results[0]},
         **scores,
-        "top1_interval": wilson_interval(scores["top1"] * total / 100, total),
-        "train_size": round(statistics.mean(result["train_size"] for result in results)),
+        "top1_interval": interval,
+        **{name: round(statistics.mean(r[name] for r in results)) for name in SIZES if name in results[0]},
         "test_size": total,
         **({"test_groups": sum(r["test_groups"] for r in results)} if "test_groups" in results[0] else {}),
         "seconds": round(sum(result["seconds"] for result in results), 1),

@@ -144,7 +144,7 @@ def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) 
     accuracy, entries = {}, None
     if config.trains_classifier:
         batches = common.eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
-        predictions = evaluate.predict(loop.exported, batches, run.device, run.autocast)
+        predictions = evaluate.predict(loop.exported, batches, run.device)
         accuracy = {**classifier_result(run, setup, images, predictions), "labelled_size": _count_labels(images.train)}
         entries = {"classes": images.train.classes}
     export(run, loop, setup, images, backbone_state(loop.exported), entries)

@@ -97,14 +97,17 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         seed=config.seed,
         val=features.get("val"),
         metric=spec_of(config.data.name).metric,
-        classes=0 if config.data.fold is None else len(classes),
+        groups=images.train.groups,
+        test_groups=images.test.groups,
+        classes=classes,
+        counted=config.data.fold is not None,
     )
     knn, linear = measured["knn"], measured["probe"]
     result = {
         "top1": linear["top1"],
         "top5": None,
         "knn": knn["top1"],
-        **{name: linear[name] for name in ("mean_per_class", "per_class") if name in linear},
+        **{name: linear[name] for name in ("mean_per_class", "per_class", "per_group") if name in linear},
         "largest_class": largest_class(truth),
         **about(setup),
         "precision": "fp32",
@@ -116,8 +119,9 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         "seed": config.seed,
         "readouts": {"probe": linear, "knn": knn},
     }
-    groups = {} if images.test.groups is None else {"test_groups": len(set(images.test.groups))}
-    for line in remarks(result | linear | groups):
+    if images.test.groups is not None:
+        result["test_groups"] = len(set(images.test.groups))
+    for line in remarks(result | linear):
         log.warning("linear probe: %s", line)
     return result
 
@@ -134,7 +138,7 @@ def table(result: dict) -> list[str]:
     lines = [f"{subject}: {counts}, {result['num_classes']} classes, {largest}"]
     if folds:
         low, high = result["top1_interval"]
-        spread = f"over folds {result['mean']['top1']:.1f} ± {result['std']['top1']:.1f}"
+        spread = f"mean ± standard deviation over folds {result['mean']['top1']:.1f} ± {result['std']['top1']:.1f}"
         lines.append(f"  kNN {result['knn']:.1f}")
         return [*lines, f"  linear probe {result['top1']:.1f}, 95 % interval {low:.1f} to {high:.1f}, {spread}"]
     knn, linear = (result["readouts"][name] for name in READOUTS)

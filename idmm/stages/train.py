@@ -19,6 +19,7 @@ from idmm.data.fingerprint import check_unchanged, listed_again, listing_fingerp
 from idmm.data.images import AUTO
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
+from idmm.data.split import counted
 from idmm.data.user_lists import SPLIT
 from idmm.display import show
 from idmm.errors import UserError
@@ -36,6 +37,7 @@ from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.training import clock
 from idmm.training.device import pick_device
 from idmm.training.log import details_in_file, log_once, logging_by, screen
+from idmm.training.outputs import BASELINE, BASELINE_SIZE
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05  # p-value below which a difference counts
@@ -204,7 +206,8 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
         remaining -= results[part]["seconds"] / 60
     state.result = results["last"]
     if state.learns_pseudolabels:  # the baseline that learned from the given labels, not from pseudo-labels
-        state.result = results["last"] | {"baseline_top1": state.pseudolabels.baseline_top1}
+        baseline = {BASELINE: state.pseudolabels.baseline_top1, BASELINE_SIZE: state.pseudolabels.given}
+        state.result = results["last"] | baseline
         if distributed.rank() == 0:
             write_json(out / "result.json", state.result)
 
@@ -262,8 +265,11 @@ def _report(state: TrainState) -> list[str]:
             lines.append(f"  {Kept.TUNED}: not trained, as {why}")
     low, high = result["top1_interval"]
     tested = f"({low:.1f} to {high:.1f}) on {result['test_size']} test images"
+    if "test_groups" in result:
+        tested += f" of {counted(result['test_groups'], 'group')}"
     lines.append(f"{state.best or state.plan.way}: top-1 {result['top1']:.1f} % {tested}")
-    lines.append(f"  the baseline, trained on the given labels only: {result['baseline_top1']:.1f} %")
+    baseline = "  the baseline, fitted to {baseline_train_size} of {labelled} labelled images: {baseline_top1:.1f} %"
+    lines.append(baseline.format(**result, labelled=state.counts.labelled))
     lines.append(f"  the largest class every time: {result['largest_class']:.1f} %")
     if low <= result["baseline_top1"]:
         lines.append("  This is not clearly better than the baseline on these test images. More labels help most")

@@ -15,8 +15,9 @@ from idmm.data.fingerprint import digests
 from idmm.data.formats import BadImage
 from idmm.data.image_store import BadImages, store_split
 from idmm.data.images import image_size
-from idmm.data.listing import hold_out, list_images
+from idmm.data.listing import list_images
 from idmm.data.split import LabelsMissing, Listing, counted
+from idmm.data.stratify import stratified_folds
 from idmm.data.user_lists import SPLIT
 from idmm.errors import UserError, listed
 from idmm.files import expand_home, write_csv, write_text
@@ -136,17 +137,14 @@ def _leave_out(data: Data, names: Iterable[str], out: Path) -> Data:
 
 def count(splits: Listing, data: Data, foreign: bool) -> Counts:
     """Count the images and labels to learn from. ``foreign``: see :class:`Counts`."""
-    train, sides, divisible = splits.train, [], True
+    train, sides = splits.train, []
     labelled = list_images(labelled_part(data), labelled=True).train
     without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
     for item in train.sample():
         with contextlib.suppress(BadImage):  # which the first stage names
             sides.append(min(image_size(item)))
-    if labelled.groups is not None:
-        try:
-            divisible = set(trial_split(data).train.labels) == set(labelled.labels)
-        except UserError:  # there is one group
-            divisible = False
+    folds = stratified_folds(labelled.labels, labelled.groups)
+    divisible = bool(folds) and set(labelled.labels[folds[0].train]) == set(labelled.labels)
     side = int(statistics.median(sides or [0]))
     return Counts(len(train), len(labelled), len(train.classes), side, without, divisible, foreign)
 
@@ -168,9 +166,11 @@ def labelled_part(data: Data) -> Data:
 
 
 def trial_split(data: Data) -> Listing:
-    """Return the labelled training images, with a part of each class held out as ``test``."""
-    listing = list_images(labelled_part(data), labelled=True)
-    return hold_out(replace(listing, val=None, test=None), HELD_OUT)
+    """Return the labelled training images, with a fold of them as ``test``. There is one, see ``Counts.divisible``."""
+    train = list_images(labelled_part(data), labelled=True).train
+    folds = stratified_folds(train.labels, train.groups, classes=train.classes)
+    remaining, held_out = map(train.take, folds[0])
+    return Listing(remaining, test=held_out)
 
 
 def by_list(data: Data, file: Path) -> Data:

@@ -74,7 +74,7 @@ class Counts:
     classes: int
     side: int  # median of the short sides (pixels)
     without: int = 0  # classes none of whose training images has a label
-    divisible: bool = True  # whether groups leave each class labelled images to train on if some are held out
+    divisible: bool = True  # whether each class keeps labelled images to train on if a fold is held out
     foreign: bool = False  # whether the weights of --init are for images of other values
 
 
@@ -191,7 +191,8 @@ class TrainState:
                 self.best = Kept.TUNED
                 return
         leader = max(self.candidates, key=self.candidates.get)
-        share, count = self.candidates[leader] / 100, round(HELD_OUT * self.counts.labelled)
+        share = self.candidates[leader] / 100
+        count = trial.get("test_groups", trial["test_size"])  # images of one group say the same
         lead = self.candidates[leader] - self.candidates.get(Kept.TUNED, -100.0)
         leads = lead > 100 * LEAD_ERRORS * math.sqrt(share * (1 - share) / count)
         self.best = leader if leads else Kept.TUNED

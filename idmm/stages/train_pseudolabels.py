@@ -18,7 +18,7 @@ from idmm.evaluation.evaluate import choose_strength, fit_linear
 from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.network import Network, pooled
 from idmm.evaluation.predictor import BATCH
-from idmm.evaluation.similarity import nearest, spread_labels, unit_rows
+from idmm.evaluation.similarity import Neighbours, nearest, spread_labels, unit_rows
 from idmm.files import write_csv
 from idmm.models import create_backbone
 from idmm.models.build import export_kwargs
@@ -114,18 +114,23 @@ def pseudolabel(
     train, rows = features.network.readable(splits.train, _hand_made_and_joined, "taking features")
     is_given, count, classes = train.labels >= 0, features.network.model.hand_made, len(train.classes)
     given_labels, hand_made, joined = train.labels[is_given], rows[is_given, :count], rows[:, count:]
+    groups = train.groups
+    given_groups = None if groups is None else groups[is_given]
     choices = {
-        Kept.BASELINE: choose_strength(hand_made, given_labels, seed),
-        Kept.JOINED_LINEAR: choose_strength(joined[is_given], given_labels, seed),
+        Kept.BASELINE: choose_strength(hand_made, given_labels, seed, groups=given_groups),
+        Kept.JOINED_LINEAR: choose_strength(
+            joined[is_given], given_labels, seed, groups=given_groups, classes=train.classes
+        ),
     }
     candidates = {label: each.accuracies[each.strength] for label, each in choices.items() if each.accuracies}
-    near = nearest(unit_rows(joined), NEIGHBOURS)
+    graph = nearest(unit_rows(joined), NEIGHBOURS)
+    apart = graph if groups is None else nearest(unit_rows(joined), NEIGHBOURS, groups)
     weight, bias = fit_linear(joined[is_given], given_labels, classes, choices[Kept.JOINED_LINEAR].strength)
-    agreement = _agreement(near.index, (joined @ weight.T + bias).argmax(axis=1), classes)
-    graph, teacher_agreement = near, None
+    agreement = _agreement(apart, (joined @ weight.T + bias).argmax(axis=1), classes)
+    teacher_agreement = None
     if teacher is not None and agreement >= AGREEMENT:
         learned, predicted = _learned_by(teacher, train.items, classes, device)
-        teacher_agreement = _agreement(near.index, predicted, classes)
+        teacher_agreement = _agreement(apart, predicted, classes)
         if teacher_agreement >= agreement - TEACHER_BEHIND:
             graph = nearest(unit_rows(np.concatenate([_weighed(joined), _weighed(learned)], axis=1)), NEIGHBOURS)
     label_shares = spread_labels(graph, train.labels, classes)
@@ -148,9 +153,8 @@ def pseudolabel(
     else:
         log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
         started_at = time.monotonic()
-        some = splits.test.take(baseline.sample(splits.test.labels, baseline.MOST))
-        test, test_rows = features.network.readable(some, Hog.forward_features, "features of test")
-        baseline_top1 = baseline.measure(hand_made, given_labels, test_rows, test.labels, started_at)
+        test, test_rows = features.network.readable(splits.test, Hog.forward_features, "features of test")
+        baseline_top1 = baseline.measure(hand_made, given_labels, test_rows, test.labels, started_at, given_groups)
     return PseudoLabels(given, added, agreement, baseline_top1, teacher_agreement), candidates
 
 
@@ -178,9 +182,16 @@ def joined_by(agreement: float) -> Kept:
     return Kept.JOINED_LINEAR if agreement >= ALONE else Kept.JOINED
 
 
-def _agreement(near: np.ndarray, predicted: np.ndarray, classes: int) -> float:
-    """Return how often images agree with their nearest [N, k] on the predicted class [N] (percent, chance is 0)."""
-    few = near[:, : max(1, len(predicted) // (2 * classes))]  # otherwise the classes are too small for so many
+def _agreement(near: Neighbours, predicted: np.ndarray, classes: int) -> float:
+    """Return how often images agree with their nearest of other groups on the predicted class [N].
+
+    It is in percent, with chance at 0.
+    """
+    few = max(1, len(predicted) // (2 * classes))  # otherwise the classes are too small for so many
+    agrees = predicted[near.index] == predicted[:, None]  # [N, k]
+    counts = np.isfinite(near.value)
+    counts[:, few:] = False
     share = np.bincount(predicted) / len(predicted)  # of each class
     chance = share @ share
-    return 100 * float((np.mean(predicted[few] == predicted[:, None]) - chance) / max(1 - chance, 1e-9))
+    agreed = agrees[counts].sum() / max(1, counts.sum())
+    return 100 * float((agreed - chance) / max(1 - chance, 1e-9))

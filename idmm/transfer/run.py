@@ -18,8 +18,9 @@ from idmm.transfer.plan import Cell, GridPlan, Job
 from idmm.transfer.status import Failure, cell_status, progress, read_failures
 
 DEATHS = 2  # of the process during a job, after which the job has failed
-MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1", "start_top1",
-            "start_knn", "test_size", "test_groups", "seconds", "params", "backbone_params")  # fmt: skip
+MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1",
+            "baseline_train_size", "start_top1", "start_knn", "test_size", "test_groups", "seconds", "params",
+            "backbone_params")  # fmt: skip
 
 
 class Grid:
