@@ -21,10 +21,13 @@ windows of photographs (``small_sets.py --windows``), each in the same --minutes
 import argparse
 import fnmatch
 import json
+import math
 import shlex
+import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -34,6 +37,7 @@ import numpy as np
 from side_by_side import head, mean_and_spread, row
 
 from idmm.config import PretrainConfig, parsing
+from idmm.report.stats import NORMAL, t_half
 
 ROOT = Path(__file__).parents[1]
 PAGE, MARK = ROOT / "docs/reproduce.md", "<!-- written by miniature.py --table -->"
@@ -281,19 +285,55 @@ def accuracy(results: Path, name: str) -> str:
 
 
 def verdict(results: Path, better: str, worse: str) -> tuple[str, str]:
-    """Return the difference of two rows on the same test images in points, with two standard errors, and a verdict."""
+    """Return the difference of two rows on the same test images in points, with its 95 % interval, and a verdict.
+
+    The parts of seeds and of images are independent, so their lengths add up as standard errors do. With several seeds
+    the part of seeds is a t-interval of the differences of equal seeds. With one it is by :func:`seed_variance`.
+    """
     pairs = list(zip(right(results, better), right(results, worse), strict=False))
     if not pairs:
         return "", "not run yet"
     each = np.array([one - other for one, other in pairs])  # [seeds, images]
-    seeds = each.mean(1).var(ddof=1) / len(each) if len(each) > 1 else 0.0
-    return decide(100 * float(each.mean()), 200 * float(np.sqrt(each.mean(0).var() / each.shape[1] + seeds)))
+    if len(each) > 1:
+        seeds = t_half(each.mean(1).var(ddof=1) / len(each), len(each) - 1)
+    else:
+        variance, freedom = seed_variance(results)
+        seeds = t_half(2 * variance, freedom)  # of both rows
+    return decide(float(each.mean()), seeds, each.mean(0).var() / each.shape[1])
 
 
-def decide(points: float, error: float) -> tuple[str, str]:
-    """Return a difference with two standard errors, and a verdict."""
-    word = "not decidable" if abs(points) <= error else "holds" if points > 0 else "does not hold"
-    return f"{points:+.1f} ± {error:.1f}", word
+def seed_variance(results: Path) -> tuple[float, int]:
+    """Return the variance of a row's accuracy over seeds, from all rows with several, and its degrees of freedom.
+
+    Squared deviations are pooled as in a one-way analysis of variance. Without such a row the variance is infinite.
+    """
+    squares, freedom = 0.0, 0
+    names = {name for _, _, *pair in claims() for name in pair}
+    for name in sorted(names):
+        each = [float(bits.mean()) for bits in right(results, name)]
+        if len(each) > 1:
+            squares += (len(each) - 1) * statistics.variance(each)
+            freedom += len(each) - 1
+    return (squares / freedom, freedom) if freedom else (math.inf, 1)
+
+
+def decide(difference: float, seeds: float, variance: float) -> tuple[str, str]:
+    """Return a difference of shares in points with its 95 % interval, and a verdict.
+
+    Args:
+        difference: From -1 to 1.
+        seeds: Half of the interval over seeds.
+        variance: Of the difference over test images.
+    """
+    points = 100 * difference
+    half = 100 * math.hypot(seeds, NORMAL * math.sqrt(variance))
+    if math.isinf(half):  # nothing has several seeds yet
+        return f"{points:+.1f}", "one seed"
+    if half >= abs(points):
+        word = "not decidable"
+    else:
+        word = "holds" if points > 0 else "does not hold"
+    return f"{points:+.1f} [{points - half:+.1f}, {points + half:+.1f}]", word
 
 
 def claims() -> Iterator[tuple[str, str, str, str]]:
@@ -332,14 +372,21 @@ def claims() -> Iterator[tuple[str, str, str, str]]:
 
 
 def mean_verdict(results: Path, pairs: list[tuple[str, str]]) -> tuple[str, str]:
-    """Return the mean difference of pairs of cells, with two standard errors over test images, and a verdict."""
-    points, variance = 0.0, 0.0
+    """Return the mean difference of pairs of cells, with its 95 % interval, and a verdict.
+
+    Each cell is one seed. So the part of seeds is by :func:`seed_variance`, whose rows have more training images.
+    """
+    points, images = 0.0, 0.0
     for target in SETS:
         some = [pair for pair in pairs if pair[0].endswith(target)]
         gain = np.mean([right(results, one)[0] - right(results, other)[0] for one, other in some], axis=0)  # [images]
         weight = len(some) / len(pairs)
-        points, variance = points + weight * gain.mean(), variance + weight**2 * gain.var() / len(gain)
-    return decide(100 * float(points), 200 * float(np.sqrt(variance)))
+        points += weight * gain.mean()
+        images += weight**2 * gain.var() / len(gain)
+    counts = Counter(cell for pair in pairs for cell in pair)  # no cell is both better and worse
+    weights = sum((count / len(pairs)) ** 2 for count in counts.values())
+    variance, freedom = seed_variance(results)
+    return decide(float(points), t_half(weights * variance, freedom), images)
 
 
 def grid_tables(results: Path) -> list[str]:
@@ -352,7 +399,11 @@ def grid_tables(results: Path) -> list[str]:
     found = {each: [load(results, name(*each, target))["result"] for target in SETS] for each in rows}
     lines += [row(*each, *(f"{result['top1']:.1f}" for result in found[each])) for each in rows]
     baselines = [f"{result['baseline_top1']:.1f}" for result in found["scratch", "none"]]
-    lines += [row("hand-made features, no network", "", *baselines), "", head("claim of Table 5", "mean", "verdict")]
+    lines += [
+        row("hand-made features, no network", "", *baselines),
+        "",
+        head("claim of Table 5", "mean difference (95 % interval)", "verdict"),
+    ]
     places = [(source, target) for source in SETS for target in SETS]
     own, other = [pair for pair in places if pair[0] == pair[1]], [pair for pair in places if pair[0] != pair[1]]
     for text, some, method, versus in (
@@ -414,13 +465,17 @@ def tables(results: Path) -> str:
     lines = []
     for heading, some in (
         (head("pretraining", "steps x images x crops", "paper, flowers", "here, Fashion-MNIST", "seeds"), rows),
-        (head("claim", "paper", "difference here (points)", "verdict"), judged),
+        (head("claim", "paper", "difference here (95 % interval)", "verdict"), judged),
         (head("epochs", *(f"{method}: loss, kNN, fine-tuned" for method in compared)), curves),
     ):
         if done := [line for line in some if "not run" not in line]:
             lines += [heading, *done, ""]
     names = {run.name for run in plan(results)}
     lines += grid_tables(results)
+    variance, freedom = seed_variance(results)
+    if math.isfinite(variance):
+        pooled = f"{100 * math.sqrt(variance):.2f} points, {freedom} degrees of freedom"
+        lines += [f"Pooled standard deviation of a row over seeds: {pooled}.", ""]
     made = sum(load(results, name) is not None for name in names)
     missing = " Missing rows were not run yet." if made < len(names) else ""
     return "\n".join([*lines, f"{made} of {len(names)} runs are made.{missing}"])

@@ -58,9 +58,32 @@ def test_a_grid_becomes_a_table_with_verdicts(script, tmp_path):
         (tmp_path / folder / "predictions.csv").write_text("\n".join(lines))
     (tmp_path / "grid.json").write_text(json.dumps({"cells": cells}))
     script("--grid", str(tmp_path))
+    claim = "| idmm on other images is better than scratch | +25.0 "
+    assert f"{claim}| one seed |" in "\n".join(miniature.grid_tables(tmp_path / "results"))
+    for seed, bits in enumerate((0b10000000, 0b11000000)):  # right on 1 and on 2 of 8 images
+        run = {"result": {"test_size": 8}, "right": bytes([bits]).hex()}
+        (tmp_path / f"results/fashion-scratch-200-{seed}.json").write_text(json.dumps(run))
+    variance = (1 / 8) ** 2 / 2
+    assert miniature.seed_variance(tmp_path / "results") == (pytest.approx(variance), 1)
+    # 6 cells that count a sixth and 3 that count a third. Of 4 images of each target, one is won
+    seeds = 12.7062 * (variance * (6 / 36 + 3 / 9)) ** 0.5
+    images = 1.959964 * (3 * (1 / 3) ** 2 * (3 / 16) / 4) ** 0.5
+    half = 100 * (seeds**2 + images**2) ** 0.5
     text = "\n".join(miniature.grid_tables(tmp_path / "results"))
-    assert "| idmm on other images is better than scratch | +25.0 ± 25.0 |" in text
-    assert "| idmm on the target's own images is better than on others | +0.0 ± 0.0 |" in text
+    assert f"{claim}[{25 - half:.1f}, +{half + 25:.1f}] | not decidable |" in text
+
+
+def test_one_seed_has_the_spread_of_other_rows(tmp_path):
+    """A lead of 10 points on 1,000 images is much over images, but not if other rows differ as much by seed."""
+    for name, hits in {"scratch-200-0": 496, "scratch-200-1": 624, "idmm-400-0-tuned": 600}.items():
+        right = bytes([255] * (hits // 8) + [0] * (125 - hits // 8)).hex()
+        found = {"result": {"test_size": 1000}, "right": right}
+        (tmp_path / f"fashion-{name}.json").write_text(json.dumps(found))
+    names = "fashion-idmm-400-{seed}-tuned", "fashion-scratch-200-{seed}"
+    assert miniature.verdict(tmp_path, *names)[1] == "not decidable"
+    assert miniature.verdict(tmp_path, *names[::-1])[0].startswith("-")
+    (tmp_path / "fashion-scratch-200-1.json").unlink()
+    assert miniature.verdict(tmp_path, *names) == ("+10.4", "one seed")
 
 
 def test_commands_parse(script, tmp_path):
