@@ -120,7 +120,7 @@ OTHERS: dict[str, tuple[str, Columns]] = {  # by kind: caption and columns
 COMPARISON = (
     "Classifiers on the test images that both have, with the same label in both: points of the first above the second, "
     "and p, the probability of such a difference if both were equally good (McNemar's test, with groups of images a "
-    "sign-flip test of the groups). With several comparisons p is adjusted by Holm's method, so one false 'is better' on "
+    "sign-flip test of the groups). With several comparisons p is adjusted by Holm's method, so a false 'is better' on "
     "the page has a risk of 5 %"
 )
 
