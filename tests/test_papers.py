@@ -50,7 +50,8 @@ GRIDS = [(name, how, jobs) for paper in PAPERS for name, how, jobs, *_ in lines_
 def planned(tmp_path, monkeypatch):
     """Plans a grid without its datasets and weights; returns the jobs in their order, and the cells."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "81.5_T2T_ViT_14.pth.tar").touch()
+    for name in ("81.5_T2T_ViT_14.pth.tar", "71.7_T2T_ViT_7.pth.tar"):
+        (tmp_path / name).touch()
     monkeypatch.setattr(weights, "public_file", lambda *_: tmp_path / "81.5_T2T_ViT_14.pth.tar")
 
     def plan(*argv):
@@ -195,8 +196,10 @@ def test_own_recipes_of_drloc(protocol, network, drop_path, weight, kwargs):
     assert changed == {"clip_grad"} and config.train.clip_grad == 5.0
 
 
-def test_pvt_v2_of_0_8_million_parameters():
+def test_pvt_v2_of_0_8_million_parameters(planned):
     model = recipe("backbone/pvt_v2_08m").model
+    networks = [tuned["model"]["kwargs"] for _, tuned in cells(planned("figure3")[1]).values()]
+    assert model.kwargs in networks
     counts = []
     for classes in (0, 102):
         network = create_backbone(model.name, 224, num_classes=classes, **model.kwargs)
