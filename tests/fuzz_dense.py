@@ -4,13 +4,10 @@ The commands stop before training. By then all targets were read, drawn at two s
 """
 
 import contextlib
-import functools
 import io
 import json
 import os
 import shutil
-import tempfile
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -56,10 +53,11 @@ def dense_case(command, root):
     return Case([command, "--data.root", root, "--out", out, *words], [out], until_training)
 
 
-@functools.cache
-def template(kind):
-    """A tree that is good, once per process: 3 training images and 2 others."""
-    root = Path(tempfile.mkdtemp(prefix="idmm-fuzz-template-"))
+def template(kind, folder):
+    """A tree that is good, next to ``folder``, made once: 3 training images and 2 others."""
+    root = folder.parent / f"template-{kind}"
+    if root.exists():
+        return root
     if kind == "masks":
         mask_tree(root, train=3, val=2)
     elif kind == "ade":
@@ -74,7 +72,7 @@ def template(kind):
 def coco(folder, rng):
     """COCO's JSON with bad values, bad bytes or bad images."""
     form = pick(rng, ["polygons", "rle", "packed", "boxes"])
-    shutil.copytree(template("rle" if form == "packed" else form), folder, dirs_exist_ok=True)
+    shutil.copytree(template("rle" if form == "packed" else form, folder), folder, dirs_exist_ok=True)
     path = folder / "annotations" / pick(rng, ["train.json", "train.json", "val.json"])
     content = json.loads(path.read_text())
     if form == "packed":
@@ -148,11 +146,11 @@ def strange_name(folder, part, rng):
 def masks(folder, rng):
     """Masks that are no masks, of other sizes, values, modes and bytes, and bad lists of classes."""
     if rng.random() < 0.1:
-        shutil.copytree(template("ade"), folder, dirs_exist_ok=True)
+        shutil.copytree(template("ade", folder), folder, dirs_exist_ok=True)
         path = pick(rng, sorted(path for path in folder.rglob("*.*")))
         replace(path, damaged(path.read_bytes(), rng))
         return dense_case("segment", folder)
-    shutil.copytree(template("masks"), folder, dirs_exist_ok=True)
+    shutil.copytree(template("masks", folder), folder, dirs_exist_ok=True)
     part = pick(rng, ["train", "train", "val"])
     mask, image = (folder / kind / part / "000.png" for kind in ("masks", "images"))
     kind = pick(rng, ["bytes", "mode", "mode", "values", "values", "image", "classes", "files", "all"])

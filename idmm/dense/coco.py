@@ -141,30 +141,7 @@ def _opened(path: Path) -> _File:
 def _part(root: Path, path: Path, file: _File, labels: dict[str, int], faults: list[str]) -> Split:
     """Return the images that exist in the size of the annotation file, and their objects."""
     images = {str(image.id): image for image in file.images}
-    objects, reasons, without_area = defaultdict(list), [], 0
-    for row in file.annotations:
-        key, category = str(row.image_id), str(row.category_id)
-        if key not in images or category not in labels:
-            reasons.append(f"annotation {row.id}: image_id {key} or category_id {category} is not in the list")
-            continue
-        image = images[key]
-        try:
-            box = _box(row.bbox, image.size)
-            outline = _outline(row.segmentation, image.size)
-        except ValueError as error:
-            reasons.append(f"annotation {row.id} of '{image.file_name}': {error}")
-            continue
-        if not (box[2:] > box[:2]).all():  # COCO itself has some
-            without_area += 1
-            continue
-        crowd = row.iscrowd in (1, "1")
-        if crowd and outline is None:
-            outline = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
-        objects[key].append((box, labels[category], outline, crowd))
-    if without_area:
-        log.warning("data.root: '%s': left out %s without area", path, counted(without_area, "object"))
-    faults += unusable(path, counted(len(file.annotations), "annotation"), reasons)
-
+    objects = _objects(path, file, images, labels, faults)
     folder = root / path.stem.removeprefix("instances_")
     places, reasons = {}, []
     for key, image in images.items():
@@ -198,6 +175,36 @@ def _part(root: Path, path: Path, file: _File, labels: dict[str, int], faults: l
         segments = segments if outlined else None
         targets.append(BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, image.size, image.id))
     return replace(split, targets=targets)
+
+
+def _objects(
+    path: Path, file: _File, images: dict[str, _Image], labels: dict[str, int], faults: list[str]
+) -> dict[str, list[tuple]]:
+    """Return box, label, outline and whether it is a crowd of each object, by the id of its image."""
+    objects, reasons, without_area = defaultdict(list), [], 0
+    for row in file.annotations:
+        key, category = str(row.image_id), str(row.category_id)
+        if key not in images or category not in labels:
+            reasons.append(f"annotation {row.id}: image_id {key} or category_id {category} is not in the list")
+            continue
+        image = images[key]
+        try:
+            box = _box(row.bbox, image.size)
+            outline = _outline(row.segmentation, image.size)
+        except ValueError as error:
+            reasons.append(f"annotation {row.id} of '{image.file_name}': {error}")
+            continue
+        if not (box[2:] > box[:2]).all():  # COCO itself has some
+            without_area += 1
+            continue
+        crowd = row.iscrowd in (1, "1")
+        if crowd and outline is None:
+            outline = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
+        objects[key].append((box, labels[category], outline, crowd))
+    if without_area:
+        log.warning("data.root: '%s': left out %s without area", path, counted(without_area, "object"))
+    faults += unusable(path, counted(len(file.annotations), "annotation"), reasons)
+    return objects
 
 
 def _place(name: str, folder: Path) -> str:
