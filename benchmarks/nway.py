@@ -34,7 +34,7 @@ ALL_AT_ONCE = 2**28  # logits, at most
 def _held():
     from idmm.losses import instance
 
-    return instance.LOGITS_HELD  # as runs have it
+    return instance.LOGITS_HELD, instance.GPU_HELD  # as runs have them
 
 
 def layer(instances: int, width: int, way: str, device: str):
@@ -46,7 +46,7 @@ def layer(instances: int, width: int, way: str, device: str):
     from idmm.methods.idmm import InstanceClassifier
 
     usual = _held()
-    instance.LOGITS_HELD = ALL_AT_ONCE if way == "all at once" else usual
+    instance.LOGITS_HELD, instance.GPU_HELD = (ALL_AT_ONCE, ALL_AT_ONCE) if way == "all at once" else usual
     torch.manual_seed(0)
     kind = "cosine" if way == "cosine" else "linear"
     return InstanceClassifier(instances, width, config.METHODS["idmm"](classifier=kind)).to(device)

@@ -10,10 +10,14 @@ DeiT-Tiny at 112 px, 2 + 4 crops, IDMM's colours, CutMix and label smoothing, on
                         other, on one worker per core (on a CPU one less). One forward pass per group of crops, dense
                         [B, N] targets. Its workers run on from epoch to epoch, which favours it
     idmm PRECISION      this project, from its own files to its own optimizer step
+    workers PRECISION   the same with views by loader workers, also on a GPU
     step PRECISION      the same on one batch that is on the device already: the arithmetic bound
+    views device        only the batches that the device makes
     loader N            only this project's batches, sent to the device, by N workers
+    loss N              only the N-way layer of N images, forward and backward
 
-PRECISION is fp32, bf16 or fp16 (autocast). --flags go to this project's rows. With --processes 2 each row is measured
+'compiled' behind a row compiles model, loss and colours. PRECISION is fp32, bf16 or fp16 (autocast). --flags go to this
+project's rows. With --processes 2 each row is measured
 on one process and on two with the same number of threads each, which share the same batches.
 
 Each measurement is a process of its own, without the other's threads or memory. Each round measures all rows in
@@ -149,18 +153,26 @@ def our_loop(args, flags: dict[str, object]):
 
 
 def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:
-    """Train without end and yield the images of each step. ``step``: on one batch, ``loader``: without training."""
-    from idmm.data.loaders import on_device, training_batches
+    """Train without end and yield the images of each step. ``step``: on one batch. Others: batches without training."""
+    from idmm.data.device_views import DEVICE, place_views
+    from idmm.data.loaders import choose_workers, on_device, training_batches
 
     with our_loop(args, flags) as loop:
         plan, device = loop.plan, loop.accelerator.device
         endless = replace(plan.batches, epochs=10**9)
-        batches = training_batches(plan.transform, endless, loop.workers)
-        if kind == "loader":
+        indices, weight = endless.micro_batches(endless.step_images(0, 0))[0]
+        batch_fn, workers = loop.batch_fn, loop.workers
+        if kind in ("workers", "loader"):
+            batch_fn, workers = plan.transform, choose_workers(loop.run.workers, plan.transform, indices)
+        if kind == "views":
+            batch_fn = place_views(plan.transform, device, DEVICE, None)
+            if loop.train.compile:
+                batch_fn.compile()
+        batches = training_batches(batch_fn, endless, workers)
+        if kind in ("loader", "views"):
             for batch in batches:
                 yield len(on_device(batch, device)["index"])
         if kind == "step":
-            indices, weight = endless.micro_batches(endless.step_images(0, 0))[0]
             batch = {**on_device(plan.transform(0, indices), device), "weight": weight}
             batches = (batch for _ in itertools.count())
         with loop._memory(), contextlib.closing(batches):
@@ -170,19 +182,41 @@ def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:
                 yield endless.step_size(step)
 
 
+def loss(args, instances: int, is_compiled: bool) -> Iterator[int]:
+    """Compute the N-way loss and its gradients without end and yield the images of each batch, six crops of each."""
+    import nway
+    import torch
+
+    module = nway.layer(instances, 192, "linear", args.device)
+    if is_compiled:
+        module.held = torch.compile(module.held)
+    groups = nway.views(instances, 192, 6 * args.batch, args.device)
+    while True:
+        module.zero_grad()
+        module(*groups).backward()
+        yield args.batch
+
+
 # ---------------------------------------------------------------------- measurements
 def measure(label: str, args) -> float:
     """Return the images per second of a row, over ``args.seconds`` after the first steps."""
-    kind, what = label.split()
+    kind, what, *how = label.split()
     cores = len(os.sched_getaffinity(0))
     if kind == "obvious":
         workers = cores if args.device == "cuda" else max(1, cores - 1)
         steps = obvious(args, what, workers)
+    elif kind == "loss":
+        workers = 1
+        steps = loss(args, int(what), bool(how))
     else:
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does
         workers = int(what) if kind == "loader" else min(8, cores)
-        flags = {"data.workers": what} if kind == "loader" else {"train.precision": what}
+        flags = {"train.compile": "true" if how else "false"}
+        if kind == "loader":
+            flags["data.workers"] = what
+        elif kind != "views":
+            flags["train.precision"] = what
         steps = ours(args, kind, flags)
     began = time.monotonic()
     for number in range(2 * workers + 2):  # batches made while the first step warmed up
@@ -242,6 +276,7 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # one row, on --root
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # folder of this project's row
+    parser.add_argument("--folder", type=Path, help="keep images and cache here, for further commands")
     parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args([*QUICK, *argv] if "--quick" in argv else argv)
@@ -278,7 +313,9 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in rows}
     where = side_by_side.where(args.device, packages=("torch", "torchvision", "timm"))
     with tempfile.TemporaryDirectory() as folder:
-        make_images(Path(folder) / "images", args.images)
+        folder = args.folder or folder
+        if not (Path(folder) / "images").exists():
+            make_images(Path(folder) / "images", args.images)
         for number, name in side_by_side.turns(list(rows), args.rounds):
             rates[name].append(run(*rows[name], args, Path(folder)))
             print(f"round {number + 1}: {name:<12} {rates[name][-1]:8.2f} images/s", file=sys.stderr, flush=True)

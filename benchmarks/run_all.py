@@ -2,13 +2,12 @@
 
     python benchmarks/run_all.py            # 'make bench'
     python benchmarks/run_all.py --quick    # 'make bench-quick': tiny models for a moment, to see that all runs
-    python benchmarks/run_all.py --device cuda --parts tests reference
 
     reference   this project end to end, its step and its loader, against the obvious implementation
     scaling     the same batches on one process and on two
     views       crops and colours, against torchvision on Pillow images
     nway        time and memory of the N-way loss
-    tests       those that need a GPU
+    gpu         with --quick: the commands of benchmarks/gpu.sh, which measures a GPU
 
 If a part fails or exceeds its time, the others still run and the exit code is 1. The folder --out gets results.json,
 results.md with all tables, and NAME.log of each part. By default it is in benchmarks/results, named by device and date.
@@ -31,33 +30,24 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = {"reference": "reference", "scaling": "reference", "views": "views_speed", "nway": "nway"}
-# Flags of each part and its longest time (seconds). On a GPU all parts together take less than 8 minutes.
-CPU = {
+# Flags of each part and its longest time (seconds)
+PARTS = {
     "reference": (["--seconds", "15"], 1500),
     "scaling": (["--processes", "2", "--rows", "idmm fp32", "--rounds", "2"], 400),
     "views": ([], 120),
     "nway": (["--width", "192", "--rounds", "2"], 900),
 }
-GPU = {
-    "tests": ([], 120),
-    "reference": (["--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "6", "--rows"], 230),
-    "nway": (["--width", "192", "--rounds", "3"], 60),
-}
-GPU_ROWS = ["obvious fp32", "idmm bf16", "step bf16", "loader 16"]
-TOTAL = {"cpu": 3300.0, "cuda": 455.0}
+TOTAL = 3300.0
 
 
 def command(part: str, args, out: Path) -> list[str]:
     """Return the command of a part, which writes its JSON to ``out``."""
-    if part == "tests":
-        which = ["tests/test_gpu.py"]
-        return [sys.executable, "-m", "pytest", "-W", "ignore", "-p", "no:cacheprovider", "-rs", *which]
+    if part == "gpu":
+        return [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "all", "--quick", "--out", str(out.parent)]
     argv = [sys.executable, str(ROOT / "benchmarks" / f"{BENCHMARKS[part]}.py"), "--out", str(out)]
-    flags = (GPU if args.device == "cuda" else CPU)[part][0]
-    argv += ["--device", "cuda"] if args.device == "cuda" else []
     if args.quick:
         return [*argv, "--quick", *(["--processes", "2"] if part == "scaling" else [])]
-    return [*argv, *flags, *(GPU_ROWS if flags[-1:] == ["--rows"] else [])]
+    return [*argv, *PARTS[part][0]]
 
 
 def run(argv: list[str], log: Path, seconds: float) -> tuple[int, str]:
@@ -104,23 +94,19 @@ def folder(where: str, args) -> Path:
 def main() -> int:
     """Run all parts and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--parts", nargs="+", choices=[*CPU, "tests"], help="parts to run, by default all")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS, "gpu"], help="parts to run, by default all")
     parser.add_argument("--seconds", type=float, help="for all parts together")
     parser.add_argument("--quick", action="store_true", help="tiny models for a moment, to see that all runs")
     parser.add_argument("--out", type=Path, help="the folder for the results")
     args = parser.parse_args()
-    ends = time.monotonic() + (args.seconds or TOTAL[args.device])
-    if args.device == "cuda" and output_of("import torch; print(torch.cuda.is_available())") != "True":
-        print("there is no CUDA device here (torch.cuda.is_available() is false)", file=sys.stderr)
-        return 2
-    where = output_of(f"import side_by_side; print(side_by_side.where({args.device!r}))")
-    out, limits = folder(where, args), GPU if args.device == "cuda" else CPU
+    ends = time.monotonic() + (args.seconds or TOTAL)
+    where = output_of("import side_by_side; print(side_by_side.where())")
+    out = folder(where, args)
     out.mkdir(parents=True, exist_ok=True)
     found, pages = {}, [f"# Speed on {where}\n"]
-    for part in args.parts or limits:
+    for part in args.parts or [*PARTS, *(["gpu"] if args.quick else [])]:
         began = time.monotonic()
-        limit = min(limits.get(part, CPU.get(part, ([], 300)))[1], ends - began)
+        limit = min(PARTS.get(part, ([], 900))[1], ends - began)
         with tempfile.TemporaryDirectory() as made:
             argv = command(part, args, Path(made) / "found.json")
             shown = " ".join(["python", *(f'"{a}"' if " " in a else a for a in argv[1:])]).replace(f"{ROOT}/", "")

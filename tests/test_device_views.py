@@ -1,10 +1,11 @@
-"""Views made on the device against those of the loader, operation by operation and in whole runs. It is a CPU here."""
+"""Views made on the device against those of the loader, operation by operation and in whole runs."""
 
 import numpy as np
 import pytest
 import torch
 from helpers import Together, flags, inside, logged, metrics, read, same, state
 from test_cuda_paths import NoWaiting
+from test_gpu import DEVICE
 from test_resume import PLACE, stop_at
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,7 +59,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 @kinds
 def test_crops_are_those_of_the_loader(kind, low, high, edges):
     store, indices = Store(**KINDS[kind], low=low, high=high, edges=edges), np.arange(8)
-    images = DeviceImages(store, "cpu")
+    images = DeviceImages(store, DEVICE)
     for size in (16, 112):
         group = CropGroup(count=4, scale=[0.05, 1.0], **NO_COLOURS, **TURNS)
         plan = draw_views(Views(), group, derive(low, "crops", size), indices, store.sizes)
@@ -67,7 +68,7 @@ def test_crops_are_those_of_the_loader(kind, low, high, edges):
         wanted = views.make_views(store.images, plan, size, zero, one).flatten(0, 1)
         for dtype in (torch.float32, torch.float16)[: 1 + (kind == "RGB")]:  # GPUs resize RGB of 8 bits in float16
             images.dtype = dtype
-            found = images.crops(plan, np.repeat(indices, 4), size)
+            found = images.crops(plan, np.repeat(indices, 4), size).cpu()
             assert float((found - wanted).abs().max()) <= (2.01 / 255 if kind == "RGB" else 1e-4)
 
 
@@ -102,7 +103,7 @@ def test_each_colour_operation_is_that_of_the_loader(channels):
         before = torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(size))
         before[::3] = before[::3].round()  # saturated, with ties between channels
         for name, plan in operations(count):
-            found = device_views.recolour(before.clone(), plan)
+            found = device_views.recolour(before.clone().to(DEVICE), plan).cpu()
             for v in range(count):
                 planes = before[v].numpy().copy()
                 view = np.ascontiguousarray(planes.transpose(1, 2, 0)) if channels == 3 else planes
@@ -119,11 +120,11 @@ def test_whole_views_are_those_of_the_loader(kind, is_grey):
     mean, std = [0.1 * (1 + c) for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
     crops = [CropGroup(count=2), CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS)]
     by_loader = MultiCropTransform(store, Views(crops=crops, size=64), mean, std, seed=3)
-    wanted, found = by_loader(2, indices), DeviceViews(by_loader, "cpu")(2, indices)
-    assert torch.equal(found["index"], wanted["index"]) and torch.equal(found["label"], wanted["label"])
+    wanted, found = by_loader(2, indices), DeviceViews(by_loader, DEVICE)(2, indices)
+    assert all(torch.equal(found[name].cpu(), wanted[name]) for name in ("index", "label"))
     for one, other in zip(found["views"], wanted["views"], strict=True):
         assert one.shape == other.shape and one.dtype == other.dtype
-        difference = (one - other).abs() * torch.tensor(std)[:, None, None]
+        difference = (one.cpu() - other).abs() * torch.tensor(std)[:, None, None]
         assert float(difference.mean((2, 3, 4)).max()) <= 1 / 255
 
 
@@ -131,7 +132,7 @@ def test_light_crops_of_fine_tuning_are_those_of_the_loader():
     store, indices, looks = Store(), np.arange(8), ([0.5] * 3, [0.25] * 3)
     light = Augment(randaugment=None, jitter_prob=0.5, grey_prob=0.3, **TURNS)
     by_loader = TrainTransform(store, light, 48, *looks, key=5)
-    wanted, found = by_loader(1, indices)["images"], DeviceViews(by_loader, "cpu")(1, indices)["images"]
+    wanted, found = by_loader(1, indices)["images"], DeviceViews(by_loader, DEVICE)(1, indices)["images"].cpu()
     assert found.shape == wanted.shape == (8, 3, 48, 48)
     assert float((found - wanted).abs().mean()) <= 0.25 / 255
     others = [Augment(), Augment(randaugment=None, random_erasing=0.5)]
@@ -140,7 +141,7 @@ def test_light_crops_of_fine_tuning_are_those_of_the_loader():
 
 
 def test_a_view_does_not_depend_on_the_others_of_its_batch(monkeypatch):
-    made = DeviceViews(MultiCropTransform(Store(), IDMM, [0.5] * 3, [0.5] * 3, seed=1), "cpu")
+    made = DeviceViews(MultiCropTransform(Store(), IDMM, [0.5] * 3, [0.5] * 3, seed=1), DEVICE)
     batch = made(3, np.arange(8))["views"]
     monkeypatch.setattr(device_views, "WORKING_BYTES", 1)  # each view in a part of its own
     for group, alone in zip(batch, made(3, np.array([6, 2]))["views"], strict=True):

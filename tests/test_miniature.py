@@ -87,7 +87,7 @@ def test_one_seed_has_the_spread_of_other_rows(tmp_path):
 
 
 def test_commands_parse(script, tmp_path):
-    for run in [*miniature.plan(tmp_path), *miniature.photographs(3.4)]:
+    for run in [*miniature.plan(tmp_path), *miniature.photographs()]:
         with pytest.raises(SystemExit) as ended:
             assert call([*run.command(tmp_path, tmp_path), "--print_config"]) == 0
         assert ended.value.code == 0

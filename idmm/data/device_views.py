@@ -207,50 +207,6 @@ def resize_weights(length: Tensor, size: int, padded: int) -> Tensor:
 
 
 # ---------------------------------------------------------------------- the colours
-def recolour(views: Tensor, plan: ViewPlan) -> Tensor:
-    """Jitter, grey, blur and solarize V views, each by its own parameters, as :func:`idmm.data.views.recolour` does.
-
-    Args:
-        views: float32 in [0, 1], [V, C, S, S], which may be overwritten.
-        plan: Of these views. Their flips and turns are done.
-    """
-    is_rgb = views.shape[1] == 3
-    if plan.jitter.any():
-        views = _jitter(views, plan)
-    if is_rgb and plan.grey.any():
-        views = torch.where(_column(plan.grey, views), grey(views), views)
-    blurred = np.flatnonzero(plan.sigma)
-    if len(blurred):
-        rows = send(blurred, views.device)
-        weights = blur_weights(send(plan.sigma[blurred], views.device), views.shape[-1]).float()[:, None]
-        views[rows] = weights @ views[rows] @ weights.mT
-    if plan.solarize.any():
-        is_inverted = _column(plan.solarize, views) & (views >= SOLARIZE_FROM)
-        views = torch.where(is_inverted, 1 - views, views)
-    return views
-
-
-def _jitter(views: Tensor, plan: ViewPlan) -> Tensor:
-    """Change brightness, contrast, saturation and hue of each view in its own order."""
-    last = HUE if views.shape[1] == 3 else SATURATION  # the first that is no blend with another image
-    for number in np.array(ORDERS)[plan.order].T:  # [V], of each view its adjustment of this step
-        factor = plan.factors[np.arange(len(number)), number]
-        is_blend = plan.jitter & (number < last)
-        table = np.stack([np.where(is_blend, factor, 1), number == CONTRAST, number == SATURATION])
-        if is_blend.any():
-            views = blend(views, *_column(table.astype(np.float32), views))
-        turned = np.flatnonzero(plan.jitter & (number == HUE) & (factor % 1 != 0))
-        if len(turned) and last == HUE:
-            rows = send(turned, views.device)
-            views[rows] = turn_hue(views[rows], _column(factor[turned].astype(np.float32), views))
-    return views
-
-
-def _column(values: np.ndarray, views: Tensor) -> Tensor:
-    """Send values [..., V] of views to their device, [..., V, 1, 1, 1]."""
-    return send(values, views.device)[..., None, None, None]
-
-
 def blend(views: Tensor, factor: Tensor, is_contrast: Tensor, is_saturation: Tensor) -> Tensor:
     """Return views [V, C, S, S] times their factors plus the rest of black, of their mean or of their grey.
 
@@ -275,6 +231,54 @@ def turn_hue(views: Tensor, turns: Tensor) -> Tensor:
     offset = torch.arange(5, 0, -2, device=views.device)[:, None, None]  # of red, green, blue
     place = torch.remainder(hue[:, None] + (6 * turns + offset), 6)
     return value[:, None] - chroma[:, None] * torch.minimum(place, 4 - place).clamp_(0, 1)
+
+
+KERNELS = blend, turn_hue
+
+
+def recolour(views: Tensor, plan: ViewPlan, kernels: tuple[Callable, Callable] = KERNELS) -> Tensor:
+    """Jitter, grey, blur and solarize V views, each by its own parameters, as :func:`idmm.data.views.recolour` does.
+
+    Args:
+        views: float32 in [0, 1], [V, C, S, S], which may be overwritten.
+        plan: Of these views. Their flips and turns are done.
+        kernels: :data:`KERNELS`, or the same compiled.
+    """
+    is_rgb = views.shape[1] == 3
+    if plan.jitter.any():
+        views = _jitter(views, plan, *kernels)
+    if is_rgb and plan.grey.any():
+        views = torch.where(_column(plan.grey, views), grey(views), views)
+    blurred = np.flatnonzero(plan.sigma)
+    if len(blurred):
+        rows = send(blurred, views.device)
+        weights = blur_weights(send(plan.sigma[blurred], views.device), views.shape[-1]).float()[:, None]
+        views[rows] = weights @ views[rows] @ weights.mT
+    if plan.solarize.any():
+        is_inverted = _column(plan.solarize, views) & (views >= SOLARIZE_FROM)
+        views = torch.where(is_inverted, 1 - views, views)
+    return views
+
+
+def _jitter(views: Tensor, plan: ViewPlan, blend: Callable, turn_hue: Callable) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each view in its own order."""
+    last = HUE if views.shape[1] == 3 else SATURATION  # the first that is no blend with another image
+    for number in np.array(ORDERS)[plan.order].T:  # [V], of each view its adjustment of this step
+        factor = plan.factors[np.arange(len(number)), number]
+        is_blend = plan.jitter & (number < last)
+        table = np.stack([np.where(is_blend, factor, 1), number == CONTRAST, number == SATURATION])
+        if is_blend.any():
+            views = blend(views, *_column(table.astype(np.float32), views))
+        turned = np.flatnonzero(plan.jitter & (number == HUE) & (factor % 1 != 0))
+        if len(turned) and last == HUE:
+            rows = send(turned, views.device)
+            views[rows] = turn_hue(views[rows], _column(factor[turned].astype(np.float32), views))
+    return views
+
+
+def _column(values: np.ndarray, views: Tensor) -> Tensor:
+    """Send values [..., V] of views to their device, [..., V, 1, 1, 1]."""
+    return send(values, views.device)[..., None, None, None]
 
 
 def blur_weights(sigma: Tensor, size: int) -> Tensor:
@@ -312,6 +316,7 @@ class DeviceViews:
         self.device = device
         self.workers = workers
         self.images: DeviceImages | None = DeviceImages(views.store, device)
+        self.kernels = KERNELS
         self.mean = torch.tensor(views.mean).to(device)
         self.std = torch.tensor(views.std).to(device)
 
@@ -329,6 +334,10 @@ class DeviceViews:
                 batch[name] = send(batch[name], self.device)
         return batch
 
+    def compile(self) -> None:
+        """Compile what most of the time of colours goes to."""
+        self.kernels = tuple(torch.compile(kernel, dynamic=True) for kernel in KERNELS)
+
     def leave(self) -> None:
         """Free the images, because memory ran out, and log a warning."""
         self.images = None
@@ -343,5 +352,5 @@ class DeviceViews:
         for first in range(0, len(crops), at_once):
             part = slice(first, first + at_once)
             some = ViewPlan(**{name: values[part] for name, values in vars(plan).items()})
-            out[part] = normalise(recolour(crops[part], some), self.mean, self.std)
+            out[part] = normalise(recolour(crops[part], some, self.kernels), self.mean, self.std)
         return out.unflatten(0, (len(indices), -1))

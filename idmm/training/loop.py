@@ -8,6 +8,7 @@ import torch
 from timm.utils import ModelEmaV3, distribute_bn
 
 from idmm import distributed
+from idmm.data.device_views import DeviceViews
 from idmm.data.loaders import AHEAD, BatchPlan, choose_workers, on_device, training_batches
 from idmm.errors import Interrupted, RunError
 from idmm.evaluation.evaluators import Evaluator
@@ -42,6 +43,8 @@ class Loop:
         with self._memory():
             self._build()
             self.batch_fn = run.place_views(plan.transform)
+            if self.train.compile:
+                self._compile()
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self.best: dict | None = None  # epoch (from 1), value and weights of the best epoch so far
@@ -67,9 +70,12 @@ class Loop:
         self.schedule = learning_rate_of(self.train, optimizer, self.batches.steps_per_epoch, self.steps)
         self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
         self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
-        if self.train.compile:
-            method.compile()
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
+
+    def _compile(self) -> None:
+        self.method.compile()
+        if isinstance(self.batch_fn, DeviceViews):
+            self.batch_fn.compile()
 
     @property
     def exported(self) -> torch.nn.Module:
@@ -223,7 +229,7 @@ class Loop:
         seconds = self._log_end(taken / steps)
         if self.train.compile is None and seconds >= COMPILE_FROM.get(self.accelerator.device.type, math.inf):
             torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays as it is
-            self.method.compile()
+            self._compile()
             self.pace = Pace()
 
     def _step(self, epoch: int, step: int, loader) -> torch.Tensor:

@@ -1,0 +1,67 @@
+"""benchmarks/gpu.sh: rows that resume, and rows that were cut off."""
+
+import json
+import sys
+
+import pytest
+from helpers import ENVIRONMENT, ROOT, subprocess
+
+sys.path.append(str(ROOT / "benchmarks"))
+import gpu  # noqa: E402 (a script)
+
+SLOW = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); time.sleep(60)"
+
+
+def command(path, code):
+    """A row that notes that it ran."""
+    return [sys.executable, "-c", f"open({str(path)!r}, 'a').write('x'); {code}"]
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """The commands of the rows a and b, which may be changed between two starts."""
+    made = {"a": command(tmp_path / "a", "print('well')"), "b": command(tmp_path / "b", SLOW)}
+
+    def rows(part, *_):
+        return [gpu.Row(part, name, argv) for name, argv in made.items()]
+
+    monkeypatch.setattr(gpu, "rows", rows)
+    monkeypatch.setattr(gpu, "GRACE", 2.0)
+    monkeypatch.setattr(gpu, "SHORTEST", 0.1)
+    return made
+
+
+def found(out, name):
+    return json.loads((out / "speed" / f"{name}.json").read_text())
+
+
+def test_a_row_that_is_cut_off_is_unfinished_and_starts_again(commands, tmp_path, capsys):
+    out = tmp_path / "out"
+    start = ["speed", "--out", str(out), "--seconds"]
+    assert gpu.main([*start, "6"]) == 3
+    assert found(out, "a")["status"] == "done" and found(out, "a")["printed"] == ["well"]
+    assert found(out, "b")["status"] == "unfinished" and found(out, "b")["seconds"] > 0
+    assert "1 rows remain: repeat the command" in capsys.readouterr().err
+    commands["b"] = command(tmp_path / "b", "pass")
+    assert gpu.main([*start, "30"]) == 0
+    assert found(out, "b")["status"] == "done"
+    assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == ("x", "xx")
+    assert "| b | done |" in capsys.readouterr().out
+
+
+def test_a_row_that_fails_does_not_stop_the_others(commands, tmp_path):
+    commands["a"] = command(tmp_path / "a", "raise SystemExit(7)")
+    commands["b"] = command(tmp_path / "b", "pass")
+    assert gpu.main(["speed", "--out", str(tmp_path), "--seconds", "30"]) == 1
+    assert (found(tmp_path, "a")["status"], found(tmp_path, "a")["exit_code"]) == ("failed", 7)
+    assert found(tmp_path, "b")["status"] == "done"
+
+
+def test_speed_and_paper_run_without_a_gpu(tmp_path):
+    """One row of each; 'make bench-quick' runs all."""
+    some = "lambda part, *rest: [row for row in rows(part, *rest) if row.name in ('loss 2000', 'windows-idmm')]"
+    code = f"import sys, gpu; rows = gpu.rows; gpu.rows = {some}; sys.exit(gpu.main())"
+    argv = [sys.executable, "-c", code, "all", "--quick", "--out", str(tmp_path)]
+    ran = subprocess.run(argv, cwd=ROOT / "benchmarks", env=ENVIRONMENT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert ran.stdout.count("| done |") == 2
