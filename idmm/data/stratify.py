@@ -7,7 +7,6 @@ trial of ``idmm train``, and ``data.folds``.
 import logging
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,11 +18,8 @@ log = logging.getLogger(__name__)
 FOLDS = 5
 
 
-class Fold(NamedTuple):
-    """Numbers of images, in order. Those of classes that are too small are never held out."""
-
-    train: np.ndarray
-    held_out: np.ndarray
+Fold = tuple[np.ndarray, np.ndarray]
+"""Numbers of images to train on and of those held out, in order."""
 
 
 def _units(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
@@ -49,7 +45,7 @@ def divide(labels: np.ndarray, groups: np.ndarray | None, number: int, seed: int
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
     folds = kind(number, shuffle=True, random_state=derive(seed, "folds") % 2**32)
     with warnings.catch_warnings(action="ignore"):  # of classes with few images
-        return [Fold(*fold) for fold in folds.split(labels, labels, groups)]
+        return list(folds.split(labels, labels, groups))
 
 
 def stratified_folds(
@@ -80,7 +76,7 @@ def stratified_folds(
         train = np.flatnonzero(~np.isin(units, units[held_out]))
         held_out = held_out[np.isin(labels[held_out], labels[train])]
         if len(held_out) and len(np.unique(labels[train])) > 1:
-            folds.append(Fold(train, held_out))
+            folds.append((train, held_out))
     if classes is not None and is_small.any():
         line = "classes with fewer %s than the %d folds are left out of the estimate on held-out training images: %s"
         small = listed(f"'{classes[label]}' ({count[label]})" for label in np.flatnonzero(is_small))

@@ -230,7 +230,7 @@ def choose_strength(
         splits, by = [(train, labels, np.asarray(val[0]), np.asarray(val[1]))], "val"
     else:
         folds = stratified_folds(labels, groups, seed, classes)
-        sizes = [len(fold.held_out) for fold in folds]
+        sizes = [len(held) for _, held in folds]
         used = min(len(folds), 1 + int((np.cumsum(sizes) < ENOUGH).sum()))
         splits = [(train[one], labels[one], train[held], labels[held]) for one, held in folds[:used]]
         by = f"{used} of {len(folds)} stratified folds of train"

@@ -115,17 +115,16 @@ class Table:
         rows = [row for row in starmap(Row, product(sources, methods)) if row in present]
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.counts = Counter(run["status"] for run in runs)
-        self.largest = {run["target"]: run["largest_class"] for run in runs if run.get("largest_class")}
+        self.largest = _known(runs, "target", "largest_class")
         baselines: dict[str, list[float]] = {}
         for run in runs:
             if run.get("baseline_top1") is not None:
                 baselines.setdefault(run["target"], []).append(run["baseline_top1"])
         self.baseline = {target: statistics.fmean(values) for target, values in baselines.items()}
-        self.test_sizes = {run["target"]: run["test_size"] for run in runs if run.get("test_size")}
-        fitted = "baseline_train_size"
-        self.baseline_sizes = {run["target"]: run[fitted] for run in runs if run.get(fitted)}
+        self.test_sizes = _known(runs, "target", "test_size")
+        self.baseline_sizes = _known(runs, "target", "baseline_train_size")
         self._models = {run["backbone"]: run["config"].get("model", {}) for run in runs}
-        self.params = {run["backbone"]: run["backbone_params"] for run in runs if run.get("backbone_params")}
+        self.params = _known(runs, "backbone", "backbone_params")
         self._stats = {place: seed_stats(group) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
             cells = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
@@ -235,6 +234,11 @@ def run_label(run: dict) -> str:
     seeds = dict.fromkeys(str(run[name]) for name in ("pretrain_seed", "seed") if run[name] is not None)
     start = Row(run["source"], run["method"]).label
     return f"{start}: {run['backbone']} on {run['target']}, seed {'/'.join(seeds)}, {run['protocol']}"
+
+
+def _known(runs: list[dict], label: str, name: str) -> dict[str, float]:
+    """Return a value of the runs by their target or backbone, if a run has it."""
+    return {run[label]: run[name] for run in runs if run.get(name)}
 
 
 def _ordered(labels: Iterable[str], used: Iterable[str]) -> list[str]:

@@ -144,7 +144,7 @@ def count(splits: Listing, data: Data, foreign: bool) -> Counts:
         with contextlib.suppress(BadImage):  # which the first stage names
             sides.append(min(image_size(item)))
     folds = stratified_folds(labelled.labels, labelled.groups)
-    divisible = bool(folds) and set(labelled.labels[folds[0].train]) == set(labelled.labels)
+    divisible = bool(folds) and set(labelled.labels[folds[0][0]]) == set(labelled.labels)
     side = int(statistics.median(sides or [0]))
     return Counts(len(train), len(labelled), len(train.classes), side, without, divisible, foreign)
 
