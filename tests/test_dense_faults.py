@@ -36,11 +36,19 @@ def remapped(root, values, part="**"):
 @pytest.mark.parametrize(
     ("values", "names", "fault"),
     [
-        ([0, 255, 255, 255, 0], "background\nobject", "a pixel of 1 classes, expected 2 or more. 255 means no class."),
-        ([0, 255, 255, 255, 0], None, "a pixel of 1 classes, expected 2 or more. 255 means no class. If it is your"),
-        ([255] * 5, "a\nb", "the training images have a pixel of 0 classes, expected 2 or more"),
-        ([255] * 5, None, "the training images have a pixel of 0 classes, expected 2 or more"),
-        ([0] * 5, "a\nb", "the training images have a pixel of 1 classes, expected 2 or more"),
+        (
+            [0, 255, 255, 255, 0],
+            "background\nobject",
+            "classes with a pixel in the training images: 1, expected 2 or more. 255 means no class.",
+        ),
+        (
+            [0, 255, 255, 255, 0],
+            None,
+            "classes with a pixel in the training images: 1, expected 2 or more. 255 means no class. If it is your",
+        ),
+        ([255] * 5, "a\nb", "classes with a pixel in the training images: 0, expected 2 or more"),
+        ([255] * 5, None, "classes with a pixel in the training images: 0, expected 2 or more"),
+        ([0] * 5, "a\nb", "classes with a pixel in the training images: 1, expected 2 or more"),
         ([0, 128, 128, 128, 0], None, "has the values 0, 128, but not 1, 2, 3, 4, 5 and 122 more. Number the classes"),
     ],
 )
@@ -78,7 +86,7 @@ def test_classes_without_a_box(tmp_path, caplog, capsys):
     detection(tmp_path / "coco")
     assert "no train image has a box of 'one'. Scores of these classes are undefined" in caplog.text
 
-    fault = "data.root: the training images have a box of 0 classes, expected 1 or more"
+    fault = "data.root: classes with a box in the training images: 0, expected 1 or more"
     crowds = lambda part, content: [row.update(iscrowd=1) for row in content["annotations"]]  # noqa: E731
     for change in (without(3, 7, 11), crowds):
         coco_tree(tmp_path / "coco", change=change)

@@ -46,7 +46,7 @@ def read_images(task: str, data: config.Data) -> DenseListing:
         )
     unit, least, advice = ("box", 1, "") if task == "detect" else ("pixel", 2, BINARY)
     if len(trained := split_classes(listing.train)) < least:
-        fault = f"data.root: the training images have a {unit} of {len(trained)} classes, expected {least} or more"
+        fault = f"data.root: classes with a {unit} in the training images: {len(trained)}, expected {least} or more"
         raise UserError(f"{fault}{advice}")
     for part, split in listing.parts.items():
         present = split_classes(split)
