@@ -361,7 +361,7 @@ def test_broken_images_are_skipped_and_listed(tmp_path, monkeypatch, capsys):
     (tmp_path / "own.txt").write_text("train/cat/0.png\n")
     more = {"way": "scratch", "data.exclude": tmp_path / "own.txt"}
     runs = stages_run(monkeypatch, given(root, tmp_path / "x", **more))
-    assert "3 images skipped, because they are broken" in capsys.readouterr().err
+    assert "skipped 3 broken images (" in capsys.readouterr().err
     rows = read_csv(tmp_path / "x/skipped.csv")
     assert sorted((row["path"], row["reason"]) for row in rows) == [(name, "not an image") for name in broken]
     lines = (tmp_path / "x/exclude.txt").read_text().splitlines()

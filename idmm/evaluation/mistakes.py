@@ -6,13 +6,11 @@ from pathlib import Path
 from idmm.data.image_store import ImageStore
 from idmm.data.split import counted
 from idmm.evaluation.evaluate import Predictions
-from idmm.figures import shortened
 from idmm.files import write_csv
 from idmm.progress import drawing
-from idmm.report.sheets import caption_sheet, thumbnail
+from idmm.report.sheets import COLUMNS, LARGE, caption_sheet, in_rows, thumbnail
 
-PAIRS, IMAGES = 12, 8  # pairs of classes on the sheet, and images of each at most
-LETTERS = 20  # of a class's name
+DRAWN = 7 * COLUMNS  # images on the sheet at most. A row per pair of classes at most
 
 
 def write_mistakes(folder: Path, predictions: Predictions, test: ImageStore, classes: list[str]) -> None:
@@ -25,25 +23,24 @@ def write_mistakes(folder: Path, predictions: Predictions, test: ImageStore, cla
         classes: Their names.
     """
     wrong = (predictions.predicted != predictions.truth).nonzero()[0]
-    order = wrong[(-predictions.probability[wrong]).argsort(kind="stable")].tolist()
+    order = wrong[(-predictions.probability[wrong]).argsort(kind="stable")]
     rows = [("path", "class", "answer", "confidence")]
     by_pair = defaultdict(list)
-    for i in order:
+    for i in order.tolist():
         pair = classes[predictions.truth[i]], classes[predictions.predicted[i]]
-        by_pair[pair].append(i)
-        rows.append((test.names[i], *pair, f"{predictions.probability[i]:.6g}"))
+        row = (test.names[i], *pair, f"{predictions.probability[i]:.6g}")
+        rows.append(row)
+        by_pair[pair].append((i, row))
     write_csv(folder / "mistakes.csv", rows)
-    if not order:
+    if not by_pair:
         return
+    tiles = []
     with drawing("mistakes.png"):
-        sheet = []
-        drawn = 0
-        for (label, answer), images in sorted(by_pair.items(), key=lambda item: -len(item[1]))[:PAIRS]:
-            text = f"{shortened(label, LETTERS)}\nanswer: {shortened(answer, LETTERS)}\n{counted(len(images), 'image')}"
-            chosen = images[:IMAGES]
-            captions = [f"{test.names[i]}\n{predictions.probability[i]:.2f}" for i in chosen]
-            sheet.append((text, [thumbnail(test.picture(i), of) for i, of in zip(chosen, captions, strict=True)]))
-            drawn += len(chosen)
-        title = f"{drawn} of {counted(len(order), 'wrong answer')} on {len(test)} test images"
-        note = "A row has a class and the answer instead of it. The most confident come first, with their confidence"
-        caption_sheet(sheet, folder / "mistakes.png", title, note)
+        for images in sorted(by_pair.values(), key=len, reverse=True):
+            for i, (name, label, answer, confidence) in images[:COLUMNS]:
+                caption = f"{label}\nanswer: {answer}, {float(confidence):.2f}\n{name}"
+                if len(tiles) < DRAWN:
+                    tiles.append(thumbnail(test.picture(i), caption))
+        title = f"{len(tiles)} of {counted(len(order), 'wrong answer')} on {len(test)} test images"
+        note = "The most frequent pair of class and answer comes first, in each the most confident answer"
+        caption_sheet(in_rows(tiles), folder / "mistakes.png", title, note, LARGE)

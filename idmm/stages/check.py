@@ -115,7 +115,7 @@ def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str,
     yield "labels differ", counted(len(conflicts), "pair"), list(map(_both, conflicts)), advice, False
     bad = report.unreadable
     reasons = by_reason(*([image[key] for image in bad] for key in ("name", "reason")))
-    advice = "Training stops on them. Replace them, or leave them out by exclude.txt of your --out folder."
+    advice = "Most commands stop on them. Replace them, or leave them out by exclude.txt of your --out folder."
     yield "unreadable", counted(len(bad), "file"), reasons, advice, True
     names = [image["name"] for image in report.one_colour]
     advice = "All their pixels are equal. Look if they are broken."

@@ -121,7 +121,7 @@ def readable_images(data: Data, out: Path) -> tuple[Data, Listing, bool]:
         data = _leave_out(replace(data, exclude=chosen.exclude), broken, out)  # a draw may have others then
     if skipped:
         write_csv(out / SKIPPED, [("path", "reason"), *skipped.items()])
-        log.warning("data: %s skipped, because they are broken (%s)", counted(len(skipped), "image"), out / SKIPPED)
+        log.warning("data: skipped %s (%s)", counted(len(skipped), "broken image"), out / SKIPPED)
     return chosen, listing, is_deep
 
 
