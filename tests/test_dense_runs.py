@@ -298,4 +298,4 @@ def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
     content["annotations"][0]["bbox"][2] -= 2
     file.write_text(json.dumps(content))
     *_, line = refused(capsys, words("detect", root, out))
-    assert line.startswith("data.root: the images changed since this run: 1 with another label, 0 new, 0 gone (train/")
+    assert line.startswith("data.root: the images changed since this run: 1 with another label, 0 new, 0 gone, ")

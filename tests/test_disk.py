@@ -15,7 +15,7 @@ from PIL import Image
 
 from idmm import config
 from idmm.data import image_store
-from idmm.data.fingerprint import image_changes
+from idmm.data.fingerprint import KINDS, image_changes
 from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
 from idmm.data.listing import list_images
@@ -218,18 +218,21 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
 def test_changes_of_images_are_counted():
     images = {"x": "00 a", "y": "11 b", "z": "22 b"}
     old = {"train": {"classes": ["a", "b"], "images": images}, "val": None, "test": None}
-    another = "their order, their splits or the list of classes is another"
-    for classes, now, changes in (
-        (["a", "b"], images, ""),
-        (["a", "b"], {**images, "y": "11 a"}, "1 with another label, 0 new, 0 gone (y)"),
-        (["a", "b"], {"x": "00 a", "a/y": "11 a", "w": "33 b"}, "1 with another label, 1 new, 1 gone (a/y, w, z)"),
-        (["a", "b"], {**images, "y": "44 b"}, "0 with another label, 0 new, 0 gone, 1 with other content (y)"),
-        (["a", "b"], {"x": "00 a", "y2": "11 b", "z": "22 b"}, "0 with another label, 0 new, 0 gone, 1 renamed (y2)"),
-        (["a", "b"], dict(reversed(images.items())), another),
-        (["a", "b", "c"], images, another),
-        (None, {"x": "00 ", "y": "11 ", "z": "22 "}, "3 with another label, 0 new, 0 gone (x, y, z)"),
+    for now, counts, names in (
+        ({**images, "y": "11 a"}, [1, 0, 0, 0, 0], "y"),
+        ({"x": "00 a", "a/y": "11 a", "w": "33 b"}, [1, 1, 1, 0, 0], "a/y, w, z"),
+        ({**images, "y": "44 b"}, [0, 0, 0, 1, 0], "y"),
+        ({"x": "00 a", "y2": "11 b", "z": "22 b"}, [0, 0, 0, 0, 1], "y2"),
+        ({"x": "00 ", "y": "11 ", "z": "22 "}, [3, 0, 0, 0, 0], "x, y, z"),
     ):
-        assert image_changes(old, {**old, "train": {"classes": classes, "images": dict(now)}}) == changes
-    moved = {"train": {"classes": ["a", "b"], "images": {"x": "00 a", "y": "11 b"}}}
-    held = moved | {"test": {"classes": ["a", "b"], "images": {"z": "22 b"}}}
-    assert image_changes(old, held) == another
+        changes = image_changes(old, {**old, "train": {"classes": ["a", "b"], "images": now}})
+        assert changes == ", ".join(f"{n} {kind}" for n, kind in zip(counts, KINDS, strict=True)) + f" ({names})"
+    assert image_changes(old, dict(old)) == ""
+    reversed_images = dict(reversed(images.items()))
+    held = {"train": {"classes": ["a", "b"], "images": {"x": "00 a", "y": "11 b"}}}
+    for new in (
+        {"train": {"classes": ["a", "b"], "images": reversed_images}},
+        {"train": {"classes": ["a", "b", "c"], "images": images}},
+        held | {"test": {"classes": ["a", "b"], "images": {"z": "22 b"}}},
+    ):
+        assert image_changes(old, new) == "their order, their splits or the list of classes is another"

@@ -1,5 +1,6 @@
 """What identifies the images of a dataset: a digest of each one's content, and its label."""
 
+import contextlib
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ from idmm.files import expand_home
 if TYPE_CHECKING:
     from idmm.data.image_store import ImageStore
 
+KINDS = ("with another label", "new", "gone", "with other content", "renamed")  # of changes
 _CLOCK = 2.0  # seconds by which a file system's times may be behind
 
 
@@ -76,34 +78,27 @@ def listing_fingerprint(listing: Listing, saved: dict | None = None) -> dict:
         saved: An earlier result with ``time``, when none of its files had been read yet. Only files that were written
             to or moved since then are read.
     """
-    known = {name: content for name, (content, _) in _images_of(saved or {}).items()}
-    result = {}
+    saved = saved or {"time": 0.0}
+    known, result = _images_of(saved), {}
     for part, split in listing.parts.items():
-        contents = [known.get(name) for name in split.names]
-        is_old = _old_files(split, saved["time"] if saved else 0.0)
-        unknown = [i for i, content in enumerate(contents) if content is None or not is_old[i]]
-        for i, content in zip(unknown, digests(split.take(unknown)), strict=True):
-            contents[i] = content.hex()
+        images = list(zip(split.names, split.items, strict=True))
+        is_known = [name in known and _is_older(item, saved["time"]) for name, item in images]
+        read_now = iter(digests(split.take(np.flatnonzero(np.invert(is_known)))))
+        pairs = zip(split.names, is_known, strict=True)
+        contents = [known[name][0] if is_old else next(read_now).hex() for name, is_old in pairs]
         result[part] = fingerprint(split, contents)
     return result
 
 
-def _old_files(split: Split, time: float) -> list[bool]:
-    """Return whether each file, its folder and the one above were last changed before a time (seconds)."""
-
-    @functools.cache
-    def is_old(path: str) -> bool:
-        try:
-            status = os.stat(path)
-        except OSError:
-            return False
-        return max(status.st_mtime, status.st_ctime) < time - _CLOCK
-
-    def is_old_file(path: str) -> bool:
-        folder = os.path.dirname(path)
-        return is_old(path) and is_old(folder) and is_old(os.path.dirname(folder))
-
-    return [isinstance(item, str) and is_old_file(item) for item in split.items]
+def _is_older(item: str | np.ndarray, time: float) -> bool:
+    """Return whether a file, its folder and the one above were last changed before a time (seconds)."""
+    if not isinstance(item, str):
+        return False
+    folder = os.path.dirname(item)
+    places = (item, folder, os.path.dirname(folder))
+    with contextlib.suppress(OSError):
+        return all(os.path.getctime(place) < time - _CLOCK for place in places)
+    return False
 
 
 # ---------------------------------------------------------------------- differences
@@ -127,53 +122,40 @@ def image_changes(old: dict, new: dict) -> str:
     for name, (content, _) in now.items():
         if name not in before:
             added[content].append(name)
-    changes = {"with another label": [], "new": [], "gone": []}
-    more = {"with other content": [], "renamed": []}
-    for name, (content, label) in before.items():
-        name_now = name
-        if name not in now:
-            name_now = added[content].pop(0) if added[content] else None
-        if name_now is None:
-            changes["gone"].append(name)
-        elif now[name_now][1] != label:
-            changes["with another label"].append(name_now)
-        elif now[name_now][0] != content:
-            more["with other content"].append(name_now)
-        elif name_now != name:
-            more["renamed"].append(name_now)
-    changes["new"] = [name for names in added.values() for name in names]
-    changes |= {what: names for what, names in more.items() if names}
-    names = [name for group in changes.values() for name in group]
+    label, new_ones, gone, other, renamed = KINDS
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for name, image in before.items():
+        matches = [name] if name in now else added[image[0]]
+        if not matches:
+            found[gone].append(name)
+            continue
+        match = matches.pop(0)
+        if now[match][1] != image[1]:
+            found[label].append(match)
+        elif now[match] != image:
+            found[other].append(match)
+        elif match != name:
+            found[renamed].append(match)
+    found[new_ones] = [name for names in added.values() for name in names]
+    names = [name for group in found.values() for name in group]
     if names:
-        counts = ", ".join(f"{len(group)} {what}" for what, group in changes.items())
+        counts = ", ".join(f"{len(group)} {kind}" for kind, group in found.items())
         return one_line(f"{counts} ({listed(names, 3)})")
     is_same = json.dumps([old.get(part) for part in PARTS]) == json.dumps([new.get(part) for part in PARTS])
     return "" if is_same else "their order, their splits or the list of classes is another"
 
 
-def check_unchanged(saved: dict, now: dict, out: str | os.PathLike) -> None:
-    """Raise UserError if two fingerprints by split differ. ``out`` is the folder of the run."""
-    if changes := image_changes(saved, now):
-        raise UserError(_changed(out, changes))
+def refuse_changes(changes: str, out: str | os.PathLike) -> None:
+    """Raise UserError if there are :func:`image_changes` since the run in ``out`` began."""
+    if changes:
+        line = f"the images changed since this run: {changes}. '{out}' is of the old ones"
+        raise UserError(f"data.root: {line}. Restore them, or name a new --out")
 
 
-def _changed(out: str | os.PathLike, changes: str) -> str:
-    advice = "Restore them, or name a new --out"
-    return f"data.root: the images changed since this run: {changes}. '{out}' is of the old ones. {advice}"
-
-
-def listed_again(list_all: Callable[[], Listing], data: config.Data, out: str | os.PathLike) -> Listing | None:
-    """List the images of a finished run. None: they are gone, and it needs them no longer.
-
-    Raises:
-        UserError: They can no longer be listed.
-    """
+def listed_again(list_all: Callable[[], Listing], data: config.Data) -> Listing | None:
+    """List the images of a finished run again. None: they are gone, and it needs them no longer."""
     paths = filter(None, (data.root, data.labels, data.exclude))
-    if not all(expand_home(path).exists() for path in paths):
-        return None
-    try:
-        return list_all()
-    except FilesMissing:
-        return None
-    except UserError as error:
-        raise UserError(*error.faults, _changed(out, "they cannot be listed any more")) from None
+    if all(expand_home(path).exists() for path in paths):
+        with contextlib.suppress(FilesMissing):
+            return list_all()
+    return None

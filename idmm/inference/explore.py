@@ -81,18 +81,17 @@ def explore(config: ExploreConfig) -> str:
 
 def _compare(stores: dict[str, ImageStore], rows: np.ndarray) -> Similarities:
     log.info("comparing %d images", len(rows))
-    images = []
+    classes = [*(stores["train"].classes or ()), None]  # the last one, of number -1, is none
+    images, numbers = [], []
     for part, store in stores.items():
-        numbers = [-1] * len(store) if store.labels is None else store.labels
-        for i, (name, number) in enumerate(zip(store.names, numbers, strict=True)):
-            images.append(ImageRef(part, i, name, None if number < 0 else store.classes[number]))
+        own = [-1] * len(store) if store.labels is None else store.labels.tolist()
+        images += [ImageRef(part, i, name, classes[own[i]]) for i, name in enumerate(store.names)]
+        numbers += own
     unit = similarity.unit_rows(rows)
     near = similarity.nearest(unit, CANDIDATES)
-    classes = [None, *(stores["train"].classes or ())]
-    numbers = np.array([classes.index(image.label) - 1 for image in images])
-    margins, other = similarity.label_margins(near, numbers)
+    margins, other = similarity.label_margins(near, np.array(numbers))
     duplicates = sorted(_duplicates(stores, images, unit), key=lambda pair: not pair.disagrees)
-    return Similarities(stores, images, unit, near, duplicates, margins, [classes[number + 1] for number in other])
+    return Similarities(stores, images, unit, near, duplicates, margins, [classes[number] for number in other])
 
 
 def _duplicates(stores: dict[str, ImageStore], images: list[ImageRef], unit: np.ndarray) -> Iterator[Pair]:

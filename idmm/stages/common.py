@@ -65,7 +65,7 @@ def open_folder(setup: RunSetup, folder: RunFolder) -> Iterator[None]:
     """
     with folder, logging_to(folder.path):
         if folder.finished:
-            if listing := listed_again(setup.stage.list_images, setup.config.data, folder.path):
+            if listing := listed_again(setup.stage.list_images, setup.config.data):
                 folder.check_listing(used_parts(setup, listing))
             log.info("%s: finished already, nothing to do", folder.path)
         yield

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from idmm import distributed
 from idmm.config import parsing
 from idmm.config.commands import TrainCommand
-from idmm.data.fingerprint import check_unchanged, listed_again, listing_fingerprint
+from idmm.data.fingerprint import image_changes, listed_again, listing_fingerprint, refuse_changes
 from idmm.data.images import AUTO
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
@@ -142,11 +142,12 @@ def _check_images(command: TrainCommand, state: TrainState) -> None:
     file = Path(command.out) / IMAGES
     finished = state.result and (state.scratch or not command.compare)
     list_all = functools.partial(all_images, command.data)
-    listing = listed_again(list_all, command.data, command.out) if finished else list_all()
+    listing = listed_again(list_all, command.data) if finished else list_all()
     if listing is not None and file.exists():
         with reading(file, WITHOUT):
             saved = read_json(file, WITHOUT)
-            check_unchanged(saved, listing_fingerprint(listing, saved), command.out)
+            changes = image_changes(saved, listing_fingerprint(listing, saved))
+        refuse_changes(changes, command.out)
 
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:

@@ -13,7 +13,7 @@ import torch
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.config.reading import read_file
-from idmm.data.fingerprint import check_unchanged, listing_fingerprint
+from idmm.data.fingerprint import image_changes, listing_fingerprint, refuse_changes
 from idmm.data.split import Listing
 from idmm.data.store import Stores
 from idmm.errors import RunError, UserError, capped, listed
@@ -152,7 +152,7 @@ class RunFolder:
         if self._images:
             try:
                 with reading(self._images_file, WITHOUT):
-                    check_unchanged(self._images, fingerprint, self.path)
+                    refuse_changes(image_changes(self._images, fingerprint), self.path)
             except UserError as error:
                 faults = error.faults
         if faults := distributed.broadcast(faults):
