@@ -175,6 +175,8 @@ def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys
                 assert "root: DIR" in capsys.readouterr().out
     assert main(["data", "check", str(healthy)]) == main(["data", "check", str(healthy), "--root", str(healthy)]) == 0
     assert f"folder in {healthy}: 32 train, 8 test images" in capsys.readouterr().out
+    assert main(["data", "check", "nowhere"]) == 2
+    assert capsys.readouterr().err == "data.root: 'nowhere' does not exist, expected a folder of images\n"
     assert main(["data", "check", str(healthy), "--root", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"data.name: '{healthy}' is a folder, expected the name of a dataset")
 

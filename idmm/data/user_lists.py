@@ -40,7 +40,8 @@ class UserList:
 
     def __init__(self, field: str, file: str, images: Iterable[str], root: str | None):
         self.field, self.file = field, file
-        self.root = None if root is None else os.path.abspath(os.path.expanduser(root))
+        self._given_root = root and os.path.expanduser(root)  # as the log has it
+        self.root = root and os.path.abspath(self._given_root)
         self._names = {composed(name): name for name in images}
         self._faults = []
 
@@ -129,7 +130,7 @@ class UserList:
     def _short_names(self) -> dict[str, list[str]]:
         """All images by their names without folder, without ending, without both, and on one line."""
         short_names = defaultdict(list)
-        for name in map(composed, images_under(self.root) if self.root else self._names):
+        for name in map(composed, images_under(self._given_root) if self.root else self._names):
             stem = posixpath.splitext(name)[0]
             for short_name in {stem, posixpath.basename(name), posixpath.basename(stem), one_line(name)}:
                 short_names[short_name].append(name)

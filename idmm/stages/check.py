@@ -15,7 +15,7 @@ from idmm.data.images import WHITE, composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS, fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split, counted
-from idmm.errors import UserError, by_reason, listed, one_line
+from idmm.errors import UserError, by_reason, listed, nearest, one_line
 from idmm.evaluation import baseline
 from idmm.evaluation.network import Network, pooled
 from idmm.files import made_folder, write_json
@@ -53,7 +53,8 @@ def checkup(command: DataCheckConfig) -> int:
         UserError: The dataset cannot be opened at all, or ``command.out`` cannot be written.
     """
     root, name = command.root, command.name
-    if name not in DATASETS and root in (None, name) and os.path.isdir(name or ""):  # two folders are refused below
+    is_folder = name and name not in DATASETS and (os.path.isdir(name) or not nearest(name, DATASETS))
+    if is_folder and root in (None, name):  # two folders are refused below
         root, name = name, None
     data, notes = resolve_name(config.Data(name=name, root=root, exclude=command.exclude, labels=command.labels))
     for note in notes:
