@@ -47,6 +47,8 @@ def _aside(path: Path, remains: str) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
         os.replace(aside, path)
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder, expected a file. Move it away and repeat the command") from None
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror or error}). {remains}") from None
     finally:
@@ -106,15 +108,19 @@ def read_metrics(path: Path) -> list[dict]:
     if not path.exists():
         return records
     with reading(path, WITHOUT):
-        lines = path.read_text(encoding="utf-8").split("\n")
-        for line in lines[:-1]:
-            record = json.loads(line)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                if line is not lines[-1]:
+                    raise
+                log.warning("%s: the last line is cut and left out", path)
+                break
             numbers = (record["stage"], record["epoch"], *record.values())
             if not all(isinstance(number, int | float | None) for number in numbers):
                 raise TypeError
             records.append(record)
-    if lines[-1]:
-        log.warning("%s: the last line is cut and left out", path)
     return records
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import forks
 import numpy as np
 
-MODULES = ["fuzz_dense", "fuzz_lists"]
+MODULES = ["fuzz_dense", "fuzz_lists", "fuzz_runs"]
 PATIENCE = 20.0  # seconds until a case counts as stuck
 LONGEST = 1000  # characters of a line
 

@@ -168,7 +168,7 @@ def converting(source: Source, done: str) -> Iterator[None]:
     """Raise RunError if a library fails inside the block, in which the model is ``done``, and name the model."""
     try:
         yield
-    except (RunError, OSError):
+    except (UserError, RunError, OSError):
         raise
     except Exception as error:  # exporters, timm and onnxruntime raise dozens of types
         raise RunError(f"format: {source.saved.name} cannot be {done}: {in_short(error)}") from None

@@ -46,7 +46,7 @@ def read_weights(path: Path, field: str) -> dict[str, Tensor]:
                 content = torch.load(path, map_location="cpu", weights_only=True)
         state = dict(_weights(content)) if isinstance(content, dict) else {}
     except Exception as error:  # a damaged file can raise anything
-        why = f"cannot be read as a checkpoint ({type(error).__name__}): it is damaged or holds {OBJECTS}"
+        why = f"cannot be read as a checkpoint: it is damaged or holds {OBJECTS}"
         if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", str(error)):
             why = f"holds {OBJECTS} ({match[1].rstrip('.')})"
         raise UserError(f"{weights_label(path, field)} {why}. {REMEDY}") from error
