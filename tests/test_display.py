@@ -22,7 +22,8 @@ from PIL import Image
 from tqdm.auto import tqdm
 
 import idmm
-from idmm.display import Display
+from idmm.data.loaders import BatchPlan, training_batches
+from idmm.display import Display, show
 from idmm.evaluation.evaluate import Predictions
 from idmm.figures import confusion_figure, curves_figure, save
 from idmm.report.charts import accuracy_curves, comparison
@@ -265,14 +266,28 @@ def test_a_real_process_whose_reader_left():
     assert (done.returncode, done.stderr) == (1, line)
 
 
-def test_python_calls_bear_a_lost_display(run, quiet):
-    """Bars, log lines and warnings of a user's program, whose own streams are closed."""
+def test_python_calls_bear_a_lost_display(run, tmp_path):
+    """Bars, log lines and what libraries print in a user's program, whose own streams are closed."""
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed):
         with broken_pipe(), contextlib.redirect_stderr(stream):
             assert len(idmm.load_classifier(run / "run").predict([run / "photos/1.png"])) == 1
-            assert idmm.finetune(str(quiet / "config.yaml"))["test_size"] > 0
+            assert idmm.finetune(str(run / "run/config.yaml"))["test_size"] == 6
+            with logging_to(tmp_path):
+                print("of a library", file=sys.stderr, flush=True)
+            show("a result")
+
+
+def test_a_loader_worker_outlives_signals_to_all_processes():
+    """It has the default handlers if the process that starts it does not handle these signals."""
+    before = set(psutil.Process().children())
+    batches = training_batches(lambda epoch, indices: {"index": indices}, BatchPlan(40, 4, 1, 0), 1)
+    next(batches)
+    (worker,) = set(psutil.Process().children()) - before
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        worker.send_signal(number)
+    assert len(list(batches)) == 9
 
 
 def test_lines_stay_above_a_bar(monkeypatch):
