@@ -35,6 +35,7 @@ TESTS = ("test_gpu", "test_device_views", "test_cuda_paths")
 SPEED = ("obvious fp32", "workers bf16", "idmm bf16", "step bf16", "views device", "idmm fp32")
 COMPILED = ("idmm bf16 compiled", "step bf16 compiled", "views device compiled")
 LOSSES = ("loss 2000", "loss 20000", "loss 2000 compiled", "loss 20000 compiled")
+DRLOC = ("Swin-T", "T2T-ViT-14", "CvT-13")
 QUICK = ("obvious fp32", "workers fp32", "idmm fp32", "step fp32", "views device", "loss 2000")
 
 
@@ -69,6 +70,11 @@ def rows(part: str, out: Path, sets: Path, quick: bool) -> Iterator[Row]:
             found = out / part / f"{_file_name(label)}.rates"
             argv = [sys.executable, "benchmarks/reference.py", *flags, "--folder", str(out / "speed_images")]
             yield Row(part, label, [*argv, "--out", str(found), "--rows", label], found)
+        flags = ["--device", "cpu", "--rounds", "1", "--batch", "1"] if quick else ["--device", "cuda", "--rounds", "8"]
+        for network in DRLOC[:1] if quick else DRLOC:  # Table 14 of the drloc supplement. The overhead is in ``found``
+            found = out / part / f"drloc-{network}.rates"
+            argv = [sys.executable, "benchmarks/drloc_overhead.py", *flags, "--models", network, "--out", str(found)]
+            yield Row(part, f"drloc {network}", argv, found)
     if part == "paper":
         sys.path.insert(0, str(ROOT / "benchmarks"))
         from miniature import photographs

@@ -245,7 +245,7 @@ def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
     found = table(broken())
     grid_pictures.bars(found, tmp_path / "grid.png")
     rows = ["from scratch", "flowers, idmm", "pets, idmm", "dtd, idmm"]
-    assert [axis.get_title() for axis in drawn[0].axes] == ["flowers", "pets"]
+    assert [axis.get_title(loc="left") for axis in drawn[0].axes] == ["net\nflowers", "pets"]
     assert named_rows(drawn[0]) == [rows, []], "the same rows are named once"
     for axis, target in zip(drawn[0].axes, found.targets, strict=True):
         shown = [text.get_text().split(" ± ")[0] for text in axis.texts]

@@ -16,7 +16,7 @@ BAR, PANEL = 0.3, 2.2  # height of a bar and width of a panel (inches)
 def bars(table: Table, path: Path) -> None:
     """Draw the accuracies: a row of panels for each backbone, a panel for each target, a bar for each pretraining."""
     counts = [max(len(_rows(table, backbone, target)) for target in table.targets) for backbone in table.backbones]
-    size = max(6.4, 2.4 + PANEL * len(table.targets)), sum(BAR * count + 0.7 for count in counts) + 0.6
+    size = max(6.4, 2.4 + PANEL * len(table.targets)), sum(BAR * count + 0.9 for count in counts) + 0.6
     figure = Figure(figsize=size, layout="constrained")
     places = figure.subplots(len(counts), len(table.targets), squeeze=False, height_ratios=counts)
     for backbone, axes in zip(table.backbones, places, strict=True):
@@ -28,12 +28,13 @@ def bars(table: Table, path: Path) -> None:
             labels = list(rows.values())
             axis.set_yticks(range(len(rows)), labels)
             axis.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 100))
-            axis.set_title(_label(target), fontsize=9)
+            axis.set_title(_label(target), fontsize=9, loc="left")
             axis.tick_params(labelleft=labels != named, labelsize=8, left=False)
             named = labels
             plain_axis(axis)
             axis.grid(visible=False)
-        axes[0].set_ylabel(textwrap.fill(table.name_of(backbone), 30), fontsize=9)
+        title = f"{_label(table.name_of(backbone), 44)}\n{_label(table.targets[0])}"
+        axes[0].set_title(title, fontsize=9, loc="left")
     figure.suptitle(textwrap.fill(table.caption(), max(40, int(size[0] * 13))), fontsize=9)
     save(figure, path)
 
@@ -67,6 +68,6 @@ def _rows(table: Table, backbone: str, target: str) -> dict[Row, str]:
     return {row: _label(row.method if sources == {row.source} else row.label) for row in rows}
 
 
-def _label(text: str) -> str:
+def _label(text: str, most: int = 24) -> str:
     """Return a label on one line."""
-    return shortened(" ".join(text.split()), 24)
+    return shortened(" ".join(text.split()), most)
