@@ -160,7 +160,7 @@ class DeviceImages:
         start = self.starts[numbers] + (np.where(flips, low + lengths - 1, low) * steps).sum(axis=0)
         steps = np.where(flips, -steps, steps)
         table = send(np.stack([start, *steps, *lengths]), self.device)
-        rows, columns = resize_weights(table[3:], size, side).to(self.dtype)  # [v, S, W] each
+        rows, columns = resize_weights(table[3:], size, side, self.dtype)  # [v, S, W] each
         start, row_step, column_step, height, width = table[:, :, None, None]  # [v, 1, 1] each
         j = torch.arange(side, device=self.device)
         i = j[:, None]
@@ -179,16 +179,17 @@ class DeviceImages:
         return values.round_().clamp_(0, 255) if self.is_rounded else values
 
 
-def resize_weights(length: Tensor, size: int, padded: int) -> Tensor:
+def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -> Tensor:
     """Return the weights that resize a side by antialiased bicubic interpolation, as ``F.interpolate`` has them.
 
     Args:
         length: Side of each window (pixels), int64 [...].
         size: Of the result (pixels).
         padded: Side of all windows, with zeros (pixels).
+        dtype: Of the result.
 
     Returns:
-        A matrix for each window, float64 [..., size, padded]. Its rows add up to 1.
+        A matrix for each window, [..., size, padded]. Its rows add up to 1.
     """
     length = length[..., None, None]
     scale = length.double() / size
@@ -203,7 +204,8 @@ def resize_weights(length: Tensor, size: int, padded: int) -> Tensor:
     weight = far.square() * (far - 1) / 2 + near.square() * (1 - 2 * near)  # the cubic kernel with a = -0.5
     weight *= place < length
     weight /= weight.sum(-1, keepdim=True)
-    return weight.new_zeros(*weight.shape[:-1], padded).scatter_(-1, place, weight)
+    matrix = torch.zeros(*weight.shape[:-1], padded, dtype=dtype, device=weight.device)
+    return matrix.scatter_(-1, place, weight.to(dtype))
 
 
 # ---------------------------------------------------------------------- the colours
