@@ -144,9 +144,9 @@ def _without_held_groups(splits: Listing, data: config.Data, labelled: bool) -> 
     held = [name for part in parts if part is not None for name in part.names]
     without_labels = set(splits.train.names) - set(with_labels.names)
     without_labels.update(splits.unlabelled.names if splits.unlabelled else ())
-    names = [*held, *without_labels, *with_labels.names, *splits.train.names]
+    names = [*held, *without_labels, *with_labels.names]
     group = read_groups(data.groups, names, _root_of_names(data))
-    held_groups = {group.get(name) for name in held} - {None, ""}
+    held_groups = {group[name] for name in held if group.get(name)}
     out = {name for name in without_labels if group.get(name) in held_groups}
     if not out:
         return splits
@@ -182,15 +182,20 @@ def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
         raise UserError(f"{field}.per_class: these images have no labels, expected total or fraction")
     if subset.total is not None and subset.total > len(split):
         raise UserError(f"{field}.total: {subset.total} is more than the {len(split)} training images")
-    by_class = subset.total is None and split.labels is not None
-    groups = _by_class(split) if by_class else [np.arange(len(split))]
-    least = min(map(len, groups))
+    groups = [np.arange(len(split))]
+    if subset.total is None and split.labels is not None:
+        groups = [np.flatnonzero(split.labels == label) for label in range(len(split.classes))]
+    sizes = [len(group) for group in groups]
+    least = min(sizes)
     if subset.per_class is not None and subset.per_class > least:
-        name = split.classes[[len(of) for of in groups].index(least)]
-        what = f"{subset.per_class} is more than the {least} training images of class '{name}'"
-        raise UserError(f"{field}.per_class: {what}, expected up to {least}")
-    counts = [subset.total or subset.per_class or max(1, _share(subset.fraction, len(g))) for g in groups]
-    return _draw(groups, counts, numpy_rng(subset.seed, "subset"))
+        what = f"is more than the {least} training images of class '{split.classes[sizes.index(least)]}'"
+        raise UserError(f"{field}.per_class: {subset.per_class} {what}, expected up to {least}")
+    rng = numpy_rng(subset.seed, "subset")
+    drawn = []
+    for group in groups:
+        count = subset.total or subset.per_class or max(1, int(subset.fraction * len(group) + 0.5))
+        drawn.append(rng.permutation(group)[:count])
+    return np.sort(np.concatenate(drawn))
 
 
 def _empty_classes(split: Split) -> list[str]:
@@ -279,7 +284,7 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
         return splits
     unit = "images" if train.groups is None else "groups"
     counts = units_per_class(train.labels, train.groups, len(train.classes)).tolist()
-    few = sorted((count, name) for count, name in zip(counts, train.classes, strict=True) if count < folds)
+    few = [pair for pair in sorted(zip(counts, train.classes, strict=True)) if pair[0] < folds]
     if few:
         what = listed(f"'{name}' has {count}" for count, name in few)
         raise UserError(f"data.folds: {folds} folds need {folds} training {unit} of each class: {what}")
@@ -289,18 +294,3 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
     what = f"tested on {len(held)} of {len(train)} training images{groups}{aside}"
     log.info("data.folds: fold %d of %d is %s", fold, folds, what)
     return replace(splits, train=remaining, test=held)
-
-
-def _share(fraction: float, n: int) -> int:
-    return int(fraction * n + 0.5)
-
-
-def _by_class(split: Split) -> list[np.ndarray]:
-    order = np.argsort(split.labels, kind="stable")
-    ends = np.cumsum(np.bincount(split.labels, minlength=len(split.classes)))
-    return np.split(order, ends[:-1])
-
-
-def _draw(groups: Sequence[np.ndarray], counts: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-    drawn = [rng.permutation(group)[:count] for group, count in zip(groups, counts, strict=True)]
-    return np.sort(np.concatenate(drawn))

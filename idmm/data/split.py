@@ -55,11 +55,14 @@ class Split:
     def take(self, indices: Sequence[int] | np.ndarray) -> "Split":
         """Return the images at ``indices``, in that order, with all classes."""
         indices = np.asarray(indices, dtype=np.int64)
-        items = [self.items[i] for i in indices] if isinstance(self.items, list) else self.items[indices]
-        labels, groups = (None if values is None else values[indices] for values in (self.labels, self.groups))
-        names, targets = [self.names[i] for i in indices], self.targets and [self.targets[i] for i in indices]
-        whole = self.whole and len(indices) == len(self)
-        return replace(self, items=items, names=names, labels=labels, groups=groups, targets=targets, whole=whole)
+        taken = {"whole": self.whole and len(indices) == len(self)}
+        for name in ("items", "names", "labels", "groups", "targets"):
+            values = getattr(self, name)
+            if isinstance(values, list):
+                taken[name] = [values[i] for i in indices]
+            elif values is not None:
+                taken[name] = values[indices]
+        return replace(self, **taken)
 
 
 def split_of(
