@@ -164,14 +164,17 @@ def output_path(out: str, endings: Sequence[str] | None) -> Path:
             cannot be written.
     """
     path = Path(out)
-    if endings is not None and path.suffix.lower() not in endings:
+    folder = path.absolute().parent
+    if endings is None:
+        folder = path.absolute()
+        if path.is_dir() and _has_files(path):
+            raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
+    elif path.suffix.lower() not in endings:
         raise UserError(f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}")
-    if endings is not None and path.is_dir():
+    elif path.is_dir():
         raise UserError(f"out: '{out}' is a folder, expected a file")
-    if endings is None and path.is_dir() and _has_files(path):
-        raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
-    places = [path.absolute(), *path.absolute().parents] if endings is None else path.absolute().parents
-    folder = next(folder for folder in places if os.path.lexists(folder))
+    while not os.path.lexists(folder):
+        folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         why = "cannot be written to" if folder.is_dir() else "is not a folder"
         raise UserError(f"out: cannot write '{out}', because '{folder}' {why}. Name another place")

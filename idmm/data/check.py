@@ -8,6 +8,7 @@ from pathlib import Path
 
 import imagehash
 import numpy as np
+from numpy import ndarray
 from PIL import Image
 
 from idmm import config
@@ -113,8 +114,8 @@ class _Summary:
     size: tuple[int, int]
     one_colour: bool
     dark: bool
-    hash: np.ndarray  # bool [HASH_BITS]
-    thumb: np.ndarray  # float32 [THUMB, THUMB, 3]
+    hash: ndarray  # bool [HASH_BITS]
+    thumb: ndarray  # float32 [THUMB, THUMB, 3]
 
 
 def check(data: config.Data) -> tuple[DatasetReport, Listing]:
@@ -132,16 +133,20 @@ def check(data: config.Data) -> tuple[DatasetReport, Listing]:
         if split.labels is not None:
             counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
             report.classes[part] = dict(zip(split.classes, counts.tolist(), strict=True))
-        results = _summaries(report, part, split)
-        summaries = [result for result in results if isinstance(result, _Summary)]
-        for name, result in zip(split.names, results, strict=True):
+        sides = []
+        for name, result in zip(split.names, _summaries(report, part, split), strict=True):
+            place = {"split": part, "name": name}
             if isinstance(result, BadImage):
-                report.unreadable.append({"split": part, "name": name, "reason": result.reason})
-        report.one_colour += [{"split": part, "name": s.ref.name} for s in summaries if s.one_colour]
-        report.dark += [summary.ref.name for summary in summaries if summary.dark]
-        if sides := [min(summary.size) for summary in summaries]:
+                report.unreadable.append(place | {"reason": result.reason})
+                continue
+            every.append(result)
+            sides.append(min(result.size))
+            if result.one_colour:
+                report.one_colour.append(place)
+            if result.dark:
+                report.dark.append(name)
+        if sides:
             report.sides[part] = [min(sides), int(np.median(sides)), max(sides)]
-        every += summaries
     report.pairs = _pairs(every)
     return report, listing
 
@@ -164,8 +169,10 @@ def _usual_bands(train: Split) -> Bands | None:
         try:
             read_image(item, (0, 1))
             counts.append(0)
-        except BadImage as error:
-            counts += [error.channels] if isinstance(error, NoPicture) else []
+        except NoPicture as error:
+            counts.append(error.channels)
+        except BadImage:
+            pass
     usual = max(counts, key=counts.count, default=0)
     return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None) if usual else None
 
@@ -200,7 +207,7 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
 
 
 # ---------------------------------------------------------------------- images that are alike
-def perceptual_hash(picture: Image.Image) -> np.ndarray:
+def perceptual_hash(picture: Image.Image) -> ndarray:
     """Return an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its cosine transform."""
     return imagehash.phash(picture).hash.ravel()
 
@@ -240,7 +247,7 @@ def _pairs(summaries: list[_Summary]) -> list[Pair]:
     return exact + sorted(pairs, key=lambda pair: -pair.similarity)
 
 
-def similarity(one: np.ndarray, two: np.ndarray) -> float:
+def similarity(one: ndarray, two: ndarray) -> float:
     """Return the correlation of two thumbnails [T, T, 3], each colour about its mean. Of plain ones, 1 or 0."""
     means = one.mean((0, 1)) - two.mean((0, 1))  # [3]
     a, b = one - one.mean((0, 1)), two - two.mean((0, 1))
@@ -258,7 +265,9 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
     different classes none stays, as one of them is wrong. Nearly equal ones are commented out: of a pair across splits
     the training image, else the second. Those of different classes come first. So are images of one colour.
     """
-    reasons: dict[str, list[str]] = {bad["name"]: [f"unreadable ({bad['reason']})"] for bad in unreadable}
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for bad in unreadable:
+        reasons[bad["name"]].append(f"unreadable ({bad['reason']})")
     same: dict[ImageRef, list[ImageRef]] = {}
     for pair in pairs:
         if pair.exact:
@@ -274,17 +283,17 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
                 other = next(other for other in remaining if other.label != image.label)
                 why = f", but of class '{image.label}', not '{other.label}': one is wrong"
             if image != other:
-                reasons.setdefault(image.name, []).append(f"the same as {other.name}{why}")
+                reasons[image.name].append(f"the same as {other.name}{why}")
     certain = set(reasons)
     for image in one_colour:
-        reasons.setdefault(image["name"], []).append("of one colour")
+        reasons[image["name"]].append("of one colour")
     for pair in sorted(pairs, key=lambda pair: not pair.disagrees):
         if not pair.exact:
             out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
             why = f"nearly the same as {other.name} ({pair.similarity:.3f})"
             if pair.disagrees:
                 why += f", but of class '{out.label}', not '{other.label}': one may be wrong"
-            reasons.setdefault(out.name, []).append(why)
+            reasons[out.name].append(why)
     lines = ["# a # before a path: only suspected, left out once you remove it"] if reasons.keys() - certain else []
     for name, why in reasons.items():
         lines.append(f"# {one_line('; '.join(why))}\n{'' if name in certain else '#'}{exclude_line(name)}")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import imagecodecs
 import numpy as np
 import tifffile
+from numpy import ndarray
 from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 SUFFIXES = frozenset(
@@ -69,7 +70,7 @@ def channels_flag(channels: int) -> str:
     return f"--data.in_chans {channels}"
 
 
-def decode(item: bytes | np.ndarray | Image.Image, picture: bool) -> np.ndarray:
+def decode(item: bytes | ndarray | Image.Image, picture: bool) -> ndarray:
     """Return an image's values, upright by EXIF's orientation, [H, W, C], in the file's own numbers. Bool is uint8.
 
     Args:
@@ -81,7 +82,7 @@ def decode(item: bytes | np.ndarray | Image.Image, picture: bool) -> np.ndarray:
         BadImage: Not an image, truncated, too large or not of numbers. NoPicture: ``picture`` cannot be met.
     """
     with reporting():
-        if isinstance(item, np.ndarray):
+        if isinstance(item, ndarray):
             values = item
         elif isinstance(item, Image.Image):
             values = _from_pillow(item, picture)
@@ -154,7 +155,7 @@ def large_one_by_one() -> Iterator[None]:
         yield
 
 
-def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
+def _upright(array: ndarray, orientation: int) -> ndarray:
     """Turn an image [H, W, ...] by EXIF's orientation."""
     if orientation in (5, 6, 7, 8):
         array = array.swapaxes(0, 1)
@@ -163,7 +164,7 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------- arrays
-def _from_npy(content: bytes, picture: bool) -> np.ndarray:
+def _from_npy(content: bytes, picture: bool) -> ndarray:
     _, _, channels, first = _npy_header(content)
     if picture and channels not in PICTURE_CHANNELS:
         raise NoPicture(f"an array of {channels} channels, expected [H, W] or [H, W, 3]", channels)
@@ -186,7 +187,7 @@ def _npy_header(content: bytes) -> tuple[int, int, int, bool]:
 
 
 # ---------------------------------------------------------------------- Pillow
-def _from_picture_file(content: bytes, picture: bool) -> np.ndarray:
+def _from_picture_file(content: bytes, picture: bool) -> ndarray:
     image = pillow_image(content)
     args = image.tile[0].args if getattr(image, "tile", None) else ""
     if image.format == "PNG" and ";16" in args:
@@ -213,7 +214,7 @@ def pillow_image(content: bytes) -> Image.Image:
     return image
 
 
-def _from_pillow(image: Image.Image, picture: bool) -> np.ndarray:
+def _from_pillow(image: Image.Image, picture: bool) -> ndarray:
     """Read an image that Pillow has opened or made. Pillow turns a TIFF upright itself and drops its tag."""
     if image.mode.startswith("I") or image.mode == "F":
         values = np.asarray(image)  # Pillow reads 16 bits of a PGM as 32
@@ -234,7 +235,7 @@ def exif_orientation(image: Image.Image) -> int:
 
 
 # ---------------------------------------------------------------------- TIFF
-def _from_tiff(content: bytes, picture: bool) -> np.ndarray:
+def _from_tiff(content: bytes, picture: bool) -> ndarray:
     """Read a TIFF. The samples of all its pages are channels. Pillow reads one page of 8 bits as a picture."""
     pages = _tiff_pages(content)
     page, samples = pages[0], pages[0].samplesperpixel
@@ -266,7 +267,7 @@ def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:
     return pages
 
 
-def _page_values(page: tifffile.TiffPage) -> np.ndarray:
+def _page_values(page: tifffile.TiffPage) -> ndarray:
     """Return the samples of a page, [H, W, S]."""
     planes, _, height, width, samples = page.shaped
     # one thread: several images are read at the same time

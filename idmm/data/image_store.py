@@ -5,7 +5,6 @@ to end) and ``SIGNATURE.npz`` (the index, which is written last), named by the s
 """
 
 import functools
-import hashlib
 import logging
 import math
 import os
@@ -20,6 +19,7 @@ import numpy as np
 import PIL
 import tifffile
 import torch
+from numpy import ndarray
 from tqdm import tqdm
 
 from idmm import config
@@ -57,7 +57,7 @@ class Reading:
         """Channels of a stored image."""
         return self.bands.used if self.bands else 3
 
-    def read(self, item: str | np.ndarray) -> Decoded:
+    def read(self, item: str | ndarray) -> Decoded:
         """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
         decoded = images.read_image(item, self.value_range, self.bands)
         return decoded._replace(pixels=images.fitted(decoded.pixels, self.stored_size))
@@ -67,13 +67,13 @@ class Reading:
 class Index:
     """Facts about the decoded images of a split, without their pixels."""
 
-    sizes: np.ndarray  # height and width of each image, int64 [N, 2] (pixels)
-    digests: np.ndarray  # BLAKE2b of each image's file, uint8 [N, 16]
-    pixel_bytes: np.ndarray  # bytes per pixel of each image, all channels, int64 [N]
-    range: np.ndarray  # value range if it was measured, float64 [2], of bands [C, 2]. Else [0]
+    sizes: ndarray  # height and width of each image, int64 [N, 2] (pixels)
+    digests: ndarray  # BLAKE2b of each image's file, uint8 [N, 16]
+    pixel_bytes: ndarray  # bytes per pixel of each image, all channels, int64 [N]
+    range: ndarray  # value range if it was measured, float64 [2], of bands [C, 2]. Else [0]
 
     @property
-    def ends(self) -> np.ndarray:
+    def ends(self) -> ndarray:
         """End of each image in the file of pixels, int64 [N] (bytes)."""
         return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
 
@@ -110,7 +110,7 @@ class ImageStore:
         self.value_range = reading.value_range if self.high_bit else None
         if self.value_range == AUTO:
             self.value_range = index.range.tolist()
-        self.decodes = pixels is None and not isinstance(split.items, np.ndarray)
+        self.decodes = pixels is None and not isinstance(split.items, ndarray)
         self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
         self._file, self._items = pixels, split.items if pixels is None else None
         if pixels is not None:  # stays mapped if another process removes the file
@@ -148,11 +148,11 @@ class ImageStore:
             image = torch.from_numpy(crop(image.numpy()))
         return image.permute(2, 0, 1)  # [C, H, W]
 
-    def picture(self, i: int) -> np.ndarray:
+    def picture(self, i: int) -> ndarray:
         """Return a picture of image ``i`` for people, uint8 [H, W, 3]."""
         return images.composite(self.image(i).permute(1, 2, 0).numpy())
 
-    def _decode(self, i: int) -> np.ndarray:
+    def _decode(self, i: int) -> ndarray:
         item = self._items[i]
         try:
             decoded = self._reading.read(os.fsdecode(item) if isinstance(item, bytes) else item)
@@ -288,8 +288,7 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
     """
     root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
     names = () if split.whole else split.names  # a whole split keeps its entry when images are added
-    key = repr((_FORMAT, data.name, root, part, names, reading))
-    name = f"{data.name}-{part}-{images.digest(key.encode('utf-8', 'surrogateescape')).hex()[:10]}"
+    name = f"{data.name}-{part}-{_hashed(_FORMAT, data.name, root, part, names, reading)[:10]}"
     folder = cache_folder(data.cache_dir) / name
     pixels = folder / f"{_signature(split)}.pixels"
     if index := _read_index(pixels):
@@ -338,14 +337,16 @@ def _read_index(pixels: Path) -> Index | None:
 
 def _signature(split: Split) -> str:
     """Return a hash that differs if any file was added, removed, renamed, written to, or would be read differently."""
-    hashed = hashlib.blake2b(digest_size=16)
-    hashed.update(repr((PIL.__version__, tifffile.__version__, len(split))).encode())
-    hashed.update("\0".join(split.names).encode("utf-8", "surrogateescape"))  # paths differ with how root is written
+    states = []
     for path in split.items:
         try:
             status = os.stat(path)
-            state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)  # ctime cannot be set back
+            states.append((status.st_size, status.st_mtime_ns, status.st_ctime_ns))  # ctime cannot be set back
         except OSError as error:
-            state = error.errno
-        hashed.update(repr(state).encode())
-    return hashed.hexdigest()
+            states.append(error.errno)
+    # names, as paths differ with how root is written
+    return _hashed(PIL.__version__, tifffile.__version__, split.names, states)
+
+
+def _hashed(*values: object) -> str:
+    return images.digest(repr(values).encode()).hex()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from PIL import Image
 
 from idmm.data.formats import PICTURE_CHANNELS, BadImage, Header, decode, read_header
@@ -54,7 +55,7 @@ def bands_of(in_chans: int | None, bands: Sequence[int] | None, count: int | Non
 class Decoded(NamedTuple):
     """An image."""
 
-    pixels: np.ndarray  # uint8 or, of more than 8 bits, uint16 [H, W, C], contiguous. The largest value stands for 1
+    pixels: ndarray  # uint8 or, of more than 8 bits, uint16 [H, W, C], contiguous. The largest value stands for 1
     digest: bytes  # BLAKE2b of its file, or of the pixels if it has none
 
 
@@ -77,7 +78,7 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-Item = bytes | str | os.PathLike | np.ndarray | Image.Image  # a file's content or path, numbers, or an open image
+Item = bytes | str | os.PathLike | ndarray | Image.Image  # a file's content or path, numbers, or an open image
 
 
 def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
@@ -116,7 +117,7 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
     return Decoded(pixels, digest(content if isinstance(content, bytes) else content.tobytes()))
 
 
-def _on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+def _on_white(values: ndarray, alpha: ndarray) -> ndarray:
     """Return an image, uint8 or uint16 [H, W, C], blended with white by its opacity in the file's numbers [H, W, 1]."""
     opaque = 1.0 if alpha.dtype.kind == "f" else np.iinfo(alpha.dtype).max
     if (alpha >= opaque).all():
@@ -141,7 +142,7 @@ def min_max_of(path: Item, bands: Bands | None) -> list[list[float]]:
     return np.partition(channels, ends, axis=1)[:, ends].astype(np.float64).tolist()
 
 
-def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> tuple[np.ndarray, np.ndarray | None]:
+def _values(content: bytes | ndarray | Image.Image, bands: Bands | None) -> tuple[ndarray, ndarray | None]:
     """Return the used channels [H, W, C] in the numbers of the file, and the opacity of a picture [H, W, 1]."""
     values, alpha = decode(content, picture=bands is None), None
     if bands is not None:
@@ -160,7 +161,7 @@ def _values(content: bytes | np.ndarray | Image.Image, bands: Bands | None) -> t
 
 def image_size(item: Item) -> tuple[int, int]:
     """Return height and width of an image in upright position (pixels). BadImage as :func:`read_image`."""
-    return item.shape[:2] if isinstance(item, np.ndarray) else image_header(item).size
+    return item.shape[:2] if isinstance(item, ndarray) else image_header(item).size
 
 
 def image_header(path: str | os.PathLike) -> Header:
@@ -175,7 +176,7 @@ def unit(image):
 
 
 # ---------------------------------------------------------------------- sizes
-def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+def resized(pixels: ndarray, height: int, width: int) -> ndarray:
     """Resize an image, bicubic with antialiasing, uint8 or uint16 [H, W, C] -> [height, width, C]."""
     bicubic = Image.Resampling.BICUBIC
     if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
@@ -192,7 +193,7 @@ class CentreCrop(NamedTuple):
     size: int  # side of the result (pixels)
     crop_pct: float  # share of the resized short side that the result covers, in (0, 1]
 
-    def __call__(self, array: np.ndarray) -> np.ndarray:
+    def __call__(self, array: ndarray) -> ndarray:
         """Return the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].
 
         For a picture of 8 bits it equals timm's ``create_transform(size, crop_pct=crop_pct, interpolation="bicubic")``
@@ -221,7 +222,7 @@ def short_side_bound(size: int, smallest_scale: float) -> int:
     return int(np.ceil(size / np.sqrt(smallest_scale * RATIO[0])))
 
 
-def fitted(array: np.ndarray, stored_size: StoredSize) -> np.ndarray:
+def fitted(array: ndarray, stored_size: StoredSize) -> ndarray:
     """Return an image, uint8 or uint16 [H, W, C], at its stored size. It is never enlarged.
 
     A longer short side is shrunk, bicubic with antialiasing, the aspect kept to the nearest pixel. An image of fewer
@@ -243,7 +244,7 @@ def fitted_size(h: int, w: int, stored_size: StoredSize) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------- for people
-def composite(image: np.ndarray) -> np.ndarray:
+def composite(image: ndarray) -> ndarray:
     """Return a picture of an image for people: three channels as colours, two as red and green, one as grey.
 
     8-bit RGB and grey stay as they are. All else is stretched, each channel between its 1st and 99th percentile.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy import ndarray
 
 from idmm.errors import UserError, one_line
 
@@ -33,12 +34,12 @@ def class_of(folder: str) -> str:
 class Split:
     """Some images of a dataset."""
 
-    items: list[str] | np.ndarray  # paths, or the images themselves: uint8 [N, H, W, 3]
+    items: list[str] | ndarray  # paths, or the images themselves: uint8 [N, H, W, 3]
     names: list[str]  # of the images, independent of the dataset's place, with '/' for separator
-    labels: np.ndarray | None  # int64 [N]. In training images of stage 1, -1 for none
+    labels: ndarray | None  # int64 [N]. In training images of stage 1, -1 for none
     classes: list[str] | None  # name of each label
     whole: bool = True  # whether it is a part of the dataset as listed. False: some images were left out or added
-    groups: np.ndarray | None = None  # name of each image's group, [N]. A group is never divided between splits
+    groups: ndarray | None = None  # name of each image's group, [N]. A group is never divided between splits
     targets: list | None = None  # boxes or mask of each image, see :mod:`idmm.dense.targets`
 
     def __len__(self) -> int:
@@ -48,11 +49,11 @@ class Split:
         """Return the path of image ``i`` for messages."""
         return self.items[i] if isinstance(self.items, list) else self.names[i]
 
-    def sample(self) -> list[str] | np.ndarray:
+    def sample(self) -> list[str] | ndarray:
         """Return at most 64 of ``items``, evenly spread over all of them."""
         return self.take(np.unique(np.linspace(0, len(self) - 1, 64).astype(int))).items
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> "Split":
+    def take(self, indices: Sequence[int] | ndarray) -> "Split":
         """Return the images at ``indices``, in that order, with all classes."""
         indices = np.asarray(indices, dtype=np.int64)
         taken = {"whole": self.whole and len(indices) == len(self)}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy import ndarray
 
 from idmm import config, distributed
 from idmm.data.fingerprint import fingerprint
@@ -99,7 +100,7 @@ def store_images(
 
 
 # ---------------------------------------------------------------------- mean and standard deviation
-def moments(pixels: np.ndarray, grey: bool) -> np.ndarray:
+def moments(pixels: ndarray, grey: bool) -> ndarray:
     """Return number of pixels, sum and sum of squares of each channel, values in [0, 1], float64 [C, 3].
 
     Args:
@@ -111,7 +112,7 @@ def moments(pixels: np.ndarray, grey: bool) -> np.ndarray:
     return np.stack([np.full(len(values), values[0].size), values.sum((1, 2)), (values * values).sum((1, 2))], axis=1)
 
 
-def mean_and_std(total: np.ndarray) -> tuple[list[float], list[float]]:
+def mean_and_std(total: ndarray) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation (of a constant 1) per channel from the sum of :func:`moments`."""
     mean, square = total[:, 1] / total[:, 0], total[:, 2] / total[:, 0]
     std = np.sqrt(np.maximum(square - mean * mean, 0))

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
+from numpy import ndarray
 
 from idmm.errors import listed
 from idmm.seeding import derive
@@ -18,16 +19,16 @@ log = logging.getLogger(__name__)
 FOLDS = 5
 
 
-Fold = tuple[np.ndarray, np.ndarray]
+Fold = tuple[ndarray, ndarray]
 """Numbers of images to train on and of those held out, in order."""
 
 
-def _units(labels: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+def _units(labels: ndarray, groups: ndarray | None) -> ndarray:
     """Return the number of each image's group, [N]. Without groups each image is its own."""
     return np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
 
 
-def units_per_class(labels: np.ndarray, groups: np.ndarray | None, classes: int = 0) -> np.ndarray:
+def units_per_class(labels: ndarray, groups: ndarray | None, classes: int = 0) -> ndarray:
     """Return the number of groups of each of K classes, [K], or of as many as there are labels.
 
     Without groups it is the number of images.
@@ -35,7 +36,7 @@ def units_per_class(labels: np.ndarray, groups: np.ndarray | None, classes: int 
     return np.bincount(np.unique([labels, _units(labels, groups)], axis=1)[0], minlength=classes)
 
 
-def divide(labels: np.ndarray, groups: np.ndarray | None, number: int, seed: int = 0) -> list[Fold]:
+def divide(labels: ndarray, groups: ndarray | None, number: int, seed: int = 0) -> list[Fold]:
     """Divide images into folds by scikit-learn's StratifiedKFold, or groups by its StratifiedGroupKFold.
 
     Each image is held out once. Other arguments are those of :func:`stratified_folds`.
@@ -49,7 +50,7 @@ def divide(labels: np.ndarray, groups: np.ndarray | None, number: int, seed: int
 
 
 def stratified_folds(
-    labels: np.ndarray, groups: np.ndarray | None, seed: int = 0, classes: Sequence[str] | None = None
+    labels: ndarray, groups: ndarray | None, seed: int = 0, classes: Sequence[str] | None = None
 ) -> list[Fold]:
     """Divide images into :data:`FOLDS` folds, or as many as the second largest class has groups.
 

@@ -17,6 +17,7 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import ndarray
 from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 from timm.data.random_erasing import RandomErasing
@@ -41,19 +42,19 @@ cv2.setNumThreads(0)  # loader workers are the parallel part, and OpenCV's own t
 class ViewPlan:
     """The random numbers of V views."""
 
-    box: np.ndarray  # top, left, height and width of the crop in the image (pixels), int64 [V, 4]
-    flip: np.ndarray  # bool [V]
-    jitter: np.ndarray  # bool [V]
-    factors: np.ndarray  # brightness, contrast, saturation (factors) and hue (turns), float64 [V, 4]
-    order: np.ndarray  # of the four, an index into ORDERS, int64 [V]
-    grey: np.ndarray  # bool [V]
-    sigma: np.ndarray  # of the blur (pixels), 0 for none, float64 [V]
-    solarize: np.ndarray  # bool [V]
-    vflip: np.ndarray  # bool [V]
-    turns: np.ndarray  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
+    box: ndarray  # top, left, height and width of the crop in the image (pixels), int64 [V, 4]
+    flip: ndarray  # bool [V]
+    jitter: ndarray  # bool [V]
+    factors: ndarray  # brightness, contrast, saturation (factors) and hue (turns), float64 [V, 4]
+    order: ndarray  # of the four, an index into ORDERS, int64 [V]
+    grey: ndarray  # bool [V]
+    sigma: ndarray  # of the blur (pixels), 0 for none, float64 [V]
+    solarize: ndarray  # bool [V]
+    vflip: ndarray  # bool [V]
+    turns: ndarray  # by 90 degrees, counter-clockwise, 0 to 3, int64 [V]
 
 
-def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> np.ndarray:
+def draw_boxes(sizes: ndarray, scale: tuple[float, float], u: ndarray) -> ndarray:
     """Draw crops that cover a random share of the area at a random ratio, uniformly placed.
 
     Args:
@@ -80,7 +81,7 @@ def draw_boxes(sizes: np.ndarray, scale: tuple[float, float], u: np.ndarray) -> 
     return box.astype(np.int64)
 
 
-def draw_views(config: Views, group: CropGroup, key: int, indices: np.ndarray, sizes: np.ndarray) -> ViewPlan:
+def draw_views(config: Views, group: CropGroup, key: int, indices: ndarray, sizes: ndarray) -> ViewPlan:
     """Draw ``group.count`` views of each image.
 
     Args:
@@ -128,7 +129,7 @@ def is_rgb8(image: Tensor) -> bool:
     return len(image) == 3 and image.dtype == torch.uint8
 
 
-def recolour(view: np.ndarray, plan: ViewPlan, v: int) -> np.ndarray:
+def recolour(view: ndarray, plan: ViewPlan, v: int) -> ndarray:
     """Flip, jitter, grey, blur and solarize view ``v`` of a plan, RGB as torchvision does.
 
     Channels that are no colours have no saturation, hue and grey. All have the same factors of brightness and contrast.
@@ -172,7 +173,7 @@ def normalise(images: Tensor, mean, std) -> Tensor:
     return (images - torch.as_tensor(mean).reshape(shape)) / torch.as_tensor(std).reshape(shape)
 
 
-Extra = Callable[[np.ndarray, int], np.ndarray]  # (view float32 [S, S, 3] in [0, 1], its number) -> another
+Extra = Callable[[ndarray, int], ndarray]  # (view float32 [S, S, 3] in [0, 1], its number) -> another
 
 
 def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None = None) -> Tensor:
@@ -209,7 +210,7 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
 
 
 @functools.cache
-def _affine(mean: tuple, std: tuple) -> np.ndarray:
+def _affine(mean: tuple, std: tuple) -> ndarray:
     """Return :func:`normalise` as a matrix for pixels (red, green, blue, 1), float32 [C, 4]."""
     channels = np.array([LUMA]) if len(mean) == 1 else np.eye(3)  # [C, 3]
     scale = 1 / np.array(std)[:, None]
@@ -237,10 +238,10 @@ class RandomViews:
         self.mean = mean
         self.std = std
 
-    def plans(self, epoch: int, indices: np.ndarray) -> list[ViewPlan]:
+    def plans(self, epoch: int, indices: ndarray) -> list[ViewPlan]:
         """Draw the views of images, group by group."""
 
-    def batch(self, views: list[Tensor], indices: np.ndarray) -> dict:
+    def batch(self, views: list[Tensor], indices: ndarray) -> dict:
         """Return a batch of the views of each group, float [B, count, C, size, size]."""
 
 
@@ -258,7 +259,7 @@ class MultiCropTransform(RandomViews):
         self.config = config
         self.seed = seed
 
-    def plans(self, epoch: int, indices: np.ndarray) -> list[ViewPlan]:
+    def plans(self, epoch: int, indices: ndarray) -> list[ViewPlan]:
         """Draw the views of each group of crops."""
         plans = []
         for number, group in enumerate(self.config.crops):
@@ -266,11 +267,11 @@ class MultiCropTransform(RandomViews):
             plans.append(draw_views(self.config, group, key, indices, self.store.sizes[indices]))
         return plans
 
-    def batch(self, views: list[Tensor], indices: np.ndarray) -> dict:
+    def batch(self, views: list[Tensor], indices: ndarray) -> dict:
         """Return ``views`` (a list of float [B, count, C, S, S], one per group), ``index`` and ``label``."""
         return numbered({"views": views}, self.store, indices)
 
-    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+    def __call__(self, epoch: int, indices: ndarray) -> dict:
         """Return :meth:`batch` of images in an epoch."""
         images = [self.store.image(i) for i in indices]
         plans = self.plans(epoch, indices)
@@ -298,21 +299,21 @@ class TrainTransform(RandomViews):
         self.erasing = RandomErasing(config.random_erasing, mode="pixel", device="cpu")
         self.needs_workers = bool(config.randaugment or config.random_erasing)
 
-    def plans(self, epoch: int, indices: np.ndarray) -> list[ViewPlan]:
+    def plans(self, epoch: int, indices: ndarray) -> list[ViewPlan]:
         """Draw a view of each image."""
         key = derive(self.key, "views", epoch)
         return [draw_views(Views(), self.crop, key, indices, self.store.sizes[indices])]
 
-    def batch(self, views: list[Tensor], indices: np.ndarray) -> dict:
+    def batch(self, views: list[Tensor], indices: ndarray) -> dict:
         """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
         return numbered({"images": views[0][:, 0]}, self.store, indices)
 
-    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+    def __call__(self, epoch: int, indices: ndarray) -> dict:
         """Return :meth:`batch` of images in an epoch, after RandAugment and RandomErasing."""
         images = [self.store.image(i) for i in indices]
         (plan,) = self.plans(epoch, indices)
 
-        def randomly(view: np.ndarray, v: int) -> np.ndarray:
+        def randomly(view: ndarray, v: int) -> ndarray:
             if not is_rgb8(images[v]):
                 return view
             reseed(derive(self.key, "augment", epoch, indices[v]))
@@ -326,7 +327,7 @@ class TrainTransform(RandomViews):
                 self._erase(views[:, 0], epoch, indices)
         return self.batch([views], indices)
 
-    def _erase(self, views: Tensor, epoch: int, indices: np.ndarray) -> None:
+    def _erase(self, views: Tensor, epoch: int, indices: ndarray) -> None:
         """Erase parts of normalised views in place, inside :func:`idmm.seeding.seeded`."""
         for view, index in zip(views, indices, strict=True):
             key = derive(self.key, "erasing", epoch, index)
@@ -335,7 +336,7 @@ class TrainTransform(RandomViews):
             self.erasing(view)
 
 
-def numbered(batch: dict, store, indices: np.ndarray) -> dict:
+def numbered(batch: dict, store, indices: ndarray) -> dict:
     """Add the images' numbers, ``index``, and if there are labels ``label`` (int64 [B])."""
     batch["index"] = torch.from_numpy(np.asarray(indices))
     if store.labels is not None:
@@ -343,7 +344,7 @@ def numbered(batch: dict, store, indices: np.ndarray) -> dict:
     return batch
 
 
-def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
+def _adjust(view: ndarray, number: int, factor: float) -> ndarray:
     """Change brightness (0), contrast (1), saturation (2) or hue (3, by a share of the circle).
 
     Channels that are no colours have contrast about their own means, and no saturation and hue.
@@ -366,7 +367,7 @@ def _adjust(view: np.ndarray, number: int, factor: float) -> np.ndarray:
     return np.clip(view, 0, 1, out=view)
 
 
-def _grey(view: np.ndarray) -> np.ndarray:
+def _grey(view: ndarray) -> ndarray:
     """Return three equal channels by :data:`LUMA`, [H, W, 3]."""
     return cv2.cvtColor(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy import ndarray
 
 from idmm.evaluation.evaluate import choose_strength, probe_predict
 from idmm.evaluation.network import extract_features
@@ -18,7 +19,7 @@ EACH = 5  # images of each class that are always used
 CHOSEN, CLASSES = 500, 50  # most images, and most of their classes, to choose C on
 
 
-def sample(labels: np.ndarray, most: int) -> np.ndarray:
+def sample(labels: ndarray, most: int) -> ndarray:
     """Return the numbers of at most ``most`` images that have a label, in order.
 
     Each class keeps its share of ``labels`` [N], and at least one image if ``most`` allows it.
@@ -34,13 +35,13 @@ def sample(labels: np.ndarray, most: int) -> np.ndarray:
     return np.sort(shuffled[np.argsort(place, kind="stable")[:most]])
 
 
-def sample_to_fit(labels: np.ndarray) -> np.ndarray:
+def sample_to_fit(labels: ndarray) -> ndarray:
     """Return the same for training images, at most :data:`MOST`. With many classes, which take longer, it is fewer."""
     classes = len(np.unique(labels[labels >= 0]))
     return sample(labels, max(EACH * classes, min(MOST, WEIGHTS // max(1, classes))))
 
 
-def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float]) -> ndarray:
     """Return the features of images in their order, float32 [N, d].
 
     Args:
@@ -53,12 +54,12 @@ def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float
 
 
 def measure(
-    train: np.ndarray,
-    labels: np.ndarray,
-    test: np.ndarray,
-    truth: np.ndarray,
+    train: ndarray,
+    labels: ndarray,
+    test: ndarray,
+    truth: ndarray,
     began: float | None = None,
-    groups: np.ndarray | None = None,
+    groups: ndarray | None = None,
 ) -> float:
     """Fit the regression to training images, and return its accuracy on others (percent).
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 from threadpoolctl import threadpool_limits
 from torch import nn
 
@@ -45,16 +46,16 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 class Predictions:
     """A classifier's predictions for a split's images, in the split's order."""
 
-    truth: np.ndarray  # int64 [N], the true classes
-    ranked: np.ndarray  # int64 [N, min(5, K)], the likeliest classes, best first
-    probability: np.ndarray  # float32 [N], of the likeliest class
+    truth: ndarray  # int64 [N], the true classes
+    ranked: ndarray  # int64 [N, min(5, K)], the likeliest classes, best first
+    probability: ndarray  # float32 [N], of the likeliest class
 
     @property
-    def predicted(self) -> np.ndarray:
+    def predicted(self) -> ndarray:
         """The likeliest class of each image, int64 [N]."""
         return self.ranked[:, 0]
 
-    def scores(self, groups: np.ndarray | None = None) -> dict[str, float]:
+    def scores(self, groups: ndarray | None = None) -> dict[str, float]:
         """Return ``top1``, its interval, ``top5`` and ``mean_per_class`` in percent, see :func:`score`.
 
         With fewer than five classes, top-5 is 100.
@@ -62,7 +63,7 @@ class Predictions:
         hits = self.ranked == self.truth[:, None]  # [N, min(5, K)]
         return score(self.predicted, self.truth, groups) | {"top5": float(100 * hits.any(1).sum() / len(hits))}
 
-    def confusion(self, classes: int) -> np.ndarray:
+    def confusion(self, classes: int) -> ndarray:
         """Return the number of images by true class (rows) and predicted class, int64 [K, K] of K ``classes``."""
         counts = np.zeros((classes, classes), dtype=np.int64)
         np.add.at(counts, (self.truth, self.predicted), 1)
@@ -95,7 +96,7 @@ def predict(model: nn.Module, batches: Iterable[dict], device) -> Predictions:
 
 
 # ---------------------------------------------------------------------- frozen features
-def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> np.ndarray:
+def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> ndarray:
     """Return the class of each row of ``test`` [M, d] by ``train`` [N, d] and its classes [N], int64 [M].
 
     It is the weighted vote of the k nearest by cosine, of N at most (Wu et al., CVPR 2018).
@@ -110,14 +111,14 @@ def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> np.ndarray:
         return model.fit(train, train_labels).predict(test)
 
 
-def probe_predict(train, train_labels, test, strength: float = USUAL_STRENGTH) -> np.ndarray:
+def probe_predict(train, train_labels, test, strength: float = USUAL_STRENGTH) -> ndarray:
     """Return the same by logistic regression on standardised features. ``strength`` is scikit-learn's C."""
     return _fitted(train, train_labels, strength).predict(test)
 
 
 def fit_linear(
     train, labels, classes: int, strength: float = USUAL_STRENGTH, class_weight: str | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[ndarray, ndarray]:
     """Return the regression as a classifier of raw features: logits = features @ weight.T + bias.
 
     Args:
@@ -152,13 +153,13 @@ def _fitted(train, labels, strength: float, class_weight: str | None = None):
         return make_pipeline(StandardScaler(), model).fit(train, labels)
 
 
-def _threads(train: np.ndarray) -> threadpool_limits:
+def _threads(train: ndarray) -> threadpool_limits:
     """Return a block with one thread for a small fit: many short products wait for threads longer than they take."""
     return threadpool_limits(1 if train.size <= ONE_THREAD else None)
 
 
 # ---------------------------------------------------------------------- scores
-def score(predicted, truth, groups: np.ndarray | None = None) -> dict[str, Any]:
+def score(predicted, truth, groups: ndarray | None = None) -> dict[str, Any]:
     """Return ``top1``, ``top1_interval`` and ``mean_per_class`` in percent.
 
     Args:
@@ -178,7 +179,7 @@ def score(predicted, truth, groups: np.ndarray | None = None) -> dict[str, Any]:
     }
 
 
-def hit_counts(predicted, truth, classes: int, groups: np.ndarray | None = None) -> dict[str, dict[str, list[int]]]:
+def hit_counts(predicted, truth, classes: int, groups: ndarray | None = None) -> dict[str, dict[str, list[int]]]:
     """Return ``per_class`` and, with groups, ``per_group``: the ``images`` of each and how many are ``correct``.
 
     Folds are added up by these counts. Arguments are those of :func:`score`, and the least number of classes.
@@ -211,7 +212,7 @@ def choose_strength(
     val: tuple | None = None,
     class_weight: str | None = None,
     *,
-    groups: np.ndarray | None = None,
+    groups: ndarray | None = None,
     classes: Sequence[str] | None = None,
 ) -> Choice:
     """Choose the probe's strength by its accuracy on held-out images.
@@ -256,7 +257,7 @@ def fit_temperature(
     seed: int = 0,
     smoothing: float = 0.0,
     class_weight: str | None = None,
-    groups: np.ndarray | None = None,
+    groups: ndarray | None = None,
 ) -> float:
     """Return the divisor of :func:`fit_linear`'s logits with the least cross-entropy on a held-out stratified fold.
 
@@ -290,7 +291,7 @@ def fit_temperature(
     return math.exp(minimize_scalar(loss, bounds=(0, math.log(HOTTEST)), method="bounded").x)
 
 
-def _held_out_hits(train, labels, held_out, truth, class_weight: str | None = None) -> np.ndarray:
+def _held_out_hits(train, labels, held_out, truth, class_weight: str | None = None) -> ndarray:
     """Return the correct predictions on held-out images for each strength. Each fit starts from the one before."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
@@ -318,8 +319,8 @@ def readouts(
     seed: int = 0,
     val: tuple | None = None,
     metric: str = "top1",
-    groups: np.ndarray | None = None,
-    test_groups: np.ndarray | None = None,
+    groups: ndarray | None = None,
+    test_groups: ndarray | None = None,
     classes: Sequence[str] | None = None,
     counted: bool = False,
 ) -> dict[str, dict[str, Any]]:
@@ -342,7 +343,7 @@ def readouts(
     accuracies = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}
     chosen = {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies}
 
-    def scores(predicted: np.ndarray) -> dict[str, Any]:
+    def scores(predicted: ndarray) -> dict[str, Any]:
         values = score(predicted, truth, test_groups)
         if metric != "mean_per_class":
             del values["mean_per_class"]

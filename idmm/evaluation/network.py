@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy import ndarray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -93,7 +94,7 @@ class Network:
         preprocessing = (size, saved.crop_pct, saved.mean, saved.std)
         return cls(model, *preprocessing, device, batch_size, saved.source, saved.range, bands)
 
-    def outputs(self, batches: Iterable[dict], forward: Forward = pooled) -> np.ndarray:
+    def outputs(self, batches: Iterable[dict], forward: Forward = pooled) -> ndarray:
         """Return the outputs of ``forward`` for all images in order, float32 [N, k].
 
         Raises:
@@ -110,7 +111,7 @@ class Network:
         line = f"out of memory with {self.batch_size} images at a time. Try a smaller batch_size"
         return enough_memory(RunError(f"{self.label}: {line}"))
 
-    def split_features(self, store: ImageStore, workers: int | None, part: str) -> np.ndarray:
+    def split_features(self, store: ImageStore, workers: int | None, part: str) -> ndarray:
         """Return the pooled features of all images of a split, called ``part``, float32 [N, d]. Errors as of
         :meth:`outputs`."""
         started_at = time.monotonic()
@@ -120,7 +121,7 @@ class Network:
         log.info("%s: features of %s (%s) in %s", self.label, part, counted(len(store), "image"), seconds)
         return features
 
-    def readable(self, split: Split, forward: Forward, label: str) -> tuple[Split, np.ndarray]:
+    def readable(self, split: Split, forward: Forward, label: str) -> tuple[Split, ndarray]:
         """Return the readable images of a split, and the outputs of ``forward`` for them, float32 [N, k].
 
         ``label`` is that of the progress bar. Errors as of :meth:`outputs`.
@@ -135,7 +136,7 @@ class Network:
         images: list,
         names: list[str],
         unreadable: dict[str, str],
-        prepare: Callable[[int, np.ndarray], Tensor] | None = None,
+        prepare: Callable[[int, ndarray], Tensor] | None = None,
     ) -> Iterator[dict]:
         """Yield ``images`` [B, C, S, S] and ``index`` of files and open images, while the next ones are decoded.
 
@@ -165,10 +166,10 @@ class Network:
                     yield {"index": torch.tensor(index), "images": torch.stack(crops)}
                     index, crops = [], []
 
-    def _centre(self, number: int, pixels: np.ndarray) -> Tensor:
+    def _centre(self, number: int, pixels: ndarray) -> Tensor:
         crop = CentreCrop(self.size, self.crop_pct)(pixels)
         return normalise(unit(torch.from_numpy(crop).permute(2, 0, 1))[None], self.mean, self.std)[0]
 
-    def read(self, image: str | os.PathLike | Image.Image | np.ndarray) -> Decoded:
+    def read(self, image: str | os.PathLike | Image.Image | ndarray) -> Decoded:
         """Decode a file, an open Pillow image or an array [H, W, C] as the run does. BadImage if it cannot be read."""
         return read_image(image, None if self.scale == AUTO else self.scale, self.bands)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
@@ -28,7 +29,7 @@ PICTURES_EXPECTED = "expected a path, a PIL image, or an array [H, W, 3] or [H, 
 BANDS_EXPECTED = "expected a path, or an array [H, W, C] of the files' numbers"
 
 RunOrFile = str | os.PathLike
-AnyImage = str | os.PathLike | Image.Image | np.ndarray
+AnyImage = str | os.PathLike | Image.Image | ndarray
 """An image: the path of its file, an open Pillow image, or its pixels. Pixels are [H, W, 3] or [H, W] (grey), uint8, or
 uint16 as in 16-bit files. For a run on bands they are [H, W, C] with the files' numbers, of any type."""
 Images = AnyImage | Sequence[AnyImage]
@@ -54,7 +55,7 @@ class Embedding:
     """Features of images."""
 
     paths: list[str | None]  # their files. None for images given as pixels
-    features: np.ndarray  # float32 [N, d]
+    features: ndarray  # float32 [N, d]
     unreadable: dict[str, str]  # skipped images, with the reason
 
 
@@ -165,7 +166,7 @@ def load_classifier(run_or_file: RunOrFile, *, device="auto", batch_size: int = 
     return Classifier(Network.from_checkpoint(saved, len(classes), device, batch_size), classes)
 
 
-def embed(run_or_file: RunOrFile, images: Images, *, device="auto", batch_size: int = BATCH) -> np.ndarray:
+def embed(run_or_file: RunOrFile, images: Images, *, device="auto", batch_size: int = BATCH) -> ndarray:
     """Return the features of images by a run's backbone, float32 [N, d], or [1, d] for a single image.
 
     Args:
@@ -191,7 +192,7 @@ def is_single(images: Images) -> bool:
     """Return whether ``images`` is one image: not a list, a folder or a batch of arrays."""
     if isinstance(images, str | os.PathLike):
         return not os.path.isdir(images)
-    return isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    return isinstance(images, Image.Image) or (isinstance(images, ndarray) and images.ndim < 4)
 
 
 def listed_images(images: Images, bands: Bands | None) -> tuple[list[AnyImage], list[str]]:
@@ -207,9 +208,9 @@ def listed_images(images: Images, bands: Bands | None) -> tuple[list[AnyImage], 
             names += files
             continue
         expected = PICTURES_EXPECTED if bands is None else BANDS_EXPECTED
-        if not isinstance(image, Image.Image | np.ndarray):
+        if not isinstance(image, Image.Image | ndarray):
             raise UserError(f"images: {name} is {type(image).__name__}, {expected}")
-        if isinstance(image, np.ndarray):
+        if isinstance(image, ndarray):
             channels = image.shape[2] if image.ndim == 3 else 1
             if bands is None:
                 is_image = (image.dtype == np.uint8 and channels <= 4) or (

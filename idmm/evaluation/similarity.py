@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import ndarray
 
 LOCAL = 10  # neighbours that measure how crowded it is around a row
 VOTERS, TEMPERATURE = 10, 0.2  # neighbours that vote on an image's label, weighted by exp(cosine / temperature)
@@ -23,26 +24,26 @@ _BLOCK = 1 << 24  # products in memory at a time: 64 MiB
 class Neighbours:
     """The nearest other rows of each row, nearest first."""
 
-    index: np.ndarray  # int64 [N, k]
-    value: np.ndarray  # float32 [N, k]: the product, larger is nearer
+    index: ndarray  # int64 [N, k]
+    value: ndarray  # float32 [N, k]: the product, larger is nearer
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Pairs of rows that may be the same, the likeliest first."""
 
-    index: np.ndarray  # int64 [P, 2], the earlier row first
-    score: np.ndarray  # float64 [P]
+    index: ndarray  # int64 [P, 2], the earlier row first
+    score: ndarray  # float64 [P]
     threshold: float  # scores above it are likely
 
 
-def unit_rows(rows) -> np.ndarray:
+def unit_rows(rows) -> ndarray:
     """Return rows [N, d] less their mean and of unit length, float32 [N, d]. Rows equal to the mean stay zero."""
     rows = torch.as_tensor(np.asarray(rows, dtype=np.float32))
     return F.normalize(rows - rows.mean(0), dim=1).numpy()
 
 
-def nearest(rows: np.ndarray, k: int, groups: np.ndarray | None = None) -> Neighbours:
+def nearest(rows: ndarray, k: int, groups: ndarray | None = None) -> Neighbours:
     """Return, for each row, float32 [N, d], the ``k`` others (N - 1 at most) with the largest product.
 
     Of equal ones the earlier comes first. Rows of one of ``groups`` [N] are no neighbours: if there are too few others,
@@ -63,7 +64,7 @@ def nearest(rows: np.ndarray, k: int, groups: np.ndarray | None = None) -> Neigh
     return Neighbours(index, value)
 
 
-def likely_duplicates(rows: np.ndarray) -> Pairs:
+def likely_duplicates(rows: ndarray) -> Pairs:
     """Return pairs of rows, float32 [N, d], that are nearer to each other than to their neighbourhoods.
 
     A pair's score is its product less the mean of both rows' products with their next 10 neighbours (CSLS of Conneau
@@ -85,7 +86,7 @@ def likely_duplicates(rows: np.ndarray) -> Pairs:
     return Pairs(pairs[unique], score[order][unique], float(median + ABOVE * (median - quartile)))
 
 
-def label_margins(near: Neighbours, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def label_margins(near: Neighbours, labels: ndarray) -> tuple[ndarray, ndarray]:
     """Compare each label with the vote of the image's neighbours by cosine, weighted as in
     :func:`idmm.evaluation.evaluate.knn_predict`. The first ``VOTERS`` neighbours with a label vote.
 
@@ -112,7 +113,7 @@ def label_margins(near: Neighbours, labels: np.ndarray) -> tuple[np.ndarray, np.
     return np.where(comparable, margin, -1.0), np.where(comparable, other, -1)
 
 
-def spread_labels(near: Neighbours, labels: np.ndarray, classes: int) -> np.ndarray:
+def spread_labels(near: Neighbours, labels: ndarray, classes: int) -> ndarray:
     """Return each row's share of each of K classes, float64 [N, K], from the labels of some rows (int64 [N], -1: none)
     over the graph of neighbours by cosine. Rows sum to 1, or are zero if no label reaches them.
 
