@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -45,12 +46,13 @@ class Command:
 
 IMPORT_SECONDS = 60.0  # imports take less
 FOLDER = {"data.root": "[DIR]"}
+STAGE = partial(Command, run="stages.resolve:run_stage", words=FOLDER, timed=True)
 COMMANDS = {
     "train": Command(keys.TrainCommand, "stages.train:train", words={"data.root": "DIR"}, timed=True),
-    "pretrain": Command(PretrainConfig, "stages.resolve:run_stage", words=FOLDER, timed=True),
-    "finetune": Command(FinetuneConfig, "stages.resolve:run_stage", words=FOLDER, timed=True),
-    "detect": Command(DetectConfig, "stages.resolve:run_stage", words=FOLDER, timed=True),
-    "segment": Command(SegmentConfig, "stages.resolve:run_stage", words=FOLDER, timed=True),
+    "pretrain": STAGE(PretrainConfig),
+    "finetune": STAGE(FinetuneConfig),
+    "detect": STAGE(DetectConfig),
+    "segment": STAGE(SegmentConfig),
     "transfer": Command(GridConfig, "transfer.grid:command"),
     "transfer status": Command(StatusConfig, "transfer.status:status", words={"out": "OUT"}),
     "probe": Command(keys.ProbeConfig, "stages.probe:command", words=FOLDER),

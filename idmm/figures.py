@@ -96,10 +96,12 @@ def curves_figure(records: Records, title: str = "") -> Figure:
     """
     records = [{key: value for key, value in record.items() if value is not None} for record in records]
     keys = list(dict.fromkeys(key for record in records for key in record if key not in NOT_DRAWN))
-    panels = {name: {key: label for key, label in values.items() if key in keys} for name, values in PANELS.items()}
+    panels = {}
+    for name, values in PANELS.items():
+        if drawn := {key: label for key, label in values.items() if key in keys}:
+            panels[name] = drawn
     placed = {key for values in panels.values() for key in values}
     panels |= {key: {key: None} for key in keys if key not in placed}
-    panels = {name: values for name, values in panels.items() if values}
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     width, height = 3.7 * columns, 2.65 * rows + 0.45  # inches

@@ -16,6 +16,7 @@ from typing import IO, Any
 from idmm.errors import RunError, UserError, one_line, reason
 from idmm.progress import log
 
+AnyPath = str | os.PathLike
 _MARK = "part-"
 _CONTENT = f".{_MARK}content"
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without flock
@@ -280,7 +281,7 @@ class Lock:
 
 
 # ---------------------------------------------------------------------- paths of weights and runs
-def weights_file(path: str | os.PathLike, field: str = "", stem: str = "backbone") -> Path:
+def weights_file(path: AnyPath, field: str = "", stem: str = "backbone") -> Path:
     """Return the file of weights: that of a run if the path is a folder. Public names are returned unchanged.
 
     Args:
@@ -319,12 +320,12 @@ def _weights_fault(path: Path, stem: str) -> str | None:
     return f"has no {' and no '.join(missing)} in it, {WEIGHTS_EXPECTED}"
 
 
-def is_public(init: str | os.PathLike | None) -> bool:
+def is_public(init: AnyPath | None) -> bool:
     """Return whether ``init`` names public weights: ``timm:NAME``."""
     return str(init).startswith("timm:")
 
 
-def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:
+def saved_info(path: AnyPath, stem: str = "backbone") -> dict:
     """Return the JSON next to weights, {} if there is none. ``stem``: as for :func:`weights_file`.
 
     Raises:
@@ -340,17 +341,17 @@ def saved_info(path: str | os.PathLike, stem: str = "backbone") -> dict:
     return info if isinstance(info.get("kwargs"), dict) else {}
 
 
-def weights_label(source: str | os.PathLike, field: str) -> str:
+def weights_label(source: AnyPath, field: str) -> str:
     """Return the beginning of a message about weights: the field and the file, or only the file."""
     return f"{field}: '{source}'" if field else f"{source}:"
 
 
-def expand_home(path: str | os.PathLike) -> Path:
+def expand_home(path: AnyPath) -> Path:
     """Return a path with ``~`` replaced by the user's home. An unknown user's ``~`` stays."""
     return Path(os.path.expanduser(path))
 
 
-def holds_run(path: str | os.PathLike) -> bool:
+def holds_run(path: AnyPath) -> bool:
     """Return whether a folder holds a run with a state to resume or a result."""
     return any((Path(path) / name).exists() for name in ("last/state.pt", "result.json"))
 

@@ -73,7 +73,9 @@ def duration(seconds: float) -> str:
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
     """Return rows of cells as lines with aligned columns. Those in ``right`` are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    justify = [str.rjust if number in right else str.ljust for number in range(len(widths))]
-    lines = ([f(cell, width) for f, cell, width in zip(justify, row, widths, strict=True)] for row in rows)
-    return ["  ".join(cells).rstrip() for cells in lines]
+    columns = []
+    for number, cells in enumerate(zip(*rows, strict=True)):
+        justify = str.rjust if number in right else str.ljust
+        width = max(map(len, cells))
+        columns.append([justify(cell, width) for cell in cells])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

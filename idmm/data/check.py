@@ -1,6 +1,5 @@
 """Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images and classes."""
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -310,8 +309,12 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
         head = decoded(expand_home(before).read_bytes()).rstrip("\n")
     content = "\n".join([head, *lines, ""]).encode("utf-8", "surrogateescape")
     if path.exists() and path.read_bytes() != content:  # it may have been edited
-        numbers = itertools.count(1)
-        path.replace(next(old for n in numbers if not (old := path.with_suffix(f".old{n}.txt")).exists()))
+        old = path
+        number = 0
+        while old.exists():
+            number += 1
+            old = path.with_suffix(f".old{number}.txt")
+        path.replace(old)
     write_bytes(path, content)
     certain = sum(not line.rpartition("\n")[2].startswith("#") for line in lines)
     if certain:

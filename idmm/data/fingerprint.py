@@ -17,7 +17,7 @@ from idmm.data.images import digest, read
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split
 from idmm.errors import UserError, listed, one_line
-from idmm.files import expand_home
+from idmm.files import AnyPath, expand_home
 
 if TYPE_CHECKING:
     from idmm.data.image_store import ImageStore
@@ -145,7 +145,7 @@ def image_changes(old: dict, new: dict) -> str:
     return "" if is_same else "their order, their splits or the list of classes is another"
 
 
-def refuse_changes(changes: str, out: str | os.PathLike) -> None:
+def refuse_changes(changes: str, out: AnyPath) -> None:
     """Raise UserError if there are :func:`image_changes` since the run in ``out`` began."""
     if changes:
         line = f"the images changed since this run: {changes}. '{out}' is of the old ones"

@@ -18,6 +18,7 @@ from PIL import Image
 from idmm.data.formats import PICTURE_CHANNELS, BadImage, Header, decode, read_header
 from idmm.data.split import counted
 from idmm.errors import reason
+from idmm.files import AnyPath
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a random crop, as torchvision's RandomResizedCrop
 _TRIMMED = 1e-4  # share of an image's pixels at either end that its smallest and largest value leave out
@@ -59,7 +60,7 @@ class Decoded(NamedTuple):
     digest: bytes  # BLAKE2b of its file, or of the pixels if it has none
 
 
-def read(path: str | os.PathLike) -> bytes:
+def read(path: AnyPath) -> bytes:
     """Return a file's bytes. BadImage if it is gone, no regular file, may not be read, or is empty."""
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise BadImage("not a regular file")
@@ -78,7 +79,7 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-Item = bytes | str | os.PathLike | ndarray | Image.Image  # a file's content or path, numbers, or an open image
+Item = bytes | AnyPath | ndarray | Image.Image  # a file's content or path, numbers, or an open image
 
 
 def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
@@ -98,7 +99,7 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
             several pages, values that are not finite or without a range.
         RangeUnknown: It has more than 8 bits, and ``value_range`` is AUTO.
     """
-    content = read(item) if isinstance(item, (str, os.PathLike)) else item
+    content = read(item) if isinstance(item, AnyPath) else item
     values, alpha = _values(content, bands)
     if values.dtype != np.uint8:
         if value_range == AUTO:
@@ -164,7 +165,7 @@ def image_size(item: Item) -> tuple[int, int]:
     return item.shape[:2] if isinstance(item, ndarray) else image_header(item).size
 
 
-def image_header(path: str | os.PathLike) -> Header:
+def image_header(path: AnyPath) -> Header:
     """Return size and orientation of a file's image. BadImage as :func:`read_image`."""
     return read_header(read(path))
 

@@ -230,12 +230,12 @@ def class_rows(parts: dict[str, Split]) -> Iterator[tuple]:
     A row has path, class, split, and the group if there are groups. An image without a group is its own.
     """
     grouped = any(split.groups is not None for split in parts.values())
-    yield ("path", "class", "split", *(["group"] if grouped else []))
+    columns = 4 if grouped else 3
+    yield ("path", "class", "split", "group")[:columns]
     for part, split in parts.items():
         for i in np.flatnonzero(split.labels >= 0):
             group = (split.groups is not None and split.groups[i]) or split.names[i]
-            row = (split.names[i], split.classes[split.labels[i]], part)
-            yield (*row, group) if grouped else row
+            yield (split.names[i], split.classes[split.labels[i]], part, group)[:columns]
 
 
 # ---------------------------------------------------------------------- images to leave out

@@ -65,20 +65,17 @@ def draw_boxes(sizes: ndarray, scale: tuple[float, float], u: ndarray) -> ndarra
     Returns:
         Top, left, height, width, int64 [V, 4]. If no try fits, the largest centred box of an allowed ratio.
     """
-    height, width = sizes[:, :1].astype(float), sizes[:, 1:].astype(float)  # [V, 1]
-    area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:, :TRIES])  # [V, T]
-    low, high = np.log(RATIO[0]), np.log(RATIO[1])
+    limits = sizes.T[..., None].astype(float)  # of rows, of columns, [2, V, 1]
+    area = limits.prod(0) * (scale[0] + (scale[1] - scale[0]) * u[:, :TRIES])  # [V, T]
+    low, high = np.log(RATIO)
     ratio = np.exp(low + (high - low) * u[:, TRIES : 2 * TRIES])  # [V, T]
-    w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))  # [V, T]
-    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-    first = fits.argmax(1)[:, None]  # [V, 1]
-    h, w = np.take_along_axis(h, first, 1), np.take_along_axis(w, first, 1)  # [V, 1]
-    top, left = np.floor(u[:, -2:-1] * (height - h + 1)), np.floor(u[:, -1:] * (width - w + 1))
-    whole_w = np.minimum(width, np.rint(height * RATIO[1]))
-    whole_h = np.minimum(height, np.rint(width / RATIO[0]))
-    largest = [(height - whole_h) // 2, (width - whole_w) // 2, whole_h, whole_w]
-    box = np.where(fits.any(1)[:, None], np.concatenate([top, left, h, w], 1), np.concatenate(largest, 1))
-    return box.astype(np.int64)
+    sides = np.rint(np.sqrt([area / ratio, area * ratio]))  # [2, V, T]
+    fits = ((sides > 0) & (sides <= limits)).all(0)
+    sides = np.take_along_axis(sides, fits.argmax(1)[None, :, None], 2)  # [2, V, 1]
+    corner = np.floor(u.T[-2:, :, None] * (limits - sides + 1))
+    largest = np.minimum(limits, np.rint(limits[::-1] * RATIO[1]))
+    box = np.where(fits.any(1)[:, None], [corner, sides], [(limits - largest) // 2, largest])  # [2, 2, V, 1]
+    return box.reshape(4, -1).T.astype(np.int64)
 
 
 def draw_views(config: Views, group: CropGroup, key: int, indices: ndarray, sizes: ndarray) -> ViewPlan:
@@ -97,9 +94,8 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: ndarray, size
     u = uniforms(key, indices, count * DRAWS).reshape(-1, DRAWS)  # [B, count * D] -> [V, D]
     box = draw_boxes(np.repeat(sizes, count, 0), tuple(group.scale), u[:, :-12])
     flip, jitter, order, grey, blur, sigma, *strengths, solarize = u[:, -12:-1].T  # the last is spare
-    strength = np.array(colours.jitter)  # [4]
     factors = np.stack(strengths, 1) * 2 - 1  # [V, 4] in [-1, 1)
-    factors = factors * strength + np.array([1.0, 1.0, 1.0, 0.0])
+    factors = factors * colours.jitter + [1.0, 1.0, 1.0, 0.0]
     low, high = BLUR_SIGMA
     vflip, turns = uniforms(derive(key, "channels"), indices, count * 2).reshape(-1, 2).T  # [V]
     return ViewPlan(

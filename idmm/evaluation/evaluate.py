@@ -65,9 +65,9 @@ class Predictions:
 
     def confusion(self, classes: int) -> ndarray:
         """Return the number of images by true class (rows) and predicted class, int64 [K, K] of K ``classes``."""
-        counts = np.zeros((classes, classes), dtype=np.int64)
-        np.add.at(counts, (self.truth, self.predicted), 1)
-        return counts
+        from sklearn.metrics import confusion_matrix
+
+        return confusion_matrix(self.truth, self.predicted, labels=range(classes))
 
 
 @torch.no_grad()
@@ -166,14 +166,13 @@ def score(predicted, truth, groups: ndarray | None = None) -> dict[str, Any]:
         predicted, truth: Classes of M images. Those without an image do not count in the mean.
         groups: Name of each image's group, [M]. The interval is then over groups.
     """
-    correct = np.asarray(predicted) == np.asarray(truth)
     counts = hit_counts(predicted, truth, 0, groups)
     images, hits = (np.array(counts["per_class"][name]) for name in ("images", "correct"))
-    interval = wilson_interval(correct.sum(), len(correct))
+    interval = wilson_interval(hits.sum(), images.sum())
     if groups is not None:
         interval = group_interval(**counts["per_group"])
     return {
-        "top1": float(100 * correct.sum() / len(correct)),
+        "top1": float(100 * hits.sum() / images.sum()),
         "top1_interval": interval,
         "mean_per_class": 100 * float((hits[images > 0] / images[images > 0]).mean()),
     }
@@ -228,7 +227,7 @@ def choose_strength(
     """
     train, labels = np.asarray(train), np.asarray(labels)
     if val is not None:
-        splits, by = [(train, labels, np.asarray(val[0]), np.asarray(val[1]))], "val"
+        splits, by = [(train, labels, *val)], "val"
     else:
         folds = stratified_folds(labels, groups, seed, classes)
         sizes = [len(held) for _, held in folds]
@@ -291,7 +290,7 @@ def fit_temperature(
     return math.exp(minimize_scalar(loss, bounds=(0, math.log(HOTTEST)), method="bounded").x)
 
 
-def _held_out_hits(train, labels, held_out, truth, class_weight: str | None = None) -> ndarray:
+def _held_out_hits(train, labels, held_out, truth, class_weight: str | None) -> ndarray:
     """Return the correct predictions on held-out images for each strength. Each fit starts from the one before."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler

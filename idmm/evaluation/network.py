@@ -1,7 +1,6 @@
 """The predictor of finished runs: a network with its preprocessing, on files, open images or a run's split."""
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy import ndarray
-from PIL import Image
 from torch import Tensor, nn
 
 from idmm import distributed
 from idmm.data.formats import BadImage
 from idmm.data.image_store import ImageStore
-from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, ValueRange, bands_of, read_image, unit
+from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, Item, ValueRange, bands_of, read_image, unit
 from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split, counted
@@ -170,6 +168,6 @@ class Network:
         crop = CentreCrop(self.size, self.crop_pct)(pixels)
         return normalise(unit(torch.from_numpy(crop).permute(2, 0, 1))[None], self.mean, self.std)[0]
 
-    def read(self, image: str | os.PathLike | Image.Image | ndarray) -> Decoded:
+    def read(self, image: Item) -> Decoded:
         """Decode a file, an open Pillow image or an array [H, W, C] as the run does. BadImage if it cannot be read."""
         return read_image(image, None if self.scale == AUTO else self.scale, self.bands)

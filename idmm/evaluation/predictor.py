@@ -19,7 +19,7 @@ from idmm.data.images import Bands
 from idmm.errors import UserError, capped
 from idmm.evaluation.network import Forward, Network, pooled
 from idmm.evaluation.notebook import html_table
-from idmm.files import weights_label
+from idmm.files import AnyPath, weights_label
 from idmm.models.build import feature_width
 from idmm.models.weights import read_checkpoint
 from idmm.progress import counting
@@ -28,8 +28,7 @@ BATCH = UseConfig.batch_size
 PICTURES_EXPECTED = "expected a path, a PIL image, or an array [H, W, 3] or [H, W] of uint8 or uint16"
 BANDS_EXPECTED = "expected a path, or an array [H, W, C] of the files' numbers"
 
-RunOrFile = str | os.PathLike
-AnyImage = str | os.PathLike | Image.Image | ndarray
+AnyImage = AnyPath | Image.Image | ndarray
 """An image: the path of its file, an open Pillow image, or its pixels. Pixels are [H, W, 3] or [H, W] (grey), uint8, or
 uint16 as in 16-bit files. For a run on bands they are [H, W, C] with the files' numbers, of any type."""
 Images = AnyImage | Sequence[AnyImage]
@@ -118,7 +117,7 @@ class Classifier:
         return predictions[0] if is_single(images) else predictions
 
 
-def load_backbone_network(run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, field="") -> Network:
+def load_backbone_network(run_or_file: AnyPath, *, device="auto", batch_size: int = BATCH, field="") -> Network:
     """Build the backbone of a run, or of a checkpoint with its JSON, as :func:`load_classifier` does."""
     return Network.from_checkpoint(read_checkpoint(run_or_file, field), 0, device, batch_size)
 
@@ -139,11 +138,11 @@ def _outputs(network: Network, images: Images, forward: Forward, width: int, on_
     if unreadable and (is_single(images) or on_error == "fail"):
         raise UserError(*capped([f"images: {name}: {why}" for name, why in unreadable.items()], begin="images: "))
     readable = [source for source, name in zip(sources, names, strict=True) if name not in unreadable]
-    paths = [os.fspath(source) if isinstance(source, (str, os.PathLike)) else None for source in readable]
+    paths = [os.fspath(source) if isinstance(source, AnyPath) else None for source in readable]
     return Embedding(paths, rows, unreadable)
 
 
-def load_classifier(run_or_file: RunOrFile, *, device="auto", batch_size: int = BATCH, field="") -> Classifier:
+def load_classifier(run_or_file: AnyPath, *, device="auto", batch_size: int = BATCH, field="") -> Classifier:
     """Build the classifier of a finished run, with the names of its classes.
 
     Args:
@@ -166,7 +165,7 @@ def load_classifier(run_or_file: RunOrFile, *, device="auto", batch_size: int = 
     return Classifier(Network.from_checkpoint(saved, len(classes), device, batch_size), classes)
 
 
-def embed(run_or_file: RunOrFile, images: Images, *, device="auto", batch_size: int = BATCH) -> ndarray:
+def embed(run_or_file: AnyPath, images: Images, *, device="auto", batch_size: int = BATCH) -> ndarray:
     """Return the features of images by a run's backbone, float32 [N, d], or [1, d] for a single image.
 
     Args:
@@ -190,7 +189,7 @@ def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- images
 def is_single(images: Images) -> bool:
     """Return whether ``images`` is one image: not a list, a folder or a batch of arrays."""
-    if isinstance(images, str | os.PathLike):
+    if isinstance(images, AnyPath):
         return not os.path.isdir(images)
     return isinstance(images, Image.Image) or (isinstance(images, ndarray) and images.ndim < 4)
 
@@ -199,9 +198,9 @@ def listed_images(images: Images, bands: Bands | None) -> tuple[list[AnyImage], 
     """Return all images and their names in messages. ``bands``: the network's."""
     single = is_single(images)
     sources, names = [], []
-    for number, image in enumerate([images] if single or isinstance(images, str | os.PathLike) else images):
+    for number, image in enumerate([images] if single or isinstance(images, AnyPath) else images):
         name = "the image" if single else f"image {number}"
-        if isinstance(image, str | os.PathLike):
+        if isinstance(image, AnyPath):
             path = os.fspath(image)
             files = images_at([path], "images") if os.path.isdir(path) else [path]
             sources += files

@@ -171,12 +171,15 @@ def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:
 
 def _image_rows(predictions: evaluate.Predictions, test: ImageStore, classes: list[str]) -> list:
     """Return a row per test image: name, class, likeliest class and its probability, and the group if there are any."""
-    columns = zip(test.names, predictions.truth, predictions.predicted, predictions.probability, strict=True)
-    rows = [[name, classes[c], classes[p], f"{probability:.6g}"] for name, c, p, probability in columns]
-    header = ("path", "class", "predicted", "probability")
-    if test.groups is None:
-        return [header, *rows]
-    return [(*header, "group"), *([*row, group] for row, group in zip(rows, test.groups, strict=True))]
+    columns = {
+        "path": test.names,
+        "class": [classes[c] for c in predictions.truth],
+        "predicted": [classes[c] for c in predictions.predicted],
+        "probability": [f"{probability:.6g}" for probability in predictions.probability],
+    }
+    if test.groups is not None:
+        columns["group"] = test.groups
+    return [list(columns), *zip(*columns.values(), strict=True)]
 
 
 # ---------------------------------------------------------------------- the length of a run

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from idmm.errors import RunError, UserError, capped, listed
 from idmm.files import (
     REWRITE,
     WITHOUT,
+    AnyPath,
     Lock,
     expand_home,
     holds_run,
@@ -35,7 +35,7 @@ from idmm.files import (
 from idmm.training.plan import TrainingState
 
 
-def check_resume(path: str | os.PathLike, used: bool, resume: str) -> None:
+def check_resume(path: AnyPath, used: bool, resume: str) -> None:
     """Raise UserError if ``--resume`` forbids a folder that is used, or one that is not."""
     if used and resume == "never":
         raise UserError(f"out: '{path}' holds a run already. --resume never expects a new folder")
@@ -231,7 +231,7 @@ class RunFolder:
         self._lock.release()
 
 
-def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, Any]) -> None:
+def check_config(path: AnyPath, old: dict[str, Any], new: dict[str, Any]) -> None:
     """Compare the config of the run in ``path`` with a command's, both flat. Keys in ``RESUME_IGNORED`` may differ.
 
     Raises:
@@ -241,8 +241,10 @@ def check_config(path: str | os.PathLike, old: dict[str, Any], new: dict[str, An
     if {"train.size", "train.epochs", "train.lr", "train.batch_size"}.intersection(keys):  # ``stages`` repeats them
         keys = [key for key in keys if key != "stages"]
     if keys:
-        values = ((key, _text(old.get(key)), _text(new.get(key))) for key in keys)
-        faults = [f"{key}: the run in '{path}' has {before}, this command has {now}" for key, before, now in values]
+        faults = []
+        for key in keys:
+            before, now = _text(old.get(key)), _text(new.get(key))
+            faults.append(f"{key}: the run in '{path}' has {before}, this command has {now}")
         raise UserError(*capped(faults), f"out: '{path}' belongs to another config. Use a new --out")
 
 
