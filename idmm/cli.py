@@ -129,8 +129,9 @@ def _fault_of(error: OSError) -> RunError | UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{error.filename or 'a file'}: cannot be written ({reason(error)})")
     if "temporary directory" in str(error):  # of Python's tempfile and of matplotlib
-        line = "environment: no temporary folder can be written. Set TMPDIR to one that can"
-        return UserError(f"{line} ({reason(error)})")
+        return UserError(
+            f"environment: no temporary folder can be written. Set TMPDIR to one that can ({reason(error)})"
+        )
     if error.errno not in (errno.EACCES, errno.ENAMETOOLONG, errno.EROFS) or error.filename is None:
         raise error
     return UserError(f"'{error.filename}': {reason(error)}, expected a path that can be used")

@@ -17,8 +17,10 @@ def worker_lost(error: Exception) -> RunError | None:
     """Return the error to raise if torch reports a killed loader worker, else None."""
     if not re.match(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
         return None
-    why = "a loader worker was killed, probably because memory ran out"
-    return RunError(f"{why}. Try fewer --data.workers (0: none), or a smaller batch")
+    return RunError(
+        "a loader worker was killed, probably because memory ran out. "
+        "Try fewer --data.workers (0: none), or a smaller batch"
+    )
 
 
 def rank() -> int:

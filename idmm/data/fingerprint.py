@@ -148,8 +148,10 @@ def image_changes(old: dict, new: dict) -> str:
 def refuse_changes(changes: str, out: AnyPath) -> None:
     """Raise UserError if there are :func:`image_changes` since the run in ``out`` began."""
     if changes:
-        line = f"the images changed since this run: {changes}. '{out}' is of the old ones"
-        raise UserError(f"data.root: {line}. Restore them, or name a new --out")
+        raise UserError(
+            f"data.root: the images changed since this run: {changes}. '{out}' is of the old ones. "
+            "Restore them, or name a new --out"
+        )
 
 
 def listed_again(list_all: Callable[[], Listing], data: config.Data) -> Listing | None:

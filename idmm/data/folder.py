@@ -209,8 +209,10 @@ def _class_faults(tree: _Tree) -> list[str]:
         return [tree.no_images(f"{tree.path}/CLASS/*")]
     filled, faults = {parts[0] for parts in tree.images if len(parts) > 1}, []
     if loose := [parts[0] for parts in tree.images if len(parts) == 1]:
-        what = f"{counted(len(loose), 'image')} outside of class folders ({listed(loose)})"
-        faults.append(f"data.root: '{tree.path}' has {what}, expected {tree.path}/CLASS/*")
+        faults.append(
+            f"data.root: '{tree.path}' has {counted(len(loose), 'image')} outside of class folders "
+            f"({listed(loose)}), expected {tree.path}/CLASS/*"
+        )
     if empty := [name for name in tree.folders if name not in filled]:
         links = [name for name in empty if Path(tree.path, name).is_symlink()]
         why = f" ({listed(links)}: a link to images that are read already)" if links else ""

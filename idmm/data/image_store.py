@@ -169,8 +169,9 @@ def _mapped(file: Path, size: int) -> torch.Tensor:
     try:
         pages = np.memmap(file, mode="r", shape=size)  # a writable map would need memory
     except (OSError, ValueError) as error:  # ValueError: cut short
-        why = f"decoded images cannot be read ({reason(error)}). The next run decodes them again"
-        raise RunError(f"{file}: {why}") from None
+        raise RunError(
+            f"{file}: decoded images cannot be read ({reason(error)}). The next run decodes them again"
+        ) from None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(pages)
@@ -311,8 +312,10 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
         need = round(need * len(split) / len(sampled))
         size = tqdm.format_sizeof(need, "B")
         if need > free // 2:
-            there = f"'{folder.parent}' has {tqdm.format_sizeof(free, 'B')} free"
-            raise RunError(f"cache: {there}, the decoded images need about {size}")
+            raise RunError(
+                f"cache: '{folder.parent}' has {tqdm.format_sizeof(free, 'B')} free, "
+                f"the decoded images need about {size}"
+            )
         log.info("cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size)
         with replacing(pixels) as file:
             index = _decode_split(split, reading, file)

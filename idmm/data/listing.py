@@ -57,8 +57,10 @@ def list_images(
     splits = _read(data, labelled, not labelled if unlabelled is None else unlabelled)
     splits = narrowed(splits, data, labelled)
     if data.exclude and labelled and (empty := _empty_classes(splits.train)):
-        what = f"'{data.exclude}' leaves no training image of {listed(empty)}"
-        raise UserError(f"data.exclude: {what}, expected at least one per class")
+        raise UserError(
+            f"data.exclude: '{data.exclude}' leaves no training image of {listed(empty)}, "
+            "expected at least one per class"
+        )
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
     splits = hold_out(splits, data.val_fraction)
@@ -66,8 +68,10 @@ def list_images(
         splits = _without_held_groups(splits, data, labelled)
     if labelled and evaluated and splits.test is None:
         root = f"'{data.root}'" if data.labels is None else f"'{data.root}' with data.labels '{data.labels}'"
-        what = f"{root} has no 'val' or 'test' images to evaluate on. Add some, hold out a share of train"
-        raise LabelsMissing(f"data.root: {what} with --data.val_fraction, e.g. 0.2, or give --data.folds 5")
+        raise LabelsMissing(
+            f"data.root: {root} has no 'val' or 'test' images to evaluate on. "
+            "Add some, hold out a share of train with --data.val_fraction, e.g. 0.2, or give --data.folds 5"
+        )
     if data.subset is not None:
         splits = replace(splits, train=draw_subset(splits.train, data.subset))
     if data.labelled is not None:
@@ -169,8 +173,10 @@ def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
     """Return training images with the labels of those only that a draw names. The others' are -1."""
     numbers = _drawn_from(train, drawn, "data.labelled")
     if len(classes := np.unique(train.labels[numbers])) < 2:
-        only = f"the images that are drawn are all of class '{train.classes[classes[0]]}'"
-        raise UserError(f"data.labelled: {only}. A classifier needs two or more")
+        raise UserError(
+            f"data.labelled: the images that are drawn are all of class '{train.classes[classes[0]]}'. "
+            "A classifier needs two or more"
+        )
     labels = np.full(len(train), -1)
     labels[numbers] = train.labels[numbers]
     return replace(train, labels=labels)
@@ -188,8 +194,10 @@ def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
     sizes = [len(group) for group in groups]
     least = min(sizes)
     if subset.per_class is not None and subset.per_class > least:
-        what = f"is more than the {least} training images of class '{split.classes[sizes.index(least)]}'"
-        raise UserError(f"{field}.per_class: {subset.per_class} {what}, expected up to {least}")
+        raise UserError(
+            f"{field}.per_class: {subset.per_class} is more than the {least} training images of class "
+            f"'{split.classes[sizes.index(least)]}', expected up to {least}"
+        )
     rng = numpy_rng(subset.seed, "subset")
     drawn = []
     for group in groups:
@@ -224,8 +232,9 @@ def hold_out(splits: Listing, fraction: float | None) -> Listing:
     if not held_units and train.groups is not None and len(set(units)) > 1:  # each group is a whole class
         held_units = {min(units)}
     if not held_units:
-        advice = "Add images to train, or a folder test"
-        raise UserError(f"data.val_fraction: {fraction:g} holds out no image, as {lacking}. {advice}")
+        raise UserError(
+            f"data.val_fraction: {fraction:g} holds out no image, as {lacking}. Add images to train, or a folder test"
+        )
     is_held = np.array([unit in held_units for unit in units])
     held = train.take(np.flatnonzero(is_held))
     if train.groups is not None:

@@ -73,8 +73,10 @@ def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
         return replace(data, name="digits"), [f"data.name: scikit-learn's digits, as {why}"]
     data = replace(data, name=data.name or "folder")
     if not spec_of(data.name).layout and data.root is not None:
-        what = f"'{data.root}', but data.name '{data.name}' comes with a package and takes none"
-        raise UserError(f"data.root: {what}. Leave it out, or the name, which is then 'folder'")
+        raise UserError(
+            f"data.root: '{data.root}', but data.name '{data.name}' comes with a package and takes none. "
+            "Leave it out, or the name, which is then 'folder'"
+        )
     return data, []
 
 
@@ -98,8 +100,9 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
     if data.name == "folder":
         return (read_labelled if labelled else read_any)(str(root))
     if missing := [pattern for pattern in DATASETS[data.name].layout if not any(root.glob(pattern))]:
-        expected = f"'idmm data info {data.name}' shows the expected files"
-        raise FilesMissing(f"data.root: '{root}' lacks {listed(missing)}. {expected}")
+        raise FilesMissing(
+            f"data.root: '{root}' lacks {listed(missing)}. 'idmm data info {data.name}' shows the expected files"
+        )
     kind, _, domain = data.name.partition("-")
     try:
         return getattr(official, f"read_{kind}")(root, *filter(None, [domain]))
@@ -168,8 +171,10 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
             else:
                 shutil.copy(file, target)
     except Exception as error:  # a dozen types of networks, archives and disks
-        rest = "The same command tries again, and keeps the files that are whole"
-        raise RunError(f"{url}: cannot be fetched ({in_short(error)}). {rest}") from None
+        raise RunError(
+            f"{url}: cannot be fetched ({in_short(error)}). "
+            "The same command tries again, and keeps the files that are whole"
+        ) from None
     finally:
         socket.setdefaulttimeout(timeout)
     # file over file of the same name, which completes a half-unpacked tree

@@ -57,8 +57,10 @@ class UserList:
             raise UserError(f"{self.field}: cannot read '{self.file}' ({reason(error)}), expected {expected}") from None
         not_utf8 = re.compile("[\udc80-\udcff]").search
         if "\0" in text or (not_utf8(text) and not any(map(not_utf8, self._short_names))):
-            what = f"is not UTF-8 text, expected {expected}. Save it as 'CSV UTF-8', e.g. in Excel"
-            raise UserError(f"{self.field}: '{self.file}' {what}")
+            raise UserError(
+                f"{self.field}: '{self.file}' is not UTF-8 text, expected {expected}. "
+                "Save it as 'CSV UTF-8', e.g. in Excel"
+            )
         return text
 
     def table(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, str]]]:
@@ -82,8 +84,10 @@ class UserList:
             header = [name.strip().lower() for name in header]
             columns = [name for name in (*required, *optional) if name in header]
             if missing := [name for name in required if name not in header]:
-                what = f"lacks {listed(missing)}, expected {form}. Its first line is '{','.join(header)[:200]}'"
-                raise UserError(f"{self.field}: the header of '{self.file}' {what}")
+                raise UserError(
+                    f"{self.field}: the header of '{self.file}' lacks {listed(missing)}, expected {form}. "
+                    f"Its first line is '{','.join(header)[:200]}'"
+                )
             if twice := [name for name in columns if header.count(name) > 1]:
                 raise UserError(f"{self.field}: the header of '{self.file}' has {twice[0]} twice, expected one column")
             rows = []
@@ -96,8 +100,9 @@ class UserList:
                 cells |= {name: cell.strip() for name, cell in cells.items() if name != "path"}
                 rows.append((reader.line_num, cells))
         except csv.Error as error:
-            place = f"{self.field}: {self.file}:{reader.line_num}"
-            raise UserError(f"{place}: is not CSV ({error}), expected {form}") from None
+            raise UserError(
+                f"{self.field}: {self.file}:{reader.line_num}: is not CSV ({error}), expected {form}"
+            ) from None
         for line, cells in rows:
             if lacking := [name for name, cell in cells.items() if not cell.strip()]:
                 self.fault(line, f"has no {' and no '.join(lacking)}, expected {','.join(columns)}")
@@ -298,8 +303,10 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
     group = read_groups(groups, _names(splits), root)
     names = _names(replace(splits, unlabelled=None))
     if missing := [name for name in names if not group.get(name)]:
-        what = f"'{groups}' gives no group to {counted(len(missing), 'image')}: {listed(missing, 3)}"
-        raise UserError(f"data.groups: {what}, expected one for each image")
+        raise UserError(
+            f"data.groups: '{groups}' gives no group to {counted(len(missing), 'image')}: "
+            f"{listed(missing, 3)}, expected one for each image"
+        )
     parts = {}
     for key, part in splits.parts.items():
         parts[key] = replace(part, groups=np.array([group.get(name) or name for name in part.names]))

@@ -320,16 +320,12 @@ class TrainTransform(RandomViews):
         with seeded(self.key):  # restores the caller's generators, once per batch because saving them takes time
             views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
             if self.erasing.probability:
-                self._erase(views[:, 0], epoch, indices)
+                for view, index in zip(views[:, 0], indices, strict=True):
+                    key = derive(self.key, "erasing", epoch, index)
+                    reseed(key)  # the rectangle
+                    torch.default_generator.manual_seed(key)  # the noise
+                    self.erasing(view)
         return self.batch([views], indices)
-
-    def _erase(self, views: Tensor, epoch: int, indices: ndarray) -> None:
-        """Erase parts of normalised views in place, inside :func:`idmm.seeding.seeded`."""
-        for view, index in zip(views, indices, strict=True):
-            key = derive(self.key, "erasing", epoch, index)
-            reseed(key)  # the rectangle
-            torch.default_generator.manual_seed(key)  # the noise
-            self.erasing(view)
 
 
 def numbered(batch: dict, store, indices: ndarray) -> dict:
@@ -374,8 +370,9 @@ def _randaugment(text: str, size: int, mean):
     try:
         transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": fill})
     except (AssertionError, ValueError, KeyError, IndexError):
-        expected = "expected timm's form, e.g. rand-m9-mstd0.5-inc1, or null"
-        raise UserError(f"augment.randaugment: '{text}' is unknown, {expected}") from None
+        raise UserError(
+            f"augment.randaugment: '{text}' is unknown, expected timm's form, e.g. rand-m9-mstd0.5-inc1, or null"
+        ) from None
     for op in transform.ops:
         if op.name.startswith("Posterize"):
             op.level_fn = functools.partial(_at_least_one_bit, op.level_fn)

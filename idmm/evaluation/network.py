@@ -106,8 +106,9 @@ class Network:
 
     def enough_memory(self) -> contextlib.AbstractContextManager:
         """Raise RunError if memory runs out inside the block."""
-        line = f"out of memory with {self.batch_size} images at a time. Try a smaller batch_size"
-        return enough_memory(RunError(f"{self.label}: {line}"))
+        return enough_memory(
+            RunError(f"{self.label}: out of memory with {self.batch_size} images at a time. Try a smaller batch_size")
+        )
 
     def split_features(self, store: ImageStore, workers: int | None, part: str) -> ndarray:
         """Return the pooled features of all images of a split, called ``part``, float32 [N, d]. Errors as of

@@ -87,8 +87,9 @@ class Stage:
             raise UserError("data: the training images are all of one class, expected two classes or more")
         if needs.val and listing.val is None:  # the best epoch would be chosen on the images that are reported
             how = "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
-            what = "best chooses by val, and there is no split but the one that is reported"
-            raise UserError(f"train.keep: {what}, {how}")
+            raise UserError(
+                f"train.keep: best chooses by val, and there is no split but the one that is reported, {how}"
+            )
         return listing
 
     def read_listing(self) -> Listing:
