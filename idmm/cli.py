@@ -19,7 +19,7 @@ from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentCon
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.display import Display, lost, open_closed, output_code
-from idmm.errors import Interrupted, RunError, UserError, nearest, reason
+from idmm.errors import Interrupted, Message, RunError, UserError, nearest, reason
 from idmm.files import idmm_version
 from idmm.training import clock
 from idmm.training.log import first_process, log_once, logging_by, screen, stop_signals
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             return _dispatch(argv or ["--help"], started_at, prog)
-    except (UserError, RunError, Interrupted) as error:
+    except Message as error:
         if first_process() or not getattr(error, "shared", True):
             print(error, file=errors)
         return error.exit_code

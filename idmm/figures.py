@@ -154,7 +154,7 @@ def confusion_figure(predictions, classes: Sequence[str]) -> Figure:
         classes: Names of the classes.
     """
     names = [shortened(" ".join(name.split()), 30) for name in classes]
-    truth, predicted, are_named = predictions.truth, predictions.predicted, len(classes) <= NAMED_CLASSES
+    are_named = len(classes) <= NAMED_CLASSES
     counts = predictions.confusion(len(classes))
     rows = [f"{name} ({images:,})" for name, images in zip(names, counts.sum(axis=1), strict=True)]
     side = 0.9 + max(6, len(classes)) * CELL + max(map(len, rows)) * LETTER if are_named else 6.4
@@ -162,7 +162,7 @@ def confusion_figure(predictions, classes: Sequence[str]) -> Figure:
     axis, order = figure.subplots(), "" if are_named else f", 1 to {len(classes)} as in per_class.csv"
     axis.set(xlabel=f"predicted class{order}", ylabel=f"true class{order}", xticks=[], yticks=[])
     axis.spines[:].set_color("0.7")
-    count, correct = len(truth), int((truth == predicted).sum())
+    count, correct = counts.sum(), counts.trace()
     figure.suptitle(f"{correct:,} of {count:,} test images correct ({100 * correct / count:.1f} %)", fontsize=11)
     figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))

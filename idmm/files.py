@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from idmm.errors import RunError, UserError, one_line, reason
+from idmm.errors import Message, RunError, UserError, one_line, reason
 from idmm.progress import log
 
 AnyPath = str | os.PathLike
@@ -82,7 +82,7 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, RunError):
+    except Message:
         raise
     except Exception as error:  # torch and json raise many kinds, and a value may be missing
         log.debug("%s", path, exc_info=True)
@@ -292,7 +292,7 @@ def weights_file(path: AnyPath, field: str = "", stem: str = "backbone") -> Path
     Raises:
         UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint.
     """
-    path = Path(path) if is_public(path) else expand_home(path)
+    path = expand_home(path)
     if fault := _weights_fault(path, stem):
         raise UserError(f"{weights_label(path, field)} {fault}")
     return path / f"{stem}.safetensors" if path.is_dir() and not is_public(path) else path

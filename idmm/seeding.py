@@ -35,7 +35,7 @@ def uniforms(key: int, rows: np.ndarray, n: int) -> np.ndarray:
         float64 [R, n].
     """
     state = np.asarray(rows, dtype=np.uint64)[:, None]  # [R, 1]
-    for word in (np.array([[key]], dtype=np.uint64), np.arange(n, dtype=np.uint64)[None, :]):
+    for word in (np.array([key], dtype=np.uint64), np.arange(n, dtype=np.uint64)):
         state = _mix(state ^ _mix(word))  # [R, 1], then [R, n]
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from idmm.display import Display
-from idmm.errors import Interrupted, RunError, UserError, one_line, reason
+from idmm.errors import Interrupted, Message, one_line, reason
 from idmm.files import idmm_version
 from idmm.progress import PROGRESS, log
 
@@ -121,7 +121,7 @@ def logging_to(folder: Path) -> Iterator[None]:
         with logging_by(*screens, file):
             try:
                 yield
-            except (Interrupted, RunError, UserError) as error:  # the caller prints it
+            except Message as error:  # the caller prints it
                 for line in str(error).splitlines():
                     _log_to(file, logging.ERROR, line)
                 raise

@@ -19,17 +19,17 @@ def create_optimizer(
             below (``layer_decay``).
         lr: Peak learning rate of the backbone's last layer and of the others.
     """
-    options = dict(no_weight_decay_list=_exempt(backbone))
+    exempt = _exempt(backbone)
     if train.layer_decay in (None, 1.0):  # timm warns of 1
-        groups = param_groups_weight_decay(backbone, train.weight_decay, **options)
+        groups = param_groups_weight_decay(backbone, train.weight_decay, no_weight_decay_list=exempt)
     else:
-        groups = param_groups_layer_decay(backbone, train.weight_decay, layer_decay=train.layer_decay, **options)
+        groups = param_groups_layer_decay(backbone, train.weight_decay, exempt, layer_decay=train.layer_decay)
     for module, scale in others.values():
         if any(p.requires_grad for p in module.parameters()):
             extra = param_groups_weight_decay(module, train.weight_decay)
             groups += [{**group, "lr_scale": scale} for group in extra]
-    options = {"adamw": dict(opt="adamw"), "sgd": dict(opt="momentum", momentum=0.9)}  # timm's "sgd" is Nesterov's
-    return create_optimizer_v2(groups, lr=lr, weight_decay=0.0, fused=True, **options[train.optimizer])
+    name = {"adamw": "adamw", "sgd": "momentum"}[train.optimizer]  # timm's "sgd" is Nesterov's. Its momentum is 0.9
+    return create_optimizer_v2(groups, name, lr=lr, weight_decay=0.0, fused=True)
 
 
 def _exempt(backbone: nn.Module) -> set[str]:

@@ -113,16 +113,15 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
 
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
         write_mistakes(folder.path, predictions, test, classes)
-    truth, predicted = predictions.truth, predictions.predicted
-    scores = predictions.scores(test.groups) | {"largest_class": largest_class(truth)}
+    scores = predictions.scores(test.groups) | {"largest_class": largest_class(predictions.truth)}
     scores |= {name: folder.start_scores[name] for name in (BASELINE, BASELINE_SIZE)}
     scores |= {"num_classes": len(classes), "test_size": len(test)}
     if test.groups is not None:
         scores["test_groups"] = len(set(test.groups))
     if setup.config.data.fold is not None:
-        scores |= evaluate.hit_counts(predicted, truth, len(classes), test.groups)
-    out, top1, top5 = setup.config.out, scores["top1"], scores["top5"]
-    log.info("%s: top-1 %.2f, top-5 %.2f on %d test images", out, top1, top5, len(test))
+        scores |= evaluate.hit_counts(predictions.predicted, predictions.truth, len(classes), test.groups)
+    line = "%s: top-1 %.2f, top-5 %.2f on %d test images"
+    log.info(line, setup.config.out, scores["top1"], scores["top5"], len(test))
     line = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
     line += "largest class {largest_class:.2f}, the baseline {baseline_top1:.2f} by {baseline_train_size} images"
     log.info("%s", line.format(*scores["top1_interval"], **scores))

@@ -60,9 +60,10 @@ class RunFolder:
     def __init__(self, path: str, config: Any, resume: str):
         self.path = Path(path)
         self.leader = distributed.rank() == 0
-        self._state_file, self._result_file = self.path / "last" / "state.pt", self.path / "result.json"
-        self._images_file, self._scores_file = self.path / "last" / "images.json", self.path / "last" / "start.json"
-        self._lock = Lock(self.path / "last" / "run.lock")
+        last = self.path / "last"
+        self._state_file, self._result_file = last / "state.pt", self.path / "result.json"
+        self._images_file, self._scores_file = last / "images.json", last / "start.json"
+        self._lock = Lock(last / "run.lock")
         self._opened_at = time.time()  # before any image is read
         faults, used, self._made, self._records = None, False, [], None
         try:
