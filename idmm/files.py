@@ -1,6 +1,5 @@
 """Atomic files (written aside, flushed to disk, renamed), the lock between processes, and paths of weights."""
 
-import contextlib
 import csv
 import errno
 import io
@@ -9,6 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +27,7 @@ WEIGHTS_EXPECTED = f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {W
 
 
 # ---------------------------------------------------------------------- reading and writing
-@contextlib.contextmanager
+@contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a binary file that replaces ``path`` when the block ends without an error. ``name`` is its path until then.
 
@@ -40,7 +40,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(file.fileno())
 
 
-@contextlib.contextmanager
+@contextmanager
 def _aside(path: Path, remains: str) -> Iterator[Path]:
     """Yield a path next to another, which it replaces when the block ends. After a kill :func:`sweep` removes files."""
     aside = path.with_name(f".{path.name}.{_MARK}{uuid.uuid4().hex[:8]}")
@@ -54,7 +54,7 @@ def _aside(path: Path, remains: str) -> Iterator[Path]:
         raise RunError(f"{path}: cannot be written ({error.strerror or error}). {remains}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # nothing else than a folder
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             aside.unlink()
 
 
@@ -74,7 +74,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-@contextlib.contextmanager
+@contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
     """Raise UserError if a file that idmm wrote cannot be read, or if the block fails on its content.
 
@@ -193,7 +193,7 @@ def made_folder(out: str) -> Path:
     return Path(out)
 
 
-@contextlib.contextmanager
+@contextmanager
 def filling(path: Path) -> Iterator[Path]:
     """Yield a folder that becomes ``path``, a new or empty one, when the block ends without an error.
 
@@ -273,7 +273,7 @@ class Lock:
         """Free the lock if it is held."""
         if self.held:
             self.held = False
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self.path.unlink()  # before the release, so that a waiting process notices
             self._lock.release()
 
@@ -358,6 +358,6 @@ def holds_run(path: AnyPath) -> bool:
 
 def idmm_version() -> str:
     """Return the version of the installed package. A copy that is not installed has none."""
-    with contextlib.suppress(PackageNotFoundError):
+    with suppress(PackageNotFoundError):
         return version("idmm")
     return "not installed"

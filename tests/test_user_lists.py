@@ -103,7 +103,10 @@ def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
     (out / "result.json").unlink()
     Path(mine).write_text(Path(mine).read_text() + "train/dog/0.png\n")
     assert tuned(out, faulty, data__exclude=str(mine)) == 2
-    assert "since this run: 0 with another label, 0 new, 1 gone (train/dog/0.png). " in capsys.readouterr().err
+    assert (
+        "since this run: 0 with another label, 0 new, 1 gone, 0 with other content, 0 renamed (train/dog/0.png). "
+        in capsys.readouterr().err
+    )
 
 
 def test_lines_that_name_no_image(tmp_path):

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from os.path import dirname, isdir, join, realpath
 from pathlib import Path
 
 from idmm import config
@@ -31,7 +32,7 @@ def root_folder(data: config.Data) -> Path:
         expected = "a folder of images" if is_folder else f"its folder ('idmm data info {data.name}' shows it)"
         raise FilesMissing(f"data.root: missing, data.name '{data.name}' expects {expected}")
     root = expand_home(data.root)
-    if not os.path.isdir(root):
+    if not isdir(root):
         fault = "is not a folder" if os.path.exists(root) else "does not exist"
         expected = "a folder of images" if is_folder else f"the folder that holds {data.name}"
         raise FilesMissing(f"data.root: '{data.root}' {fault}, expected {expected}")
@@ -121,7 +122,7 @@ def read_any(root: str) -> Listing:
 
 def read_unlabelled(root: str) -> Split | None:
     """Read the images of ROOT/unlabelled/**, if it has any and ROOT/train exists."""
-    if not all(os.path.isdir(os.path.join(root, name)) for name in (UNLABELLED, "train")):
+    if not all(isdir(join(root, name)) for name in (UNLABELLED, "train")):
         return None
     tree = _walk_parts(root, (UNLABELLED, *PARTS[1:]))[UNLABELLED]
     return _split(root, tree) if tree.images else None
@@ -134,7 +135,7 @@ def images_under(root: str) -> list[str]:
 
 def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     """Return the folders of splits that there are. Nothing without ``train``."""
-    if not os.path.isdir(os.path.join(root, "train")):
+    if not isdir(join(root, "train")):
         return {}
     others = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
     if others := sorted(others - {*PARTS, UNLABELLED}):
@@ -147,8 +148,8 @@ def _walk_parts(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     trees: dict[str, _Tree] = {}
     later: set[str] = set()
     for name in reversed(parts):
-        path = os.path.join(root, name)
-        if os.path.isdir(path):
+        path = join(root, name)
+        if isdir(path):
             trees[name] = _walk(path, later=later)
             later |= trees[name].places
     return dict(reversed(trees.items()))
@@ -166,11 +167,11 @@ def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _T
     Links are followed, after the folders of the tree, unless they lead to a folder that is read already, to one of
     ``later`` trees, or to one that contains ``top``.
     """
-    tree, errors, home = _Tree(top, key), [], os.path.realpath(top)
+    tree, errors, home = _Tree(top, key), [], realpath(top)
     folders, links = [(top, ())], []  # still to read: paths, and their parts under top
     while folders or links:
         path, parts = folders.pop() if folders else links.pop()
-        real = os.path.realpath(path)
+        real = realpath(path)
         if real in later:
             tree.others["links to other splits"] += 1
         if real in tree.places or real in later or (parts and os.path.commonpath([real, home]) == real):
@@ -186,10 +187,10 @@ def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _T
             is_link = entry.is_symlink()
             if entry.name.startswith("."):
                 continue
-            if os.path.isdir(entry.path) if is_link else entry.is_dir():
+            if isdir(entry.path) if is_link else entry.is_dir():
                 (links if is_link else folders).append((entry.path, place))
                 tree.folders += place if not parts else ()
-            elif is_link and os.path.dirname(os.path.realpath(entry.path)) in later:
+            elif is_link and dirname(realpath(entry.path)) in later:
                 tree.others["links to other splits"] += 1
             elif ending in SUFFIXES and (is_link or entry.is_file()):  # a broken link is a broken image
                 tree.images.append(place)
@@ -251,8 +252,8 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
     """
 
     def files_of(path: str) -> list[str]:
-        if os.path.isdir(path):
-            return [os.path.join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
+        if isdir(path):
+            return [join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
         if not os.path.lexists(path):
             raise UserError(f"{key}: '{path}' does not exist, expected images, or folders of images")
         return [path]
@@ -266,4 +267,4 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
 
 def same_place(path: str) -> str:
     """Return one name for all ways to write a file's path. Links to the file keep their own."""
-    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    return join(realpath(dirname(path)), os.path.basename(path))

@@ -4,7 +4,6 @@ Pillow reads pictures of 8 bits, HEIC by pillow-heif. TIFF is read by tifffile, 
 and JPEG 2000 of 16 bits by imagecodecs.
 """
 
-import contextlib
 import ctypes
 import io
 import logging
@@ -12,6 +11,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 import imagecodecs
@@ -42,7 +42,7 @@ PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = 2**24, 2**28
 warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like does not spoil the pixels
 for _name in ("tifffile", "PIL"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # errors are raised, too
-with contextlib.suppress(OSError, AttributeError):  # libtiff prints the same. Some builds hide its functions
+with suppress(OSError, AttributeError):  # libtiff prints the same. Some builds hide its functions
     _libtiff = ctypes.CDLL(Image.core.__file__)
     _libtiff.TIFFSetErrorHandler(None), _libtiff.TIFFSetWarningHandler(None)
 
@@ -124,7 +124,7 @@ def read_header(content: bytes) -> Header:
         return Header(size, orientation if orientation in (2, 3, 4) else 1)
 
 
-@contextlib.contextmanager
+@contextmanager
 def reporting() -> Iterator[None]:
     """Raise any fault of an image file inside the block as a BadImage. Out of memory stays the machine's fault."""
     try:
@@ -148,10 +148,10 @@ def check_pixels(width: int, height: int) -> None:
         _thread.images.enter_context(_large)
 
 
-@contextlib.contextmanager
+@contextmanager
 def large_one_by_one() -> Iterator[None]:
     """Inside the block a large image waits until no other thread has one: it may take gigabytes."""
-    with contextlib.ExitStack() as _thread.images:
+    with ExitStack() as _thread.images:
         yield
 
 
@@ -243,7 +243,7 @@ def _from_tiff(content: bytes, picture: bool) -> ndarray:
     if page.dtype in (np.uint8, bool) and len(pages) == 1:
         packed = page.bitspersample != 8 or colours == "PALETTE"
         if packed or (picture and samples <= 4 and (alpha or samples != 2)):
-            with contextlib.suppress(UnidentifiedImageError):  # of Pillow, which knows fewer kinds
+            with suppress(UnidentifiedImageError):  # of Pillow, which knows fewer kinds
                 image = pillow_image(content)
                 image.seek(page.index)
                 return _from_pillow(image, picture)

@@ -9,12 +9,12 @@ import csv
 import functools
 import io
 import logging
-import os
 import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from os.path import abspath, exists, expanduser, isabs, isdir, isfile, join, realpath, relpath
 
 import numpy as np
 
@@ -40,8 +40,8 @@ class UserList:
 
     def __init__(self, field: str, file: str, images: Iterable[str], root: str | None):
         self.field, self.file = field, file
-        self._given_root = root and os.path.expanduser(root)  # as the log has it
-        self.root = root and os.path.abspath(self._given_root)
+        self._given_root = root and expanduser(root)  # as the log has it
+        self.root = root and abspath(self._given_root)
         self._names = {composed(name): name for name in images}
         self._faults = []
 
@@ -116,12 +116,12 @@ class UserList:
         """
         matches = []
         for path in (text, text.strip(), text.strip().replace("\\", "/")):
-            name = _below(path, self.root) if self.root is not None and os.path.isabs(path) else path
+            name = _below(path, self.root) if self.root is not None and isabs(path) else path
             name = composed(posixpath.normpath(name))
             if name in self._names:
                 return self._names[name]
             inside = self.root is not None and not name.startswith("..")
-            if elsewhere and inside and os.path.isfile(os.path.join(self.root, name)):
+            if elsewhere and inside and isfile(join(self.root, name)):
                 return None
             matches = matches or self._short_names.get(name, [])
         if len(matches) == 1 and (elsewhere or matches[0] in self._names):
@@ -172,16 +172,17 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
             trained on.
     """
     images = images_under(root)
-    inside = "train/" if os.path.isdir(os.path.join(root, "train")) else ""
+    inside = "train/" if isdir(join(root, "train")) else ""
     rows = _label_rows(root, file, images, folders=bool(inside))
     names = {part: [name for name in images if name in rows and rows[name]["split"] == part] for part in PARTS}
-    classes, *held = (sorted({rows[name]["class"] for name in names[part]}) for part in PARTS)
+    classes = sorted({rows[name]["class"] for name in names["train"]})
     faults = []
     if len(classes) < 2:
         what = f"one class to train on ('{classes[0]}')" if classes else "no image to train on"
         faults.append(f"data.labels: '{file}' has {what}, expected two or more classes in the split train")
-    for part, others in zip(PARTS[1:], held, strict=True):
-        if classes and (extra := sorted({*others} - {*classes})):
+    for part in PARTS[1:]:
+        extra = sorted({rows[name]["class"] for name in names[part]}.difference(classes))
+        if classes and extra:
             faults.append(f"data.labels: '{file}' has classes in {part} that train lacks: {listed(extra)}")
     unnamed = [name for name in images if name not in rows]
     more = [name for name in unnamed if inside and name.startswith(f"{UNLABELLED}/")]
@@ -280,8 +281,8 @@ def without(split: Split, names: set[str]) -> Split | None:
 
 def _below(path: str, root: str) -> str:
     """Return an absolute path relative to ``root``. Either may go through links."""
-    name = os.path.relpath(path, root)
-    return name if not name.startswith("..") else os.path.relpath(same_place(path), os.path.realpath(root))
+    name = relpath(path, root)
+    return name if not name.startswith("..") else relpath(same_place(path), realpath(root))
 
 
 def exclude_line(name: str) -> str:
@@ -319,7 +320,7 @@ def read_groups(groups: str, names: list[str], root: str | None) -> dict[str, st
     Raises:
         UserError: The file or the pattern is bad.
     """
-    if not os.path.exists(groups) and set(groups) & set("()[]\\+*?^$|"):
+    if not exists(groups) and set(groups) & set("()[]\\+*?^$|"):
         try:
             pattern = re.compile(groups)
             if pattern.groups != 1:
