@@ -15,6 +15,10 @@ _frozen = dataclass(
 )
 
 Probability = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Side = Annotated[int, Field(ge=8)]  # of an image (pixels)
+Device = Literal["auto", "cpu", "cuda", "mps"]
 # Default of a key that must be given. It is checked after the types, so that --print_config works without the key.
 REQUIRED: Any = None
 # Keys that may differ when a run resumes: results do not depend on them.
@@ -82,3 +86,6 @@ def rising(highest: float) -> Any:
 def as_list(value: Any) -> Any:
     """Return a single value as a list of one."""
     return value if value is None or isinstance(value, (list, dict)) else [value]
+
+
+Texts = Annotated[list[str], BeforeValidator(as_list)]

@@ -3,9 +3,9 @@
 from dataclasses import field, fields
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from idmm.config.base import REQUIRED, Probability, as_list, section
+from idmm.config.base import REQUIRED, Count, Device, Fraction, Probability, Side, Texts, as_list, section
 from idmm.config.data import Data
 from idmm.config.stages import Backbone, Common, Model
 
@@ -14,9 +14,9 @@ from idmm.config.stages import Backbone, Common, Model
 class Inference:
     """How a network runs on images."""
 
-    batch_size: int = Field(64, ge=1)
+    batch_size: Count = 64
     """Images that go through the network at a time."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Device = "auto"
     """Device of the network, in fp32. 'auto': cuda, else mps, else cpu."""
 
 
@@ -24,13 +24,13 @@ class Inference:
 class FeatureConfig(Inference):
     """How frozen features are computed and measured."""
 
-    ONE_OF: ClassVar[tuple[str, ...]] = ("init", "model.name")  # of which one must be given
+    ONE_OF: ClassVar = ("init", "model.name")  # of which one must be given
 
-    seed: int = Field(0, ge=0)
+    seed: NonNegativeInt = 0
     """Seed of the images held out to choose the probe's strength, and of an untrained backbone's weights."""
-    size: int | None = Field(None, ge=8)
+    size: Side | None = None
     """Image side (pixels). Default: the size that the model was last trained at, else timm's."""
-    crop_pct: float = Field(0.875, gt=0, le=1)
+    crop_pct: Fraction = 0.875
     """Share of an image's side that its centre crop keeps. The short side is first resized to size / crop_pct."""
     data: Data = field(default_factory=Data)
     model: Backbone = field(default_factory=Backbone)
@@ -50,13 +50,13 @@ class ProbeConfig(FeatureConfig):
 class FewLabelConfig(FeatureConfig):
     """Measure the accuracy of frozen features against labelled images per class: a table and a figure."""
 
-    init: Annotated[list[str], BeforeValidator(as_list)] = field(default_factory=list)
+    init: Texts = field(default_factory=list)
     """Backbones, e.g. runs/a or '[runs/a, timm:resnet18.a1_in1k]'. model.name adds an untrained one, e.g. hog."""
     out: str = REQUIRED
     """Folder for fewlabel.json, fewlabel.md, fewlabel.png."""
-    per_class: Annotated[list[Annotated[int, Field(ge=1)]] | None, BeforeValidator(as_list)] = Field(None, min_length=1)
+    per_class: Annotated[list[Count] | None, BeforeValidator(as_list)] = Field(None, min_length=1)
     """Labelled images per class, e.g. '[1, 5]'. Default: 1, 2, 5, 10 and 20, up to the size of the smallest class."""
-    seeds: int = Field(5, ge=1)
+    seeds: Count = 5
     """Draws of labelled images. Draw n has data.subset.seed n, from 0."""
     untrained: bool = False
     """Also measure each backbone with untrained weights."""
@@ -80,8 +80,8 @@ class TrainModel(Model):
 class TrainData(Data):
     """The images."""
 
-    folds: ClassVar[int | None] = None
-    fold: ClassVar[int | None] = None
+    folds: ClassVar = None
+    fold: ClassVar = None
 
 
 @section
@@ -89,26 +89,26 @@ class TrainCommand(Common):
     """Train a classifier on a folder of images in a given time. Backbone, image size and training stages depend on the
     number of images and labels. The reasons are printed."""
 
-    ONE_OF: ClassVar[tuple[str, ...]] = ("data.root", "data.name")
+    ONE_OF: ClassVar = ("data.root", "data.name")
 
     out: str = REQUIRED
     """Folder for the classifier and all other files. Repeat the command to resume."""
-    minutes: float = Field(20.0, gt=0)
+    minutes: PositiveFloat = 20.0
     """Time for everything, from the start of the command to its result (minutes)."""
     compare: bool = False
     """Also train from scratch, without hand-made features, in as much time again. The result is compared with it."""
-    resume: ClassVar[str] = "auto"
+    resume: ClassVar = "auto"
     way: Literal["auto", "scratch", "finetune", "pretrain"] = "auto"
     """scratch: labelled images only. finetune: from --init. pretrain: all images first. auto: by the labels."""
     pseudolabel: bool | None = None
     """Guess the labels of unlabelled images and train on them, too. Default: if at most a third has a label."""
-    size: int | None = Field(None, ge=8)
+    size: Side | None = None
     """Image side (pixels). Default: the images' own size, at most 224, less if time is short."""
     flip: Probability = 0.5
     """Probability of a horizontal flip. Set to 0 if mirroring changes the meaning (text, spectrograms)."""
-    jitter: float = Field(0.4, ge=0)
+    jitter: NonNegativeFloat = 0.4
     """Strength of brightness and contrast changes in pretraining. Set to 0 if brightness identifies the class."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Device = "auto"
     """Device to train on. 'auto': cuda, else mps, else cpu."""
     data: TrainData = field(default_factory=TrainData)
     model: TrainModel = field(default_factory=TrainModel)
@@ -121,9 +121,9 @@ class DemoConfig:
 
     out: str = "runs/demo"
     """Folder for the images, the runs, demo.json and comparison.png."""
-    minutes: float = Field(1.0, gt=0)
+    minutes: PositiveFloat = 1.0
     """Time for each of the two trainings of a seed (minutes)."""
-    seeds: int = Field(1, ge=1)
+    seeds: Count = 1
     """Seeds to average over, from 0. Each drives the draw of the labelled images and the training."""
 
 
@@ -166,7 +166,7 @@ class DataCheckConfig:
     """Check every image of a dataset: unreadable files, class sizes, duplicates, leaks, and a baseline to beat. Exits
     with 1 if something should be fixed."""
 
-    ONE_OF: ClassVar[tuple[str, ...]] = ("name", "root")
+    ONE_OF: ClassVar = ("name", "root")
 
     name: str | None = None
     """Folder of your own images, or a dataset of 'idmm data list'. Default: 'folder', your images under --root."""
@@ -185,7 +185,7 @@ class DataCheckConfig:
 class ReportConfig:
     """Write one page on one or several finished runs: results, curves, confusions and settings. It opens offline."""
 
-    runs: Annotated[list[str], BeforeValidator(as_list)] = Field(REQUIRED, min_length=1)
+    runs: Texts = Field(REQUIRED, min_length=1)
     """Run folders, e.g. runs/a or '[runs/a, runs/b]', or a folder that contains runs."""
     out: str | None = None
     """Folder for report.html. Default: RUN/report of the first run."""
@@ -195,9 +195,9 @@ class ReportConfig:
 class ExploreConfig(Inference):
     """Find likely duplicates, wrong labels and nearest images among a run's images, with thumbnails and a map."""
 
-    runs: Annotated[list[str], BeforeValidator(as_list)] = Field(REQUIRED, min_length=1)
+    runs: Texts = Field(REQUIRED, min_length=1)
     """A finished run folder of pretraining or fine-tuning, whose features are compared. Further ones join the map."""
-    classes: Annotated[list[str], BeforeValidator(as_list)] = field(default_factory=list)
+    classes: Texts = field(default_factory=list)
     """Classes on the map, e.g. '[cat, dog]'. Default: all, the ten largest in colour."""
     out: str | None = None
     """Folder for tables and sheets of thumbnails. Default: RUN/explore, or RUN/stage1/explore if there is a stage 1."""
@@ -209,7 +209,7 @@ class UseConfig(Inference):
 
     init: str = REQUIRED
     """Run folder, or weights file with its JSON. embed and similar also take timm:NAME."""
-    paths: Annotated[list[str], BeforeValidator(as_list)] = Field(REQUIRED, min_length=1)
+    paths: Texts = Field(REQUIRED, min_length=1)
     """Images, and folders of images at any depth."""
 
 
@@ -219,11 +219,11 @@ class PredictConfig(UseConfig):
 
     out: str | None = None
     """CSV file for classes, or new folder for boxes and masks. Default: standard output, for classes only."""
-    top_k: int = Field(1, ge=1)
+    top_k: Count = 1
     """Most probable classes per image, one row each."""
-    min_score: float | None = Field(None, ge=0, le=1)
+    min_score: Probability | None = None
     """Lowest score of boxes, from 0 to 1. Networks give none below 0.05. Default: 0.5."""
-    batch_size: int | None = Field(None, ge=1)
+    batch_size: Count | None = None
     """Images that go through the network at a time. Default: 64, for boxes and masks 4."""
 
 
@@ -241,7 +241,7 @@ class SimilarConfig(UseConfig):
 
     query: str = REQUIRED
     """The image to compare with."""
-    top_k: int = Field(8, ge=1)
+    top_k: Count = 8
     """Images to show."""
     out: str = "similar.png"
     """Figure of the query and its neighbours (.png)."""

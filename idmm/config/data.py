@@ -4,9 +4,18 @@ import math
 from dataclasses import field, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    model_serializer,
+    model_validator,
+)
 
-from idmm.config.base import FieldErrors, Probability, rising, section
+from idmm.config.base import Count, FieldErrors, Fraction, Probability, Side, rising, section
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -15,13 +24,13 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class Subset:
     """A part of the training images. Give one of per_class, total and fraction."""
 
-    per_class: int | None = Field(None, ge=1)
+    per_class: Count | None = None
     """Images per class. Default: all."""
-    total: int | None = Field(None, ge=1)
+    total: Count | None = None
     """Images in total, drawn without regard to labels. Default: all."""
-    fraction: float | None = Field(None, gt=0, le=1)
+    fraction: Fraction | None = None
     """Share of each class, or of all images if there are no labels, in (0, 1]. Default: all."""
-    seed: int = Field(0, ge=0)
+    seed: NonNegativeInt = 0
     """Seed of the draw. It does not depend on --seed, so that all training seeds use the same subset."""
 
     @model_validator(mode="after")
@@ -49,7 +58,7 @@ class Data:
     """Dataset: 'folder' (your own images), or one of 'idmm data list'. Default: folder with data.root, else digits."""
     root: str | None = None
     """Folder with train/CLASS/* and val/CLASS/* (or test). Pretraining takes any tree of images. Default: none."""
-    workers: int | None = Field(None, ge=0)
+    workers: NonNegativeInt | None = None
     """Loader processes. Default: one per core but one, at most 16. 0: load in the training process."""
     subset: Subset | None = None
     """Train on a part, e.g. '{per_class: 10}', '{total: 10000}' or '{fraction: 0.1}'. Default: all."""
@@ -65,11 +74,11 @@ class Data:
     """Decoded images: 'auto' stores them in data.cache_dir if they fit into half of the free disk. 'off': no store."""
     cache_dir: str | None = None
     """Folder for decoded images. You can delete it at any time. Default: $IDMM_CACHE, else ~/.cache/idmm."""
-    in_chans: int | None = Field(None, ge=1)
+    in_chans: Count | None = None
     """Channels of the model. 3 and 1 read pictures, others the files' channels. Default: those of --init, else 3."""
     mean: list[float] | None = Field(None, min_length=1)
     """Mean per channel, of values in [0, 1]. Default: that of --init, else ImageNet's for RGB, else measured."""
-    std: list[Annotated[float, Field(gt=0)]] | None = Field(None, min_length=1)
+    std: list[PositiveFloat] | None = Field(None, min_length=1)
     """Standard deviation per channel. Default: as for data.mean."""
     labelled: Subset | None = None
     """Use only some labels, e.g. '{per_class: 5}'. The other images count as unlabelled. Default: all."""
@@ -77,9 +86,9 @@ class Data:
     """CSV file of path,class (also split, group) with paths under data.root. Default: folders are the classes."""
     folds: int | None = Field(None, ge=2)
     """Folds of a cross-validation, each one run in OUT/fold-N. Default: one run on the dataset's own test split."""
-    fold: int | None = Field(None, ge=1)
+    fold: Count | None = None
     """Run only this fold, from 1. Default: all."""
-    bands: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    bands: list[NonNegativeInt] | None = Field(None, min_length=1)
     """Channels of the files to use, from 0, e.g. '[0, 3, 4]'. Default: all."""
 
     @property
@@ -146,13 +155,13 @@ COLOURS = tuple(item.name for item in fields(Colours))
 class CropGroup(Colours):
     """Crops that are mixed together and averaged in the loss. Null colours are those of ``views``."""
 
-    count: int = Field(2, ge=1)
+    count: Count = 2
     """Crops per image."""
     scale: Share = field(default_factory=lambda: [0.14, 1.0])
     """Smallest and largest share of the image's area that a crop covers, in (0, 1]."""
 
     @model_serializer(mode="wrap")
-    def _without_null(self, serialize: Any) -> dict[str, Any]:
+    def _without_null(self, serialize: Any) -> dict:
         return {name: value for name, value in serialize(self).items() if value is not None}
 
     def __str__(self):
@@ -165,7 +174,7 @@ class CropGroup(Colours):
 class Views(Colours):
     """Random crops and colours of pretraining. Null means the method's own value."""
 
-    size: int = Field(112, ge=8)
+    size: Side = 112
     """Side of the crops and of evaluated images (pixels)."""
     crops: list[CropGroup] | None = Field(None, min_length=1)
     """Groups of crops, e.g. '[{count: 2}, {count: 4, scale: [0.05, 0.4]}]'. Default: the method's."""
@@ -202,9 +211,9 @@ class Augment:
     """Turn each image by a random multiple of 90 degrees, for images without a right way up."""
     randaugment: str | None = "rand-m9-mstd0.5-inc1"
     """timm's auto-augment string. Null: none."""
-    mixup_alpha: float = Field(0.5, ge=0)
+    mixup_alpha: NonNegativeFloat = 0.5
     """Mixup draws its weight from Beta(alpha, alpha), on even epochs (on all if cutmix_alpha is 0). 0: no Mixup."""
-    cutmix_alpha: float = Field(0.5, ge=0)
+    cutmix_alpha: NonNegativeFloat = 0.5
     """CutMix draws its area from Beta(alpha, alpha), on odd epochs (on all if mixup_alpha is 0). 0: no CutMix."""
     mixing: Literal["epochs", "batches"] = "epochs"
     """Mixup and CutMix take turns by 'epochs', or each of the 'batches' draws one of them, as in timm."""
@@ -212,5 +221,5 @@ class Augment:
     """Probability of noise in a rectangle of 2 to 33 % of the image: timm's RandomErasing, mode pixel."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of the target that is spread over the classes."""
-    crop_pct: float = Field(0.875, gt=0, le=1)
+    crop_pct: Fraction = 0.875
     """Share of a test image's side that its centre crop keeps. The short side is first resized to size / crop_pct."""

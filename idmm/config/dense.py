@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from idmm.config.base import FieldErrors, Probability, rising, section
-from idmm.config.data import Data, Subset
+from idmm.config.base import Count, FieldErrors, Probability, Side, rising, section
+from idmm.config.data import Data
 from idmm.config.stages import Backbone, Common, Train
 
 STEP = 32  # pixels. The sides of all images are multiples of it
@@ -26,18 +26,18 @@ class DenseData(Data):
     ignored), and val likewise. Required."""
     in_chans: Literal[1, 3] | None = None
     """Channels of the model: 3 (RGB) or 1 (grey). Default: that of --init, else 3."""
-    labelled: ClassVar[Subset | None] = None
-    labels: ClassVar[str | None] = None
-    folds: ClassVar[int | None] = None
-    fold: ClassVar[int | None] = None
-    bands: ClassVar[list[int] | None] = None
+    labelled: ClassVar = None
+    labels: ClassVar = None
+    folds: ClassVar = None
+    fold: ClassVar = None
+    bands: ClassVar = None
 
 
 @section
 class DenseModel(Backbone):
     """The backbone, and the feature pyramid on it."""
 
-    pyramid_width: int = Field(128, ge=8)
+    pyramid_width: Side = 128
     """Channels of each map of the feature pyramid."""
 
 
@@ -53,7 +53,7 @@ class DetectModel(DenseModel):
 class SegmentModel(DenseModel):
     """The backbone, and UPerNet on it."""
 
-    auxiliary: float = Field(0.0, ge=0)
+    auxiliary: NonNegativeFloat = 0.0
     """Weight of the loss of a second head, on the map of stride 16. Default: 0, no head."""
 
 
@@ -61,22 +61,22 @@ class SegmentModel(DenseModel):
 class DenseTrain(Train):
     """The training loop."""
 
-    compile: ClassVar[bool] = False
+    compile: ClassVar = False
 
-    epochs: int = Field(24, ge=1)
+    epochs: Count = 24
     size: int = Field(320, ge=32)
     """Side of the square that images are scaled to by their long side, and padded (pixels)."""
-    batch_size: int = Field(4, ge=1)
-    lr: float = Field(2e-4, gt=0)
+    batch_size: Count = 4
+    lr: PositiveFloat = 2e-4
     """Peak learning rate."""
-    weight_decay: float = Field(0.05, ge=0)
-    warmup_epochs: float = Field(1.0, ge=0)
+    weight_decay: NonNegativeFloat = 0.05
+    warmup_epochs: NonNegativeFloat = 1.0
     """Linear warm-up (epochs)."""
     schedule: Literal["cosine", "linear", "steps"] = "cosine"
     """Learning rate after the warm-up: a cosine or a line to zero, or a tenth after each of lr_steps."""
-    lr_steps: list[Annotated[float, Field(gt=0)]] = field(default_factory=list)
+    lr_steps: list[PositiveFloat] = field(default_factory=list)
     """With schedule steps: epochs after which the lr falls to a tenth, e.g. '[8, 11]'."""
-    eval_every: int = Field(4, ge=1)
+    eval_every: Count = 4
     """Epochs between evaluations. The last epoch is always evaluated."""
     keep: Literal["last", "best"] = "last"
     """Weights to report and export: the last epoch's, or those with the best AP (mIoU) on 'val'."""
@@ -116,26 +116,26 @@ class DetectAugment(DenseAugment):
 class DenseConfig(Common):
     """Keys of detection and of semantic segmentation."""
 
+    tested_short_side: ClassVar = None  # of test images (pixels). None: they are on squares
+
     data: DenseData = field(default_factory=DenseData)
     model: DenseModel = field(default_factory=DenseModel)
     train: DenseTrain = field(default_factory=DenseTrain)
     augment: DenseAugment = field(default_factory=DenseAugment)
 
-    @property
-    def tested_short_side(self) -> int | None:
-        """The short side of test images (pixels), None if they are on squares."""
-        return None
-
-    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
-        """Return the arguments of :class:`idmm.dense.network.Layers`."""
-        return {"task": self.STAGE, "classes": classes, "width": self.model.pyramid_width}
+    def layers(self, classes: int, masks: bool) -> dict:
+        """Return the arguments of :func:`idmm.dense.network.build_network` for the layers on the backbone."""
+        layers = {"task": self.STAGE, "classes": classes, "width": self.model.pyramid_width}
+        if self.STAGE == "detect":
+            return layers | {"masks": masks, "cascade": self.model.cascade}
+        return layers | {"auxiliary": self.model.auxiliary}
 
 
 @section
 class DetectConfig(DenseConfig):
     """Train a detector of boxes (and masks if there are any), from a pretrained backbone or from scratch."""
 
-    STAGE: ClassVar[str] = "detect"
+    STAGE: ClassVar = "detect"
 
     model: DetectModel = field(default_factory=DetectModel)
     augment: DetectAugment = field(default_factory=DetectAugment)
@@ -145,24 +145,16 @@ class DetectConfig(DenseConfig):
         """The largest of ``augment.short_side``."""
         return self.augment.short_side and math.ceil(self.augment.short_side[1])
 
-    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
-        """Return the arguments of :class:`idmm.dense.network.Layers`."""
-        return super().layers(classes, masks) | {"masks": masks, "cascade": self.model.cascade}
-
 
 @section
 class SegmentConfig(DenseConfig):
     """Train a semantic segmentation (a class per pixel), from a pretrained backbone or from scratch."""
 
-    STAGE: ClassVar[str] = "segment"
+    STAGE: ClassVar = "segment"
 
     model: SegmentModel = field(default_factory=SegmentModel)
     eval_scales: list[Annotated[float, Field(gt=0, le=4)]] = Field(default_factory=lambda: [1.0], min_length=1)
     """Factors of train.size at which test images are predicted and averaged at the end, e.g. '[0.5, 1.0, 1.5]'."""
-
-    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
-        """Return the arguments of :class:`idmm.dense.network.Layers`."""
-        return super().layers(classes, masks) | {"auxiliary": self.model.auxiliary}
 
 
 def tested_sides(size: int, scales: Sequence[float]) -> list[int]:

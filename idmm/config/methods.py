@@ -5,11 +5,11 @@ recipe into ``configs/pretrain/NAME.yaml``. Widths and temperatures are from Tab
 table leaves out are from the methods' own papers and releases.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
-from idmm.config.base import section
+from idmm.config.base import Count, Probability, section
 from idmm.config.data import CropGroup
 from idmm.errors import UserError, needed
 
@@ -29,12 +29,12 @@ def byol_crops(low: float) -> tuple[CropGroup, CropGroup]:
 class Method:
     """The pretraining method and its options. An option of another method is an error."""
 
-    CROPS: ClassVar[tuple[CropGroup, ...]] = (CropGroup(count=2, scale=[0.2, 1.0]),)  # if ``views.crops`` is null
-    COLOURS: ClassVar[dict[str, Any]] = {}  # if null in ``views`` and different from IDMM's
-    WARMUP_EPOCHS: ClassVar[float | None] = None  # if ``train.warmup_epochs`` is null. None: the family's
-    NEEDS_LABELS: ClassVar[bool] = False
-    CROPS_COMPARED: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most crops per image
-    LIBRARIES: ClassVar[tuple[str, ...]] = ()  # of the extra 'baselines'
+    CROPS: ClassVar = (CropGroup(count=2, scale=[0.2, 1.0]),)  # if ``views.crops`` is null
+    COLOURS: ClassVar = {}  # if null in ``views`` and different from IDMM's
+    WARMUP_EPOCHS: ClassVar = None  # if ``train.warmup_epochs`` is null. None: the family's
+    NEEDS_LABELS: ClassVar = False
+    CROPS_COMPARED: ClassVar = (1, None)  # fewest and most crops per image
+    LIBRARIES: ClassVar = ()  # of the extra 'baselines'
 
     name: str
     """Pretraining method. supcon and supervised need labels. All but idmm and supervised need the extra 'baselines'."""
@@ -59,7 +59,7 @@ class Mixed(Method):
 
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of the target that goes to the other instances (or classes): epsilon of Eq. 17."""
-    cutmix_alpha: float = Field(0.5, ge=0)
+    cutmix_alpha: NonNegativeFloat = 0.5
     """CutMix draws its share of pixels from Beta(alpha, alpha). 0: no CutMix."""
 
 
@@ -69,9 +69,9 @@ class Projected(Method):
 
     projection: bool = True
     """Put a projection head (a two-layer MLP) between the features and the loss."""
-    hidden_dim: int | None = Field(None, ge=1)
+    hidden_dim: Count | None = None
     """Hidden width of the projection head. Default: the width of the features, for mocov3 4096, for dino 2048."""
-    dim: int | None = Field(None, ge=1)
+    dim: Count | None = None
     """Output width of the projection head. Default: 256."""
 
 
@@ -85,13 +85,13 @@ class IDMM(Projected, Mixed):
     projection: bool = False
     classifier: Literal["linear", "cosine"] = "linear"
     """N-way layer (a classifier over the N images): 'linear' as in the paper, or 'cosine' with a learned scale."""
-    classifier_scale: float = Field(16.0, gt=0)
+    classifier_scale: PositiveFloat = 16.0
     """Initial value of the cosine layer's learned scale."""
-    classifier_lr_scale: float = Field(1.0, gt=0)
+    classifier_lr_scale: PositiveFloat = 1.0
     """Learning rate of the N-way layer, as a multiple of train.lr."""
     classifier_init: Literal["random", "features"] = "random"
     """Initial rows of the N-way layer: 'random', or each image's 'features' before training, centred and normalised."""
-    label_weight: float = Field(0.0, ge=0)
+    label_weight: NonNegativeFloat = 0.0
     """Weight of a cross-entropy on the labelled images, next to the N-way loss on all images. 0: no labels."""
     instance_decay: Literal["none", "cosine"] = "none"
     """Weight of the N-way loss if label_weight is above 0: constant, or falling to zero along half a 'cosine'."""
@@ -105,7 +105,7 @@ class SimCLR(Projected):
     LIBRARIES: ClassVar = ("lightly",)
 
     name: Literal["simclr"] = "simclr"
-    temperature: float = Field(0.1, gt=0)
+    temperature: PositiveFloat = 0.1
     """Temperature of the loss (for dino: of the student)."""
 
 
@@ -116,7 +116,7 @@ class SupCon(Projected):
     NEEDS_LABELS: ClassVar = True
 
     name: Literal["supcon"] = "supcon"
-    temperature: float = Field(0.1, gt=0)
+    temperature: PositiveFloat = 0.1
 
 
 @section
@@ -129,10 +129,10 @@ class MoCoV2(Projected):
     LIBRARIES: ClassVar = ("lightly",)
 
     name: Literal["mocov2"] = "mocov2"
-    temperature: float = Field(0.2, gt=0)
-    momentum: float = Field(0.999, ge=0, le=1)
+    temperature: PositiveFloat = 0.2
+    momentum: Probability = 0.999
     """Momentum of the second encoder. It rises to 1 in mocov3 and dino."""
-    queue: int | None = Field(None, ge=1)
+    queue: Count | None = None
     """Length of the queue (images). Default: 2048, or less for small datasets."""
 
 
@@ -147,10 +147,10 @@ class MoCoV3(Method):
     LIBRARIES: ClassVar = ("lightly",)
 
     name: Literal["mocov3"] = "mocov3"
-    hidden_dim: int = Field(4096, ge=1)
-    dim: int = Field(256, ge=1)
-    temperature: float = Field(0.2, gt=0)
-    momentum: float = Field(0.99, ge=0, le=1)
+    hidden_dim: Count = 4096
+    dim: Count = 256
+    temperature: PositiveFloat = 0.2
+    momentum: Probability = 0.99
 
 
 @section
@@ -164,15 +164,15 @@ class DINO(Method):
     LIBRARIES: ClassVar = ("lightly",)
 
     name: Literal["dino"] = "dino"
-    hidden_dim: int = Field(2048, ge=1)
-    dim: int = Field(256, ge=1)
-    temperature: float = Field(0.1, gt=0)
-    momentum: float = Field(0.996, ge=0, le=1)
+    hidden_dim: Count = 2048
+    dim: Count = 256
+    temperature: PositiveFloat = 0.1
+    momentum: Probability = 0.996
     outputs: int | None = Field(None, ge=2)
     """Width of the softmax. Default: 65536, or the number of images if that is smaller."""
-    teacher_temperature: float = Field(0.07, gt=0)
+    teacher_temperature: PositiveFloat = 0.07
     """Temperature of the teacher after its warm-up from 0.04."""
-    center_momentum: float = Field(0.9, ge=0, le=1)
+    center_momentum: Probability = 0.9
     """Momentum of the centre of the teacher's outputs. 1 keeps it at zero."""
 
 

@@ -24,6 +24,7 @@ from idmm.errors import UserError, listed, nearest
 
 log = logging.getLogger("idmm")
 Config = TypeVar("Config")
+Flags = dict[str, Key]  # by name
 NO_VALUE = object()  # of a flag that stands without a value
 HELP = "In a YAML file, the flag --train.lr is the key train.lr, and null selects the default."
 
@@ -101,7 +102,7 @@ def dump(config: Any) -> str:
 
 
 # ------------------------------------------------------------------ the command line
-def _flags(kind: type) -> dict[str, Key]:
+def _flags(kind: type) -> Flags:
     """Return the flags of a config by name. A grid also has those of its stages: ``pretrain.train.lr``."""
     flags = {key.key: key for key in flags_of(kind)}
     for stage, inner in getattr(kind, "STAGES", {}).items():
@@ -139,7 +140,7 @@ def flag_parser(kind: type, prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _split(parser: argparse.ArgumentParser, argv: list[str], flags: dict[str, Key]) -> tuple[dict[str, Any], list[str]]:
+def _split(parser: argparse.ArgumentParser, argv: list[str], flags: Flags) -> tuple[dict, list[str]]:
     """Return the texts of the flags, and the rest: words, and unknown flags with their values.
 
     A switch without a value means true. It takes only YAML's true, false and null, so that a word may follow it.
@@ -153,7 +154,7 @@ def _split(parser: argparse.ArgumentParser, argv: list[str], flags: dict[str, Ke
     return vars(texts), loose
 
 
-def _values(texts: dict[str, Any], flags: dict[str, Key]) -> tuple[dict[str, Any], list[str]]:
+def _values(texts: dict, flags: Flags) -> tuple[dict, list[str]]:
     """Return the values of flags and words by key, as YAML unless a key takes only text, and the faults of others."""
     values, faults = {}, []
     for name, text in texts.items():
@@ -174,7 +175,7 @@ def _values(texts: dict[str, Any], flags: dict[str, Key]) -> tuple[dict[str, Any
     return values, faults
 
 
-def _unknown(rest: list[str], flags: dict[str, Key], commands: Mapping[str, type]) -> tuple[list[str], list[str]]:
+def _unknown(rest: list[str], flags: Flags, commands: dict[str, type]) -> tuple[list[str], list[str]]:
     """Return a fault for each unknown flag, and the words that follow no flag."""
     faults, words, previous = [], [], ""
     for word in rest:

@@ -14,7 +14,7 @@ from idmm.errors import UserError, listed, nearest
 # setup.cfg maps the repository's folder into the package as idmm/configs. A checkout has it next to the package
 _PLACES = [Path(__file__).resolve().parents[level] / "configs" for level in (1, 2)]
 CONFIGS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
-MOST_ALIASES = 20  # each may double the size of what the text means
+MOST_ALIASES = 20  # each may double the size of the value
 # folders of recipes that are named without their folder
 STAGES = ("pretrain", "finetune", "transfer", "detect", "segment")
 

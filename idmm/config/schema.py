@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import types
+from collections import defaultdict
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
@@ -64,18 +65,19 @@ def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
 def _shared_keys(sections: tuple[type, ...], prefix: str) -> list[Key]:
     """Return the keys of a union of sections, each key once, with the sections that have it in its help."""
     owner = next(base for base in sections[0].__mro__ if all(issubclass(section, base) for section in sections))
-    by_name: dict[str, dict[str, Key]] = {}
+    by_name = defaultdict(dict)
     for section in sections:
         for key in keys_of(section):
-            by_name.setdefault(key.key, {})[section.name] = key
+            by_name[key.key][section.name] = key
     keys = []
     for name, same in by_name.items():
         kinds, help_text = [key.kind for key in same.values()], next(iter(same.values())).help
         default = sections[0].name
         if name != "name":
-            help_text, users = f"{', '.join(same)}: {help_text}", {}
+            help_text = f"{', '.join(same)}: {help_text}"
+            users = defaultdict(list)
             for section, key in same.items():
-                users.setdefault(key.default, []).append(section)
+                users[key.default].append(section)
             values = [f"{value} ({', '.join(names)})" if len(users) > 1 else value for value, names in users.items()]
             default = "" if "" in users else ", ".join(values)  # the help of a null default names the others
         keys.append(Key(prefix + name, Union[*kinds], help_text, default, False, owner, ()))
@@ -99,7 +101,7 @@ def options(kind: Any) -> tuple:
     return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
 
 
-def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
+def flatten(config: dict, prefix: str = "") -> dict:
     """Turn nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
     flat = {}
     for key, value in config.items():
@@ -110,7 +112,7 @@ def flatten(config: dict, prefix: str = "") -> dict[str, Any]:
 
 def merged(*layers: dict) -> dict:
     """Return mappings, whose keys may be dotted, as one nested mapping. Later values replace earlier ones."""
-    data: dict = {}
+    data = {}
     for layer in layers:
         for key, value in copy.deepcopy(layer).items():
             name, _, inner = str(key).partition(".")

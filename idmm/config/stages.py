@@ -3,9 +3,9 @@
 from dataclasses import field, replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from idmm.config.base import FieldErrors, section
+from idmm.config.base import Count, Device, FieldErrors, Fraction, Side, section
 from idmm.config.data import COLOURS, Augment, Colours, Data, Views, colours_of
 from idmm.config.methods import IDMM, MethodOptions
 from idmm.errors import UserError, checked
@@ -44,31 +44,31 @@ class FinetuneModel(Model):
 class Train:
     """The training loop."""
 
-    schedule: ClassVar[str] = "cosine"  # after the warm-up. Only detection and segmentation can choose it
+    schedule: ClassVar = "cosine"  # after the warm-up. Only detection and segmentation can choose it
 
-    epochs: int = Field(800, ge=1)
+    epochs: Count = 800
     """Passes over the training images (epochs)."""
-    minutes: float | None = Field(None, gt=0)
+    minutes: PositiveFloat | None = None
     """Time for the whole run instead of epochs (minutes). Schedules follow the clock. Default: epochs count."""
-    max_epochs: int | None = Field(None, ge=1)
+    max_epochs: Count | None = None
     """With minutes: most epochs over all stages, so that few images are not overfitted. Default: no limit."""
-    batch_size: int = Field(256, ge=1)
+    batch_size: Count = 256
     """Images per optimizer step, over all processes. The last, smaller batch is kept."""
-    lr: float | None = Field(None, gt=0)
+    lr: PositiveFloat | None = None
     """Peak learning rate. Default: that of the backbone's family (5e-4, for PVTv2 and T2T-ViT 1e-3)."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or SGD with momentum 0.9."""
-    weight_decay: float = Field(1e-3, ge=0)
+    weight_decay: NonNegativeFloat = 1e-3
     """Weight decay: decoupled in AdamW, added to the gradient in SGD."""
-    weight_decay_end: float | None = Field(None, ge=0)
+    weight_decay_end: NonNegativeFloat | None = None
     """Weight decay at the end of the run, reached along half a cosine. Default: constant."""
-    layer_decay: float | None = Field(None, gt=0, le=1)
+    layer_decay: Fraction | None = None
     """Layer-wise lr decay: each layer's lr is this times that of the layer above. Heads use the full lr. Default: 1."""
-    warmup_epochs: float | None = Field(None, ge=0)
+    warmup_epochs: NonNegativeFloat | None = None
     """Linear warm-up (epochs). Default: 2, for PVTv2 and T2T-ViT 10."""
-    accumulate: int = Field(1, ge=1)
+    accumulate: Count = 1
     """Passes that a batch is split into, to save memory. Contrastive methods then compare images within a pass."""
-    clip_grad: float | None = Field(None, gt=0)
+    clip_grad: PositiveFloat | None = None
     """Largest norm of the gradient. Default: no clipping."""
     clip_grad_mode: Literal["norm", "tensor"] = "norm"
     """Norm that clip_grad limits: the whole gradient's, or each 'tensor's own as in DINO's release."""
@@ -76,11 +76,11 @@ class Train:
     """Decay per step of averaged weights (EMA), which are then evaluated and exported. It warms up. Default: no EMA."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic. 'auto': bf16 on GPUs that have it, the faster of fp32 and bf16 on CPUs, measured once."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Device = "auto"
     """Device to train on. 'auto': cuda, else mps, else cpu."""
     compile: bool | None = None
     """Compile model and loss with torch.compile, which takes a minute. Default: on a GPU, if 5 minutes are expected."""
-    save_minutes: float = Field(5.0, ge=0)
+    save_minutes: NonNegativeFloat = 5.0
     """Time between checkpoints (minutes). 0: every step."""
 
     @model_validator(mode="after")
@@ -95,11 +95,11 @@ class Train:
 class PretrainTrain(Train):
     """The training loop."""
 
-    warmup_epochs: float | None = Field(None, ge=0)
+    warmup_epochs: NonNegativeFloat | None = None
     """Linear warm-up (epochs). Default: mocov2 0, mocov3 40, dino 10, others 2, or 10 for PVTv2 and T2T-ViT."""
-    knn_every: int = Field(0, ge=0)
+    knn_every: NonNegativeInt = 0
     """Epochs between kNN accuracies on val or test. 0: only at the start and end of runs with --init, else never."""
-    monitor_every: int = Field(1, ge=0)
+    monitor_every: NonNegativeInt = 1
     """Epochs between checks for collapse, on up to 512 training images. 0: never."""
 
 
@@ -107,12 +107,12 @@ class PretrainTrain(Train):
 class FinetuneTrain(Train):
     """The training loop."""
 
-    epochs: int = Field(200, ge=1)
-    size: int = Field(224, ge=8)
+    epochs: Count = 200
+    size: Side = 224
     """Image side, if no stages are given (pixels)."""
     classifier_init: Literal["random", "features"] | None = None
     """Initial classifier: random, or a logistic regression on features. Default: features with --init or hog_conv."""
-    eval_every: int = Field(10, ge=1)
+    eval_every: Count = 10
     """Epochs between evaluations. Each stage's last epoch is always evaluated."""
     keep: Literal["last", "best"] = "last"
     """Weights to report and export: the last epoch's, or the best on 'val' in the last stage."""
@@ -124,13 +124,13 @@ class FinetuneTrain(Train):
 class DrLoc:
     """Dense relative localization, an extra loss on the grid of final embeddings (Liu et al., NeurIPS 2021)."""
 
-    weight: float = Field(0.0, ge=0)
+    weight: NonNegativeFloat = 0.0
     """Weight of the loss. The paper uses 0.5 for Swin, 0.1 for T2T-ViT and CvT, 0.01 for ViT-B. 0: off."""
     mode: Literal["l1", "l1_signed", "ce", "reg", "l1_all"] = "l1"
     """Loss on distances (l1), signed offsets, offsets as classes (ce) or distribution (reg), or l1 at every block."""
-    pairs: int = Field(64, ge=1)
+    pairs: Count = 64
     """Random pairs of positions per image."""
-    hidden_dim: int = Field(512, ge=1)
+    hidden_dim: Count = 512
     """Width of the head's two hidden layers."""
     grid_size: int = Field(7, ge=2)
     """Positions per side. Finer grids are average-pooled to it. 56 keeps all grids of l1_all (Eq. 7) at 224 px."""
@@ -140,13 +140,13 @@ class DrLoc:
 class Stage:
     """One image size of fine-tuning. Keys that are left out are taken from ``train``."""
 
-    size: int = Field(ge=8)
+    size: Side
     """Image side (pixels)."""
-    epochs: int | None = Field(None, ge=1)
+    epochs: Count | None = None
     """Passes over the training images (epochs)."""
-    lr: float | None = Field(None, gt=0)
+    lr: PositiveFloat | None = None
     """Peak learning rate."""
-    batch_size: int | None = Field(None, ge=1)
+    batch_size: Count | None = None
     """Images per optimizer step."""
 
 
@@ -156,7 +156,7 @@ class Common:
 
     out: str | None = None
     """Folder for all files of the run. Required."""
-    seed: int = Field(0, ge=0)
+    seed: NonNegativeInt = 0
     """Seed of every random choice."""
     init: str | None = None
     """Initial weights: a run folder, a weights file or timm:NAME. Default: none."""
@@ -169,7 +169,7 @@ class Common:
 class PretrainConfig(Common):
     """Stage 1: learn a backbone from images without labels, by IDMM or another method."""
 
-    STAGE: ClassVar[str] = "pretrain"
+    STAGE: ClassVar = "pretrain"
 
     model: Model = field(default_factory=Model)
     train: PretrainTrain = field(default_factory=PretrainTrain)
@@ -217,7 +217,7 @@ class PretrainConfig(Common):
 class FinetuneConfig(Common):
     """Stage 2: train a classifier on labels, from a pretrained backbone or from scratch."""
 
-    STAGE: ClassVar[str] = "finetune"
+    STAGE: ClassVar = "finetune"
 
     stages: list[Stage] | None = Field(None, min_length=1)
     """Image sizes one after the other, e.g. '[{size: 224}, {size: 448, epochs: 100}]'. Default: one, train.size."""

@@ -1,16 +1,15 @@
 """The keys of a transfer grid."""
 
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.base import REQUIRED, section
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 TRAINING = tuple(KINDS)
-Seed = Annotated[int, Field(ge=0)]
 
 
 @section
@@ -19,9 +18,9 @@ class Ray:
 
     address: str | None = None
     """Address of a running cluster, or 'auto'. Default: start one on this machine."""
-    num_cpus: float = Field(1.0, gt=0)
+    num_cpus: PositiveFloat = 1.0
     """Cores per job."""
-    num_gpus: float | None = Field(None, ge=0)
+    num_gpus: NonNegativeFloat | None = None
     """GPUs per job. A fraction lets jobs share one. Default: 1 if the cluster has any, else 0."""
 
 
@@ -38,8 +37,8 @@ class GridConfig:
     """Stage 3: pretrain on every source, fine-tune on every target and write a grid of accuracies. Repeat the command
     to resume. A changed option reruns only the jobs that depend on it. See also: idmm transfer status OUT."""
 
-    STAGE: ClassVar[str] = "transfer"
-    STAGES: ClassVar[dict[str, type]] = KINDS  # whose flags it takes, as --pretrain.train.lr
+    STAGE: ClassVar = "transfer"
+    STAGES: ClassVar = KINDS  # whose flags it takes, as --pretrain.train.lr
 
     out: str = REQUIRED
     """Folder for all runs and the grid."""
@@ -54,11 +53,11 @@ class GridConfig:
     """Backbones: timm's names, or mappings with name, kwargs, label, pretrain, finetune."""
     weights: list[dict[str, Any]] = Field(default_factory=list)
     """Rows that start from weights: mappings with label, path (run, file, timm:NAME), backbone."""
-    seeds: list[Seed] = Field(default_factory=lambda: [0], min_length=1)
+    seeds: list[NonNegativeInt] = Field(default_factory=lambda: [0], min_length=1)
     """Seeds. Each drives both stages."""
-    pretrain_seeds: list[Seed] | None = Field(None, min_length=1)
+    pretrain_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)
     """Seeds of pretraining, each paired with each of finetune_seeds. Default: the first of seeds, or seeds."""
-    finetune_seeds: list[Seed] | None = Field(None, min_length=1)
+    finetune_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)
     """Seeds of fine-tuning. Default: the first of seeds if pretrain_seeds are given, else seeds."""
     pairs: Literal["all", "same"] = "all"
     """'all': every source with every target. 'same': only pairs with the same label (Tables 2 and 3)."""
