@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
 from idmm.dense.evaluate import Objects, detection_scores, on_file, segmentation_scores, segmented
-from idmm.dense.network import STRIDES, DenseNetwork, Detector, Segmenter, pixel_cross_entropy
+from idmm.dense.network import Detector, Segmenter, pixel_cross_entropy
 from idmm.dense.stage import DenseMethod
 from idmm.dense.targets import BoxTarget
 from idmm.models import create_backbone, token_grid
+from idmm.models.maps import STRIDES, MultiScaleBackbone
 from idmm.seeding import seeded
 
 SIDE = 64
@@ -89,7 +90,7 @@ def test_all_that_is_trained_has_a_gradient(kind):
 def test_maps_of_a_plain_transformer():
     """Of stride 8: pooled from the normalised tokens, and enlarged by a transposed convolution."""
     made, images = backbone().eval(), torch.randn(2, 3, SIDE, SIDE)
-    maps = DenseNetwork(made, SIDE)
+    maps = MultiScaleBackbone(made, SIDE)
     grid = token_grid(made, images)  # [2, 32, 8, 8]
     found = maps.forward_features(images)
     assert maps.channels == [16, 32, 32, 32] and not maps.several
@@ -102,7 +103,7 @@ def test_maps_of_a_plain_transformer():
 def test_maps_of_several_strides():
     """The deepest of each, as timm gives them; the last from where the features leave the backbone."""
     made, images = backbone("pvt").eval(), torch.randn(2, 3, SIDE, SIDE)
-    maps = DenseNetwork(made, SIDE)
+    maps = MultiScaleBackbone(made, SIDE)
     final, taken = made.forward_intermediates(images)
     assert maps.several and maps.channels == [8, 16, 24, 32]
     for found, wanted in zip(maps.forward_features(images), [*taken[:3], final], strict=True):
@@ -215,7 +216,7 @@ def test_of_four_objects_three_found():
 def test_nothing_found_and_nothing_there():
     nothing = objects([], [], [])
     assert detection_scores([nothing], [truth([[0, 0, 9, 9]], [0])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
-    assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
+    assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {"ap": None, "ap50": None, "ap75": None}
 
 
 def test_intersection_over_union():
@@ -241,4 +242,4 @@ def test_intersection_over_union():
             "pixel_accuracy": 100 * np.mean(true == said),
         }
     )
-    assert segmentation_scores(np.zeros((2, 2), int))[0] == {"miou": 0.0, "macc": 0.0, "pixel_accuracy": 0.0}
+    assert segmentation_scores(np.zeros((2, 2), int))[0] == {"miou": None, "macc": None, "pixel_accuracy": None}

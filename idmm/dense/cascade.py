@@ -1,6 +1,7 @@
 """Cascade R-CNN (Cai and Vasconcelos, CVPR 2018): three heads, each of which refines the boxes of the one before."""
 
 from collections import defaultdict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from torchvision.models.detection.roi_heads import (
     maskrcnn_loss,
 )
 from torchvision.ops import clip_boxes_to_image
+
+from idmm.dense.targets import Size
+from idmm.models.base import Tensors
 
 IOUS = (0.5, 0.6, 0.7)  # intersection over union from which a box is an object, per head
 # inverse standard deviations of the offsets (x, y, width, height), per head
@@ -47,12 +51,8 @@ class CascadeHeads(nn.Module):
         self.heads = nn.ModuleList(heads)
 
     def forward(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        sizes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]] | None,
-    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        self, features: Tensors, proposals: list[Tensor], sizes: list[Size], targets: list[Tensors] | None
+    ) -> tuple[list[Tensors], Tensors]:
         """Return detections and losses, as :class:`torchvision.models.detection.roi_heads.RoIHeads` does.
 
         Args:
@@ -62,92 +62,80 @@ class CascadeHeads(nn.Module):
             targets: ``boxes`` [n, 4], ``labels`` int64 [n] from 1, and with masks ``masks`` uint8 [n, H, W] of each
                 image. None: evaluation.
         """
+        images = _Images(features, sizes)
         if targets is None:
-            return self._detections(features, proposals, sizes), {}
-        return [], self._losses(features, proposals, sizes, targets)
+            return self._detections(images, proposals), {}
+        return [], self._losses(images, proposals, targets)
 
-    def _losses(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        sizes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]],
-    ) -> dict[str, Tensor]:
-        totals: dict[str, Tensor] = defaultdict(float)
+    def _losses(self, images: "_Images", proposals: list[Tensor], targets: list[Tensors]) -> Tensors:
+        totals: Tensors = defaultdict(float)
         for head, weight in zip(self.heads, LOSS_WEIGHTS, strict=True):
             boxes, matches, labels, wanted = head.select_training_samples(proposals, targets)
-            logits, offsets = _outputs(head, features, boxes, sizes)
+            logits, offsets = images.outputs(head, boxes)
             classifier_loss, box_loss = fastrcnn_loss(logits, offsets, labels, wanted)
             totals["loss_classifier"] += weight * classifier_loss
             totals["loss_box_reg"] += weight * box_loss
             if head.has_mask():
-                mask_loss = _mask_loss(head, features, boxes, sizes, targets, matches, labels)
-                totals["loss_mask"] += weight * mask_loss
+                totals["loss_mask"] += weight * images.mask_loss(head, boxes, targets, matches, labels)
             true_boxes = [target["boxes"] for target in targets]
-            refined = _refined(head, offsets, boxes, sizes)
-            proposals = _without(refined, boxes, true_boxes)
+            proposals = _without(images.refined(head, offsets, boxes), boxes, true_boxes)
         return dict(totals)
 
-    def _detections(
-        self, features: dict[str, Tensor], proposals: list[Tensor], sizes: list[tuple[int, int]]
-    ) -> list[dict[str, Tensor]]:
+    def _detections(self, images: "_Images", proposals: list[Tensor]) -> list[Tensors]:
         last = self.heads[-1]
         all_logits = []
         for head in self.heads:
-            logits, offsets = _outputs(head, features, proposals, sizes)
+            logits, offsets = images.outputs(head, proposals)
             all_logits.append(logits)
             if head is not last:
-                proposals = _refined(head, offsets, proposals, sizes)
+                proposals = images.refined(head, offsets, proposals)
         mean_logits = torch.stack(all_logits).mean(0)  # [R, K + 1]
-        boxes, scores, labels = last.postprocess_detections(mean_logits, offsets, proposals, sizes)
+        boxes, scores, labels = last.postprocess_detections(mean_logits, offsets, proposals, images.sizes)
         detections = [{"boxes": b, "scores": s, "labels": k} for b, s, k in zip(boxes, scores, labels, strict=True)]
         if last.has_mask():
-            per_head = [maskrcnn_inference(_mask_logits(head, features, boxes, sizes), labels) for head in self.heads]
+            per_head = [maskrcnn_inference(images.mask_logits(head, boxes), labels) for head in self.heads]
             for detection, masks in zip(detections, zip(*per_head, strict=True), strict=True):
                 detection["masks"] = torch.stack(masks).mean(0)  # [n, 1, 28, 28]
         return detections
 
 
-def _outputs(
-    head: RoIHeads, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]
-) -> tuple[Tensor, Tensor]:
-    """Return logits [R, K + 1] and offsets [R, 4 (K + 1)] of all boxes."""
-    pooled = head.box_roi_pool(features, boxes, sizes)  # [R, D, 7, 7]
-    return head.box_predictor(head.box_head(pooled))
+class _Images(NamedTuple):
+    """A batch as the heads read it."""
 
+    features: Tensors  # maps of the pyramid
+    sizes: list[Size]
 
-def _mask_logits(
-    head: RoIHeads, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]
-) -> Tensor:
-    """Return logits of masks within the boxes, [R, K + 1, 28, 28]."""
-    pooled = head.mask_roi_pool(features, boxes, sizes)  # [R, D, 14, 14]
-    return head.mask_predictor(head.mask_head(pooled))
+    def outputs(self, head: RoIHeads, boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return logits [R, K + 1] and offsets [R, 4 (K + 1)] of all boxes."""
+        pooled = head.box_roi_pool(self.features, boxes, self.sizes)  # [R, D, 7, 7]
+        return head.box_predictor(head.box_head(pooled))
 
+    def mask_logits(self, head: RoIHeads, boxes: list[Tensor]) -> Tensor:
+        """Return logits of masks within the boxes, [R, K + 1, 28, 28]."""
+        pooled = head.mask_roi_pool(self.features, boxes, self.sizes)  # [R, D, 14, 14]
+        return head.mask_predictor(head.mask_head(pooled))
 
-def _mask_loss(
-    head: RoIHeads,
-    features: dict[str, Tensor],
-    boxes: list[Tensor],
-    sizes: list[tuple[int, int]],
-    targets: list[dict[str, Tensor]],
-    matches: list[Tensor],
-    labels: list[Tensor],
-) -> Tensor:
-    """Return the loss of the masks within boxes that are objects."""
-    objects = [label > 0 for label in labels]
-    object_boxes = [box[is_object] for box, is_object in zip(boxes, objects, strict=True)]
-    object_matches = [match[is_object] for match, is_object in zip(matches, objects, strict=True)]
-    logits = _mask_logits(head, features, object_boxes, sizes)
-    masks = [target["masks"] for target in targets]
-    classes = [target["labels"] for target in targets]
-    return maskrcnn_loss(logits, object_boxes, masks, classes, object_matches)
+    def mask_loss(
+        self,
+        head: RoIHeads,
+        boxes: list[Tensor],
+        targets: list[Tensors],
+        matches: list[Tensor],
+        labels: list[Tensor],
+    ) -> Tensor:
+        """Return the loss of the masks within boxes that are objects."""
+        objects = [label > 0 for label in labels]
+        object_boxes = [box[is_object] for box, is_object in zip(boxes, objects, strict=True)]
+        object_matches = [match[is_object] for match, is_object in zip(matches, objects, strict=True)]
+        masks = [target["masks"] for target in targets]
+        classes = [target["labels"] for target in targets]
+        return maskrcnn_loss(self.mask_logits(head, object_boxes), object_boxes, masks, classes, object_matches)
 
-
-def _refined(head: RoIHeads, offsets: Tensor, boxes: list[Tensor], sizes: list[tuple[int, int]]) -> list[Tensor]:
-    """Return the boxes moved by a head's offsets, within their images. No gradient goes through them."""
-    moved = head.box_coder.decode(offsets.detach(), boxes)[:, 0]  # [R, K + 1, 4] -> [R, 4]
-    parts = moved.split([len(box) for box in boxes])
-    return [clip_boxes_to_image(part, size) for part, size in zip(parts, sizes, strict=True)]
+    def refined(self, head: RoIHeads, offsets: Tensor, boxes: list[Tensor]) -> list[Tensor]:
+        """Return the boxes moved by a head's offsets, within their images. No gradient goes through them."""
+        moved = head.box_coder.decode(offsets.detach(), boxes)[:, 0]  # [R, K + 1, 4] -> [R, 4]
+        parts = moved.split([len(box) for box in boxes])
+        return [clip_boxes_to_image(part, size) for part, size in zip(parts, self.sizes, strict=True)]
 
 
 def _without(refined: list[Tensor], boxes: list[Tensor], true_boxes: list[Tensor]) -> list[Tensor]:

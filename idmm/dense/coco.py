@@ -19,10 +19,10 @@ from pydantic.dataclasses import dataclass
 from idmm.config.parsing import dotted, expected
 from idmm.data.folder import PARTS, same_place
 from idmm.data.formats import BadImage
-from idmm.data.images import image_header, read
+from idmm.data.images import read
 from idmm.data.split import Split, class_of, counted, split_of
-from idmm.dense.faults import as_text, misfit, read_each, unusable, warn_of_turned
-from idmm.dense.targets import BoxTarget
+from idmm.dense.faults import as_text, misfits, unusable
+from idmm.dense.targets import BoxTarget, Size
 from idmm.errors import UserError, capped, checked, listed
 from idmm.progress import log
 
@@ -45,7 +45,7 @@ class _Image:
     width: Length
 
     @property
-    def size(self) -> tuple[int, int]:
+    def size(self) -> Size:
         return int(self.height), int(self.width)
 
 
@@ -74,7 +74,7 @@ class _File:
 
 @dataclass
 class _RunLengths:
-    size: tuple[int, int]
+    size: Size
     counts: str | list[Annotated[int, Field(ge=0)]]
 
 
@@ -101,8 +101,12 @@ def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int
     Raises:
         UserError: There is no such layout, or a file is not in COCO's format.
     """
-    names = [(part, name) for part in PARTS for name in (part, f"instances_{part}2017")]  # the last one counts
-    files = {part: path for part, name in names if (path := root / "annotations" / f"{name}.json").exists()}
+    files = {}
+    for part in PARTS:
+        for name in (part, f"instances_{part}2017"):  # the last one counts
+            path = root / "annotations" / f"{name}.json"
+            if path.exists():
+                files[part] = path
     if "train" not in files:
         layout = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
         raise UserError(f"data.root: '{root}' has no annotations of objects to train on, expected {layout}")
@@ -153,14 +157,11 @@ def _part(root: Path, path: Path, file: _File, labels: dict[str, int], faults: l
         if count > 1:
             reasons.append(f"image '{place}' is listed {count} times")
     split = split_of(root, [f"{folder.name}/{place}" for place in places.values()])
-    headers = read_each(split, image_header)
-    for key, header in zip(places, headers, strict=True):
-        image = images[key]
-        # bad images are reported when they are loaded
-        if not isinstance(header, BadImage) and (fault := misfit(image.size, header)):
-            reasons.append(f"image '{image.file_name}': {fault}")
+    found = misfits(path, split, [images[key].size for key in places])
+    for key, fault in zip(places, found, strict=True):
+        if fault is not None:
+            reasons.append(f"image '{images[key].file_name}': {fault}")
     faults += unusable(path, counted(len(images), "image"), reasons)
-    warn_of_turned(path, split.names, headers)
 
     outlines = [segment is not None for rows in objects.values() for _, _, segment, crowd in rows if not crowd]
     outlined = bool(outlines) and all(outlines)
@@ -221,7 +222,7 @@ def _place(name: str, folder: Path) -> str:
 
 
 # ---------------------------------------------------------------------- objects
-def _box(bbox: list[float], size: tuple[int, int]) -> np.ndarray:
+def _box(bbox: list[float], size: Size) -> np.ndarray:
     """Return COCO's [x, y, width, height] as x1, y1, x2, y2, clipped. ValueError: it is not in an image of ``size``."""
     x, y, w, h = bbox
     corners = np.array([x, y, x + w, y + h])
@@ -232,7 +233,7 @@ def _box(bbox: list[float], size: tuple[int, int]) -> np.ndarray:
     return box
 
 
-def _outline(segment: Any, size: tuple[int, int]) -> list[np.ndarray] | dict | None:
+def _outline(segment: Any, size: Size) -> list[np.ndarray] | dict | None:
     """Return COCO's outline: polygons as float32, or RLE as pycocotools itself writes it.
 
     pycocotools does not check its input and would read memory that is not its own.

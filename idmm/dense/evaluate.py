@@ -13,10 +13,11 @@ from torch import Tensor
 
 from idmm.config.dense import tested_sides
 from idmm.dense.network import Segmenter
-from idmm.dense.targets import BoxTarget
+from idmm.dense.targets import BoxTarget, Size
 from idmm.dense.transforms import letterboxed
-from idmm.models.base import resized
+from idmm.models.base import Tensors, resized
 
+Scores = dict[str, float | None]  # in percent. None: undefined
 THRESHOLDS = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}  # of COCO's 0.50, 0.55 ... 0.95
 
 
@@ -46,7 +47,7 @@ class Objects:
         ]
 
 
-def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int, short: float | None = None) -> Objects:
+def on_file(output: Tensors, size: Size, side: int, short: float | None = None) -> Objects:
     """Return a detector's output for a letterboxed canvas in pixels of the image's file.
 
     Masks are drawn at the file's size directly. torchvision's RoIAlign is not aligned, so it trains masks half a pixel
@@ -69,7 +70,7 @@ def on_file(output: dict[str, Tensor], size: tuple[int, int], side: int, short: 
     return Objects(boxes[inside].numpy(), output["labels"][inside].numpy(), output["scores"][inside].numpy(), segments)
 
 
-def _run_lengths(mask: Tensor, box: list[float], size: tuple[int, int]) -> dict:
+def _run_lengths(mask: Tensor, box: list[float], size: Size) -> dict:
     """Return a mask [1, 28, 28] (probabilities within a box), drawn into an image of ``size``, as COCO's RLE."""
     from pycocotools import mask as coco
 
@@ -85,7 +86,7 @@ def _run_lengths(mask: Tensor, box: list[float], size: tuple[int, int]) -> dict:
 
 def detection_scores(
     predictions: Sequence[Objects], truth: Sequence[BoxTarget], classes: Sequence[str]
-) -> tuple[dict[str, float | None], dict[str, np.ndarray]]:
+) -> tuple[Scores, dict[str, np.ndarray]]:
     """Return COCO's average precisions, by pycocotools.
 
     Up to 100 predictions per image count. Crowds neither help nor hurt. Means skip classes without a true object.
@@ -107,7 +108,7 @@ def detection_scores(
     true, predicted = _coco(true, sizes, len(classes)), _coco(predicted, sizes, len(classes))
     outlined = [target.segments is not None or not len(target.boxes) for target in truth]
     outlined += [objects.segments is not None for objects in predictions]
-    per_class: dict[str, np.ndarray] = {}
+    per_class = {}
     for kind, prefix in {"bbox": "", "segm": "mask_"}.items() if all(outlined) else [("bbox", "")]:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints
             evaluation = COCOeval(true, predicted, kind)
@@ -127,7 +128,7 @@ def defined_mean(values: np.ndarray) -> float | None:
     return float(values.mean()) if values.size else None
 
 
-def _coco(annotations: list[dict], sizes: list[tuple[int, int]], classes: int):
+def _coco(annotations: list[dict], sizes: list[Size], classes: int):
     from pycocotools.coco import COCO
 
     coco = COCO()
@@ -156,7 +157,7 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
     return total / len(sides)
 
 
-def classes_on_file(logits: Tensor, size: tuple[int, int], side: int) -> Tensor:
+def classes_on_file(logits: Tensor, size: Size, side: int) -> Tensor:
     """Return the class of each pixel of an image's file, int64 [H, W] on the CPU, of logits [K, S, S] on its canvas.
 
     Classes are compared in turn. All of them at the size of a photograph would need gigabytes.
@@ -171,7 +172,7 @@ def classes_on_file(logits: Tensor, size: tuple[int, int], side: int) -> Tensor:
     return classes.cpu()
 
 
-def segmentation_scores(confusion) -> tuple[dict[str, float | None], dict[str, np.ndarray]]:
+def segmentation_scores(confusion) -> tuple[Scores, dict[str, np.ndarray]]:
     """Return mean intersection over union, mean accuracy (share of a class's pixels that are right) and all pixels'.
 
     Args:

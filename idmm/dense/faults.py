@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from idmm.data.formats import BadImage, Header
+from idmm.data.formats import Header
+from idmm.data.images import image_header
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
+from idmm.dense.targets import Size
 from idmm.errors import capped, listed
 from idmm.progress import log
 
@@ -21,32 +23,32 @@ def read_each(split: Split, read_one: Callable) -> list:
     return list(parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes"))
 
 
-def as_text(size: tuple[int, int]) -> str:
+def as_text(size: Size) -> str:
     """Return a (height, width) as width x height."""
     return f"{size[1]} x {size[0]}"
 
 
-def misfit(size: tuple[int, int], header: Header) -> str | None:
-    """Return how the size of boxes or a mask (height and width) contradicts that of the image. None: it does not."""
-    if size == header.size:
-        return None
-    text = f"{as_text(size)} pixels, its image {as_text(header.size)}"
-    if header.orientation == 1:
-        return text
-    remedy = (
-        "If the labels are of the stored pixels, remove the tag (exiftool -Orientation= FILE), else export them anew"
-    )
-    return f"{text} when upright (EXIF orientation {header.orientation}). {remedy}"
+def misfits(source: Path, split: Split, sizes: Sequence[Size | None]) -> list[str | None]:
+    """Return how the size of each image's boxes or mask contradicts the image. None: it does not, or there is no size.
 
-
-def warn_of_turned(source: Path, names: Sequence[str], headers: Sequence[Header | BadImage]) -> None:
-    """Warn of files that are turned, as their labels may be of the stored pixels."""
+    Warns of images that are turned, as their labels may be of the stored pixels.
+    """
+    faults = []
     turned = []
-    for name, header in zip(names, headers, strict=True):
-        if isinstance(header, Header) and header.orientation > 1:
-            turned.append(f"'{name}' ({header.orientation})")
+    for name, size, header in zip(split.names, sizes, read_each(split, image_header), strict=True):
+        fault = None
+        if isinstance(header, Header):  # bad images are reported when they are loaded
+            if size not in (None, header.size):
+                fault = f"{as_text(size)} pixels, its image {as_text(header.size)}"
+            if header.orientation > 1:
+                turned.append(f"'{name}' ({header.orientation})")
+                remedy = "remove the tag (exiftool -Orientation= FILE), else export them anew"
+                upright = f" when upright (EXIF orientation {header.orientation})"
+                fault = fault and f"{fault}{upright}. If the labels are of the stored pixels, {remedy}"
+        faults.append(fault)
     if turned:
         line = (
             "data.root: '%s': these files have an EXIF orientation: %s. Boxes and masks must be of the upright images"
         )
         log.warning(line, source, listed(turned))
+    return faults

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from idmm.data.folder import PARTS, images_under
-from idmm.data.formats import BadImage, Header
-from idmm.data.images import digest, image_header, read
+from idmm.data.formats import BadImage
+from idmm.data.images import read
 from idmm.data.official import absent
 from idmm.data.split import Split, class_of, counted, split_of
-from idmm.dense.faults import misfit, read_each, unusable, warn_of_turned
-from idmm.dense.targets import IGNORED, MaskTarget, mask_values
+from idmm.dense.faults import misfits, read_each, unusable
+from idmm.dense.targets import IGNORED, MaskTarget, read_mask
 from idmm.errors import UserError, listed
 
 
@@ -48,10 +48,9 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
         expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
         raise UserError(f"data.root: '{root}' has no images with masks to train on, expected {expected}")
 
-    def read_mask(path: str) -> MaskTarget:
-        content = read(path)
-        values = mask_values(content)
-        return MaskTarget(path, values.shape, layout.first, digest(content)[:8].hex(), np.unique(values).tolist())
+    def target_of(path: str) -> MaskTarget:
+        values, digest = read_mask(path)
+        return MaskTarget(path, values.shape, layout.first, digest, np.unique(values).tolist())
 
     splits = {}
     for part, folder in layout.folders.items():
@@ -65,14 +64,15 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
             names = [name for name in pairs if name not in bare]
             masks = split_of(root, [f"{layout.masks}/{folder}/{pairs[name]}" for name in names])
             images = split_of(root, [f"images/{folder}/{name}" for name in names])
-            splits[part] = images, masks, read_each(masks, read_mask)
+            splits[part] = images, masks, read_each(masks, target_of)
     classes = _classes(root, layout, splits["train"][2], faults)
     parts = {}
     for part, (images, masks, targets) in splits.items():
-        headers = read_each(images, image_header)
-        warn_of_turned(root, images.names, headers)
-        reasons = [_fault(target, header, len(classes)) for target, header in zip(targets, headers, strict=True)]
-        wrong = [f"'{path}': {fault}" for path, fault in zip(masks.items, reasons, strict=True) if fault]
+        found = misfits(root, images, [getattr(target, "size", None) for target in targets])  # None: a BadImage
+        wrong = []
+        for path, target, misfit in zip(masks.items, targets, found, strict=True):
+            if fault := misfit or _fault(target, len(classes)):
+                wrong.append(f"'{path}': {fault}")
         faults += unusable(root / layout.masks, counted(len(masks), "mask"), wrong)
         parts[part] = replace(images, targets=targets)
     return parts, dict(enumerate(classes, start=layout.first))
@@ -103,12 +103,10 @@ def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], fau
     return classes
 
 
-def _fault(target: MaskTarget | BadImage, header: Header | BadImage, classes: int) -> str | None:
-    """Return the fault of a mask, given its image."""
+def _fault(target: MaskTarget | BadImage, classes: int) -> str | None:
+    """Return the fault of a mask by itself."""
     if isinstance(target, BadImage):
         return target.reason
-    if not isinstance(header, BadImage) and (fault := misfit(target.size, header)):
-        return fault
     if odd := [value for value in target.values if value >= target.first + classes and value != IGNORED]:
         expected = f"expected {target.first} to {target.first + classes - 1}, and {IGNORED} for ignored pixels"
         return f"values without a class: {listed(map(str, odd))}, {expected}"

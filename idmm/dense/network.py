@@ -4,15 +4,12 @@ Detection is torchvision's Faster and Mask R-CNN. Segmentation is UPerNet (Xiao 
 supplement. Its decoder is that of segmentation_models_pytorch, whose models do not accept maps of any backbone.
 """
 
-import math
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
-from timm.models._manipulate import group_parameters
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -24,14 +21,14 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from idmm import distributed
 from idmm.dense.cascade import BOX_WEIGHTS, IOUS, CascadeHeads, SharedBoxPredictor
-from idmm.dense.targets import IGNORED
+from idmm.dense.targets import IGNORED, Size
 from idmm.errors import SizeError
 from idmm.methods.common import at_least_fp32
-from idmm.models.build import black_image, create_backbone
-from idmm.models.grid import as_grid, token_grid
+from idmm.models.base import Tensors
+from idmm.models.build import create_backbone
+from idmm.models.maps import STRIDES, MultiScaleBackbone
 from idmm.models.weights import Checkpoint
 
-STRIDES = (4, 8, 16, 32)  # pixels from one place of a map to the next
 AUXILIARY_WIDTH = 256  # channels of the auxiliary head, as in mmsegmentation
 FULL_SIZE = 640  # side of images (pixels) from which anchors have the papers' size
 _TERMS = {  # torchvision's: ours
@@ -43,94 +40,7 @@ _TERMS = {  # torchvision's: ours
 }
 
 
-def _backbone_maps(backbone: nn.Module, images: Tensor, layers: list[int | None]) -> list[Tensor]:
-    """Return the outputs [B, D, h, w] of layers, by timm's ascending numbers and last None for the final features."""
-    if layers == [None]:
-        return [token_grid(backbone, images)]
-    final, maps = backbone.forward_intermediates(images, indices=layers[:-1])
-    return [*maps, as_grid(backbone, final, images.shape[-2:])]
-
-
-class DenseNetwork(nn.Module):
-    """A backbone with maps of strides 4, 8, 16 and 32.
-
-    Each map comes from the backbone's map with the nearest stride, the deepest of several. The last one is always the
-    final features. If the stride differs, as for three of four maps of a plain transformer, the map is enlarged by
-    transposed convolutions or max-pooled: ViTDet's simple feature pyramid (Li et al., ECCV 2022, section 3.1).
-
-    Backbone parameters without a gradient (a norm after pooling) are frozen. Processes that train together would wait
-    for their gradients.
-
-    Args:
-        backbone: A timm model without a classifier.
-        size: Side of the images (pixels).
-        in_chans: Their channels.
-
-    Attributes:
-        backbone: The unchanged timm model.
-        channels: Of the four maps.
-        several: Whether the backbone has maps of several strides.
-
-    Raises:
-        UserError: Its features do not form a grid.
-    """
-
-    def __init__(self, backbone: nn.Module, size: int, in_chans: int = 3):
-        super().__init__()
-        self.backbone = backbone
-        image, training = black_image(backbone, in_chans, size), backbone.training
-        backbone.eval()
-        maps: list[tuple[int | None, Tensor]] = []
-        with torch.no_grad():
-            if hasattr(backbone, "forward_intermediates"):
-                maps += enumerate(backbone.forward_intermediates(image, intermediates_only=True))
-            maps.append((None, _backbone_maps(backbone, image, [None])[0]))
-        # the deepest layer per stride, and its channels
-        layers = {size / features.shape[-1]: (layer, features.shape[1]) for layer, features in maps}
-        sources = [min(layers, key=lambda stride, s=s: abs(math.log2(stride / s))) for s in STRIDES]
-        self.layers = [*sorted({layers[source][0] for source in sources} - {None}), None]
-        self.sources = [self.layers.index(layers[source][0]) for source in sources]
-        self.several = len(layers) > 1
-        self.levels, self.channels = nn.ModuleList(), []
-        for source, stride in zip(sources, STRIDES, strict=True):
-            steps, width, upsampling = max(0, round(math.log2(source / stride))), layers[source][1], []
-            for step in range(steps):  # each doubles the side and halves the channels
-                upsampling += [LayerNorm2d(width >> step), nn.GELU()] if step else []
-                upsampling.append(nn.ConvTranspose2d(width >> step, width >> step + 1, kernel_size=2, stride=2))
-            self.levels.append(nn.Sequential(*upsampling))
-            self.channels.append(width >> steps)
-        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-        with torch.inference_mode(False), torch.enable_grad():  # the caller may have switched it off
-            total = sum(features.sum() for features in _backbone_maps(backbone, image, self.layers))
-            gradients = torch.autograd.grad(total, trained, allow_unused=True)
-        for parameter, gradient in zip(trained, gradients, strict=True):
-            parameter.requires_grad_(gradient is not None)
-        backbone.train(training)
-
-    def forward_features(self, images: Tensor) -> list[Tensor]:
-        """Return the maps of images [B, C, H, W]: [B, channels[i], h, w], h = H / STRIDES[i] if 32 divides H."""
-        maps = _backbone_maps(self.backbone, images, self.layers)
-        smallest = [math.ceil(side / STRIDES[-1]) for side in images.shape[-2:]]
-        outputs = []
-        for level, source, stride in zip(self.levels, self.sources, STRIDES, strict=True):
-            output = level(maps[source])
-            shape = tuple(side * STRIDES[-1] // stride for side in smallest)
-            outputs.append(output if output.shape[-2:] == shape else F.adaptive_max_pool2d(output, shape))
-        return outputs
-
-    def no_weight_decay(self) -> set[str]:
-        """Return names of the backbone's parameters without weight decay."""
-        names = self.backbone.no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else ()
-        return {f"backbone.{name}" for name in names}
-
-    def group_matcher(self, coarse: bool = False):
-        """Return layer numbers for timm's layer-wise lr decay: the backbone's own, and the rest on top."""
-        matcher = getattr(self.backbone, "group_matcher", None)
-        layers = group_parameters(self.backbone, matcher(coarse=coarse), reverse=True) if matcher else {}
-        return lambda name: layers.get(name.removeprefix("backbone."), math.inf if layers else 0)
-
-
-class Detector(DenseNetwork):
+class Detector(MultiScaleBackbone):
     """torchvision's Faster R-CNN, or Mask R-CNN, on a feature pyramid of any backbone.
 
     The pyramid is an FPN (Lin et al., CVPR 2017) if the backbone has maps of several strides, else ViTDet's simple one.
@@ -205,7 +115,7 @@ class Detector(DenseNetwork):
         for predictor in (self.rpn.head, *(head.box_predictor for head in heads)):
             predictor.register_forward_hook(_in_fp32)
 
-    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+    def forward(self, images: Tensor) -> list[Tensors]:
         """Find objects in images [B, C, H, W], in evaluation mode. 32 divides H and W.
 
         Returns:
@@ -215,7 +125,7 @@ class Detector(DenseNetwork):
         outputs, _ = self._run(images, None)
         return [{**output, "labels": output["labels"] - 1} for output in outputs]  # torchvision's 0 is the background
 
-    def loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def loss(self, batch: Tensors) -> Tensors:
         """Return the ``loss`` of a batch, in training mode, and the terms that it is the sum of.
 
         Args:
@@ -233,7 +143,7 @@ class Detector(DenseNetwork):
         terms = {_TERMS[name]: at_least_fp32(value) for name, value in losses.items()}
         return {"loss": sum(terms.values()), **terms}
 
-    def _run(self, images: Tensor, targets: list[dict] | None) -> tuple[list[dict], dict[str, Tensor]]:
+    def _run(self, images: Tensor, targets: list[dict] | None) -> tuple[list[dict], Tensors]:
         maps = OrderedDict((str(number), features) for number, features in enumerate(self.forward_features(images)))
         features = self.pyramid(maps)  # five, of strides 4 to 64
         sizes = [tuple(images.shape[-2:])] * len(images)
@@ -262,12 +172,12 @@ class _SimplePyramid(nn.Module):
         conv = partial(Conv2dNormActivation, norm_layer=LayerNorm2d, activation_layer=None)
         self.levels = nn.ModuleList(nn.Sequential(conv(c, width, 1), conv(width, width, 3)) for c in channels)
 
-    def forward(self, maps: dict[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, maps: Tensors) -> Tensors:
         outputs = {name: level(maps[name]) for name, level in zip(maps, self.levels, strict=True)}
         return outputs | {"pool": F.max_pool2d(list(outputs.values())[-1], kernel_size=1, stride=2)}
 
 
-class Segmenter(DenseNetwork):
+class Segmenter(MultiScaleBackbone):
     """UPerNet on any backbone.
 
     Args:
@@ -294,7 +204,7 @@ class Segmenter(DenseNetwork):
         self.decoder = UPerNetDecoder([0, 0, *self.channels], decoder_channels=width)
         self.head = nn.Conv2d(width, classes, kernel_size=1)
         self.auxiliary_weight = auxiliary
-        self.auxiliary: nn.Module | None = None
+        self.auxiliary = None
         if auxiliary:
             self.auxiliary = nn.Sequential(
                 Conv2dNormActivation(self.channels[2], AUXILIARY_WIDTH, kernel_size=3),
@@ -309,11 +219,11 @@ class Segmenter(DenseNetwork):
         """Return logits [B, K, S, S] of images [B, C, S, S]."""
         return self._logits(self.forward_features(images), images.shape[-2:])
 
-    def _logits(self, maps: list[Tensor], size: tuple[int, int]) -> Tensor:
+    def _logits(self, maps: list[Tensor], size: Size) -> Tensor:
         features = self.decoder([None, None, *maps])  # [B, width, S / 4, S / 4]
         return _enlarged(self.head(features), size)
 
-    def loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def loss(self, batch: Tensors) -> Tensors:
         """Return the ``loss`` of ``images`` [B, C, S, S] with the class of each pixel, ``mask`` int64 [B, S, S].
 
         With an auxiliary head also its unweighted part, ``auxiliary``.
@@ -329,7 +239,7 @@ class Segmenter(DenseNetwork):
         return {"loss": loss + self.auxiliary_weight * auxiliary, "auxiliary": auxiliary}
 
 
-def _enlarged(logits: Tensor, size: tuple[int, int]) -> Tensor:
+def _enlarged(logits: Tensor, size: Size) -> Tensor:
     return F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
 
 
@@ -347,22 +257,10 @@ def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
     return (losses.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
 
 
-@dataclass(frozen=True)
-class Layers:
-    """The layers on a backbone."""
-
-    task: str  # detect or segment
-    classes: int
-    width: int  # channels of the pyramid
-    masks: bool = False
-    cascade: bool = False
-    auxiliary: float = 0.0
-
-    def build(self, backbone: nn.Module, size: int, in_chans: int) -> Detector | Segmenter:
-        """Put the layers on a backbone, see :class:`Detector` and :class:`Segmenter`."""
-        if self.task == "segment":
-            return Segmenter(backbone, size, self.classes, self.width, in_chans, self.auxiliary)
-        return Detector(backbone, size, self.classes, self.width, self.masks, in_chans, self.cascade)
+def build_network(backbone: nn.Module, size: int, in_chans: int, task: str, **layers) -> Detector | Segmenter:
+    """Put a :class:`Detector` (``task`` detect) or :class:`Segmenter` (segment) with their arguments on a backbone."""
+    network = {"detect": Detector, "segment": Segmenter}[task]
+    return network(backbone, size, in_chans=in_chans, **layers)
 
 
 def saved_network(saved: Checkpoint) -> Detector | Segmenter:
@@ -370,6 +268,6 @@ def saved_network(saved: Checkpoint) -> Detector | Segmenter:
     kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
     dynamic = saved.extra["short_side"] is not None
     backbone = create_backbone(saved.name, saved.size, dynamic_size=dynamic, **kwargs)
-    network = Layers(**saved.extra["layers"]).build(backbone, saved.size, saved.in_chans)
+    network = build_network(backbone, saved.size, saved.in_chans, **saved.extra["layers"])
     network.load_state_dict(saved.state)
     return network.eval()

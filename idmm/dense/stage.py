@@ -9,14 +9,14 @@ from typing import ClassVar
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from idmm import distributed
 from idmm.config import DetectConfig, SegmentConfig, parsing
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
-from idmm.dense.evaluate import classes_on_file, detection_scores, on_file, segmentation_scores, segmented
-from idmm.dense.network import Detector, Layers, Segmenter
+from idmm.dense.evaluate import Scores, classes_on_file, detection_scores, on_file, segmentation_scores, segmented
+from idmm.dense.network import Detector, Segmenter, build_network
 from idmm.dense.read import split_classes
 from idmm.dense.targets import outlined
 from idmm.dense.transforms import DenseTransform
@@ -25,6 +25,7 @@ from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator
 from idmm.files import replacing, write_csv, write_text
 from idmm.methods.base import Method
+from idmm.models.base import Tensors
 from idmm.models.build import one_image_norms
 from idmm.progress import counting, log
 from idmm.seeding import derive, seeded
@@ -108,7 +109,7 @@ def run_one(setup: RunSetup) -> dict:
             log.info("%s", report)
         with seeded(derive(config.seed, "method")):
             layers = config.layers(len(stores.train.classes), has_outlines)
-            method = DenseMethod(Layers(**layers).build(backbone, phase.size, setup.spec.in_chans))
+            method = DenseMethod(build_network(backbone, phase.size, setup.spec.in_chans, **layers))
         evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
         key = derive(config.seed, "stage", phase.number)
         transform = DenseTransform(
@@ -159,7 +160,7 @@ class DenseMethod(Method):
 
     backbone: Detector | Segmenter
 
-    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: dict, key: int, epoch: int) -> Tensors:
         """Return the network's ``loss`` of a batch."""
         with one_image_norms(self.backbone, batch["images"]):
             return self.backbone.loss(batch)
@@ -179,8 +180,8 @@ class DenseEvaluator(Evaluator):
         counts: True objects or pixels of each class, [K].
     """
 
-    COUNTED: ClassVar[str]  # what ``counts`` counts
-    latest: dict[str, float | None] | None = None
+    COUNTED: ClassVar[str]  # in the plural: boxes or pixels
+    latest: Scores | None = None
     per_class: dict[str, np.ndarray]
     counts: np.ndarray
 
@@ -196,7 +197,7 @@ class DenseEvaluator(Evaluator):
         if self.short is not None:
             self.batch_size = 1  # an image's own canvas, as in idmm predict
 
-    def __call__(self, network: nn.Module) -> dict[str, float | None]:
+    def __call__(self, network: nn.Module) -> Scores:
         """Return the values for metrics.jsonl (percent, None if undefined)."""
         return {name: value for name, value in self.scores(network).items() if name in SCORES}
 
@@ -210,7 +211,7 @@ class DenseEvaluator(Evaluator):
         return counting(batches, len(self.store), label) if final and run.folder.leader else batches
 
     @abstractmethod
-    def scores(self, network: nn.Module, final: bool = False) -> dict[str, float | None]:
+    def scores(self, network: nn.Module, final: bool = False) -> Scores:
         """Return all scores in percent, None if undefined. All processes must call together.
 
         ``final``: those of the result.

@@ -11,6 +11,7 @@ from idmm.data.images import digest, read
 from idmm.data.split import Listing
 from idmm.errors import RunError
 
+Size = tuple[int, int]  # height and width (pixels)
 GREYS = {"L;2": 85, "L;4": 17}  # factors by which Pillow brightens grey values of 2 and 4 bits
 IGNORED = 255  # mask value of pixels that are neither trained nor evaluated on
 
@@ -23,7 +24,7 @@ class BoxTarget:
     labels: np.ndarray  # int64 [n], from 0
     segments: list | None  # per object polygons (float32 [2 k]) or COCO's compressed RLE. None: only boxes
     crowd: np.ndarray  # bool [n]: a group of objects in one annotation
-    size: tuple[int, int]  # height and width (pixels)
+    size: Size  # height and width (pixels)
     image_id: int | str  # in the annotation file
 
     @property
@@ -40,8 +41,17 @@ class BoxTarget:
 
     def masks(self, height: int, width: int) -> np.ndarray:
         """Return each object's outline drawn at ``height`` x ``width`` pixels, uint8 [n, h, w]."""
-        masks = [rasterised(segment, self.size, (height, width)) for segment in self.segments]
-        return np.stack(masks) if masks else np.zeros((0, height, width), dtype=np.uint8)
+        from pycocotools import mask as coco
+
+        scale = np.array([width / self.size[1], height / self.size[0]])
+        masks = np.zeros((len(self.segments), height, width), dtype=np.uint8)
+        for number, segment in enumerate(self.segments):
+            if isinstance(segment, list):
+                scaled = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segment]
+                masks[number] = coco.decode(coco.merge(coco.frPyObjects(scaled, height, width)))
+            else:
+                masks[number] = nearest(coco.decode(segment), (height, width))
+        return masks
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class MaskTarget:
     """The file of a mask."""
 
     path: str
-    size: tuple[int, int]  # height and width (pixels)
+    size: Size  # height and width (pixels)
     first: int  # value of class 0. If it is 1, the value 0 means "no class" and is ignored
     digest: str  # 16 hexadecimal digits that differ between files
     values: list[int]  # values that occur, ascending
@@ -62,11 +72,10 @@ class MaskTarget:
     def mask(self) -> np.ndarray:
         """Return the class of each pixel, uint8 [H, W], :data:`IGNORED` if none. RunError: the file changed by now."""
         try:
-            content = read(self.path)
-            values = mask_values(content)
+            values, found = read_mask(self.path)
         except BadImage as error:
             raise RunError(f"data.root: '{self.path}' was fine when checked, but now: {error.reason}") from error
-        if digest(content)[:8].hex() != self.digest:
+        if found != self.digest:
             raise RunError(f"data.root: '{self.path}' was changed while in use")
         return np.where(values == IGNORED, IGNORED, values.astype(np.int16) - self.first).astype(np.uint8)  # -1: 255
 
@@ -83,28 +92,17 @@ def outlined(targets: Sequence[BoxTarget | MaskTarget]) -> bool:
     return any(getattr(target, "segments", None) is not None for target in targets)
 
 
-def rasterised(segment: list | dict, size: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:
-    """Return an object's outline drawn at another size, uint8 of ``shape``, 1 inside.
-
-    Args:
-        segment: Polygons, [x1, y1, x2, y2, ...] each, or COCO's compressed RLE, which must be right.
-        size: Height and width of its image (pixels).
-        shape: Height and width of the result.
-    """
-    from pycocotools import mask as coco
-
-    if isinstance(segment, list):
-        scale = np.array([shape[1] / size[1], shape[0] / size[0]])
-        scaled = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segment]
-        return coco.decode(coco.merge(coco.frPyObjects(scaled, *shape)))  # [h, w]
-    return nearest(coco.decode(segment), shape)
-
-
-def nearest(mask: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def nearest(mask: np.ndarray, shape: Size) -> np.ndarray:
     """Return a mask, uint8 [H, W], resized to ``shape`` by the nearest pixel."""
     if mask.shape == shape:
         return mask
     return np.array(Image.fromarray(mask).resize(shape[::-1], Image.Resampling.NEAREST))
+
+
+def read_mask(path: str) -> tuple[np.ndarray, str]:
+    """Return the :func:`mask_values` and the digest of a file."""
+    content = read(path)
+    return mask_values(content), digest(content)[:8].hex()
 
 
 def mask_values(content: bytes) -> np.ndarray:

@@ -5,7 +5,8 @@ The canvas is a square, or with a short side the smallest that holds the images 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from idmm.config.dense import STEP
 from idmm.data.image_store import ImageStore
 from idmm.data.images import unit
 from idmm.data.views import normalise, numbered, resize
-from idmm.dense.targets import IGNORED, BoxTarget, nearest, outlined
+from idmm.dense.targets import IGNORED, BoxTarget, Size, nearest, outlined
+from idmm.models.base import Tensors
 from idmm.seeding import derive, seeded
 
 # Strengths of SSD (Liu et al., ECCV 2016) without its channel swaps, each with probability 0.5
@@ -30,7 +32,7 @@ DISTORT = v2.Compose([v2.RandomApply([v2.ColorJitter(**{name: span})]) for name,
 SANITIZE = v2.Compose([v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=1.0)])
 
 
-def letterboxed(size: tuple[int, int], side: int, scale: float = 1.0, short: float | None = None) -> tuple[int, int]:
+def letterboxed(size: Size, side: int, scale: float = 1.0, short: float | None = None) -> Size:
     """Return height and width (pixels, at least 1) of an image whose long side becomes ``side`` times ``scale``.
 
     With ``short`` the short side becomes ``short``, unless the long side would be more than ``side``.
@@ -41,13 +43,13 @@ def letterboxed(size: tuple[int, int], side: int, scale: float = 1.0, short: flo
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
-def resized_to(image: Tensor, shape: tuple[int, int]) -> Tensor:
+def resized_to(image: Tensor, shape: Size) -> Tensor:
     """Return an image, uint8 or uint16 [C, H, W], resized to float32 [C, *shape] in [0, 1]."""
     resized = resize(image, list(shape))
     return unit(resized) if resized.dtype == torch.uint8 else resized
 
 
-def canvas_of(shapes: Iterable[tuple[int, int]], side: int, short: float | None) -> tuple[int, int]:
+def canvas_of(shapes: Iterable[Size], side: int, short: float | None) -> Size:
     """Return height and width of the canvas for images of these heights and widths (pixels)."""
     if short is None:
         return side, side
@@ -55,12 +57,13 @@ def canvas_of(shapes: Iterable[tuple[int, int]], side: int, short: float | None)
     return STEP * math.ceil(max(heights) / STEP), STEP * math.ceil(max(widths) / STEP)
 
 
-def on_canvas(array: Tensor, canvas: tuple[int, int], fill: int = 0) -> Tensor:
+def on_canvas(array: Tensor, canvas: Size, fill: int = 0) -> Tensor:
     """Return an array [C, h, w] in the upper left of a canvas of height and width (H, W), [C, H, W]."""
     height, width = array.shape[1:]
     return torch.nn.functional.pad(array, (0, canvas[1] - width, 0, canvas[0] - height), value=fill)
 
 
+@dataclass(eq=False)
 class DenseTransform:
     """Makes a batch of letterboxed images, as a :data:`idmm.data.loaders.BatchFn`.
 
@@ -79,22 +82,20 @@ class DenseTransform:
         short: Short side of images for evaluation (pixels). None: the canvas is a square.
     """
 
-    def __init__(
-        self,
-        store: ImageStore,
-        size: int,
-        mean,
-        std,
-        augment: Any = None,
-        key: int = 0,
-        only_images: bool = False,
-        short: float | None = None,
-    ):
-        self.store, self.size, self.mean, self.std = store, size, mean, std
-        self.augment, self.key, self.only_images = augment, key, only_images
-        self.short_range = getattr(augment, "short_side", None)
-        self.short = self.short_range[1] if self.short_range else short
-        self.outlined = outlined(store.targets)
+    store: ImageStore
+    size: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    augment: Any = None
+    key: int = 0
+    only_images: bool = False
+    short: float | None = None
+
+    def __post_init__(self):
+        self.short_range = getattr(self.augment, "short_side", None)
+        if self.short_range:
+            self.short = self.short_range[1]
+        self.outlined = outlined(self.store.targets)
 
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Return a batch of B images as padded tensors.
@@ -121,7 +122,7 @@ class DenseTransform:
             batch["mask"] = torch.cat(masks).long()
         return numbered(batch, self.store, indices)
 
-    def _sample(self, epoch: int, i: int) -> dict[str, Tensor]:
+    def _sample(self, epoch: int, i: int) -> Tensors:
         if self.augment is None:
             return self._scaled(i, 1.0, self.short)
         with seeded(derive(self.key, "augment", epoch, i)):
@@ -141,7 +142,7 @@ class DenseTransform:
                 sample["image"] = DISTORT(sample["image"])
             return sample
 
-    def _scaled(self, i: int, scale: float, short: float | None = None) -> dict[str, Tensor]:
+    def _scaled(self, i: int, scale: float, short: float | None = None) -> Tensors:
         """Return image ``i``, letterboxed times ``scale``, or to the short side, with its target.
 
         It has ``image`` float32 [C, h, w] in [0, 1]. Detection adds ``boxes`` [n, 4], ``labels`` [n] and, with
@@ -162,6 +163,6 @@ class DenseTransform:
         return SANITIZE(sample)
 
 
-def _apply(sample: dict[str, Tensor], function: Callable) -> dict[str, Tensor]:
+def _apply(sample: Tensors, function: Callable) -> Tensors:
     """Apply a function of torchvision to image, boxes and masks."""
     return {name: function(v) if isinstance(v, tv_tensors.TVTensor) else v for name, v in sample.items()}

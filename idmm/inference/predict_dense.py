@@ -19,6 +19,7 @@ from idmm.data.split import counted
 from idmm.data.views import normalise
 from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
 from idmm.dense.network import saved_network
+from idmm.dense.targets import Size
 from idmm.dense.transforms import canvas_of, letterboxed, on_canvas, resized_to
 from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.network import Network
@@ -45,7 +46,7 @@ def predict_dense(config: PredictConfig, out: Path, paths: list[str]) -> str:
     is_segmentation, numbers = saved.extra["task"] == "segment", saved.extra["categories"]
     names, stems = _names(paths)
     categories = [{"id": n, "name": name} for n, name in zip(numbers, saved.extra["classes"], strict=True)]
-    dataset: dict[str, list] = {"images": [], "annotations": [], "categories": categories}  # COCO's format
+    dataset = {"images": [], "annotations": [], "categories": categories}  # COCO's format
     with filling(out) as folder:
         for path, (height, width), prediction in _predictions(config, saved, paths, min_score, unreadable):
             image_id = len(dataset["images"]) + 1
@@ -73,7 +74,7 @@ def predict_dense(config: PredictConfig, out: Path, paths: list[str]) -> str:
 @torch.no_grad()
 def _predictions(
     config: PredictConfig, saved: Checkpoint, paths: list[str], min_score: float, unreadable: dict[str, str]
-) -> Iterator[tuple[str, tuple[int, int], Objects | np.ndarray]]:
+) -> Iterator[tuple[str, Size, Objects | np.ndarray]]:
     """Yield path, height and width (pixels, upright) and prediction of each image, and draw the progress.
 
     The prediction of a detector is the objects, of a segmentation the class of each pixel, uint8 [H, W]. Images that
@@ -85,7 +86,7 @@ def _predictions(
     short = saved.extra["short_side"]
     batch_size = (config.batch_size or BATCH) if short is None else 1  # else their shapes differ
     network = Network.around(saved, model, saved.size, device, batch_size)
-    sizes: dict[int, tuple[int, int]] = {}
+    sizes = {}
 
     def prepare(number: int, pixels: np.ndarray) -> Tensor:
         sizes[number] = pixels.shape[:2]

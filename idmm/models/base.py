@@ -10,6 +10,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 Grid = tuple[int, int]
+Tensors = dict[str, Tensor]
 WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each step from pixels to tokens
 
 
@@ -49,7 +50,7 @@ class Released:
 
     release_names: Sequence[tuple[str, str]]  # patterns of names in the release, and our names
 
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    def checkpoint_filter_fn(self, state_dict: Tensors) -> Tensors:
         """Return weights with the public release's names replaced by ours."""
         for old, new in self.release_names:
             state_dict = {re.sub(old, new, key): value for key, value in state_dict.items()}

@@ -5,7 +5,6 @@ import copy
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import timm
 import torch
@@ -97,13 +96,13 @@ def check_name(name: str) -> None:
         raise UserError(f"model.name: {name!r} is unknown{hint}")
 
 
-def check_kwargs(kwargs: dict[str, Any]) -> None:
+def check_kwargs(kwargs: dict) -> None:
     """Raise UserError if ``model.kwargs`` has keys with a config field of their own, such as ``img_size``."""
     if used := [key for key in _RESERVED if key in kwargs]:
         raise UserError(*(f"model.kwargs: {key} is {kwargs[key]!r}; {_RESERVED[key]}, leave it out" for key in used))
 
 
-def export_kwargs(name: str, kwargs: dict[str, Any], img_size: Size | None, in_chans: int = 3) -> dict[str, Any]:
+def export_kwargs(name: str, kwargs: dict, img_size: Size | None, in_chans: int = 3) -> dict:
     """Return arguments so that ``timm.create_model(name, **kwargs)`` rebuilds the model without a classifier.
 
     They are the user's ``model.kwargs`` with the image size (pixels), if the model has this argument, and channels
@@ -146,7 +145,7 @@ def linear_classifiers(model: nn.Module) -> list[nn.Linear | nn.Conv2d]:
     return layers if covered else []
 
 
-def has_linear_classifier(name: str, kwargs: dict[str, Any]) -> bool:
+def has_linear_classifier(name: str, kwargs: dict) -> bool:
     """Return whether a model has :func:`linear_classifiers`. True if it cannot be built: the build explains why."""
     try:
         return bool(linear_classifiers(_build_on_meta(name, {**kwargs, "num_classes": 2})))
@@ -219,12 +218,12 @@ def accepts(name: str, key: str) -> bool:
     return True
 
 
-def _build_on_meta(name: str, kwargs: dict[str, Any]) -> nn.Module:
+def _build_on_meta(name: str, kwargs: dict) -> nn.Module:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return timm.create_model(name, **kwargs)
 
 
-def _build_error(name: str, kwargs: dict[str, Any], optional: dict[str, Any], error: Exception) -> UserError:
+def _build_error(name: str, kwargs: dict, optional: dict, error: Exception) -> UserError:
     """Return the error of a failed build: about the size, the arguments or the model itself."""
     if "img_size" in optional:
         try:

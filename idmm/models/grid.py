@@ -41,7 +41,7 @@ def block_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
     blocks = [module for module in named if not isinstance(module, (nn.ModuleList, nn.Sequential))]
     if not blocks:
         raise UserError(f"drloc.mode: l1_all: {model_name(model)} has no transformer blocks")
-    outputs: list[Tensor] = []
+    outputs = []
 
     def collect(module, args, output):
         outputs.append(output[0] if isinstance(output, tuple) else output)

@@ -13,7 +13,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
-from idmm.models.base import WithClassifier, resized
+from idmm.models.base import Tensors, WithClassifier, resized
 
 SIDE, CELL = 64, 8  # sides of the resized image and of a cell (pixels)
 ORIENTATIONS = 9  # of gradients, over half a turn
@@ -112,7 +112,7 @@ class Hog(WithClassifier):
         self.mean.copy_(torch.tensor(mean))
         self.std.copy_(torch.tensor(std))
 
-    def checkpoint_filter_fn(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    def checkpoint_filter_fn(self, state_dict: Tensors) -> Tensors:
         """Return weights without mean and std of images with other channels."""
         return {k: v for k, v in state_dict.items() if k not in ("mean", "std") or v.shape == self.mean.shape}
 

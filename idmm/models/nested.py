@@ -7,6 +7,7 @@ MAE store their arguments.
 import argparse
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from idmm.errors import UserError, listed
 from idmm.files import WEIGHTS_EXPECTED, weights_label
+from idmm.models.base import Tensors
 
 MAX_DEPTH = 8  # words in a prefix. lightly-train has 4
 # words in prefixes: of equally similar networks, the first kind is preferred and the last kind avoided
@@ -24,7 +26,7 @@ OBJECTS = "Python objects, which are never run"
 REMEDY = "Use the file that the tool exports, or save only the weights: torch.save(model.state_dict(), path)"
 
 
-def read_weights(path: Path, field: str) -> dict[str, Tensor]:
+def read_weights(path: Path, field: str) -> Tensors:
     """Read the weights in all entries of a file, at any depth.
 
     Args:
@@ -66,9 +68,7 @@ def _weights(entries: dict, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _weights(value, f"{prefix}{key}.")
 
 
-def best_network(
-    model: nn.Module, state: Mapping[str, Tensor], targets: Mapping[str, Tensor]
-) -> tuple[str, dict[str, Tensor]]:
+def best_network(model: nn.Module, state: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[str, Tensors]:
     """Find the network in a file that is most similar to a model.
 
     Args:
@@ -82,7 +82,7 @@ def best_network(
         is averages and teachers, others, students and momentum or key encoders, then the file's order. If none has
         half of ``targets``: no prefix and all weights.
     """
-    networks: dict[str, dict[str, Tensor]] = {}
+    networks = defaultdict(dict)
     layers = {str(number): name for number, (name, _) in enumerate(model.named_children())}
     for full_name, value in state.items():
         ends = [dot.end() for dot in re.finditer(r"\.", full_name)][:MAX_DEPTH]
@@ -90,7 +90,7 @@ def best_network(
             name = full_name[len(prefix) :]
             first, dot, rest = name.partition(".")
             layer_name = f"{layers.get(first, first)}{dot}{rest}"
-            networks.setdefault(prefix, {})[layer_name if layer_name in targets else name] = value
+            networks[prefix][layer_name if layer_name in targets else name] = value
     if convert := getattr(model, "checkpoint_filter_fn", None):
         networks = {prefix: convert(network) for prefix, network in networks.items()}
 

@@ -14,7 +14,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Data, parsing
 from idmm.errors import UserError, checked, in_short, listed, nearest
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
+from idmm.models.base import Tensors
 from idmm.models.build import Size, backbone_keys, create_backbone, export_kwargs, model_name
 from idmm.models.nested import best_network, read_weights
 
@@ -41,17 +41,17 @@ _PREPROCESSING = ("crop_pct", "interpolation", "mean", "std")
 class Checkpoint:
     """Weights (of a file on the CPU) with their metadata."""
 
-    state: dict[str, Tensor]  # everything in the file
+    state: Tensors  # everything in the file
     source: str  # the file, for messages
     field: str = ""  # config field that names the file. Messages begin with it
     name: str | None = None  # timm's. None: there is no JSON next to the file
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments the model was built with
+    kwargs: dict = dataclasses.field(default_factory=dict)  # arguments the model was built with
     mean: tuple[float, ...] = IMAGENET_MEAN  # per channel, on pixel values in [0, 1]
     std: tuple[float, ...] = IMAGENET_STD
     size: Size | None = None  # of the images in evaluation (pixels)
     crop_pct: float = CROP_PCT  # share of the resized short side that they cover
     interpolation: str = INTERPOLATION
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict)  # the rest of the JSON, e.g. classes
+    extra: dict = dataclasses.field(default_factory=dict)  # the rest of the JSON, e.g. classes
 
     @property
     def in_chans(self) -> int:
@@ -110,7 +110,7 @@ class Checkpoint:
 
 @dataclasses.dataclass
 class Report:
-    """What happened to each weight of ``source``. No name is in two lists.
+    """The fate of each weight of ``source``. No name is in two lists.
 
     As text: the counts, then the names of each list but ``loaded``. Many names are grouped by their first word.
     """
@@ -254,7 +254,7 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     return model.eval()
 
 
-def save_model(folder: str | os.PathLike, stem: str, model_state: dict[str, Tensor], **fields) -> None:
+def save_model(folder: str | os.PathLike, stem: str, model_state: Tensors, **fields) -> None:
     """Write ``<stem>.safetensors``, then ``<stem>.json``, each atomically.
 
     Args:
@@ -316,7 +316,7 @@ def _fit(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor:
     raise ValueError(f"{shapes[0]} in the checkpoint, {shapes[1]} in the model")
 
 
-def adapt_input(model: nn.Module, state: dict[str, Tensor], label: str) -> tuple[dict[str, Tensor], str]:
+def adapt_input(model: nn.Module, state: Tensors, label: str) -> tuple[Tensors, str]:
     """Return weights for RGB with a first layer for the model's channels, as in timm, and a line on the change.
 
     For one channel the weights are summed. Otherwise they repeat over the channels, scaled by 3 / channels.

@@ -94,9 +94,9 @@ class DenseStage(Stage):
         return read_images(self.NAME, self.config.data)
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:
-        from idmm.dense.network import Layers
+        from idmm.dense.network import build_network
 
-        Layers(**self.config.layers(1, masks=False)).build(backbone, phase.size, spec.in_chans)
+        build_network(backbone, phase.size, spec.in_chans, **self.config.layers(1, masks=False))
 
     def stored_size(self, size: int) -> StoredSize:
         return self.config.tested_short_side or math.ceil(size * max(1.0, *self.config.augment.scale))
