@@ -102,7 +102,7 @@ def _duplicates(stores: dict[str, ImageStore], images: list[ImageRef], unit: np.
     hashes = np.concatenate([hash_vectors(store) for store in stores.values()])
     pairs = similarity.likely_duplicates(np.hstack([unit, hashes]))
     digests = [digest for store in stores.values() for digest in store.digests]
-    first: dict[str, int] = {}
+    first = {}
     for j, digest in enumerate(digests):
         if (i := first.setdefault(digest, j)) != j:
             yield Pair("same file", images[i], images[j], float(unit[i] @ unit[j]))

@@ -140,7 +140,7 @@ def _map(found: Similarities, out: Path) -> list[str]:
         for name, colour in colours.items():
             axis.scatter(*places[[label == name for label in labels]].T, s=8, color=colour, label=name)
         shares = places / np.ptp(places, axis=0)
-        shown: list[int] = []
+        shown = []
         for i, share in enumerate(shares):
             if (np.abs(shares[shown] - share).max(axis=1) > APART).all():
                 shown.append(i)

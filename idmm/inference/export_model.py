@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import timm
@@ -44,7 +43,7 @@ class Source:
     def __init__(self, run: Path):
         self.run, self.config = run, config_of(run)
         self.saved = exported_weights(run, "init")
-        self.classes: list[str] | None = self.saved.extra.get("classes")
+        self.classes = self.saved.extra.get("classes")
         self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH)
         self.model, self.size = self.network.model, self.network.size
         module = timm.models.model_entrypoint(self.saved.name).__module__
@@ -61,10 +60,10 @@ class Source:
         return len(self.classes) if self.classes else feature_width(self.model)
 
     @property
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict:
         """How an image file becomes the model's input, for programs that do not know idmm."""
         saved, bands = self.saved, self.network.bands
-        values: dict[str, Any] = {
+        values = {
             "channels": "RGB" if saved.in_chans == 3 else "L",
             "resize": math.floor(self.size / saved.crop_pct),
             "size": [self.size, self.size],

@@ -21,7 +21,7 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
     Raises:
         UserError: No finished run in a folder, with a line per folder.
     """
-    runs: dict[str, Path] = {}  # real path -> path as given
+    runs = {}  # real path -> path as given
     notes, faults = [], []
     for folder in map(expand_home, folders):
         begun = _begun(folder)

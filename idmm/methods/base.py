@@ -13,7 +13,7 @@ from idmm.models.build import one_image_norms
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a method may need to know about the run."""
+    """The facts of a run that a method may need."""
 
     images: int  # N, from the data
     batch_size: int  # images of an optimizer step
@@ -44,7 +44,7 @@ class Method(nn.Module):
         self.backbone = backbone
         self.register_module("localization", None)  # first after the backbone, so second in the optimizer's groups
         self.head: nn.Module = nn.Identity()
-        self.lr_scales: dict[str, float] = {}
+        self.lr_scales = {}
         self.scheduled_epoch: float | None = None
         self.starts_from_features = False
         self.teacher: nn.Module | None = None

@@ -1,5 +1,6 @@
 """Charts of accuracies: bars over seeds, curves over the number of labels, of parameters or of epochs."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -101,11 +102,11 @@ class Network(NamedTuple):
 def over_parameters(networks: list[Network], path: Path) -> bool:
     """Draw accuracy over parameters (IDMM, Figure 3) if there are several sizes, and return whether there are."""
     ticks = {}
-    panels: dict[str, dict[str, Points]] = {}
+    panels = defaultdict(lambda: defaultdict(list))
     for network in networks:
         size = network.params / 1e6
         ticks[size] = f"{network.name}\n{size:.3g} M"
-        panels.setdefault(network.data, {}).setdefault(network.start, []).append((size, network.top1, network.std))
+        panels[network.data][network.start].append((size, network.top1, network.std))
     if len(ticks) > 1:
         accuracy_curves(panels, path, ("parameters without the classifier", "top-1 accuracy (%)"), ticks)
     return len(ticks) > 1

@@ -20,7 +20,7 @@ def bars(table: Table, path: Path) -> None:
     figure = Figure(figsize=size, layout="constrained")
     places = figure.subplots(len(counts), len(table.targets), squeeze=False, height_ratios=counts)
     for backbone, axes in zip(table.backbones, places, strict=True):
-        named: list[str] = []  # rows of the panel to the left
+        named = []  # rows of the panel to the left
         for target, axis in zip(table.targets, axes, strict=True):
             rows = _rows(table, backbone, target)
             for y, row in enumerate(rows):

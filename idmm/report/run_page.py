@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from idmm.errors import listed
 from idmm.files import REWRITE, reading, write_bytes
@@ -30,8 +29,8 @@ class RunFacts:
     start: str  # its weights: a run, a file, "scratch", or empty
     data: str
     model: str = ""
-    config: dict[str, Any] = field(default_factory=dict)  # dotted keys
-    result: dict[str, Any] = field(default_factory=dict)
+    config: dict = field(default_factory=dict)  # dotted keys
+    result: dict = field(default_factory=dict)
     label: str = ""  # short and unique
     method: str = ""  # of pretraining, or what else it started from
     curve: list[tuple[int, float, float]] = field(default_factory=list)  # epoch, top-1 (percent) and 0

@@ -1,8 +1,9 @@
 """Pictures of several runs: their accuracies over epochs, and over the number of parameters."""
 
+from collections import defaultdict
 from pathlib import Path
 
-from idmm.report.charts import Network, Points, accuracy_curves, over_parameters
+from idmm.report.charts import Network, accuracy_curves, over_parameters
 from idmm.report.page import Picture
 from idmm.report.run_page import RunFacts
 
@@ -10,10 +11,10 @@ from idmm.report.run_page import RunFacts
 def compare(runs: list[RunFacts], out: Path) -> list[Picture]:
     """Draw the pictures for which there are enough runs on the same data into ``out``, and return them."""
     networks, pictures = [], []
-    panels: dict[str, dict[str, Points]] = {}
+    panels = defaultdict(dict)
     for run in runs:
         if run.curve:
-            panels.setdefault(run.data, {})[run.label] = run.curve
+            panels[run.data][run.label] = run.curve
         if "backbone_params" in run.result and "top1" in run.result:
             result = run.result
             networks.append(Network(run.data, run.method, run.model, result["backbone_params"], result["top1"]))

@@ -86,7 +86,7 @@ def pretrainings(grid: dict) -> Block:
     Equal epochs can be very different numbers of optimizer steps.
     """
     heads = ("source", "method", "backbone", "images", "epochs", "batch size", "steps", "optimizer", "crops", "seconds")
-    rows: dict[tuple[str, str, str], tuple[str, ...]] = {}  # of the first seed
+    rows = {}  # of the first seed
     for run in grid["cells"]:
         place = run["source"], run["method"], run["backbone"]
         if place not in rows and (images := run.get("source_size")) and (config := run.get("pretrain_config")):

@@ -2,11 +2,11 @@
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -100,12 +100,12 @@ class SeedStats:
 def seed_stats(runs: Iterable[dict]) -> SeedStats:
     """Return the statistics of runs that differ only in their seeds."""
     runs = tuple(runs)
-    groups: dict[tuple, list[float]] = {}
+    groups = defaultdict(list)
     distances = []
     for run in runs:
         value = run.get("top1") if run["status"] == "ok" else None
         if isinstance(value, (int, float)) and math.isfinite(value):
-            groups.setdefault((run["source"], run["pretrain_seed"]), []).append(float(value))
+            groups[run["source"], run["pretrain_seed"]].append(float(value))
             distances.append(_image_distances(run))
     if not groups:
         return SeedStats(runs)
@@ -132,17 +132,17 @@ def _image_distances(run: dict) -> tuple[float, float] | None:
     return (value - interval[0], interval[1] - value) if interval else None
 
 
-def pooled(column: dict[Hashable, SeedStats], moved: Iterable[SeedStats]) -> dict[Hashable, SeedStats]:
+def pooled(column: dict, moved: Iterable[SeedStats]) -> dict:
     """Return the cells of a column with the common variance over seeds of the cells that depend on them (``moved``).
 
     Two or three seeds per cell give a poor variance. So the squared deviations of all cells of a column are pooled as
     in a one-way analysis of variance (Fisher, Statistical Methods for Research Workers, 1925). Independent draws that
     are single runs are pooled separately from those that are means, unless only others have a variance.
     """
-    groups: dict[int, list[SeedStats]] = {}
+    groups = defaultdict(list)
     for stats in moved:
         if stats.variance is not None:
-            groups.setdefault(stats.n // stats.units, []).append(stats)
+            groups[stats.n // stats.units].append(stats)
     everything = [stats for group in groups.values() for stats in group]
     result = {}
     for place, stats in column.items():
@@ -195,7 +195,7 @@ def compared(run: Path, other: Path) -> dict[str, float] | None:
     return mcnemar(correct, other_correct, groups) | {"images": images}
 
 
-def _answers(run: Path) -> tuple[dict[tuple[str, str], bool], dict[tuple[str, str], str]]:
+def _answers(run: Path) -> tuple[dict, dict]:
     """Return whether a run is correct for each test image, and the groups of those that have one."""
     path = run / PREDICTIONS
     with reading(path, "Delete it to leave out the comparison"):
@@ -216,7 +216,7 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def mcnemar(one: dict[Any, bool], other: dict[Any, bool], groups: dict[Any, str] | None = None) -> dict[str, float]:
+def mcnemar(one: dict, other: dict, groups: dict | None = None) -> dict[str, float]:
     """Compare two classifiers on the same images.
 
     Args:

@@ -1,7 +1,7 @@
 """A grid's cells as tables, with the texts and marks that every format prints."""
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product, starmap
@@ -108,18 +108,18 @@ class Table:
             _ordered(grid[f"{name}s"], (run[name] for run in runs))
             for name in ("backbone", "target", "source", "method")
         )
-        groups: dict[tuple, list[dict]] = {}
+        groups = defaultdict(list)
         for run in runs:
-            groups.setdefault((run["backbone"], Row(run["source"], run["method"]), run["target"]), []).append(run)
+            groups[run["backbone"], Row(run["source"], run["method"]), run["target"]].append(run)
         present = {row for _, row, _ in groups}
         rows = [row for row in starmap(Row, product(sources, methods)) if row in present]
         self.rows = sorted(rows, key=lambda row: not row.is_scratch)
         self.counts = Counter(run["status"] for run in runs)
         self.largest = _known(runs, "target", "largest_class")
-        baselines: dict[str, list[float]] = {}
+        baselines = defaultdict(list)
         for run in runs:
             if run.get("baseline_top1") is not None:
-                baselines.setdefault(run["target"], []).append(run["baseline_top1"])
+                baselines[run["target"]].append(run["baseline_top1"])
         self.baseline = {target: statistics.fmean(values) for target, values in baselines.items()}
         self.test_sizes = _known(runs, "target", "test_size")
         self.baseline_sizes = _known(runs, "target", "baseline_train_size")

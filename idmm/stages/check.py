@@ -1,6 +1,7 @@
 """``idmm data``: downloading a dataset, and finding its faults."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +110,7 @@ def report_lines(report: DatasetReport) -> list[str]:
     return [*lines, " ".join(verdicts) or "Nothing to fix."]
 
 
-def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str, bool]]:
+def _findings(report: DatasetReport) -> Iterator[tuple]:
     """Yield each kind of fault, its count, examples, advice, and whether it is certain, something to fix."""
     conflicts = [pair for pair in report.pairs if pair.disagrees and not pair.exact]
     advice = "They are nearly the same, but of two classes. Look at check.png in your --out folder, and correct labels."
@@ -126,16 +127,16 @@ def _findings(report: DatasetReport) -> Iterator[tuple[str, str, list[str], str,
     small = [f"{name}: {count}" for name, count in report.classes.get("train", {}).items() if count <= FEW]
     advice = "If no folder is test, one image of each is tested, and none of a class of one image. Add images."
     yield "small classes", f"{len(small)} of at most {counted(FEW, 'image')}", small, advice, False
-    groups: dict[tuple[bool, bool], list[Pair]] = {}
+    groups = defaultdict(list)
     for pair in sorted(report.pairs, key=lambda pair: not pair.disagrees):
-        groups.setdefault((pair.leaks, pair.certain if pair.leaks else pair.exact), []).append(pair)
+        groups[pair.leaks, pair.certain if pair.leaks else pair.exact].append(pair)
     for kind, key, advice in (
         ("duplicates", (False, True), "Keep one of each."),
         ("near-duplicates", (False, False), "A few within a split do no harm."),
         ("leakage", (True, True), "The same image is in two splits, so accuracies come out too high. Remove one."),
         ("suspected leakage", (True, False), "They are in two splits. Look at check.png in your --out folder."),
     ):
-        pairs = [pair for pair in groups.get(key, []) if pair not in conflicts]
+        pairs = [pair for pair in groups[key] if pair not in conflicts]
         yield kind, counted(len(pairs), "pair"), list(map(_both, pairs)), advice, key[1]
 
 

@@ -2,15 +2,15 @@
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from idmm.config import RESUME_IGNORED, Subset, parsing
-from idmm.config.commands import FewLabelConfig, ProbeConfig
+from idmm.config.commands import FewLabelConfig
 from idmm.config.stages import Backbone
 from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import spec_of
@@ -93,7 +93,7 @@ def _backbones(config: FewLabelConfig) -> dict[str, RunSetup]:
     """Return a probe for each backbone by its name, with ``untrained`` also for each architecture's fresh weights."""
     backbones = {init: resolve(replace(config, model=Backbone()).probe(init)) for init in config.init}
     if config.untrained:
-        untrained: dict[str, ProbeConfig] = {}  # by the first of equal backbones
+        untrained = {}  # by the first of equal backbones
         for label, setup in backbones.items():
             probe = replace(setup.config, init=None)
             if probe not in untrained.values():
@@ -117,9 +117,7 @@ def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
     return numbers
 
 
-def _probed(
-    splits: Listing, metric: str, backbones: dict[str, RunSetup], draws: list[Subset]
-) -> Iterator[dict[str, Any]]:
+def _probed(splits: Listing, metric: str, backbones: dict[str, RunSetup], draws: list[Subset]) -> Iterator[dict]:
     """Measure features, which are taken once per backbone, by both readouts."""
     for label, setup in backbones.items():
         setup, images = common.store_run_images(setup, splits)
@@ -138,11 +136,11 @@ def _probed(
                 yield {**record, "images": len(chosen), **scores}
 
 
-def summary(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+def summary(records: list[dict], metric: str) -> list[dict]:
     """Return mean and standard deviation over draws (None for a single one) of each run, readout and number."""
-    groups: dict[tuple, list[float]] = {}
+    groups = defaultdict(list)
     for record in records:
-        groups.setdefault((record["run"], record["readout"], record["per_class"]), []).append(record[metric])
+        groups[record["run"], record["readout"], record["per_class"]].append(record[metric])
     rows = []
     for (run, readout, number), values in groups.items():
         row = {"run": run, "readout": readout, "per_class": number, "mean": statistics.mean(values)}
@@ -152,10 +150,10 @@ def summary(records: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
 
 def table(result: dict) -> str:
     """Return the summary as Markdown, a row for each readout of each run."""
-    cells: dict[tuple, list[str]] = {}
+    cells = defaultdict(list)
     for row in result["summary"]:
         spread = "" if row["std"] is None else f" ± {row['std']:.1f}"
-        cells.setdefault((row["run"], row["readout"]), []).append(f"{row['mean']:.1f}{spread}")
+        cells[row["run"], row["readout"]].append(f"{row['mean']:.1f}{spread}")
     draws = f"mean ± standard deviation over {result['seeds']} draws" if result["seeds"] > 1 else "one draw"
     images = f"the {result['test_size']:,} test images of {result['dataset']}"
     lines = [
@@ -168,10 +166,9 @@ def table(result: dict) -> str:
 
 
 def _draw(result: dict, path: Path) -> None:
-    panels: dict[str, dict[str, list[tuple]]] = {}
+    panels = defaultdict(lambda: defaultdict(list))
     for row in result["summary"]:
-        panel = panels.setdefault(READOUTS[row["readout"]], {})
-        panel.setdefault(row["run"], []).append((row["per_class"], row["mean"], row["std"] or 0.0))
+        panels[READOUTS[row["readout"]]][row["run"]].append((row["per_class"], row["mean"], row["std"] or 0.0))
     ylabel = f"{METRICS[result['metric']]} on the test images of {result['dataset']} (%)"
     ticks = {count: str(count) for count in result["per_class"]}
     note = f"mean, bars: ± 1 standard\ndeviation over {result['seeds']} draws" if result["seeds"] > 1 else None

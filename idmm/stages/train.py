@@ -42,7 +42,7 @@ from idmm.training.run_folder import check_config
 
 CHANCE = 0.05  # p-value below which a difference counts
 LEAST = 0.1  # of the time, for each stage at least
-IMAGES = "images.json"  # what identifies the images that the command began with
+IMAGES = "images.json"  # the digests of the images that the command began with
 SHORTEST = 0.01  # minutes for all stages, which divide them to a thousandth
 
 
@@ -126,7 +126,7 @@ def _of_first_process(state: TrainState, device: str) -> TrainState:
     return distributed.broadcast(state)
 
 
-# ---------------------------------------------------------------------- what there is, what to do
+# ---------------------------------------------------------------------- the images and the plan
 def _load(command: TrainCommand, out: Path) -> TrainState | None:
     """Return the state that an earlier call of the same command saved."""
     if not (out / FILE).exists():
@@ -247,7 +247,7 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
         return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
 
-# ---------------------------------------------------------------------- what came of it
+# ---------------------------------------------------------------------- the report
 def _report(state: TrainState) -> list[str]:
     """Return the lines of the result: accuracy, baseline, largest class and the gain, if there was a comparison."""
     lines, result, pseudolabel = [], state.result, state.plan.pseudolabel

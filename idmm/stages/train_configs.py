@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from idmm.config import FinetuneConfig, PretrainConfig, Train, parsing
 from idmm.config.commands import TrainCommand, TrainModel
@@ -46,7 +45,7 @@ SAVED = 0.1  # of a stage's minutes, after which it writes a checkpoint, if not 
 def _common(command: TrainCommand, part: str, minutes: float, init: str | None, model: dict) -> dict:
     """Return the keys of all stages."""
     out = Path(command.out)
-    keys: dict[str, Any] = {"seed": command.seed, "out": str(out if part == "last" else out / part)}
+    keys = {"seed": command.seed, "out": str(out if part == "last" else out / part)}
     keys |= {"train.minutes": minutes, "train.save_minutes": min(Train().save_minutes, SAVED * minutes)}
     keys |= {"train.device": command.device} | ({"init": init} if init else {"model": model})
     if init and init == command.init:

@@ -98,7 +98,7 @@ def readable_images(data: Data, out: Path) -> tuple[Data, Listing, bool]:
 
     OUT/skipped.csv lists the broken ones. Each image is decoded once. UserError: more than ``MOST_SKIPPED`` are broken.
     """
-    skipped: dict[str, str] = {}
+    skipped = {}
     while True:
         chosen, listing = chosen_images(data, out)
         if data.name != "folder":

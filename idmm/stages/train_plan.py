@@ -67,7 +67,7 @@ FITTED = (Kept.BASELINE, Kept.LINEAR, Kept.JOINED_LINEAR)  # by logistic regress
 
 @dataclass(frozen=True)
 class Counts:
-    """What there is to learn from."""
+    """The images and labels to learn from."""
 
     images: int  # to train on, with labels or without
     labelled: int
@@ -154,7 +154,7 @@ class TrainState:
         return part == "last" and self.best in FITTED
 
     def label(self, part: str) -> str:
-        """Return what a stage does, in a few words."""
+        """Return a few words on a stage."""
         if part == "last":
             return f"the classifier ({self.best or self.plan.model['name']})"
         return LABELS_OF_STAGES[part]

@@ -64,7 +64,7 @@ class JoinedFeatures:
         model.set_statistics(pixels.mean, pixels.std)
         self.network = replace(pixels, model=model, size=max(plan.hand_size, plan.size), crop_pct=1.0)
         some = [items[i] for i in numpy_rng(seed, "features").permutation(len(items))[:IMAGES]]
-        unreadable: dict[str, str] = {}
+        unreadable = {}
         batches = list(self.network.file_batches(some, some, unreadable))
         report_unreadable(unreadable, len(some), "data.root")
         model.frozen.to(pixels.device)

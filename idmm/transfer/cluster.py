@@ -32,8 +32,8 @@ def run(grid: Grid) -> None:
     with connected(grid.config.ray) as (ray, num_gpus):
         limits = {"max_retries": DEATHS - 1, "num_cpus": grid.config.ray.num_cpus, "num_gpus": num_gpus}
         task, grid_ref = ray.remote(**limits)(_run_job), ray.put(grid)
-        futures: dict[str, Any] = {}  # by key of the job
-        running: dict[Any, Job] = {}  # by future
+        futures = {}  # by key of the job
+        running = {}  # by future
         for job in grid.remaining():  # each after the one that it needs
             future = task.options(name=job.title).remote(grid_ref, job, os.getcwd(), futures.get(job.needs))
             futures[job.key], running[future] = future, job

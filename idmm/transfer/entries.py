@@ -1,9 +1,9 @@
 """The entries of a grid's lists: sources, targets, methods, backbones and weights, each checked. No torch."""
 
 import os
+from collections import defaultdict
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
@@ -30,7 +30,7 @@ class Entry:
     kind: str  # the list
     place: str  # e.g. sources[0]
     label: str  # in no job's key
-    values: dict[str, Any]  # its keys
+    values: dict  # its keys
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ def read_entries(grid: GridConfig, faults: list[str]) -> Entries:
     _check_labels(grid, entries, faults)
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
         faults.append("sources: none, and neither scratch nor weights: there is nothing to run. Name a dataset")
-    valid: Entries = {kind: [] for kind in entries}
+    valid = {kind: [] for kind in entries}
     for kind, members in entries.items():
         for entry in members:
             try:
@@ -92,7 +92,7 @@ def _read_list(grid: GridConfig, kind: str, faults: list[str]) -> list[Entry]:
     return entries
 
 
-def _default_label(kind: str, values: dict[str, Any]) -> str:
+def _default_label(kind: str, values: dict) -> str:
     """Return the name, or the last part of a folder's path, with the subset."""
     name, subset, root = values["name"], values.get("subset"), values.get("root")
     if kind in SIDES and name == "folder" and root is not None:
@@ -104,9 +104,9 @@ def _default_label(kind: str, values: dict[str, Any]) -> str:
 def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None:
     labels = {kind: {entry.label for entry in members} for kind, members in entries.items()}
     for members in entries.values():
-        twins: dict[tuple, list[str]] = {}
+        twins = defaultdict(list)
         for entry in members:  # weights of several backbones may share a label
-            twins.setdefault((entry.label, str(entry.values.get("backbone"))), []).append(entry.place)
+            twins[entry.label, str(entry.values.get("backbone"))].append(entry.place)
         for (label, _), places in twins.items():
             if len(places) > 1:
                 faults.append(f"{' and '.join(places)}: each has the label '{label}'. Give each its own label")

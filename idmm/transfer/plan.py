@@ -69,12 +69,12 @@ class GridPlan:
 
     def __init__(self, grid: GridConfig):
         self.grid = grid
-        self.jobs: dict[str, Job] = {}
-        self.cells: dict[Cell, str] = {}
-        self.faults: list[str] = []
-        self.notes: dict[str, None] = {}
-        self._places: dict[tuple[str, str], str] = {}  # by stage and fault of its options: where it occurred first
-        self._recipes: dict[tuple[str, str], dict] = {}
+        self.jobs = {}
+        self.cells = {}
+        self.faults = []
+        self.notes = {}
+        self._places = {}  # by stage and fault of its options: where it occurred first
+        self._recipes = {}
         self._seed_pairs = _seed_pairs(grid)
         self.entries = read_entries(grid, self.faults)
         for stage in TRAINING:

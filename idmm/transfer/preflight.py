@@ -44,7 +44,7 @@ class _Checks:
 
     def __init__(self, grid: GridConfig, faults: list[str]):
         self.grid, self.faults = grid, faults
-        self._results: dict[str, tuple[Any, tuple[str, ...]]] = {}  # of each check: its value and faults
+        self._results = {}  # of each check: its value and faults
 
     def check_job(self, job: Job, side: str, backbone: str) -> None:
         """Check the needs of a job. ``side`` and ``backbone`` name the entries of its data and model."""

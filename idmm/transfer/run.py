@@ -99,7 +99,7 @@ class Grid:
                   ("source", "method", "backbone", "target")}  # fmt: skip
         return {"version": idmm_version(), "protocol": self.config.target.protocol, **labels, "cells": cells}
 
-    def _cell(self, cell: Cell, failures: dict[str, Failure]) -> dict:
+    def _cell(self, cell: Cell, failures: dict) -> dict:
         job = self.plan.jobs[self.plan.cells[cell]]
         start = self.plan.jobs[job.needs] if job.needs else None
         result, pretraining = self.result(job), self.result(start) if start else {}
