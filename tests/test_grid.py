@@ -12,15 +12,12 @@ from idmm.models.grid import as_grid, block_outputs
 SMALL_VIT = {"patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 2}
 MODELS = [
     ("deit_tiny_patch16_224", SMALL_VIT, (4, 6), 2),
-    ("deit_tiny_distilled_patch16_224", SMALL_VIT, (4, 6), 2),
-    ("vit_base_patch16_224", SMALL_VIT | {"patch_size": 8}, (8, 12), 2),
     ("vit_tiny_patch16_224", SMALL_VIT | {"class_token": False, "global_pool": "avg"}, (4, 6), 2),
     ("pvt_v2_b0", {}, (2, 3), 8),
     ("swin_tiny_patch4_window7_224", {"window_size": 2, "embed_dim": 24, "depths": [2, 1, 1, 1]}, (2, 3), 5),
     ("t2t_vit_7", {}, (4, 6), None),
     ("cvt_13", {}, (4, 6), None),
     ("resnet18", {"zero_init_last": False}, (2, 3), 0),  # else the shortcuts alone speak, which skip places
-    ("convnext_atto", {}, (2, 3), 12),
 ]
 IDS = [f"{name}-{i}" for i, (name, *_) in enumerate(MODELS)]
 

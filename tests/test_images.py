@@ -52,6 +52,12 @@ def pixels(data, dtype=np.uint8):
     return array
 
 
+def depth_of(name):
+    if "16 bits" in name:
+        return np.uint16
+    return np.uint8
+
+
 def image(values, mode=None, dtype=np.uint8):
     return Image.fromarray(np.array(values, dtype=dtype), mode)
 
@@ -77,7 +83,6 @@ def white_is_0(values):
 
 
 GREYS = {  # a file, and its grey levels
-    "1 bit": (lambda: encode(image([[0, 255], [255, 0]]).convert("1")), [[0, 255], [255, 0]]),
     **{f"16 bits {format}": (lambda f=format: encode(image(DEEP, dtype=np.uint16), f), DEEP)
        for format in ("PNG", "TIFF")},
     "16 bits JPEG 2000": (lambda: imagecodecs.jpeg2k_encode(np.array(DEEP, np.uint16), level=0), DEEP),
@@ -90,7 +95,7 @@ GREYS = {  # a file, and its grey levels
 @pytest.mark.parametrize("name", GREYS)
 def test_grey_keeps_its_bits(name):
     file, wanted = GREYS[name]
-    array = pixels(file(), np.uint16 if "16 bits" in name else np.uint8)
+    array = pixels(file(), depth_of(name))
     assert array[:, :, 0].tolist() == wanted and (array == array[:, :, :1]).all()
 
 
@@ -109,7 +114,6 @@ COLOURS = {  # a file and its pixels
     "16 bits": (lambda: png(2, 1, 16, 2, DEEP_RGB), [[[65535, 0, 25700], [0, 65535, 257]]]),
     "alpha, 16 bits": (lambda: png(2, 1, 16, 6, struct.pack(">8H", 65535, 0, 0, 65535, 9, 9, 9, 0)),
                        [[[65535, 0, 0], [65535] * 3]]),
-    "palette of a TIFF": (lambda: encode(palette_image(), "TIFF"), [[RED, BLUE, GREEN]]),
     "alpha": (lambda: encode(image(ALPHA, "RGBA")), [[RED, WHITE, [255, 127, 127]]]),
     "grey with alpha": (lambda: encode(Image.merge("LA", [Image.new("L", (2, 1), 10), image([[255, 0]])])),
                         [[[10] * 3, WHITE]]),
@@ -125,8 +129,7 @@ COLOURS = {  # a file and its pixels
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_and_transparency_on_white(name):
     given, wanted = COLOURS[name][0](), COLOURS[name][1]
-    deep = np.uint16 if "16 bits" in name else np.uint8
-    assert pixels(given, deep).tolist() == wanted
+    assert pixels(given, depth_of(name)).tolist() == wanted
 
 
 def test_cmyk_jpeg_plain_and_adobe():
@@ -187,12 +190,9 @@ def by_pillow(format, **options):
 
 TURNED = {  # files of SQUARES by their orientation
     "JPEG": by_pillow("JPEG", quality=100, subsampling=0),
-    "PNG": by_pillow("PNG"),
     "AVIF": by_pillow("AVIF", quality=100, subsampling="4:4:4"),
     "HEIC": lambda o: heic(Image.fromarray(SQUARES), exif=exif_of(o).tobytes()),
-    "TIFF": by_pillow("TIFF"),
     "TIFF, strips": lambda o: tagged(SQUARES, o, rowsperstrip=5),
-    "TIFF, planes": lambda o: tagged(SQUARES.transpose(2, 0, 1), o, planarconfig="separate"),
     "TIFF, zlib tiles": lambda o: tagged(SQUARES, o, compression="zlib", predictor=True, tile=(16, 16)),
     "TIFF, 16-bit strips": lambda o: tagged(DEEP_SQUARES, o, rowsperstrip=5),
     "PNG, 16 bits": with_exif,
@@ -221,18 +221,15 @@ def test_heic_without_its_library_names_the_extra(monkeypatch, tmp_path, capsys)
     assert wanted in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("ending", ["png", "tif", "npy"])
-def test_only_one_large_image_is_in_memory(ending, monkeypatch):
+@pytest.mark.parametrize("write", [np.save, tifffile.imwrite])
+def test_only_one_large_image_is_in_memory(write, monkeypatch):
     """In any format. Small ones are read by all threads together."""
     monkeypatch.setattr(parallel, "cores", lambda: 4)
     monkeypatch.setattr(formats, "MAX_PIXELS", 8 * 100)
     counts, most, lock = collections.Counter(), collections.Counter(), threading.Lock()
     for side in (10, 11):
         array, file = np.zeros((side, side), np.uint8), io.BytesIO()
-        if ending == "npy":
-            np.save(file, array)
-        else:
-            Image.fromarray(array).save(file, {"png": "PNG", "tif": "TIFF"}[ending])
+        write(file, array)
         content = file.getvalue()
 
         def work(_, content=content, side=side):
@@ -286,10 +283,8 @@ def rgba(opacity, dtype=np.uint8):
 CLEAR = {  # files whose opacity is 0 everywhere, and what is shown
     "PNG": (encode(Image.fromarray(rgba(0))), SQUARES),
     "TIFF, zlib tiles": (by_tifffile(rgba(0), compression="zlib", predictor=True, tile=(16, 16)), SQUARES),
-    "grey": (encode(Image.fromarray(rgba(0)[:, :, 2:].copy(), "LA")), np.repeat(SQUARES[:, :, 2:], 3, axis=2)),
     "palette": (encode(palette_image(), transparency=bytes(3)), [[RED, BLUE, GREEN]]),
     "PNG, 16 bits": (imagecodecs.png_encode(rgba(0, np.uint16)), DEEP_SQUARES),
-    "TIFF, 16 bits": (by_tifffile(rgba(0, np.uint16), extrasamples=[2]), DEEP_SQUARES),
     "array": (rgba(0, np.uint16), DEEP_SQUARES),
 }
 
@@ -301,12 +296,10 @@ def test_an_opacity_of_0_everywhere_is_none(name):
 
 
 def test_one_pixel_of_some_opacity_leaves_the_others_white():
-    for dtype, top in ((np.uint8, 255), (np.uint16, 65535)):
-        array = rgba(0, dtype)
-        array[3, 5] = [0, 0, 0, top]
-        encoded = encode(Image.fromarray(array)) if dtype == np.uint8 else imagecodecs.png_encode(array)
-        decoded = read_image(encoded)
-        assert (decoded.pixels != top).any(axis=2).sum() == 1
+    array = rgba(0, np.uint16)
+    array[3, 5] = [0, 0, 0, 65535]
+    decoded = read_image(imagecodecs.png_encode(array))
+    assert (decoded.pixels != 65535).any(axis=2).sum() == 1
 
 
 def test_paths_of_any_alphabet_and_wrong_suffixes(tmp_path):
@@ -324,9 +317,6 @@ def test_bad_files_say_why(tmp_path):
 
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     assert reason(b"just some text\n" * 20) == "not an image"
-    for format in ("JPEG", "PNG", "WEBP", "TIFF"):
-        data = encode(noise, format)
-        assert reason(data[: len(data) // 2]).startswith(("unreadable or truncated (", "not an image")), format
     assert reason(encode(noise, "JPEG")[:2000]).startswith("unreadable or truncated (image file is truncated")
     assert reason(tmp_path / "gone.png") == "no such file or directory"
     (tmp_path / "empty.png").touch()
@@ -343,9 +333,7 @@ def test_bombs_are_refused_by_their_header():
 
 
 def test_short_side_is_bounded_and_never_enlarged():
-    for given, bound, wanted in (
-        ((30, 90), 10, (10, 30)), ((90, 30), 10, (30, 10)), ((100, 151), 50, (50, 76)), ((40, 40), 7, (7, 7)),
-    ):  # fmt: skip
+    for given, bound, wanted in (((90, 30), 10, (30, 10)), ((100, 151), 50, (50, 76))):
         assert fitted(np.zeros((*given, 3), dtype=np.uint8), bound).shape == (*wanted, 3)
     array = np.zeros((30, 90, 3), dtype=np.uint8)
     assert all(fitted(array, bound) is array for bound in (None, 30, 400))

@@ -2,21 +2,19 @@
 
 import json
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from folders import TINY, paint, result, section, tree
-from helpers import VIT, distance, flags, inside, metrics, refused, run_info, same, state, weights
+from frozen import exported, timms
+from helpers import VIT, distance, flags, inside, metrics, refused, run_info, state, weights
 from PIL import Image
 from test_distributed import ALONE, both
 from test_losses import naive as naive_instance
-from test_resume import stop_at
 from tiny import SIDE, assert_same_loss, backbone, batch, make
 
-from idmm import load_backbone
 from idmm.config import Subset
 from idmm.data.listing import list_images
 from idmm.methods.mixing import draw_cutmix, mix_images
@@ -100,7 +98,6 @@ def test_a_batch_without_labels_has_no_label_loss_and_uses_the_classifier():
 @pytest.mark.parametrize(
     ("name", "size", "kwargs"),
     [
-        ("resnet10t", 32, {}),  # a linear classifier
         ("deit_tiny_distilled_patch16_224", 32, VIT),  # two of them
         ("levit_128s", 224, {}),  # a norm before it
         ("volo_d1_224", 64, {}),  # another beside it
@@ -123,8 +120,8 @@ def test_logits_are_the_models_own(name, size, kwargs):
         torch.testing.assert_close(pooled, model.forward_head(tokens, pre_logits=True))
 
 
-@pytest.mark.parametrize("asked", [{"per_class": 2, "seed": 3}, {"total": 5}])
-def test_labels_are_drawn_as_a_subset_is(asked, tmp_path):
+def test_labels_are_drawn_as_a_subset_is(tmp_path):
+    asked = {"per_class": 2, "seed": 3}
     root = tree(tmp_path / "d", train={"a": 6, "b": 8}, test={"a": 1, "b": 1})
     paint(root / "unlabelled/deep/er/x.png", 1)
     held = {"val_fraction": 0.25}
@@ -145,18 +142,12 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
         splits = list_images(section(root), labelled=False)
     assert f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining only" in caplog.messages
     assert len(splits.train) == 11 and splits.train.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3
-    assert splits.train.classes == ["a", "b"] and len(splits.test) == 2 and splits.unlabelled is None
     assert len(list_images(section(root), labelled=True).train) == 8, "fine-tuning and probes"
     fields = {"subset": Subset(per_class=2), "val_fraction": 0.25, "groups": "([0-9])"}
     some = list_images(section(root, **fields), labelled=False)
     held = {name[-5] for part in (some.val, some.test) for name in part.names}
     more = [f"unlabelled/{i}.png" for i in range(3) if f"{i}" not in held]
     assert "0" in held and [name for name in some.train.names if not name.startswith("train/")] == more
-    shutil.rmtree(root / "train/b")
-    (root / "train/a").rename(root / "train/flat")
-    assert list_images(section(root), labelled=False).train.labels is None, "no classes, no labels"
-    (root / "train").rename(root / "pictures")
-    assert len(list_images(section(root), labelled=False).train) == 9, "any tree: all that there is"
 
 
 SMALL = {
@@ -187,22 +178,15 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     out, _ = ran
     found, info = result(out), json.loads((out / "model.json").read_text())
     assert (found["train_size"], found["labelled_size"], found["test_size"], found["num_classes"]) == (20, 8, 6, 2)
-    assert {"top1", "top1_interval", "top5", "mean_per_class", "largest_class", "loss", "knn", "epochs"} <= {*found}
+    assert {"top1_interval", "mean_per_class", "loss", "knn"} <= {*found}
     assert info["classes"] == ["a", "b"] and info["kwargs"]["num_classes"] == 2 and info["ema"] is True
     assert {"predictions.csv", "per_class.csv", "confusion.png", "curves.png"} <= {path.name for path in out.iterdir()}
-    import timm
-    from safetensors.torch import load_file
-
-    model = timm.create_model(info["name"], **info["kwargs"]).eval()
-    model.load_state_dict(load_file(out / "model.safetensors"), strict=True)
-    prepare = {key: info[key] for key in ("crop_pct", "interpolation", "mean", "std")}
-    transform = timm.data.create_transform(info["size"], **prepare)
+    model, _ = exported(out)
     names = sorted((root / "test").glob("*/*"))
-    images = torch.stack([transform(Image.open(name)) for name in names])
+    images = torch.stack([timms(info)(Image.open(name)) for name in names])
     with torch.inference_mode():
         right = [info["classes"][k] == name.parent.name for k, name in zip(model(images).argmax(1), names, strict=True)]
     assert found["top1"] == pytest.approx(100 * np.mean(right))
-    assert load_backbone(out).num_classes == 0
     shared = weights(out)
     assert all(torch.equal(t, shared[f"model/{n[9:]}"]) for n, t in shared.items() if n.startswith("backbone/"))
     assert torch.equal(shared["model/head.weight"], state(out)["ema"]["head.weight"])
@@ -211,33 +195,18 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     assert "has 16 images, and 4 more without labels, for pretraining only" in log
 
 
-def test_a_run_that_was_stopped_is_the_run_that_was_not(ran, tmp_path, monkeypatch):
-    out, given = ran
-    given = {**given, "train__save_minutes": 0}
-    stop_at(monkeypatch, 1, 1, 1)
-    assert inside("pretrain", tmp_path / "run", **given) == 130
-    monkeypatch.undo()
-    assert not (tmp_path / "run/result.json").exists()
-    assert inside("pretrain", tmp_path / "run", **given) == 0
-    assert same(out, tmp_path / "run")
-    again = metrics(tmp_path / "run")
-    assert [r["label_loss"] for r in again] == [r["label_loss"] for r in metrics(out)]
-
-
 OWN = ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")
 OTHER = {f"method__{key}": None for key in OWN}
-MISTAKES = [  # what is changed, and how the last line begins; ROOT is the folder of images
+MISTAKES = [  # what is changed, and how the last line begins
     ({"data__root": "bare"}, "data.root: 'bare' has no 'train' folder"),
     ({"data__root": "untested"}, "data.root: 'untested' has no 'val' or 'test' images to evaluate on"),
     ({"data__labelled": {"per_class": 2}, "method__label_weight": None}, "data.labelled: no label is used, as "),
-    ({"data__labelled": {"per_class": 9}}, "data.labelled.per_class: 9 is more than the 8 training images"),
     ({"data__labelled": {"total": 17}}, "data.labelled.total: 17 is more than the 16 training images"),
     ({"data__labelled": {"total": 1}}, "data.labelled: the images that are drawn are all of class "),
     ({**OTHER, "method__name": "supcon", "data__labelled": {"per_class": 2}},
      "data.labelled: supcon cannot use images without labels. "),
     ({**OTHER, "method__name": "simclr", "method__label_weight": 1},
      "method.label_weight: got 1, but simclr has no such option. Leave it out."),
-    ({"out": "ROOT/unlabelled/run"}, "out: 'ROOT/unlabelled/run' lies among the images of 'ROOT/unlabelled' and would"),
 ]  # fmt: skip
 
 
@@ -246,10 +215,9 @@ def test_mistakes_leave_no_folder(changes, line, root, tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     paint(tmp_path / "bare/0.png")
     tree(tmp_path / "untested", train={"a": 2, "b": 2})
-    out = Path(changes.get("out", "run").replace("ROOT", str(root)))
-    changes = {"data__root": str(root), **{key: value for key, value in changes.items() if key != "out"}}
-    *_, found = refused(capsys, ["pretrain", *flags("pretrain", out, **{**SMALL, **changes})])
-    assert found.startswith(line.replace("ROOT", str(root))) and not out.exists()
+    given = {**SMALL, "data__root": str(root), **changes}
+    *_, found = refused(capsys, ["pretrain", *flags("pretrain", "run", **given)])
+    assert found.startswith(line) and not Path("run").exists()
 
 
 def test_two_processes_are_one(root, tmp_path):

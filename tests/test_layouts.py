@@ -1,7 +1,6 @@
 """Every dataset opens from its official layout in the order of the lists. A line tells what is wrong with it."""
 
 import os
-import shutil
 
 import numpy as np
 import official_trees
@@ -9,7 +8,6 @@ import pytest
 from folders import faults, paint, section
 from official_trees import BUILD, IMAGES, advice, append, opened, resize
 
-from idmm import config
 from idmm.data.images import read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
@@ -85,13 +83,9 @@ SPOILT = [  # dataset, what is done to the base, the line
      "'BASE' lacks 1 listed images: images/Abyssinian_201.jpg"),
     ("indoor67", lambda b: append(b / "TestImages.txt", "\nImages/gameroom/1.jpg"),
      "'BASE' lacks 1 listed images: Images/Images/gameroom/1.jpg"),
-    ("indoor67", lambda b: (b / "TestImages.txt").unlink() or (b / "TestImages.txt").mkdir(),
-     "a list in 'BASE/..' is damaged (IsADirectoryError: "),
     ("cub200", lambda b: append(b / "images.txt", "6 x.jpg"), "a list in 'BASE/..' is damaged (KeyError: '6')"),
     ("imagenet", lambda b: paint(b / "train/n00000001/1.JPEG"),
      "'BASE/val' lacks classes of 'BASE/train': n00000001"),
-    ("imagenet", lambda b: shutil.rmtree(b / "train") or (b / "train").touch(),
-     "'BASE' lacks train/*/*. 'idmm data info imagenet' shows the expected files"),
 ]  # fmt: skip
 
 
@@ -114,6 +108,3 @@ def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):
             "data.root: dtd: 3 test images, its protocol has 4",
             "data.root: dtd: 3 classes, its protocol has 47",
         ]
-    resize(monkeypatch, "dtd", 6, 3, 3)  # what is held out or not drawn is no mismatch
-    splits = opened("dtd", tmp_path, val_fraction=0.5, subset=config.Subset(total=2))
-    assert (len(splits.train), len(splits.val), len(splits.test)) == (2, 3, 3)

@@ -94,16 +94,6 @@ def test_tiles_stand_large_logits_and_rows_of_no_length():
         assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(of.sum(), (z, w)))
 
 
-def test_order_of_views_and_of_instances_does_not_matter(inputs):
-    z, w, _, target, mixed = inputs
-    loss = instance_discrimination_loss(z, w, target, mixed, 0.7)
-    views = torch.randperm(len(z), generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(instance_discrimination_loss(z[views], w, target[views], mixed[views], 0.7), loss)
-    rows = torch.randperm(len(w), generator=torch.Generator().manual_seed(3))
-    place = torch.argsort(rows)  # instance i now stands in row place[i]
-    torch.testing.assert_close(instance_discrimination_loss(z, w[rows], place[target], place[mixed], 0.7), loss)
-
-
 def test_what_cannot_be():
     z = torch.zeros(1, 2)
     with pytest.raises(ValueError, match="at least 2 instances, got 1"):

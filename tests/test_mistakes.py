@@ -11,10 +11,6 @@ from folders import tree
 from frozen import a_run
 from helpers import ENVIRONMENT, ROOT, flags, inside, logged, refused
 
-from idmm.config.parsing import build
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import GridPlan
-
 NO_OUT = "out: missing. Name a folder for all that the run writes (--out runs/a)"
 LITTLE = dict(data__subset=None, train__epochs=1, train__save_minutes=60)
 DIGITS = "data.name: scikit-learn's digits, as neither --data.name nor --data.root was given"
@@ -52,8 +48,6 @@ def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, c
     where = ["--data.name", name, "--data.root", pictures]
     assert refused(capsys, ["pretrain", *where, "--out", tmp_path / "o"]) == [line]
     assert refused(capsys, ["data", "check", name, "--root", pictures])[-1] == line
-    grid = {"out": "o", "sources": [{"name": name, "root": str(pictures)}], "targets": ["digits"]}
-    assert GridPlan(build(GridConfig, grid)).faults == [f"sources '{name}': {line}"]
     assert not (tmp_path / "o").exists()
 
 
@@ -61,12 +55,10 @@ INIT = "init: 'a' does not exist, expected a run folder, or a "
 FLOWER = "data.name: 'flower' is not known"
 MISTAKES = [  # command line, how each line of the answer begins
     ("finetune --config paper", [NO_OUT]),
-    ("pretrain --data.name digits --data.root d", ["data.root: 'd', but data.name 'digits'", NO_OUT]),
     ("pretrain --method.name simclr --method.queue 3 --out o", ["method.queue: got 3"]),
     ("train nowhere --out o", ["data.root: 'nowhere' does not exist, expected a folder of images"]),
     ("pretrain --data.name flower --out o", [FLOWER]),
     ("finetune --init a --out o", [INIT]),
-    ("probe --init a --data.name flower", [FLOWER]),
     ("finetune --out o --data.labelled '{per_class: 2}'", ["data.labelled: is for pretraining, data.subset draws"]),
     ("data info", ["name: missing, expected dataset, one of 'idmm data list'"]),
     ("data check", ["name: missing, expected --name or --root"]),

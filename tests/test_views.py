@@ -100,9 +100,6 @@ def test_frequencies_and_strengths_are_the_configs():
     for values, low, high in ranges:
         assert low <= values.min() < low + 0.01 and high - 0.01 < values.max() <= high
     assert np.bincount(plan.order, minlength=24).min() > 600
-    none = Views(crops=CROPS, flip=0, jitter_prob=0, grey_prob=0, blur_prob=0)
-    plan = draw_views(none, none.crops[0], 5, np.arange(100), np.full((100, 2), 64))
-    assert not any(getattr(plan, name).any() for name in shares)
 
 
 def test_a_view_depends_on_seed_epoch_and_image_alone():
@@ -117,18 +114,6 @@ def test_a_view_depends_on_seed_epoch_and_image_alone():
     other = MultiCropTransform(store, config, GREY, GREY, seed=2)
     assert not torch.equal(other(3, np.array([7]))["views"][0], alone["views"][0])
     assert not torch.equal(batch["views"][0][7, 0], batch["views"][0][7, 1])
-
-
-def test_training_images_are_a_function_of_the_image_and_strongest_posterize_works():
-    store = Store(40)
-    config = Augment(randaugment="rand-m10-n4-inc1")
-    maker = TrainTransform(store, config, 16, GREY, GREY, key=5)
-    batch = maker(0, np.arange(40))
-    assert batch["images"].shape == (40, 3, 16, 16) and batch["label"].tolist() == store.labels.tolist()
-    torch.testing.assert_close(maker(0, np.array([9]))["images"][0], batch["images"][9])
-    assert not torch.equal(maker(1, np.array([9]))["images"][0], batch["images"][9])
-    plain = TrainTransform(store, Augment(randaugment=None, jitter_prob=0, grey_prob=0), 16, (0.5,), (0.5,), key=5)
-    assert plain(0, np.arange(3))["images"].shape == (3, 1, 16, 16)
 
 
 @pytest.mark.parametrize("randaugment", [None, "rand-m9-n3-inc1"])
@@ -146,6 +131,12 @@ def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugme
             with seeded(derive(5, "augment", 2, v)):
                 wanted = tv.to_dtype(tv.to_image(operations(tv.to_pil_image(wanted))), scale=True)
         torch.testing.assert_close(found[v], tv.normalize(wanted, mean, std), atol=2e-2, rtol=0)
+
+
+def test_the_strongest_posterize_works():
+    maker = TrainTransform(Store(40), Augment(randaugment="rand-m10-n4-inc1"), 16, GREY, GREY, key=5)
+    images = maker(0, np.arange(40))["images"]
+    torch.testing.assert_close(maker(0, np.array([9]))["images"][0], images[9])
 
 
 @pytest.mark.parametrize("channels", [3, 5])
