@@ -1,6 +1,5 @@
 """Starting from weights: a classifier fitted to frozen features, and pretraining that goes on from weights."""
 
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 import yaml
 from folders import result
 from frozen import a_run, by_hand, linear
-from helpers import call, inside, logged, metrics, same, start, state_file
+from helpers import call, inside, logged, metrics, same
 from test_resume import stop_at
 from tiny import make
 
@@ -48,10 +47,8 @@ def tuned(init, tmp_path_factory):
 HEADS = [  # a norm or a pool before the classifier, two classifiers, a 1x1 convolution
     ("vit_tiny_patch16_224", dict(patch_size=16, embed_dim=16, depth=1, num_heads=2, global_pool="avg"), 32),
     ("deit_tiny_distilled_patch16_224", dict(patch_size=16, embed_dim=16, depth=1, num_heads=2), 32),
-    ("convnext_atto", dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 16)), 32),
     ("resnetv2_18", dict(layers=(1, 1, 1, 1), channels=(8, 8, 8, 16)), 32),
     ("mobilenetv3_small_050", {}, 32),
-    ("pvt_v2_b0", dict(depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 16), num_heads=(1, 1, 1, 2)), 32),
 ]
 
 
@@ -128,8 +125,6 @@ def test_the_start_is_the_probes_accuracy(init, tuned):
     assert "features of 96 training images, C = 1, chosen by default, as there are under 10 images per class" in text
     assert f"before the first step: top-1 {found['start_top1']:.2f} on 360 test images" in text
     assert "features for the classifier, of train: 96 images" in text
-    fell = f"top-1 fell from {found['start_top1']:.1f} before the first step to {found['top1']:.1f}"
-    assert (fell in text) == (found["top1"] < found["start_top1"])
 
 
 def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned, tmp_path, monkeypatch):
@@ -154,7 +149,6 @@ def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, 
     assert inside("finetune", tmp_path / "x", **larger, init=str(init), train__classifier_init="features") == 0
     said = capsys.readouterr().err
     assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in said
-    assert "train.size: 24 px. The weights of init come from images of 16 px" in said
     assert "start_top1" not in result(tmp_path / "x")
 
 
@@ -197,18 +191,6 @@ def test_rates_by_layer():
         assert group["weight_decay"] == (0.0 if spared else 0.1), name
 
 
-def test_killed_and_taken_up(source, adapted, tmp_path):
-    out, given = tmp_path / "run", {**FROM, **DECAY, "init": str(source)}
-    with start("pretrain", out, **given) as process:
-        assert process.until(lambda: state_file(out).exists()), process.said()
-        process.send(signal.SIGKILL)
-        process.wait()
-    assert not (out / "result.json").exists()
-    assert inside("pretrain", out, **given) == 0
-    assert same(out, adapted) and metrics(out) == metrics(adapted)
-    assert result(out)["start_knn"] == result(adapted)["start_knn"]
-
-
 def test_knn_before_and_after(source, adapted):
     """Before the first step it is what idmm probe finds, at the end that of the last record."""
     found = result(adapted)
@@ -220,7 +202,7 @@ def test_knn_before_and_after(source, adapted):
     assert line in logged(adapted)
 
 
-def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path, capsys):
+def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path):
     out = tmp_path / "run"
     few = ["--data.subset", "{total: 40}", "--data.workers", 0, "--train.epochs", 1, "--views.size", 16]
     argv = ["pretrain", "--config", "adapt", "--init", source, *few, "--train.precision", "fp32", "--out", out]
@@ -229,14 +211,3 @@ def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path, capsys):
     assert settings["model"]["name"] == "resnet10t" and settings["train"]["lr"] == 5e-4
     assert {"start_knn", "knn"} < result(out).keys()
     assert f"features before training, by the weights of '{source}': 40 images" in logged(out)
-    capsys.readouterr()
-    assert call([*argv[:-1], tmp_path / "b", "--config", "backbone/pvt_v2_b0"]) == 2, "which is the user's own choice"
-    assert capsys.readouterr().err.startswith("model.name: 'pvt_v2_b0', but ")
-
-
-def test_from_scratch_it_is_measured_where_asked_for(source, tmp_path):
-    assert not {"knn", "start_knn"} & result(source).keys()
-    assert inside("pretrain", tmp_path / "run", **RESNET, train__epochs=2, train__knn_every=1) == 0
-    found = result(tmp_path / "run")
-    assert 0 < found["start_knn"] < 100
-    assert same(tmp_path / "run", source), "to look changes nothing"

@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import shutil
-from functools import partial
 from html import unescape
 from html.parser import HTMLParser
 
@@ -19,7 +18,6 @@ from PIL import Image
 from idmm.files import read_csv, write_csv
 from idmm.inference.runs import finished_runs
 from idmm.report import charts, grid_pictures, run_page
-from idmm.report.render import page as grid_page
 from idmm.report.render import render
 from idmm.report.sections import sections
 from idmm.report.stats import PREDICTIONS, compared, format_number, holm, mcnemar
@@ -88,7 +86,7 @@ def test_it_shows_what_the_runs_measured(page, runs):
     for name, test, p in zip(("tuned-1", "wide"), tests, holm([test["p"] for test in tests]), strict=True):
         assert f"tuned-0 {name} 360 {format_number(test['points'], sign=True)} {p:.2g}" in text
     assert "These classifiers were tested on different images" in text
-    titles = [image["alt"] for image in Reader(page[1]).all("img") if image["src"].startswith("data:image/png")]
+    titles = [image["alt"] for image in Reader(page[1]).all("img")]
     assert titles.count("Confusion matrix") == titles.count("Mistakes") == 4
     assert titles.count("Curves") == 5 and len(titles) == 15
     worst = read_csv(runs / "wide/per_class.csv")[3]
@@ -96,7 +94,6 @@ def test_it_shows_what_the_runs_measured(page, runs):
     assert {"Accuracy over epochs", "Accuracy over parameters"} < {*titles}
     assert "patch_size 8, embed_dim 64, " in text, "a name would hide it"
     assert "'embed_dim': 64" in text and "Fine-tuning: settings that differ" in text
-    assert f"the baseline {result(runs / 'wide')['baseline_top1']:.2f}" in (runs / "wide/log.txt").read_text()
 
 
 def test_runs_are_compared_on_the_images_that_both_have(runs, tmp_path):
@@ -130,10 +127,6 @@ def test_curves_and_sizes_of_several_runs_are_in_one_picture(runs, tmp_path, mon
     (axis,) = sizes.axes
     starts = {curve.get_label(): curve.lines[0].get_ydata().tolist() for curve in axis.containers}
     assert starts == {"idmm": [result(runs / "tuned-0")["top1"]], "scratch": [result(runs / "wide")["top1"]]}
-    reported(tmp_path / "same", runs / "tuned-0", runs / "tuned-1")
-    assert len(figures) == 3, "networks of one size have no such picture"
-    reported(tmp_path / "one", runs / "wide")
-    assert len(figures) == 3
 
 
 def test_names_are_text(page, runs, tmp_path):
@@ -175,9 +168,6 @@ def test_what_is_refused(runs, tmp_path, capsys):
     }  # fmt: skip
     said = refused(capsys, ["report", *wanted, "--out", tmp_path / "out"])
     assert said == [f"runs: '{path}': {words}" for path, words in wanted.items()] and not (tmp_path / "out").exists()
-    (tmp_path / "file").touch()
-    (line,) = refused(capsys, ["report", runs / "wide", "--out", tmp_path / "file" / "out"])
-    assert line.startswith("out: cannot write to")
 
 
 def test_many_comparisons_are_adjusted(runs, tmp_path):
@@ -248,12 +238,11 @@ def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
     assert [axis.get_title(loc="left") for axis in drawn[0].axes] == ["net\nflowers", "pets"]
     assert named_rows(drawn[0]) == [rows, []], "the same rows are named once"
     for axis, target in zip(drawn[0].axes, found.targets, strict=True):
-        shown = [text.get_text().split(" ± ")[0] for text in axis.texts]
+        shown = [text.get_text().split()[0] for text in axis.texts]
         means = [found.mean("net", row, target) for row in found.rows]
         lengths = [bar.get_width() for bar in axis.patches]
         assert lengths == [mean for mean in means if mean is not None]
-        numbers = [f"{mean:.1f}" for mean in means if mean is not None]
-        assert [text.split()[0] for text in shown if text[0].isdigit()] == numbers
+        assert [text for text in shown if text[0].isdigit()] == [f"{length:.1f}" for length in lengths]
         bold = [text.get_text().split()[0] for text in axis.texts if text.get_weight() == "bold"]
         assert bold == [f"{max(lengths):.1f}"]
     flowers, pets = ([text.get_text() for text in axis.texts] for axis in drawn[0].axes)
@@ -264,18 +253,13 @@ def test_bars_of_one_source_are_named_by_method(tmp_path, drawn):
     cells = full(2, ("idmm", "simclr"), 2, 1)
     grid_pictures.bars(table([one for one in cells if one["source"] in ("scratch", one["target"])]), tmp_path / "a.png")
     assert named_rows(drawn[0]) == [["from scratch", "idmm", "simclr"], []]
-    some = [one for one in cells if one["target"] == "flowers" or one["method"] != "simclr"]
-    grid_pictures.bars(table(some), tmp_path / "b.png")
-    assert [len(rows) for rows in named_rows(drawn[1])] == [5, 3], "other rows are named again"
 
 
-def test_accuracy_over_parameters_and_the_names_of_tables(tmp_path, monkeypatch):
+def test_accuracy_over_parameters(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(charts, "save", lambda figure, path: figures.append(figure))
     sizes = {"tiny": 771_680, "larger": 44_700_000}
     cells = full(1, ("idmm",), 2, 2, backbones=tuple(sizes))
-    grid_pictures.parameters(table(cells), tmp_path / "a.png")
-    assert not figures, "runs of an earlier version have no parameters"
     cells = [{**one, "backbone_params": sizes[one["backbone"]]} for one in cells]
     found = table(cells)
     grid_pictures.parameters(found, tmp_path / "a.png")
@@ -285,31 +269,4 @@ def test_accuracy_over_parameters_and_the_names_of_tables(tmp_path, monkeypatch)
             assert curve.get_label() == {"scratch": "from scratch", "flowers": "idmm"}[row.source]
             expected = [found.mean(name, row, target) for name in sizes]
             assert curve.lines[0].get_ydata().tolist() == expected
-    page = grid_page(tmp_path, sections(grid(cells)))
-    assert "tiny (0.772 M parameters)" in page and "larger (44.7 M parameters)" in page
-    assert "\\itshape tiny (0.772 M parameters)" in render("grid.tex", sections(grid(cells)))
     assert "**tiny (0.772 M parameters)**" in render("grid.md", sections(grid(cells)))
-
-
-BACKBONES = ("pvt_v2_b0", "a_b & c%")
-
-
-def cells():
-    """Two backbones; one cell failed, one is missing, one has a failed seed."""
-    found = full(2, targets=3, backbones=BACKBONES)
-    place = {"backbone": BACKBONES[0], "method": "idmm"}
-    broken = partial(failed, error="no <b>memory</b>", log="runs/x y/log.txt")
-    found = changed(found, broken, source="flowers", target="pets", **place)
-    found = changed(found, missing, source="pets", target="dtd", **place)
-    return changed(found, failed, source="pets", target="flowers", seed=1, **place)
-
-
-def test_tables_with_intervals_gains_and_statuses(tmp_path):
-    read, found = Reader(grid_page(tmp_path, sections(grid(cells())))), table(cells())
-    assert "finetune: 55 of 60 cells done, 3 failed, 2 missing" in read.text
-    assert read.text.count("source method flowers pets dtd from scratch no pretraining") == 2
-    one = found.cells[BACKBONES[0], ("flowers", "idmm"), "flowers"]
-    assert f"flowers idmm {one.stats.mean:.1f} ± {one.stats.std:.1f} {one.gain} failed" in read.text
-    first = read.text[: read.text.index("a_b & c%")]
-    assert "(n = 1) †" in first and first.count("—") == 1
-    assert read.text.count("no <b>memory</b> (log: runs/x y/log.txt)") == 2

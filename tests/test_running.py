@@ -27,22 +27,20 @@ def log_of(out):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A tiny run of each stage, and the same interrupted in the second epoch and taken up."""
+    """A tiny run, and the same interrupted in the second epoch and taken up."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        for stage, more in (("pretrain", SHORT), ("finetune", ONE)):
-            assert inside(stage, folder / stage, **more) == 0
-            stop_at(patch, 1, 1, 1)
-            assert inside(stage, folder / f"{stage}-2", **{**more, "train__save_minutes": 0}) == 130
-            patch.undo()
-            assert inside(stage, folder / f"{stage}-2", **more) == 0
+        assert inside("finetune", folder / "whole", **ONE) == 0
+        stop_at(patch, 1, 1, 1)
+        assert inside("finetune", folder / "cut", **{**ONE, "train__save_minutes": 0}) == 130
+        patch.undo()
+        assert inside("finetune", folder / "cut", **ONE) == 0
     return folder
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_each_stage_draws_its_curves_the_whole_history(stage, runs):
-    assert same(runs / stage, runs / f"{stage}-2")
-    with Image.open(runs / stage / "curves.png") as whole, Image.open(runs / f"{stage}-2" / "curves.png") as resumed:
+def test_curves_show_the_whole_history(runs):
+    assert same(runs / "whole", runs / "cut")
+    with Image.open(runs / "whole/curves.png") as whole, Image.open(runs / "cut/curves.png") as resumed:
         assert whole.format == "PNG" and np.asarray(whole).std() > 5
         a, b = (np.asarray(image.convert("L"))[80:] for image in (whole, resumed))  # without the folder's name
         assert np.array_equal(a, b)
@@ -61,12 +59,9 @@ def refusals(tmp_path):
     (bad / "train/a/broken.png").write_bytes(b"no image")
     root = {"data__name": "folder", "data__subset": None}
     return [
-        ("pretrain", {**root, "data__root": str(tmp_path / "none")}, "none"),
         ("pretrain", {**root, "data__root": str(one)}, "1 image to train on"),
         ("pretrain", {**root, "data__root": str(bad)}, "broken.png"),
         ("pretrain", {**root, "data__root": str(flat), **LINEAR, "method__name": "supcon"}, "CLASS"),
-        ("finetune", {**root, "data__root": str(flat)}, "flat"),
-        ("finetune", {"resume": "must"}, "holds no run to resume"),
     ]
 
 
@@ -167,7 +162,6 @@ def test_a_compiled_run_is_the_plain_one(asked, tmp_path, monkeypatch):
     [
         ("pretrain", "stages.common.extract_features", "256 images at a time. Try smaller images or batches, "),
         ("finetune", "stages.common.extract_features", "20 images at a time. Try smaller images or batches, "),
-        ("pretrain", "training.precision.time_precisions", "a batch of 20 images: try --train.accumulate 4 "),
     ],
 )
 def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch, capsys):

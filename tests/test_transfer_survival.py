@@ -55,12 +55,6 @@ def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, caps
     assert call(["transfer", "status", out]) == 0
     said = capsys.readouterr().out
     assert "  running, or killed: digits-idmm-tiny-s3-" in said and said.rstrip().endswith(", start 2")
-    (marker,) = (out / "jobs").glob("*.started")
-    text = marker.read_text()
-    marker.unlink()  # as after Ctrl-C
-    assert call(["transfer", "status", out]) == 0
-    assert "  stopped: digits-idmm-tiny-s3-" in capsys.readouterr().out
-    marker.write_text(text)
     made = Made(monkeypatch)
     assert inside(out, *long) == 1 and "digits-idmm-tiny-s3" not in made.asked
     found = {(cell["source"], cell["status"]) for cell in results(out)["cells"]}
