@@ -171,7 +171,8 @@ def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> in
     configs = {f"idmm {words}": other.config for words, other in COMMANDS.items()}
     config = parse(command.config, flags, usage, tuple(command.words), configs)
     if isinstance(config, keys.FeatureConfig | keys.TrainCommand):  # before torch is imported, as the stages do
-        check_folder = importlib.import_module("idmm.data.registry").check_folder
+        from idmm.data.registry import check_folder
+
         check_folder(config.data, config.out)
     module, function = command.run.split(":")
     run = getattr(importlib.import_module(f"idmm.{module}"), function)

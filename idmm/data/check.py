@@ -69,7 +69,7 @@ class Pair:
     @property
     def disagrees(self) -> bool:
         """Whether they have different classes."""
-        return None not in (self.first.label, self.second.label) and self.first.label != self.second.label
+        return len({self.first.label, self.second.label} - {None}) == 2
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -31,7 +32,7 @@ def free_memory(device) -> int:
     return torch.cuda.mem_get_info(device)[0] if torch.device(device).type == "cuda" else 0
 
 
-def send(values: np.ndarray | Tensor, device) -> Tensor:
+def send(values: ndarray | Tensor, device) -> Tensor:
     """Return values as a tensor on the device, without waiting for what that has still to do."""
     values = torch.as_tensor(values)
     if torch.device(device).type == "cuda":
@@ -122,7 +123,7 @@ class DeviceImages:
         if is_rgb8 and self.pixels.is_cuda:
             self.dtype = torch.float16
 
-    def crops(self, plan: ViewPlan, numbers: np.ndarray, size: int) -> Tensor:
+    def crops(self, plan: ViewPlan, numbers: ndarray, size: int) -> Tensor:
         """Return the crops of a plan, resized and turned, without colours.
 
         Args:
@@ -150,7 +151,7 @@ class DeviceImages:
             out = torch.where(_column(is_turned, out), out.mT, out)
         return out
 
-    def _crop(self, plan: ViewPlan, part: np.ndarray, numbers: np.ndarray, side: int, size: int) -> Tensor:
+    def _crop(self, plan: ViewPlan, part: ndarray, numbers: ndarray, side: int, size: int) -> Tensor:
         """Return the views of a part of a plan, before transpositions, [v, C, size, size]. Windows are padded to
         ``side``."""
         low, lengths = plan.box[part].T.reshape(2, 2, -1)  # of rows, of columns, [2, v]
@@ -278,7 +279,7 @@ def _jitter(views: Tensor, plan: ViewPlan, blend: Callable, turn_hue: Callable) 
     return views
 
 
-def _column(values: np.ndarray, views: Tensor) -> Tensor:
+def _column(values: ndarray, views: Tensor) -> Tensor:
     """Send values [..., V] of views to their device, [..., V, 1, 1, 1]."""
     return send(values, views.device)[..., None, None, None]
 
@@ -323,7 +324,7 @@ class DeviceViews:
         self.std = torch.tensor(views.std).to(device)
 
     @torch.no_grad()
-    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+    def __call__(self, epoch: int, indices: ndarray) -> dict:
         """Return the batch of images in an epoch, see :meth:`RandomViews.batch`.
 
         Raises:
@@ -345,7 +346,7 @@ class DeviceViews:
         self.images = None
         log.warning(NO_MEMORY)
 
-    def _made(self, plan: ViewPlan, indices: np.ndarray) -> Tensor:
+    def _made(self, plan: ViewPlan, indices: ndarray) -> Tensor:
         """Return normalised views, float32 [B, count, len(mean), S, S]."""
         numbers = np.repeat(indices, len(plan.box) // len(indices))
         crops = self.images.crops(plan, numbers, self.views.size)  # [V, C, S, S]

@@ -267,8 +267,12 @@ def measure_range(split: Split, bands: Bands | None) -> ValueRange:
     value_range = ranges if bands else ranges[0]
     tops = pairs[..., 1].max(axis=1)
     dark = (tops < tops.max() / 8).sum()
-    line = "data.range: %s is 0 to 1, %d of %d images stay in its lowest eighth. Set it by --data.range '[LOW, HIGH]'"
-    log.info(line, str(value_range), dark, len(pairs))
+    log.info(
+        "data.range: %s is 0 to 1, %d of %d images stay in its lowest eighth. Set it by --data.range '[LOW, HIGH]'",
+        str(value_range),
+        dark,
+        len(pairs),
+    )
     return value_range
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 import torch
+from numpy import ndarray
 from torch.utils.data import DataLoader, Dataset
 
 from idmm import distributed
@@ -26,7 +27,7 @@ from idmm.seeding import numpy_rng
 
 log = logging.getLogger(__name__)
 
-BatchFn = Callable[[int, np.ndarray], dict]  # (epoch, image numbers) -> a batch
+BatchFn = Callable[[int, ndarray], dict]  # (epoch, image numbers) -> a batch
 AHEAD = 2  # finished batches that a worker holds
 WORKER_FILES, OTHER_FILES = 16, 64  # open files of a worker (9 were measured) and of the rest of a process
 
@@ -52,12 +53,12 @@ class BatchPlan:
         """Images of a step."""
         return min(self.batch_size, self.count - step * self.batch_size)
 
-    def step_images(self, epoch: int, step: int, order: np.ndarray | None = None) -> np.ndarray:
+    def step_images(self, epoch: int, step: int, order: ndarray | None = None) -> ndarray:
         """Return the numbers of the images of one step over all processes, in order."""
         order = numpy_rng(self.seed, "order", epoch).permutation(self.count) if order is None else order
         return order[step * self.batch_size : (step + 1) * self.batch_size]
 
-    def micro_batches(self, images: np.ndarray) -> list[tuple[np.ndarray, float]]:
+    def micro_batches(self, images: ndarray) -> list[tuple[ndarray, float]]:
         """Split a step's images into this process's micro-batches.
 
         Returns:
@@ -76,7 +77,7 @@ class _Batches(Dataset):
     def __init__(self, batch_fn: BatchFn):
         self.batch_fn = batch_fn
 
-    def __getitem__(self, request: tuple[int, np.ndarray, float]) -> dict:
+    def __getitem__(self, request: tuple[int, ndarray, float]) -> dict:
         epoch, indices, weight = request
         try:
             with one_thread():  # reductions round differently on more. Results must not depend on the workers
@@ -106,7 +107,7 @@ def training_batches(
     batch again if memory was freed, else the error.
     """
 
-    def requests() -> Iterator[tuple[int, np.ndarray, float]]:
+    def requests() -> Iterator[tuple[int, ndarray, float]]:
         for number in range(epoch, plan.epochs):
             order = numpy_rng(plan.seed, "order", number).permutation(plan.count)
             for position in range(step if number == epoch else 0, plan.steps_per_epoch):
@@ -150,7 +151,7 @@ class EvalTransform:
         self.store, self.size, self.crop_pct, self.mean, self.std = store, size, crop_pct, mean, std
         self.finished = store.stored_size == CentreCrop(size, crop_pct)
 
-    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+    def __call__(self, epoch: int, indices: ndarray) -> dict:
         """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
         images = [self.store.image(i) for i in indices]
         if not self.finished:
@@ -172,7 +173,7 @@ def centre_crops(
     std,
     batch_size: int,
     workers: int | None = None,
-    images: np.ndarray | None = None,
+    images: ndarray | None = None,
 ) -> Iterator[dict]:
     """Yield this process's share of a split, centre-cropped. ``images``: only those numbers."""
     images = np.arange(len(store)) if images is None else images
@@ -180,7 +181,7 @@ def centre_crops(
     return own_share(crops, images, batch_size, workers, batch_size * len(mean) * size**2 * 4)
 
 
-def own_share(batch_fn: BatchFn, images: np.ndarray, batch_size: int, workers: int | None, nbytes: int) -> Iterator:
+def own_share(batch_fn: BatchFn, images: ndarray, batch_size: int, workers: int | None, nbytes: int) -> Iterator:
     """Yield this process's share of the image numbers ``images`` [n] in order, in batches of ``nbytes`` each.
 
     Few images are loaded without ``workers``.
@@ -215,7 +216,7 @@ def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | 
     return most, f"data.workers {workers} would need {held}: {most or 'none'} used instead"
 
 
-def choose_workers(wanted: int | None, batch_fn: BatchFn, images: np.ndarray) -> int:
+def choose_workers(wanted: int | None, batch_fn: BatchFn, images: ndarray) -> int:
     """Resolve ``data.workers``: null is as many as there may be. Fewer, with a warning, if shared memory is too small
     for their batches of ``images``, a micro-batch. None if a device makes the batches."""
     if isinstance(batch_fn, DeviceViews) or not (most_workers() if wanted is None else wanted):

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -13,6 +14,7 @@ from idmm.models import create_backbone
 from idmm.progress import duration, log
 from idmm.seeding import numpy_rng
 
+BASELINE, BASELINE_SIZE = "baseline_top1", "baseline_train_size"  # keys in result.json
 MOST = 5000  # most images to fit to, whether or not they are decoded at each use
 WEIGHTS = 400_000  # images times classes that a fit takes in seconds
 EACH = 5  # images of each class that are always used
@@ -84,3 +86,28 @@ def measure(
         line += "fitted to %d training images with C = %g in %s"
         log.info(line, top1, len(truth), len(labels), strength, duration(time.monotonic() - began))
     return top1
+
+
+def largest_class(truth) -> float:
+    """Return the accuracy of always predicting the largest class in ``truth`` [M], in percent."""
+    count = np.bincount(truth)
+    return float(100 * count.max() / count.sum())
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """Return warnings about the top-1 accuracy of a ``result.json``.
+
+    Its 95 % interval reaches down to the largest class, or it is not above the baseline.
+    """
+    top1, (low, high), lines = result["top1"], result["top1_interval"], []
+    if low <= result["largest_class"]:
+        lines.append(
+            f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than always "
+            f"predicting the largest class ({result['largest_class']:.1f} %)"
+        )
+    if top1 <= result.get(BASELINE, -1):
+        lines.append(
+            f"top-1 {top1:.1f} % is no better than logistic regression on hand-made features, which takes seconds "
+            f"({result[BASELINE]:.1f} %, fitted to {result[BASELINE_SIZE]} of {result['train_size']} training images)"
+        )
+    return lines

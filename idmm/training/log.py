@@ -1,6 +1,5 @@
 """The log: what goes to standard error and what to files, lines of epochs, and signals that stop a run."""
 
-import contextlib
 import logging
 import math
 import os
@@ -10,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Screen(logging.Handler):
 
     def emit(self, record):
         lines = self.format(record).split("\n")
-        with contextlib.suppress(Exception):  # of a bar of the caller's
+        with suppress(Exception):  # of a bar of the caller's
             tqdm.write("\n".join(map(one_line, lines)), file=Display(sys.stderr))
 
 
@@ -45,7 +45,7 @@ def first_process() -> bool:
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
-@contextlib.contextmanager
+@contextmanager
 def logging_by(*handlers: logging.Handler) -> Iterator[None]:
     """Log to handlers from INFO up inside the block, and close them after it.
 
@@ -56,17 +56,17 @@ def logging_by(*handlers: logging.Handler) -> Iterator[None]:
     for handler in handlers:
         log.addHandler(handler)
     try:
-        with contextlib.redirect_stderr(Display(sys.stderr)):
+        with redirect_stderr(Display(sys.stderr)):
             yield
     finally:
         for handler in handlers:
             log.removeHandler(handler)
-            with contextlib.suppress(OSError):  # of a full disk, as above
+            with suppress(OSError):  # of a full disk, as above
                 handler.close()
         log.setLevel(level)
 
 
-@contextlib.contextmanager
+@contextmanager
 def filtering(targets: Sequence[logging.Filterer], is_logged: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
     """Filter the records of loggers or handlers inside the block."""
     for target in targets:
@@ -78,13 +78,13 @@ def filtering(targets: Sequence[logging.Filterer], is_logged: Callable[[logging.
             target.removeFilter(is_logged)
 
 
-def details_in_file() -> contextlib.AbstractContextManager[None]:
+def details_in_file() -> AbstractContextManager[None]:
     """Print only lines of progress inside the block. Files get every line as usual."""
     screens = [handler for handler in log.handlers if isinstance(handler, Screen)]
     return filtering(screens, lambda record: record.levelno == PROGRESS)
 
 
-def log_once() -> contextlib.AbstractContextManager[None]:
+def log_once() -> AbstractContextManager[None]:
     """Log each message about a folder or list of images only once inside the block, even if it is read again."""
     logged: dict[tuple, logging.LogRecord] = {}
 
@@ -95,7 +95,7 @@ def log_once() -> contextlib.AbstractContextManager[None]:
     return filtering([logging.getLogger(f"idmm.data.{name}") for name in READERS], is_first)
 
 
-@contextlib.contextmanager
+@contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
     """Log to standard error and to FOLDER/log.txt inside the block, in the first process only.
 

@@ -51,15 +51,19 @@ class Loop:
             self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
             self.was_last = False  # whether the last epoch that ended was the phase's last, and was evaluated
             self._resume()
-        self.pace, self.end_logged, self.logged_share = Pace(), False, 0.0
+        self.pace = Pace()
+        self.end_logged = False
         self.workers = choose_workers(run.workers, self.batch_fn, images)
         # steps after the first one whose batches are ready by then, and their time
         self.ready_steps, self.ready_seconds = AHEAD * self.workers // self.train.accumulate, 0.0
 
     def _memory(self) -> contextlib.AbstractContextManager:
-        line = f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
-        line += f"{2 * self.train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
-        return enough_memory(RunError(f"{line}--train.precision bf16, in a new --out"))
+        otherwise = RunError(
+            f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
+            f"{2 * self.train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
+            "--train.precision bf16, in a new --out"
+        )
+        return enough_memory(otherwise)
 
     def _build(self) -> None:
         plan, method = self.plan, self.method.to(self.accelerator.device)
@@ -196,8 +200,7 @@ class Loop:
             if should_stop or should_save:
                 self._save(epoch, position.step)
             if should_stop:
-                where = f"epoch {epoch + 1}, step {position.step}"
-                raise Interrupted(f"interrupted. The same command resumes from {where}")
+                raise Interrupted(f"interrupted. The same command resumes from epoch {epoch + 1}, step {position.step}")
         self._check_finite()  # waits for the device
         position.seconds = clock.now() - started_at
 
@@ -345,8 +348,10 @@ class Loop:
     def _total_sums(self) -> dict[str, float]:
         """Return the epoch's sums so far over all processes."""
         names = sorted(self.position.sums)
-        sums = torch.stack([self.position.sums[name] for name in names]) if names else torch.zeros(0)
-        if distributed.world() > 1 and names:
+        if not names:
+            return {}
+        sums = torch.stack([self.position.sums[name] for name in names])
+        if distributed.world() > 1:
             torch.distributed.all_reduce(sums)
         return dict(zip(names, sums.tolist(), strict=True))
 
@@ -423,7 +428,6 @@ class Loop:
             return
         with self.run.folder.reading_state():
             self._load(state)
-        epoch, step, total_steps = state.epoch, state.step, state.steps[1]
-        self.was_last = step == 0 and total_steps > 0  # between epochs only the end of a phase is saved
-        self.run.folder.take_back(self.plan.phase.number, epoch + 1)
-        log.info("%s resumes from epoch %d, step %d", self.plan.phase.label, epoch + 1, step)
+        self.was_last = state.step == 0 and state.steps[1] > 0  # between epochs only the end of a phase is saved
+        self.run.folder.take_back(self.plan.phase.number, state.epoch + 1)
+        log.info("%s resumes from epoch %d, step %d", self.plan.phase.label, state.epoch + 1, state.step)

@@ -1,15 +1,13 @@
 """The files that a run leaves: weights, pictures, the accuracy of a classifier and its baseline."""
 
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from idmm.data.image_store import ImageStore
 from idmm.data.split import Listing
 from idmm.data.store import Stores
 from idmm.data.user_lists import SPLIT, class_rows
 from idmm.evaluation import evaluate
+from idmm.evaluation.baseline import BASELINE, BASELINE_SIZE, largest_class, remarks
 from idmm.evaluation.mistakes import write_mistakes
 from idmm.files import write_csv
 from idmm.models.build import export_kwargs
@@ -20,7 +18,6 @@ from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 
-BASELINE, BASELINE_SIZE = "baseline_top1", "baseline_train_size"  # keys in result.json
 FIGURE_SECONDS = 2.0  # to import matplotlib, and to draw the curves and the confusion matrix
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
@@ -34,10 +31,11 @@ def load_best(loop: Loop, score: str) -> dict[str, int]:
     """
     if loop.plan.keep is None:
         return {}
-    epoch, best = loop.best["epoch"], loop.best["value"]
-    loop.exported.load_state_dict(loop.best["weights"])
-    log.info("train.keep: the weights of epoch %d of %d, %s %.2f on val", epoch, loop.position.epoch, score, best)
-    return {"kept_epoch": epoch}
+    best = loop.best
+    loop.exported.load_state_dict(best["weights"])
+    line = "train.keep: the weights of epoch %d of %d, %s %.2f on val"
+    log.info(line, best["epoch"], loop.position.epoch, score, best["value"])
+    return {"kept_epoch": best["epoch"]}
 
 
 def export(
@@ -126,45 +124,23 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
     line += "largest class {largest_class:.2f}, the baseline {baseline_top1:.2f} by {baseline_train_size} images"
     log.info("%s", line.format(*scores["top1_interval"], **scores))
     if "test_groups" in scores:
-        line = "the interval is over the %d groups of the test images, as images of one group are alike"
-        log.info(line, scores["test_groups"])
+        log.info(
+            "the interval is over the %d groups of the test images, as images of one group are alike",
+            scores["test_groups"],
+        )
     for line in remarks(scores | {"train_size": len(images.train)}):
         log.warning("%s", line)
     return scores
 
 
-def largest_class(truth) -> float:
-    """Return the accuracy of always predicting the largest class in ``truth`` [M], in percent."""
-    count = np.bincount(truth)
-    return float(100 * count.max() / count.sum())
-
-
-def remarks(result: dict[str, Any]) -> list[str]:
-    """Return warnings about the top-1 accuracy of a ``result.json``.
-
-    Its 95 % interval reaches down to the largest class, or it is not above the baseline.
-    """
-    top1, (low, high), lines = result["top1"], result["top1_interval"], []
-    if low <= result["largest_class"]:
-        lines.append(
-            f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than always "
-            f"predicting the largest class ({result['largest_class']:.1f} %)"
-        )
-    if top1 <= result.get(BASELINE, -1):
-        line = "top-1 {top1:.1f} % is no better than logistic regression on hand-made features, which takes seconds "
-        line += "({baseline_top1:.1f} %, fitted to {baseline_train_size} of {train_size} training images)"
-        lines.append(line.format(**result))
-    return lines
-
-
 def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:
     """Return a row per class: test images, correct ones, their share (percent), the most frequent confusion."""
     counts, rows = predictions.confusion(len(classes)), [COLUMNS]
-    for c, (name, times) in enumerate(zip(classes, counts, strict=True)):
+    for c, times in enumerate(counts):
         images, hits, times[c] = times.sum(), times[c], 0
         accuracy = round(100 * hits / images, 2) if images else ""
         confused = (classes[times.argmax()], times.max()) if times.any() else ("", "")
-        rows.append([name, images, hits, accuracy, *confused])
+        rows.append([classes[c], images, hits, accuracy, *confused])
     return rows
 
 
@@ -209,8 +185,9 @@ def common_result(run: RunContext, setup: RunSetup, images: Stores) -> dict:
             earlier_steps = last_step
         length = {"minutes": minutes, "epochs": len(records), "whole_epochs": whole_epochs}
         if not whole_epochs:
-            line = "train.minutes %g: training ended before it had seen every image once. Try more minutes"
-            log.warning(line, minutes)
+            log.warning(
+                "train.minutes %g: training ended before it had seen every image once. Try more minutes", minutes
+            )
     return {
         **length,
         "train_size": len(images.train),

@@ -59,13 +59,13 @@ class RunContext:
         self.accelerator: Accelerator | None = None
         self.interrupts = Interrupts()
         state = self.folder.state
-        self.first_phase = 1 if state is None else state.stage
-        self.precision = None if state is None else state.precision
-        self.channels_last = None if state is None else state.channels_last
-        self.started_at = started_at - (0.0 if state is None else state.seconds)
+        self.first_phase = getattr(state, "stage", 1)
+        self.precision = getattr(state, "precision", None)
+        self.channels_last = getattr(state, "channels_last", None)
+        self.started_at = started_at - getattr(state, "seconds", 0.0)
         self.earlier_steps = 0
         self.batch_fn: BatchFn | None = None
-        self._views = None if state is None else state.views
+        self._views = getattr(state, "views", None)
 
     def start(self, method: Method, transform: BatchFn, images: np.ndarray) -> None:
         """Choose memory format and precision, once per run and not again after a resume, and start accelerate.
@@ -87,8 +87,8 @@ class RunContext:
         with _launched():
             self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[views])
         self.device = self.accelerator.device
-        where = f"{self.device}, " + (f"{distributed.world()} processes, " if distributed.world() > 1 else "")
-        log.info("training on %s%s", where, self.precision)
+        processes = f"{distributed.world()} processes, " if distributed.world() > 1 else ""
+        log.info("training on %s, %s%s", self.device, processes, self.precision)
 
     def place_views(self, transform: BatchFn) -> BatchFn:
         """Return what makes the batches of a phase, on the device or by loader workers, as the run decided once."""

@@ -1,9 +1,9 @@
 """A run's folder: its config, metrics, state and result. A kill at any moment leaves every file whole."""
 
-import contextlib
 import json
 import shutil
 import time
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ class RunFolder:
                 path.unlink(missing_ok=True)
             write_text(self.path / "config.yaml", parsing.dump(config))
         for folder in (self.path, self.path / "last"):
-            with contextlib.suppress(OSError):  # a finished run may be read-only
+            with suppress(OSError):  # a finished run may be read-only
                 sweep(folder)
         return used
 
@@ -112,7 +112,7 @@ class RunFolder:
         with self.reading_state():
             return TrainingState(**torch.load(self._state_file, map_location="cpu", weights_only=True))
 
-    def reading_state(self) -> contextlib.AbstractContextManager:
+    def reading_state(self) -> AbstractContextManager:
         """Raise UserError if the checkpoint turns out to be damaged inside the block."""
         return reading(self._state_file, "Delete it to start over")
 
@@ -223,7 +223,7 @@ class RunFolder:
         """Remove a folder that this start made, if nothing was trained."""
         if self.path in self._made and self._lock.held and not holds_run(self.path) and not self.metrics():
             shutil.rmtree(self.path, ignore_errors=True)
-            with contextlib.suppress(OSError):  # a parent has other files
+            with suppress(OSError):  # a parent has other files
                 for place in self._made[1:]:
                     place.rmdir()
 
