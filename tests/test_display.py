@@ -24,8 +24,9 @@ from tqdm.auto import tqdm
 import idmm
 from idmm.data.loaders import BatchPlan, training_batches
 from idmm.display import Display, show
+from idmm.evaluation.confusion import confusion_figure
 from idmm.evaluation.evaluate import Predictions
-from idmm.figures import confusion_figure, curves_figure, save
+from idmm.figures import curves_figure, save
 from idmm.report.charts import accuracy_curves, comparison
 from idmm.report.grid_pictures import bars
 from idmm.report.sheets import Tile, caption_sheet

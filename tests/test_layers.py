@@ -11,7 +11,7 @@ import idmm
 
 PACKAGE = Path(idmm.__file__).parent
 LAYERS = (
-    ("errors", "display", "config", "seeding", "files", "distributed", "progress", "losses", "figures"),
+    ("errors", "display", "config", "seeding", "files", "distributed", "progress", "losses", "figures", "notebook"),
     ("data", "models", "report"),
     ("methods",),
     ("training", "evaluation"),

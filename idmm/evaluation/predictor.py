@@ -18,10 +18,10 @@ from idmm.data.folder import images_at
 from idmm.data.images import Bands
 from idmm.errors import UserError, capped
 from idmm.evaluation.network import Forward, Network, pooled
-from idmm.evaluation.notebook import html_table
 from idmm.files import AnyPath, weights_label
 from idmm.models.build import feature_width
 from idmm.models.weights import read_checkpoint
+from idmm.notebook import html_table
 from idmm.progress import counting
 
 BATCH = UseConfig.batch_size

@@ -13,8 +13,8 @@ from idmm.config.commands import ProbeConfig
 from idmm.data.formats import PICTURE_CHANNELS
 from idmm.data.registry import check_folder
 from idmm.errors import UserError, checked
-from idmm.evaluation.notebook import Result
 from idmm.files import weights_file
+from idmm.notebook import Result
 from idmm.stages import stage_of
 from idmm.training import clock
 from idmm.training.stage import RunSetup

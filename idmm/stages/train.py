@@ -23,9 +23,9 @@ from idmm.data.split import counted
 from idmm.data.user_lists import SPLIT
 from idmm.display import show
 from idmm.errors import UserError
-from idmm.evaluation.notebook import Result
 from idmm.files import WITHOUT, holds_run, made_folder, read_json, reading, write_json
 from idmm.models.spec import model_spec
+from idmm.notebook import Result
 from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.stages import STAGES

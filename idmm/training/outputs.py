@@ -107,7 +107,8 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
         write_csv(folder.path / "per_class.csv", _class_rows(predictions, classes))
         write_csv(folder.path / PREDICTIONS, _image_rows(predictions, test, classes))
         with drawing("confusion.png"):
-            from idmm.figures import confusion_figure, save  # matplotlib takes a second
+            from idmm.evaluation.confusion import confusion_figure  # matplotlib takes a second
+            from idmm.figures import save
 
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
         write_mistakes(folder.path, predictions, test, classes)
