@@ -6,7 +6,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split
 from idmm.errors import UserError, listed, one_line
 from idmm.files import AnyPath, expand_home
-
-if TYPE_CHECKING:
-    from idmm.data.image_store import ImageStore
 
 KINDS = ("with another label", "new", "gone", "with other content", "renamed")  # of changes
 _CLOCK = 2.0  # seconds by which a file system's times may be behind
@@ -51,14 +47,14 @@ def _file_digest(path: str, size: int, modified_at: int, changed_at: int) -> byt
 
 
 # ---------------------------------------------------------------------- fingerprints
-def fingerprint(images: "Split | ImageStore", contents: Sequence[str]) -> dict:
+def fingerprint(images, contents: Sequence[str]) -> dict:
     """Return what identifies images, for JSON: ``{"classes": [...] or None, "images": {name: "digest label"}}``.
 
     Digests are cut to 16 hexadecimal digits. The label is the class, or that of boxes or a mask. Images without a label
     have none. The order counts.
 
     Args:
-        images: With or without labels.
+        images: A split or its store, with or without labels.
         contents: Digest of each, in hexadecimal digits.
     """
     labels = [""] * len(images)
