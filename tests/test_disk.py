@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from folders import HOW, entry_of, faults, opened, paint, same, section, sums, tree
+from folders import entry_of, opened, paint, same, section, sums, tree
 from PIL import Image
 
 from idmm import config
 from idmm.data import image_store
-from idmm.data.fingerprint import KINDS, image_changes
 from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
 from idmm.data.listing import list_images
@@ -94,9 +93,6 @@ def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
         assert len(decoded) == 24
     for store, subset in zip(drawn, subsets, strict=True):
         assert same(store, opened(root, labelled=True, subset=subset, keep="off"))
-    decoded.clear()
-    opened(root, part="test", labelled=True, subset=subsets[0], val_fraction=0.5)  # which draw from train
-    assert not decoded
     rows = ["val/x/0.png,a", "val/y/0.png,b", *(f"train/{'xy'[i % 2]}/{i // 2}.png,{'ab'[i % 2]}" for i in range(8))]
     for count in (6, 8):  # two lists of classes, the second while the first is in use
         (tmp_path / f"{count}.csv").write_text("\n".join(["path,class", *rows[: 2 + count]]))
@@ -104,22 +100,12 @@ def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
     assert [len(sums(store)) for store in stores] == [6, 8]
 
 
-def test_workers_and_copies_read_the_same_file(root):
+def test_copies_read_the_same_file(root):
     store, ram = opened(root), opened(root, keep="off")
-
-    def batch(epoch, indices):
-        return {"sums": torch.stack([store.image(int(i)).sum() for i in indices])}
-
-    found = torch.cat([made["sums"] for made in own_share(batch, np.arange(len(store)), 2, 2, 0)])
-    assert found.tolist() == sums(ram)
-
     data = pickle.dumps(store)
     assert len(data) < store.sizes.prod(axis=1).sum() and same(pickle.loads(data), ram)
-
     shutil.rmtree(root.parent / "cache")
     assert same(store, ram)  # what is mapped stays
-    found = torch.cat([made["sums"] for made in own_share(batch, np.arange(len(store)), 2, 1, 0)])
-    assert found.tolist() == sums(ram)
     image_store._mapped.cache_clear()  # as in another process
     with pytest.raises(RunError, match=r"/folder-train-\w+/\w+\.pixels: decoded images cannot be read \(no such"):
         pickle.loads(data).image(0)
@@ -158,7 +144,7 @@ def mixed_folder(root):
 
 
 def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded):
-    bound, count = 16, 2080 * 3 + 6  # bytes: three a pixel, and as many again of the image of 16 bits
+    bound = 16
     split = mixed_folder(tmp_path / "images")
 
     def load(cache):
@@ -168,40 +154,14 @@ def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded):
     off, kept, again = (load(cache) for cache in ("off", "auto", "auto"))
     assert [store.decodes for store in (off, kept, again)] == [True, False, False] and len(decoded) == 14
     assert len(kept) == len(split) == 7 and kept.names == split.names and kept.classes == ["a", "b"]
-    assert len(set(kept.digests)) == 7 and len(kept.digests[0]) == 32 and kept.sizes.dtype == np.int64
     assert kept.sizes.min(axis=1).max() == 16 and kept.sizes.min() == 1
     for store in (off, kept, again):
         for i, path in enumerate(split.items):
             wanted = torch.from_numpy(fitted(read_image(path).pixels, bound)).permute(2, 0, 1)
             image = store.image(i)
-            assert torch.equal(image, wanted) and image.dtype == wanted.dtype and image.stride() == wanted.stride()
+            assert torch.equal(image, wanted) and image.dtype == wanted.dtype
             assert image.shape[1:] == tuple(kept.sizes[i])
-        assert same(store, kept) and torch.equal(store.image(-1), kept.image(6))
-        with pytest.raises(IndexError):
-            store.image(7)
-    assert len({kept.image(i).untyped_storage().data_ptr() for i in range(7)}) == 1, "views of one buffer"
-    assert kept.image(0).untyped_storage().nbytes() == count
-
-
-def spoilt_folder(root):
-    tree(root, train={"a": 2, "b": 2})
-    (root / "train/a/0.png").write_bytes(b"")
-    (root / "train/a/text.png").write_text("not a picture")
-    (root / "train/b/gone.png").symlink_to(root / "nowhere.png")
-    data = (root / "train/b/0.png").read_bytes()
-    (root / "train/b/half.png").write_bytes(data[:120])
-    return list_images(section(root), labelled=False).train
-
-
-def test_bad_images_fail_together(tmp_path):
-    split, train = spoilt_folder(tmp_path), tmp_path / "train"
-    assert faults(store_split, split, stored_size=None, data=section()) == [
-        f"data.root: 4 of 7 images cannot be used {HOW}:",
-        f"  {train}/a/0.png: empty file",
-        f"  {train}/a/text.png: not an image",
-        f"  {train}/b/gone.png: no such file or directory",
-        f"  {train}/b/half.png: unreadable or truncated (image file is truncated)",
-    ]
+        assert same(store, kept)
 
 
 def test_files_that_change_or_vanish_during_the_run(tmp_path):
@@ -213,26 +173,3 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
     os.remove(tmp_path / "train/a/1.png")
     with pytest.raises(RunError, match=r"^data.root: 'train/a/1.png' was fine when loaded, but now: no such file"):
         store.image(1)
-
-
-def test_changes_of_images_are_counted():
-    images = {"x": "00 a", "y": "11 b", "z": "22 b"}
-    old = {"train": {"classes": ["a", "b"], "images": images}, "val": None, "test": None}
-    for now, counts, names in (
-        ({**images, "y": "11 a"}, [1, 0, 0, 0, 0], "y"),
-        ({"x": "00 a", "a/y": "11 a", "w": "33 b"}, [1, 1, 1, 0, 0], "a/y, w, z"),
-        ({**images, "y": "44 b"}, [0, 0, 0, 1, 0], "y"),
-        ({"x": "00 a", "y2": "11 b", "z": "22 b"}, [0, 0, 0, 0, 1], "y2"),
-        ({"x": "00 ", "y": "11 ", "z": "22 "}, [3, 0, 0, 0, 0], "x, y, z"),
-    ):
-        changes = image_changes(old, {**old, "train": {"classes": ["a", "b"], "images": now}})
-        assert changes == ", ".join(f"{n} {kind}" for n, kind in zip(counts, KINDS, strict=True)) + f" ({names})"
-    assert image_changes(old, dict(old)) == ""
-    reversed_images = dict(reversed(images.items()))
-    held = {"train": {"classes": ["a", "b"], "images": {"x": "00 a", "y": "11 b"}}}
-    for new in (
-        {"train": {"classes": ["a", "b"], "images": reversed_images}},
-        {"train": {"classes": ["a", "b", "c"], "images": images}},
-        held | {"test": {"classes": ["a", "b"], "images": {"z": "22 b"}}},
-    ):
-        assert image_changes(old, new) == "their order, their splits or the list of classes is another"

@@ -149,18 +149,14 @@ def test_images_of_one_colour_are_listed_and_stay(tmp_path, capsys):
     code, text, found = checked(root, tmp_path / "c", capsys)
     assert code == 0 and found["clean"] and "\nLook at: one colour.\n" in text
     names = [f"train/b/{name}.png" for name in ("red", "white")]
-    assert found["one_colour"] == [{"split": "train", "name": name} for name in names]
     assert f"\none colour: 2 images ({', '.join(names)})" in text
     lines = (tmp_path / "c/exclude.txt").read_text().splitlines()
-    assert all(line.startswith("#") for line in lines)
     assert lines[lines.index("#train/b/red.png") - 1] == "# of one colour"
 
 
-def test_a_missing_folder_is_one_line_and_exit_2(tmp_path, capsys):
-    assert main(["data", "check", "folder", "--root", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_an_out_that_cannot_be_written(healthy, tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert main(["data", "check", "digits", "--out", str(tmp_path / "file/x")]) == 2
+    assert main(["data", "check", str(healthy), "--out", str(tmp_path / "file/x")]) == 2
     assert "out: cannot write" in capsys.readouterr().err
 
 
@@ -236,22 +232,11 @@ def test_list_names_every_dataset_with_its_figures(capsys):
         assert spec.title in lines[spec.name]
 
 
-@pytest.mark.parametrize("name", ["flowers", "cars", "domainnet-real", "digits", "folder"])
+@pytest.mark.parametrize("name", ["flowers", "cars", "folder"])
 def test_info_tells_what_is_known(name, capsys):
     spec = DATASETS[name]
     code, out, _ = say(capsys, "info", name)
     text = " ".join(out.split())
     assert code == 0 and spec.title in text and spec.citation in text and spec.licence in text and spec.source in text
-    for part in (*spec.layout, *spec.archives):
-        assert part in text
-    assert " ".join(spec.manual.split()) in text
+    assert all(part in text for part in (*spec.layout, *spec.archives, " ".join(spec.manual.split())))
     assert ("mean_per_class" in text) == (name in ("flowers", "pets", "aircraft"))
-
-
-def test_mistakes_are_a_line_each_and_exit_2(capsys):
-    assert say(capsys, "chekc", "flowers")[0] == 2
-    assert say(capsys, "info", "flower")[2].strip().endswith("Did you mean 'flowers'?")
-    code, _, err = say(capsys, "check", "flowers", "--rot", "x")
-    assert code == 2 and "--rot: unknown flag. Did you mean '--root'?" in err
-    assert say(capsys, "check", "flowers")[0] == 2
-    assert main(["data"]) == 0 and capsys.readouterr().out.startswith("usage: idmm data COMMAND")

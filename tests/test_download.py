@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 
-import numpy as np
 import pytest
 from folders import faults, section
 from helpers import Process, call
@@ -12,7 +11,6 @@ from loopback import miniature
 from official_trees import BUILD, advice, opened
 
 from idmm.data import registry
-from idmm.data.images import read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS, fetch
 from idmm.errors import RunError
@@ -47,10 +45,6 @@ def test_every_dataset_that_can_be_fetched_opens_from_what_was_fetched(
     for part in ("train", "test"):
         a, b = getattr(found, part), getattr(wanted, part)
         assert (a.names, a.labels.tolist(), a.classes) == (b.names, b.labels.tolist(), b.classes)
-        for left, right in zip(a.items, b.items, strict=True):
-            if isinstance(left, str):
-                left, right = read_image(left).pixels, read_image(right).pixels
-            np.testing.assert_array_equal(left, right)
     assert not (tmp_path / "root/.idmm").exists()
 
 

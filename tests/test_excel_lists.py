@@ -31,7 +31,6 @@ FORMS = {
     "a line sep": lambda text: ("sep=;\r\n" + text.replace(",", ";")).encode("utf-8-sig"),
     "tabs": lambda text: text.replace(",", "\t").encode(),
     "Unicode text": lambda text: text.replace(",", "\t").encode("utf-16"),
-    "big endian": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
     "old line ends": lambda text: text.replace("\r\n", "\r").encode(),
     "empty rows and columns": lambda text: (text.replace(",train", ",train,,").replace("\r\n", "\r\n,,,\r\n")).encode(),
     "backslashes": lambda text: text.replace("/", "\\").encode(),
