@@ -1,7 +1,9 @@
-"""Damaged run folders: commands on finished runs, and resumes."""
+"""Damaged run folders and inputs of ``idmm export``: commands on finished runs, and resumes."""
 
 import functools
 import json
+import os
+import pickle
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,14 +12,14 @@ import numpy as np
 import safetensors.torch
 import torch
 from folders import tree
-from fuzz import Case, damaged, family, pick, replace, spoil, strange_place
+from fuzz import Case, damaged, family, pick, replace, spoil, strange
 from helpers import call, flags
 
 FILES = (
     "config.yaml", "metrics.jsonl", "result.json", "backbone.json", "backbone.safetensors", "model.json",
     "model.safetensors", "predictions.csv", "per_class.csv", "last/images.json", "last/start.json", "last/state.pt",
 )  # fmt: skip
-KINDS = ("damaged", "cut", "place", "place", "utf16", "value", "value", "value", "other")
+KINDS = ("damaged", "cut", "empty", "folder", "gone", "utf16", "value", "value", "value", "other")
 RUN = {
     "data.name": "folder", "data.subset": None, "model.name": "resnet10t", "train.eval_every": 1, "stages": None,
     "model.kwargs": {"channels": [4, 4, 4, 4]}, "train.size": 16, "train.warmup_epochs": 0, "train.batch_size": 8,
@@ -55,15 +57,18 @@ def damage(path: Path, rng: np.random.Generator) -> None:
     kind = pick(rng, KINDS)
     if kind == "value" and path.suffix in (".json", ".jsonl", ".safetensors"):
         spoil_content(path, rng)
-    elif kind == "place":
-        strange_place(path, rng)
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
+    elif kind == "gone":
+        path.unlink()
     elif kind == "other":
         others = [other for name in FILES if (other := path.parents[len(Path(name).parts) - 1] / name).is_file()]
         replace(path, pick(rng, others).read_bytes())
     else:
         text = content.decode("utf-8", "replace")
-        versions = {"cut": content[: int(rng.integers(len(content) + 1))], "utf16": text.encode("utf-16")}
-        replace(path, versions[kind] if kind in versions else damaged(content, rng))
+        versions = {"cut": content[: int(rng.integers(len(content) + 1))], "empty": b"", "utf16": text.encode("utf-16")}
+        replace(path, versions.get(kind) if kind in versions else damaged(content, rng))
 
 
 def spoil_content(path: Path, rng: np.random.Generator) -> None:
@@ -74,20 +79,24 @@ def spoil_content(path: Path, rng: np.random.Generator) -> None:
         versions = [
             tensors[name][..., None], torch.zeros(0), tensors[name].flatten()[:1], tensors[name].double(),
             torch.full_like(tensors[name], float("nan") if tensors[name].is_floating_point() else 9),
-            torch.zeros(3, 5, dtype=torch.int8),
+            torch.zeros(3, 5, dtype=torch.int8), None,
         ]  # fmt: skip
-        tensors[name] = versions[int(rng.integers(len(versions)))]
-        safetensors.torch.save_file(tensors, path)
+        tensors[name] = pick(rng, range(len(versions)))
+        tensors[name] = versions[tensors[name]]
+        safetensors.torch.save_file({k: v for k, v in tensors.items() if v is not None}, path)
         return
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     number = int(rng.integers(len(lines)))
     value = json.loads(lines[number])
-    spoil(value, rng)
+    if rng.random() < 0.1:
+        value = strange(rng)
+    else:
+        spoil(value, rng)
     lines[number] = json.dumps(value)
     path.write_text("\n".join(lines) + "\n")
 
 
-@family(1000)
+@family(650)
 def run_folder(folder: Path, rng: np.random.Generator) -> Case:
     """One damaged file of a run, then a command that reads the run."""
     run = copied(folder)
@@ -106,3 +115,45 @@ def run_folder(folder: Path, rng: np.random.Generator) -> Case:
         "embed": Case(["embed", "--init", run, images, "--out", folder / "f.npz"], [folder / "f.npz"]),
         "resume": Case(["finetune", *argv_of(folder, "run")]),
     }[command]
+
+
+class Planted:
+    """A pickle that would write a file if it were executed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@family(350)
+def export_input(folder: Path, rng: np.random.Generator) -> Case:
+    """An init that is no run, a checkpoint that is none, or an out that cannot be written."""
+    run = copied(folder)
+    init, out, planted = run, folder / "out", folder / "planted"
+    kind = pick(rng, ["pickle", "weights", "init", "out", "json"])
+    if kind == "pickle":
+        init = folder / f"weights{pick(rng, ['.pt', '.pth', '.bin', '.ckpt', '.tar'])}"
+        content = {"state_dict": {"a": torch.zeros(2)}, "more": Planted(planted)}
+        torch.save(content, init) if rng.random() < 0.5 else init.write_bytes(pickle.dumps(content))
+        shutil.copy(run / "model.json", init.with_suffix(".json"))
+    elif kind == "weights":
+        init = folder / f"weights{pick(rng, ['.safetensors', '.pt', '.jpg', ''])}"
+        init.write_bytes(pick(rng, [b"", rng.bytes(300), damaged((run / "model.safetensors").read_bytes(), rng)]))
+        shutil.copy(run / "model.json", init.with_suffix(".json"))
+    elif kind == "init":
+        places = [folder / "gone", folder / "d", folder, run / "last", run / "model.json"]
+        init = pick(rng, [*places, "timm:x", "/dev/null"])
+    elif kind == "json":
+        spoil_content(run / pick(rng, ["model.json", "backbone.json"]), rng)
+    else:
+        out = pick(rng, [run, folder / "d", run / "model.json", run / "model.json/x", folder / ("x" * 300)])
+    command = pick(rng, ["export", "predict", "embed", "finetune"]) if kind != "out" else "export"
+    argv = {
+        "export": ["export", "--init", init, "--format", pick(rng, ["timm", "hf"]), "--out", out],
+        "predict": ["predict", "--init", init, folder / "d/test", "--out", folder / "p.csv"],
+        "embed": ["embed", "--init", init, folder / "d/test", "--out", folder / "f.npz"],
+        "finetune": ["finetune", *argv_of(folder, "new"), "--init", init],
+    }[command]
+    return Case(argv, [planted, folder / "p.csv", folder / "f.npz"])

@@ -74,7 +74,8 @@ def test_crops_are_those_of_the_loader(kind, low, high, edges):
 @pytest.mark.parametrize("is_grey", [False, True])
 @kinds
 def test_whole_views_are_those_of_the_loader(kind, is_grey):
-    store, indices = Store(**KINDS[kind]), np.arange(8)
+    """Also of black and white places, which have no hue."""
+    store, indices = Store(**KINDS[kind], edges=not is_grey), np.arange(8)
     channels = 1 if is_grey and store.channels == 3 else store.channels
     mean, std = [0.1 * (1 + c) for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
     crops = [CropGroup(count=2), CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS)]
