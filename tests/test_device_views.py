@@ -81,7 +81,8 @@ def test_whole_views_are_those_of_the_loader(kind, is_grey):
     crops = [CropGroup(count=2), CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS)]
     by_loader = MultiCropTransform(store, Views(crops=crops, size=64), mean, std, seed=3)
     wanted, found = by_loader(2, indices), DeviceViews(by_loader, DEVICE)(2, indices)
-    assert all(torch.equal(found[name].cpu(), wanted[name]) for name in ("index", "label"))
+    for name in ("index", "label"):
+        assert torch.equal(found[name].cpu(), wanted[name])
     for one, other in zip(found["views"], wanted["views"], strict=True):
         assert one.shape == other.shape and one.dtype == other.dtype
         difference = (one.cpu() - other).abs() * torch.tensor(std)[:, None, None]
@@ -117,7 +118,8 @@ def test_a_batch_waits_for_no_gpu(monkeypatch):
         with NoWaiting():
             batch = made(0, np.tile(np.arange(4), 64))
     assert [tuple(group.shape) for group in batch["views"]] == [(256, 2, 3, 112, 112), (256, 4, 3, 112, 112)]
-    assert all(tensor.device.type == "cuda" for tensor in [*batch["views"], batch["index"], batch["label"]])
+    for tensor in [*batch["views"], batch["index"], batch["label"]]:
+        assert tensor.device.type == "cuda"
 
 
 # ---------------------------------------------------------------------- whole runs
