@@ -41,6 +41,7 @@ def test_folds_hold_out_shares_of_classes_and_whole_groups(caplog):
     for train, held in folds:
         assert not set(train) & set(held) and len(train) + len(held) == len(labels)
         assert set(labels[train]) == set(labels) and set(np.bincount(labels[held])[3:]) <= {1, 2, 4, 5}
+    assert not np.array_equal(folds[0][1], stratified_folds(labels, None, 4)[0][1])
     assert stratified_folds(np.arange(4), None) == [] == stratified_folds(np.zeros(9, dtype=int), None)
     assert len(stratified_folds(np.array([0, 0, 1, 1]), None)) == 2
 
@@ -68,6 +69,26 @@ def test_c_is_chosen_on_other_groups():
     assert evaluate.fit_temperature(rows, labels, 1.0, groups=groups) > evaluate.fit_temperature(rows, labels, 1.0)
 
 
+def test_new_images_are_in_the_interval():
+    inside, too_narrow, errors = 0, 0, []
+    for seed in range(20):
+        rows, labels, groups = near_copies(seed, 90)
+        new, old = np.arange(len(rows)) >= 40 * COPIES, np.arange(len(rows)) < 40 * COPIES
+        train, held = stratified_folds(labels[old], groups[old], seed=seed)[0]
+        found = evaluate.readouts(
+            rows[train], labels[train], rows[held], labels[held], groups=groups[train], test_groups=groups[held]
+        )["probe"]
+        right = evaluate.probe_predict(rows[train], labels[train], rows[new], found["strength"]) == labels[new]
+        assert len(right) == 300
+        low, high = found["top1_interval"]
+        inside += low <= 100 * right.mean() <= high
+        low, high = wilson_interval(found["top1"] / 100 * len(held), len(held))
+        too_narrow += low <= 100 * right.mean() <= high
+        errors.append(max(found["accuracies"].values()) - 100 * right.mean())
+    assert inside >= 16 > too_narrow
+    assert abs(np.mean(errors)) < 5, "the accuracy on held-out groups is that on new groups"
+
+
 def test_the_interval_by_hand():
     """Five groups of 2 to 6 images: an effective number of images, by hand from Korn and Graubard."""
     images, correct = np.array([2, 3, 4, 5, 6]), np.array([2, 3, 1, 5, 1])
@@ -79,6 +100,8 @@ def test_the_interval_by_hand():
         wilson_interval(share * effective, effective)
     )
     assert wilson_interval(4, 6) == pytest.approx([30.00, 90.32], abs=0.01)
+    each = np.ones(400, dtype=int)
+    assert group_interval(each * (np.arange(400) < 300), each) == pytest.approx(wilson_interval(300, 400), abs=0.1)
     assert group_interval([6] * 8, [6] * 8)[0] < wilson_interval(48, 48)[0] - 20, "all right: a group is one image"
     assert group_interval([5], [6]) == [0.0, 100.0]
 
@@ -119,12 +142,16 @@ def test_idmm_train_counts_groups(tmp_path, capsys, caplog):
     printed, result = capsys.readouterr().out, read(tmp_path / "x/result.json")
     rows = read_csv(tmp_path / "x/predictions.csv")
     names = sorted({row["group"] for row in rows})
-    low, high = result["top1_interval"]
-    assert result["test_groups"] == len(names)
+    images = [sum(row["group"] == name for row in rows) for name in names]
+    correct = [sum(row["group"] == name and row["class"] == row["predicted"] for row in rows) for name in names]
+    low, high = group_interval(correct, images)
+    assert result["top1_interval"] == pytest.approx([low, high]) and result["test_groups"] == len(names)
     counts = f"{len(rows)} test images of {len(names)} groups"
     assert f"top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {counts}" in printed
     assert ("not clearly better than the baseline" in printed) == (low <= result["baseline_top1"])
     trial = read_csv(tmp_path / "x/trial.csv")
     parts = {part: {row["group"] for row in trial if row["split"] == part} for part in ("train", "test")}
     assert parts["test"] and not parts["train"] & parts["test"] and not set(names) & (parts["train"] | parts["test"])
+    held = [line for line in caplog.messages if "held out are" in line]
+    assert set(held) == {f"data.val_fraction: held out are {len(names)} groups of 20 groups, {len(rows)} of 120 images"}
     assert re.search("accuracy on held-out training images:\n  baseline: ", printed)

@@ -35,6 +35,15 @@ def alignment_and_uniformity(anchor, positive, negatives):
     return alignment + uniformity
 
 
+def test_rows_equal_to_features_give_a_contrastive_loss(generator):
+    """Eq. 5: w = z."""
+    z = random_rows(generator)
+    for i in range(N):
+        negatives = [z[j] for j in range(N) if j != i]
+        expected = alignment_and_uniformity(z[i], z[i], negatives)
+        torch.testing.assert_close(loss_of_image(z[i], z, i), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_rows_equal_to_the_first_view_give_two_views(generator):
     """Eqs. 6 and 7: w = z_A. The loss of the second view is contrastive, that of the first is Eq. 5."""
     first = random_rows(generator)
@@ -69,6 +78,60 @@ def test_shared_rows_give_deep_clustering_with_a_prior(generator):
         deep_clustering = norm - logits[own]
         expected = deep_clustering + math.log(sizes[own])
         torch.testing.assert_close(loss_of_image(z[i], w, i), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_equal_clusters_give_deep_clustering_plus_a_constant(generator):
+    """Eq. 12 with three clusters of two images."""
+    z = random_rows(generator)
+    centres = random_rows(generator, count=3)
+    clusters = torch.tensor([0, 0, 1, 1, 2, 2])
+    deep_clustering = F.cross_entropy(z @ centres.T, clusters)
+    ours = instance_discrimination_loss(z, centres[clusters], torch.arange(N), smoothing=0.0)
+    torch.testing.assert_close(ours, deep_clustering + math.log(2), rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_feature_and_rows(generator):
+    """Eqs. 14 to 16."""
+    z = random_rows(generator, count=1)[0].requires_grad_()
+    w = random_rows(generator).requires_grad_()
+    i = 2
+    dz, dw = torch.autograd.grad(loss_of_image(z, w, i), (z, w))
+    p = torch.softmax(w @ z, dim=0).detach()  # [N]
+    expected = -w[i] + sum(p[j] * w[j] for j in range(N))
+    torch.testing.assert_close(dz, expected, rtol=1e-10, atol=1e-12)
+    for k in range(N):
+        torch.testing.assert_close(dw[k], (p[k] - float(k == i)) * z, rtol=1e-10, atol=1e-12)
+
+
+def test_label_smoothing_is_two_cross_entropies(generator):
+    """Eq. 18."""
+    z = random_rows(generator, count=1)[0]
+    w = random_rows(generator)
+    smoothing = 0.1
+    i = 3
+    others = sum(w[k] @ z for k in range(N) if k != i)
+    expected = -(1 - smoothing) * (w[i] @ z) - smoothing / (N - 1) * others + torch.logsumexp(w @ z, 0)
+    ours = loss_of_image(z, w, i, smoothing)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_cutmix_moves_two_rows_much_and_all_rows_a_little(generator):
+    """Eq. 20 with the target of the others that makes all targets sum to one."""
+    z = random_rows(generator, count=1)
+    w = random_rows(generator).requires_grad_()
+    i, partner = 1, 4
+    lam = 0.7
+    smoothing = 0.1
+    loss = instance_discrimination_loss(z, w, torch.tensor([i]), torch.tensor([partner]), lam, smoothing)
+    (dw,) = torch.autograd.grad(loss, w)
+    p = torch.softmax(w @ z[0], dim=0).detach()
+    share = smoothing / (N - 1)
+    targets = dict.fromkeys(range(N), share)
+    targets[i] = lam * (1 - smoothing) + (1 - lam) * share
+    targets[partner] = (1 - lam) * (1 - smoothing) + lam * share
+    assert math.isclose(sum(targets.values()), 1)
+    for k in range(N):
+        torch.testing.assert_close(dw[k], (p[k] - targets[k]) * z[0], rtol=1e-10, atol=1e-12)
 
 
 def test_targets_of_the_papers_example():
