@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
-from idmm.dense.evaluate import Objects, detection_scores, segmentation_scores, segmented
+from idmm.dense.evaluate import Objects, detection_scores, on_file, segmentation_scores, segmented
 from idmm.dense.network import Detector, Segmenter, pixel_cross_entropy
 from idmm.dense.stage import DenseMethod
 from idmm.dense.targets import BoxTarget
-from idmm.models import create_backbone
-from idmm.models.maps import STRIDES
+from idmm.models import create_backbone, token_grid
+from idmm.models.maps import STRIDES, MultiScaleBackbone
 from idmm.seeding import seeded
 
 SIDE = 64
@@ -87,6 +87,29 @@ def test_all_that_is_trained_has_a_gradient(kind):
         assert list(network.backbone.state_dict()) == list(backbone(kind).state_dict())
 
 
+def test_maps_of_a_plain_transformer():
+    """Of stride 8: pooled from the normalised tokens, and enlarged by a transposed convolution."""
+    made, images = backbone().eval(), torch.randn(2, 3, SIDE, SIDE)
+    maps = MultiScaleBackbone(made, SIDE)
+    grid = token_grid(made, images)  # [2, 32, 8, 8]
+    found = maps.forward_features(images)
+    assert maps.channels == [16, 32, 32, 32] and not maps.several
+    torch.testing.assert_close(found[0], maps.levels[0][0](grid))
+    torch.testing.assert_close(found[1], grid)
+    torch.testing.assert_close(found[2], F.max_pool2d(grid, 2))
+    torch.testing.assert_close(found[3], F.max_pool2d(grid, 4))
+
+
+def test_maps_of_several_strides():
+    """The deepest of each, as timm gives them; the last from where the features leave the backbone."""
+    made, images = backbone("pvt").eval(), torch.randn(2, 3, SIDE, SIDE)
+    maps = MultiScaleBackbone(made, SIDE)
+    final, taken = made.forward_intermediates(images)
+    assert maps.several and maps.channels == [8, 16, 24, 32]
+    for found, wanted in zip(maps.forward_features(images), [*taken[:3], final], strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_loss_of_pixels():
     """The mean over an image's pixels with a class, then over images; a naive loop, values and gradients."""
     logits = torch.randn(3, 4, 5, 5, dtype=torch.float64, requires_grad=True)
@@ -136,6 +159,22 @@ def test_boxes_are_computed_in_fp32(monkeypatch):
     assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
 
 
+def test_a_detector_learns_two_images():
+    batch, truth = drawn(2)
+    method = detection(width=32)
+    optimizer = torch.optim.AdamW(method.parameters(), lr=2e-3)
+    for step in range(60):
+        loss = loss_of(method, batch, step)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        outputs = method.backbone.eval()(batch["images"])
+    found = [on_file(output, target.size, SIDE) for output, target in zip(outputs, truth, strict=True)]
+    scores, _ = detection_scores(found, truth, CLASSES)
+    assert scores["ap50"] > 90 and set(scores) == {"ap", "ap50", "ap75"}
+
+
 def test_several_scales():
     """The mean of what is said of each enlarged or reduced image, by a naive loop."""
     with seeded(1):
@@ -174,6 +213,12 @@ def test_of_four_objects_three_found():
     assert scores == pytest.approx(dict.fromkeys(("ap", "ap50", "ap75"), (ap + 100) / 2))
 
 
+def test_nothing_found_and_nothing_there():
+    nothing = objects([], [], [])
+    assert detection_scores([nothing], [truth([[0, 0, 9, 9]], [0])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
+    assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {"ap": None, "ap50": None, "ap75": None}
+
+
 def test_intersection_over_union():
     """By a naive loop over pixels; class 4 is only predicted, class 3 only true, class 5 neither."""
     rng = np.random.default_rng(0)
@@ -197,3 +242,4 @@ def test_intersection_over_union():
             "pixel_accuracy": 100 * np.mean(true == said),
         }
     )
+    assert segmentation_scores(np.zeros((2, 2), int))[0] == {"miou": None, "macc": None, "pixel_accuracy": None}

@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
+import yaml
 from dense_trees import coco_tree, mask_tree
-from helpers import call, read
+from helpers import call, metrics, read
 from test_dense_models import SIDE, backbone, drawn
 from test_dense_runs import TINY
 
@@ -71,7 +72,22 @@ def test_short_sides_are_drawn_and_canvases_hold_the_batch(boxes):
             assert height / width == pytest.approx(original[0] / original[1], rel=0.03)
     assert len(shapes) > 8
     batch = DenseTransform(store, 100, (0.5,) * 3, (0.5,) * 3, short=64)(0, torch.arange(3).numpy())
+    sizes = [store.targets[n].size for n in range(3)]
     assert batch["images"].shape[-2:] == (96, 96) and batch["masks"].shape[-2:] == (96, 96)
+    alone = DenseTransform(store, 100, (0.5,) * 3, (0.5,) * 3, short=64)(0, torch.arange(1).numpy())
+    assert alone["images"].shape[-2:] == sizes[0] == (64, 96)
+    assert torch.equal(alone["boxes"][0], torch.from_numpy(store.targets[0].boxes))
+
+
+def test_recipe_trains_at_the_papers_sizes(tmp_path):
+    coco_tree(tmp_path / "images", train=4, val=2)
+    flags = EPOCH | SWIN | {"model.pyramid_width": "16", "train.schedule": "cosine", "train.eval_every": "1"}
+    run("detect", tmp_path / "images", tmp_path / "run", config="maskrcnn_1x", **flags)
+    (record,) = metrics(tmp_path / "run")
+    assert record["step"] == 2
+    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert config["train"]["size"] == 1333
+    assert config["augment"]["short_side"] == [480, 800]
 
 
 def test_auxiliary_head_adds_its_share_and_is_saved(tmp_path):

@@ -8,11 +8,12 @@ from test_cuda_paths import NoWaiting
 from test_gpu import DEVICE
 from test_resume import PLACE, stop_at
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from idmm.config import METHODS, Augment, CropGroup, Views
 from idmm.data import device_views, views
 from idmm.data.device_views import DeviceImages, DeviceViews
-from idmm.data.views import MultiCropTransform, TrainTransform, draw_views
+from idmm.data.views import MultiCropTransform, TrainTransform, ViewPlan, draw_views
 from idmm.seeding import derive
 from idmm.training import loop
 
@@ -71,18 +72,56 @@ def test_crops_are_those_of_the_loader(kind, low, high, edges):
             assert float((found - wanted).abs().max()) <= (2.01 / 255 if kind == "RGB" else 1e-4)
 
 
+def plan_of(count, **values):
+    """A plan that changes nothing but ``values``."""
+    no, zero = np.zeros(count, bool), np.zeros(count, np.int64)
+    usual = dict(box=np.zeros((count, 4), np.int64), flip=no, jitter=no, order=zero, grey=no, solarize=no, vflip=no)
+    usual |= dict(factors=np.tile([1.0, 1.0, 1.0, 0.0], (count, 1)), sigma=np.zeros(count), turns=zero)
+    return ViewPlan(**{**usual, **values})
+
+
+def operations(count):
+    """Plans of one operation each, and of all adjustments in each order."""
+    rng, some = np.random.default_rng(0), np.arange(count) % 2 == 0
+    factors = rng.random((count, 4)) * [2, 2, 2, 1] - [0, 0, 0, 0.5]
+    every = dict(jitter=np.ones(count, bool), order=np.arange(count) % 24)
+    for number, name in enumerate(("brightness", "contrast", "saturation", "hue")):
+        alone = plan_of(count).factors
+        alone[:, number] = factors[:, number]
+        yield name, plan_of(count, **every, factors=alone)
+    yield "jitter", plan_of(count, **every, factors=factors)
+    yield "jitter of some", plan_of(count, **{**every, "jitter": some}, factors=factors)
+    yield "grey", plan_of(count, grey=some)
+    yield "blur", plan_of(count, sigma=np.where(some, 0.1 + 1.9 * rng.random(count), 0))
+    yield "solarize", plan_of(count, solarize=some)
+
+
+@pytest.mark.parametrize("channels", [3, 1, 5])
+def test_each_colour_operation_is_that_of_the_loader(channels):
+    count = 48
+    for size in (8, 57):
+        before = torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(size))
+        before[::3] = before[::3].round()  # saturated, with ties between channels
+        for name, plan in operations(count):
+            found = device_views.recolour(before.clone().to(DEVICE), plan).cpu()
+            for v in range(count):
+                planes = before[v].numpy().copy()
+                view = np.ascontiguousarray(planes.transpose(1, 2, 0)) if channels == 3 else planes
+                wanted = views.recolour(view, plan, v)
+                wanted = wanted.transpose(2, 0, 1) if channels == 3 else wanted
+                assert np.abs(found[v].numpy() - wanted).max() <= 1e-4, (name, size, v)
+
+
 @pytest.mark.parametrize("is_grey", [False, True])
 @kinds
 def test_whole_views_are_those_of_the_loader(kind, is_grey):
-    """Also of black and white places, which have no hue."""
-    store, indices = Store(**KINDS[kind], edges=not is_grey), np.arange(8)
+    store, indices = Store(**KINDS[kind]), np.arange(8)
     channels = 1 if is_grey and store.channels == 3 else store.channels
     mean, std = [0.1 * (1 + c) for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
     crops = [CropGroup(count=2), CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS)]
     by_loader = MultiCropTransform(store, Views(crops=crops, size=64), mean, std, seed=3)
     wanted, found = by_loader(2, indices), DeviceViews(by_loader, DEVICE)(2, indices)
-    for name in ("index", "label"):
-        assert torch.equal(found[name].cpu(), wanted[name])
+    assert all(torch.equal(found[name].cpu(), wanted[name]) for name in ("index", "label"))
     for one, other in zip(found["views"], wanted["views"], strict=True):
         assert one.shape == other.shape and one.dtype == other.dtype
         difference = (one.cpu() - other).abs() * torch.tensor(std)[:, None, None]
@@ -109,17 +148,33 @@ def test_a_view_does_not_depend_on_the_others_of_its_batch(monkeypatch):
         torch.testing.assert_close(group[[6, 2]], alone, atol=1e-4, rtol=0)
 
 
-def test_a_batch_waits_for_no_gpu(monkeypatch):
-    """On a GPU that is not there."""
+class Memory(TorchDispatchMode):
+    """The most bytes of all tensors that lived at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors, self.most = torch.utils.weak.WeakIdKeyDictionary(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.tensors[out] = True
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in self.tensors}
+        self.most = max(self.most, sum(storages.values()))
+        return out
+
+
+def test_a_batch_waits_for_no_gpu_and_needs_less_than_a_gigabyte(monkeypatch):
+    """256 photographs at the store's bound, on a GPU that is not there."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
     store = Store(low=300, high=560, count=4)
     with FakeTensorMode(allow_non_fake_inputs=True):
         made = DeviceViews(MultiCropTransform(store, IDMM, [0.5] * 3, [0.5] * 3, seed=1), "cuda")
-        with NoWaiting():
+        with NoWaiting(), Memory() as memory:
             batch = made(0, np.tile(np.arange(4), 64))
     assert [tuple(group.shape) for group in batch["views"]] == [(256, 2, 3, 112, 112), (256, 4, 3, 112, 112)]
-    for tensor in [*batch["views"], batch["index"], batch["label"]]:
-        assert tensor.device.type == "cuda"
+    assert all(tensor.device.type == "cuda" for tensor in [*batch["views"], batch["index"], batch["label"]])
+    assert 2**28 < memory.most < 10**9
 
 
 # ---------------------------------------------------------------------- whole runs
@@ -166,15 +221,15 @@ def test_a_run_of_the_loader_stays_there_on_a_gpu(stage, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("stage", "free", "reason"),
+    ("stage", "free", "changes", "reason"),
     [
-        ("finetune", 2**30, "RandAugment or RandomErasing runs there"),
-        ("pretrain", 2 * 96 * 64 * 3 - 1, "the images take more than half of the GPU's free memory"),
+        ("finetune", 2**30, {}, "RandAugment or RandomErasing runs there"),
+        ("pretrain", 2 * 96 * 64 * 3 - 1, {}, "the images take more than half of the GPU's free memory"),
     ],
 )
-def test_the_log_has_the_reason_for_loader_workers(stage, free, reason, tmp_path, monkeypatch):
+def test_the_log_has_the_reason_for_loader_workers(stage, free, changes, reason, tmp_path, monkeypatch):
     monkeypatch.setattr(device_views, "free_memory", lambda _: free)
-    assert inside(stage, tmp_path / "run", train__epochs=1) == 0
+    assert inside(stage, tmp_path / "run", **changes, train__epochs=1) == 0
     assert f"views: made by loader workers, because {reason}\n" in logged(tmp_path / "run")
     assert place(tmp_path / "run") == "loader"
 
@@ -197,9 +252,10 @@ def run_out(function, call):
     [
         (DeviceImages, "__init__", 1),
         (DeviceViews, "_made", 9),
+        (loop.Loop, "_backward", 1),
         (loop.Loop, "_backward", 9),
     ],
-    ids=["images", "views", "a step"],
+    ids=["images", "views", "first step", "later step"],
 )
 def test_out_of_memory_falls_back_to_the_loader_once(owner, name, call, room, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(owner, name, run_out(getattr(owner, name), call))
@@ -213,6 +269,16 @@ def test_the_step_repeated_by_the_loader_is_the_same_step(room, tmp_path, monkey
     monkeypatch.setattr(loop.Loop, "_backward", run_out(loop.Loop._backward, 1))
     assert inside("pretrain", tmp_path / "run") == 0
     assert same(whole["pretrain"], tmp_path / "run") and metrics(whole["pretrain"]) == metrics(tmp_path / "run")
+
+
+def test_a_second_lack_of_memory_is_an_error(room, tmp_path, monkeypatch, capsys):
+    def never(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop.Loop, "_backward", never)
+    assert inside("pretrain", tmp_path / "run") == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("out of memory with a batch of 20 images: try --train.accumulate 4 ")
 
 
 def test_two_processes_make_the_views_of_one(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """Nothing of the display reaches the work: lost terminals, closed pipes, full disks, narrow encodings, and signals."""
 
 import contextlib
+import errno
 import io
+import logging
 import os
 import select
 import signal
@@ -25,7 +27,7 @@ from idmm.display import Display, show
 from idmm.evaluation.confusion import confusion_figure
 from idmm.evaluation.evaluate import Predictions
 from idmm.figures import curves_figure, save
-from idmm.report.charts import accuracy_curves
+from idmm.report.charts import accuracy_curves, comparison
 from idmm.report.grid_pictures import bars
 from idmm.report.sheets import Tile, caption_sheet
 from idmm.report.table import Table
@@ -119,6 +121,17 @@ def test_a_full_disk_of_the_log_ends_no_run(quiet, tmp_path, capsys):
     assert same(out, quiet) and LAST in capsys.readouterr().err
 
 
+def test_a_log_goes_on_when_the_disk_has_room_again(tmp_path, monkeypatch):
+    with logging_to(tmp_path):
+        file = next(one for one in logging.getLogger("idmm").handlers if isinstance(one, logging.FileHandler))
+        flush = file.flush
+        monkeypatch.setattr(file, "flush", lambda: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        logging.getLogger("idmm").info("the first line")
+        monkeypatch.setattr(file, "flush", flush)
+        logging.getLogger("idmm").info("the second line")
+    assert "the first line" in logged(tmp_path) and "the second line" in logged(tmp_path)
+
+
 # ------------------------------------------------------------------ a terminal
 class Terminal:
     """A command in a pseudo-terminal of its own, which the test may close."""
@@ -176,7 +189,18 @@ def test_a_signal_to_all_processes_of_a_run(number, tmp_path):
     assert process.said().splitlines()[-1].startswith("interrupted. The same command resumes from"), process.said()
 
 
-def test_idmm_train_stops_by_a_signal(tmp_path):
+def test_a_signal_that_was_ignored_stays_ignored(quiet, tmp_path):
+    out = tmp_path / "run"
+    with Forked(script(out), tmp_path / "said", prepare=ignore) as process:
+        assert process.until((out / "last").exists), process.said()
+        process.send(signal.SIGHUP)
+        process.send(signal.SIGUSR1)
+        assert process.wait() == 0, process.said()
+    assert same(out, quiet)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_idmm_train_stops_by_a_signal(number, tmp_path):
     root, out = tmp_path / "images", tmp_path / "run"
     tree(root, train={"a": 12, "b": 12}, test={"a": 4, "b": 4})
     argv = ["train", root, "--out", out, "--minutes", "5", "--device", "cpu", "--data.workers", "0"]
@@ -184,7 +208,7 @@ def test_idmm_train_stops_by_a_signal(tmp_path):
     starter.write_text("import sys\nfrom idmm.cli import main\nsys.exit(main(prog='idmm'))\n")
     with Forked([starter, *argv], tmp_path / "said") as process:
         assert process.until((out / "trial" / "metrics.jsonl").exists), process.said()
-        process.send(signal.SIGUSR1)
+        process.send(number)
         assert process.wait() == 130, process.said()
     assert "interrupted" in process.said() and "Traceback" not in process.said()
 
@@ -308,6 +332,7 @@ def test_names_that_python_cannot_decode_are_drawn(tmp_path, monkeypatch):
         lambda: save(confusion_figure(Predictions(truth, truth[:, None], truth), [name, other]), file),
         lambda: save(curves_figure([{"epoch": 1, "loss": 1.0}], f"{name} {other}"), file),
         lambda: accuracy_curves({name: {other: points}}, file, (name, "top-1")),
+        lambda: comparison({"idmm train": [50.0]}, file, f"{name} {other}", 10.0),
         lambda: caption_sheet([(name, [tile])], file, name, other),
     ):
         drawn.clear()

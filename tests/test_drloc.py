@@ -125,7 +125,7 @@ def test_pairs_are_uniform_and_the_ends_independent():
 def test_pairs_are_a_function_of_the_seed_and_differ_between_images_and_steps():
     module, grid = DenseRelativeLocalization(4), torch.randn(3, 4, 7, 7)
 
-    def drawn(generator):
+    def drawn(generator=None):
         return module.draw(grid, generator)[0]
 
     key = derive(0, "step", 1)
@@ -133,6 +133,10 @@ def test_pairs_are_a_function_of_the_seed_and_differ_between_images_and_steps():
     assert torch.equal(drawn(numpy_rng(key, "drloc")), pairs) and not torch.equal(pairs[0], pairs[1])
     assert not torch.equal(drawn(numpy_rng(derive(0, "step", 2), "drloc")), pairs)
     assert module(grid, numpy_rng(key, "drloc")) == module(grid, positions=pairs)
+    torch.manual_seed(7)
+    first, second = drawn(), drawn()
+    torch.manual_seed(7)
+    assert torch.equal(drawn(), first) and not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("pairs", [8, 64])
@@ -162,8 +166,7 @@ def test_gradients_are_finite(mode):
     grid = (20 * torch.randn(4, 6, 7, 7)).requires_grad_()
     loss = module(given(grid), rng(11))
     loss.backward()
-    for x in (loss, grid.grad, *(p.grad for p in module.parameters())):
-        assert torch.isfinite(x).all()
+    assert all(torch.isfinite(x).all() for x in (loss, grid.grad, *(p.grad for p in module.parameters())))
 
 
 def test_variance_has_a_floor():
@@ -180,10 +183,13 @@ def test_variance_has_a_floor():
 def test_what_cannot_be():
     with pytest.raises(ValueError, match="is shorter than"):
         DenseRelativeLocalization([4, 5], "l1_all")([torch.zeros(2, 4, 6, 6)])
-    with pytest.raises(ValueError, match="^mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'$"):
-        DenseRelativeLocalization(4, "l2")
-    with pytest.raises(ValueError, match=r"^in_dim must be one width in mode l1, got \[4, 5\]$"):
-        DenseRelativeLocalization([4, 5])
+    for change, message in [
+        ({"mode": "l2"}, "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
+        ({"in_dim": [4, 5]}, r"in_dim must be one width in mode l1, got \[4, 5\]"),
+        ({"mode": "l1_all", "in_dim": []}, r"in_dim must be one width for each block in mode l1_all, got \[\]"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            DenseRelativeLocalization(**{"in_dim": 4, **change})
 
 
 KWARGS = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
@@ -218,6 +224,18 @@ def test_the_loss_is_the_sum_and_the_log_holds_drloc():
     assert other["drloc"] != both["drloc"], "another step draws other pairs"
 
 
+def test_one_forward_pass_serves_logits_and_grid():
+    backbone = model()
+    calls = []
+    backbone.patch_embed.register_forward_hook(lambda *_: calls.append(1))
+    extra = Localization(backbone, DrLoc(weight=1.0, mode="l1_all"), 32, 3)
+    calls.clear()
+    tuned(backbone, extra)(labelled_batch(), 7, 0)["loss"].backward()
+    assert len(calls) == 1
+    heads = [p.grad for p in extra.parameters()]
+    assert len(extra.loss.heads) == 2 and all(grad is not None for grad in heads), "each block has a head of its own"
+
+
 def test_grid_size_keeps_finer_grids():
     """A vision transformer's grid of 16 x 16, whole or pooled to 7 x 7."""
     torch.manual_seed(0)
@@ -236,9 +254,15 @@ def test_grid_size_keeps_finer_grids():
 def test_a_run_with_drloc_logs_it_and_exports_no_head(stage, tmp_path):
     assert inside(stage, tmp_path, drloc__weight=0.5, drloc__pairs=8, train__epochs=1) == 0
     assert not [key for key in weights(tmp_path) if "localization" in key or "heads" in key]
-    for record in metrics(tmp_path):
-        assert 0 < record["drloc"] < 1
+    assert all(0 < record["drloc"] < 1 for record in metrics(tmp_path))
     assert [key for key in state(tmp_path)["method"] if key.startswith("localization.")]
+
+
+def test_a_grid_of_one_place_is_refused():
+    small = create_backbone("vit_tiny_patch16_224", 16, **{**KWARGS, "patch_size": 16})
+    with pytest.raises(UserError) as raised:
+        Localization(small, DrLoc(weight=1.0), 16, 3)
+    assert str(raised.value).startswith("drloc.weight: at 16 px the final grid is 1x1, nothing is apart. ")
 
 
 def test_mode_l1_all_names_itself_where_there_are_no_blocks():
