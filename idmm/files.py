@@ -141,9 +141,15 @@ def csv_bytes(rows: Iterable[Iterable]) -> bytes:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file by column name."""
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return list(csv.DictReader(file))
+    """Return the rows of a CSV file by column name. UserError: it is damaged."""
+    with (
+        reading(path, WITHOUT),
+        open(path, encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
+        rows = list(csv.DictReader(file))
+        if any(None in row or None in row.values() for row in rows):
+            raise ValueError("a row has other cells than the header")
+        return rows
 
 
 def sweep(folder: Path) -> None:

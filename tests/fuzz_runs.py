@@ -19,6 +19,14 @@ FILES = (
     "config.yaml", "metrics.jsonl", "result.json", "backbone.json", "backbone.safetensors", "model.json",
     "model.safetensors", "predictions.csv", "per_class.csv", "last/images.json", "last/start.json", "last/state.pt",
 )  # fmt: skip
+READ = {  # what a command reads. Others are damaged, too, and must not matter
+    "report": ("result.json", "metrics.jsonl", "per_class.csv", "predictions.csv"),
+    "predict": ("model.json", "model.safetensors"),
+    "export": ("model.json", "model.safetensors", "result.json"),
+    "explore": ("config.yaml", "backbone.json", "backbone.safetensors"),
+    "embed": ("backbone.json", "backbone.safetensors"),
+    "resume": ("config.yaml", "last/images.json", "last/state.pt", "metrics.jsonl"),
+}
 KINDS = ("damaged", "cut", "empty", "folder", "gone", "utf16", "value", "value", "value", "other")
 RUN = {
     "data.name": "folder", "data.subset": None, "model.name": "resnet10t", "train.eval_every": 1, "stages": None,
@@ -105,6 +113,8 @@ def run_folder(folder: Path, rng: np.random.Generator) -> Case:
     if command == "resume" and rng.random() < 0.7:
         (run / "result.json").unlink()
         files.remove("result.json")
+    if rng.random() < 0.7:
+        files = READ[command]
     damage(run / pick(rng, files), rng)
     images, out = folder / "d/test", folder / "out"
     return {
