@@ -3,15 +3,21 @@
 python examples/classify_onnx.py MODEL.onnx IMAGE [IMAGE ...]
 
 It needs numpy, onnxruntime and Pillow. Images of more than 8 bits or with other channels than RGB and grey need
-imagecodecs and tifffile as well. Images are turned upright, and pictures are put on white.
+imagecodecs and tifffile as well, HEIC needs pillow-heif. Images are turned upright, and pictures are put on white.
 """
 
+import contextlib
 import json
 import sys
 
 import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
+
+with contextlib.suppress(ImportError):
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 metadata = session.get_modelmeta().custom_metadata_map
@@ -96,8 +102,16 @@ def prepared(path: str) -> np.ndarray:
     return normalised.transpose(2, 0, 1)
 
 
+unreadable = 0
 for path in sys.argv[2:]:
-    (logits,) = session.run(["logits"], {"images": prepared(path)[None]})
+    try:
+        image = prepared(path)
+    except OSError as error:
+        unreadable += 1
+        print(f"{path}: {error}", file=sys.stderr)
+        continue
+    (logits,) = session.run(["logits"], {"images": image[None]})
     shares = np.exp(logits[0] - logits[0].max())
     shares /= shares.sum()
     print(f"{path},{classes[shares.argmax()]},{shares.max():.4f}")
+sys.exit(2 if unreadable else 0)

@@ -277,9 +277,13 @@ def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_fact
     onnx_file = exported(folder / "m.onnx", run, "onnx")
     assert call(["predict", "--init", run, phone, "--out", folder / "p.csv"]) == 0
     rows = read_csv(folder / "p.csv")
-    command = [sys.executable, ROOT / "examples" / "classify_onnx.py", onnx_file, *(row["path"] for row in rows)]
+    broken = folder / "broken.jpg"
+    broken.write_bytes(b"no image")
+    command = [sys.executable, ROOT / "examples" / "classify_onnx.py", onnx_file, broken]
+    command += [row["path"] for row in rows]
     done = subprocess.run([*map(str, command)], env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{broken}: ") and done.stderr.count("\n") == 1
     printed = [line.rsplit(",", 2) for line in done.stdout.splitlines()]
     assert len(rows) == 53 and [row[:2] for row in printed] == [[row["path"], row["class"]] for row in rows]
     expected = [float(row["probability"]) for row in rows]

@@ -266,3 +266,7 @@ def test_the_accuracy_is_of_folders_from_the_named_ones_on(runs, images, tmp_pat
         assert call([*init, tmp_path / path]) == 0
         said = capsys.readouterr().err
         assert f"{count} in folders named like classes" in said if count else "accuracy" not in said
+        assert "was trained on" not in said
+    assert call([*init, images]) == 0
+    trained_on = len(list((images / "train").rglob("*.*")))
+    assert f"accuracy: the run was trained on {trained_on} of these" in capsys.readouterr().err

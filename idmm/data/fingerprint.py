@@ -16,7 +16,7 @@ from idmm.data.images import digest, read
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split
 from idmm.errors import UserError, listed, one_line
-from idmm.files import AnyPath, expand_home
+from idmm.files import WITHOUT, AnyPath, expand_home, reading
 
 KINDS = ("with another label", "new", "gone", "with other content", "renamed")  # of changes
 _CLOCK = 2.0  # seconds by which a file system's times may be behind
@@ -95,6 +95,16 @@ def _is_older(item: str | np.ndarray, time: float) -> bool:
     with contextlib.suppress(OSError):
         return all(os.path.getctime(place) < time - _CLOCK for place in places)
     return False
+
+
+def seen_in_training(run: AnyPath, paths: Sequence[str]) -> int:
+    """Return how many files have the content of a training image of a run. 0 if it has no list of these."""
+    file = expand_home(run) / "last/images.json"
+    if not file.exists():
+        return 0
+    with reading(file, WITHOUT):
+        known = {text.partition(" ")[0] for text in json.loads(file.read_bytes())["train"]["images"].values()}
+    return sum(_digest(path).hex()[:16] in known for path in paths)
 
 
 # ---------------------------------------------------------------------- differences

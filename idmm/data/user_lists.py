@@ -54,7 +54,11 @@ class UserList:
         try:
             text = decoded(expand_home(self.file).read_bytes())
         except OSError as error:
-            raise UserError(f"{self.field}: cannot read '{self.file}' ({reason(error)}), expected {expected}") from None
+            hint = ""
+            if self.root is not None and isfile(join(self.root, self.file)):
+                hint = f". Give its path: {join(self.root, self.file)}"
+            line = f"{self.field}: cannot read '{self.file}' ({reason(error)}), expected {expected}{hint}"
+            raise UserError(line) from None
         not_utf8 = re.compile("[\udc80-\udcff]").search
         if "\0" in text or (not_utf8(text) and not any(map(not_utf8, self._short_names))):
             raise UserError(

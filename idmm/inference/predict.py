@@ -7,6 +7,7 @@ import numpy as np
 
 from idmm.config.commands import PredictConfig
 from idmm.config.dense import DENSE_LIBRARIES
+from idmm.data.fingerprint import seen_in_training
 from idmm.data.split import class_of, counted
 from idmm.errors import UserError, needed
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
@@ -40,7 +41,7 @@ def predict(config: PredictConfig) -> str | None:
     classifier = load_classifier(config.init, device=config.device, batch_size=config.batch_size or BATCH, field="init")
     predictions = classifier.predict(images, config.top_k, on_error="skip")
     report_unreadable(predictions.unreadable, len(images))
-    _log_accuracy(predictions, config.paths)
+    _log_accuracy(predictions, config)
     rows = [COLUMNS]
     for prediction in predictions:
         for rank, (label, probability) in enumerate(prediction.top, start=1):
@@ -52,12 +53,15 @@ def predict(config: PredictConfig) -> str | None:
     return f"{out}: {counted(len(predictions), 'image')}"
 
 
-def _log_accuracy(predictions, paths: list[str]) -> None:
-    """Log top-1, with its interval, of the images whose folders are named like classes, from those in ``paths`` on."""
+def _log_accuracy(predictions, config: PredictConfig) -> None:
+    """Log top-1, with its interval, of the images whose folders are named like classes, from ``config.paths`` on.
+
+    Warns of images that the run was trained on.
+    """
     from idmm.evaluation.evaluate import score
 
     numbers = {name: number for number, name in enumerate(predictions.classes)}
-    roots = [os.path.abspath(expand_home(path)) for path in paths]
+    roots = [os.path.abspath(expand_home(path)) for path in config.paths]
     roots = {root if os.path.isdir(root) else os.path.dirname(root) for root in roots}
     folders = []  # of each image, the innermost first
     for path in map(os.path.abspath, predictions.paths):
@@ -75,3 +79,6 @@ def _log_accuracy(predictions, paths: list[str]) -> None:
     share = "" if len(labelled) == len(predictions) else f"{len(labelled)} of "
     line = "accuracy: top-1 %.2f %%, 95 %% interval %.2f to %.2f, on %s%s in folders named like classes"
     log.info(line, scores["top1"], low, high, share, counted(len(predictions), "image"))
+    seen = seen_in_training(config.init, [predictions.paths[number] for number in labelled])
+    if seen:
+        log.warning("accuracy: the run was trained on %d of these, so new images have a lower one", seen)

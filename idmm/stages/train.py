@@ -273,7 +273,7 @@ def _report(state: TrainState) -> list[str]:
     lines.append(baseline.format(**result, labelled=state.counts.labelled))
     lines.append(f"  the largest class every time: {result['largest_class']:.1f} %")
     if low <= result["baseline_top1"]:
-        lines.append("  This is not clearly better than the baseline on these test images. More labels help most")
+        lines.append("  This is not clearly better than the baseline on these test images. Add labels or --minutes")
     if state.gain:
         points, p, scratch = state.gain["points"], state.gain["p"], state.scratch
         verdict = "a gain" if points > 0 else "a loss"
