@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from tqdm.auto import tqdm
 
 from idmm.display import Display
-from idmm.errors import Interrupted, RunError
+from idmm.errors import Interrupted, reason
 
 log = logging.getLogger("idmm")
 PROGRESS = 25  # level of lines of progress, between INFO and WARNING
@@ -24,8 +24,8 @@ def drawing(name: str, verb: str = "drawn") -> Iterator[None]:
     except Interrupted:
         raise
     except Exception as error:  # a full disk, an unreadable font, too little memory
-        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
-        log.warning("%s is not %s: %s%s", name, verb, kind, error)
+        log.debug("%s", name, exc_info=True)
+        log.warning("%s is not %s: %s", name, verb, reason(error))
 
 
 class Bar(tqdm):

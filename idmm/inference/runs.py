@@ -6,7 +6,7 @@ from typing import Any
 
 from idmm.config import Data, FinetuneConfig, PretrainConfig
 from idmm.errors import UserError, listed
-from idmm.files import expand_home
+from idmm.files import expand_home, reading
 from idmm.stages import STAGES, stage_of
 
 TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classifier first
@@ -60,7 +60,8 @@ def images_of(run: Path) -> dict:
 
     config = config_of(run)
     stage = stage_of(config)
-    size = stage.stored_size(max(phase.size for phase in stage.phases))
+    with reading(run / "config.yaml", "Restore it or train again"):
+        size = stage.stored_size(max(phase.size for phase in stage.phases))
     value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
     stores = {}
     for part, split in stage.list_images().parts.items():

@@ -171,6 +171,9 @@ def _check_preprocessing(info: dict, label: str) -> None:
         channels = info.get("kwargs", {}).get("in_chans", 3)
         odd = [key for key in ("mean", "std") if len(values.get(key) or [0] * channels) != channels]
         faults = [f"{key}: {len(values[key])} values for {channels} channels" for key in odd]
+        classes = info.get("classes", [])
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            faults.append("classes: expected a list of names")
     except UserError as error:
         faults = error.faults
     if faults:
