@@ -20,7 +20,7 @@ from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split, counted
 from idmm.data.views import normalise
-from idmm.errors import RunError
+from idmm.errors import RunError, UserError
 from idmm.evaluation.evaluate import evaluating
 from idmm.models.weights import Checkpoint, build_saved
 from idmm.progress import counting, duration, log
@@ -96,12 +96,13 @@ class Network:
         """Return the outputs of ``forward`` for all images in order, float32 [N, k].
 
         Raises:
-            RunError: They are not finite, or there is too little memory.
+            UserError: They are not finite.
+            RunError: There is too little memory.
         """
         with self.enough_memory():
             outputs = extract_features(self.model, batches, self.device, contextlib.nullcontext, forward, True).numpy()
         if not np.isfinite(outputs).all():
-            raise RunError(f"{self.label}: its outputs are not finite. The run that wrote it has diverged")
+            raise UserError(f"{self.label}: its outputs are not finite. Train again with a lower --train.lr")
         return outputs
 
     def enough_memory(self) -> contextlib.AbstractContextManager:

@@ -108,7 +108,7 @@ class Classifier:
 
         Raises:
             UserError: An image cannot be read, or is none of these, with a line each.
-            RunError: The network has diverged, or memory ran out.
+            RunError: Memory ran out.
         """
         if top_k < 1:
             raise UserError(f"top_k: got {top_k}, expected 1 or more")
@@ -175,7 +175,7 @@ def embed(run_or_file: AnyPath, images: Images, *, device="auto", batch_size: in
 
     Raises:
         UserError: No such run, an unfinished one, or an image that cannot be read.
-        RunError: The network has diverged, or memory ran out.
+        RunError: Memory ran out.
     """
     network = load_backbone_network(run_or_file, device=device, batch_size=batch_size)
     return features_of(network, images).features

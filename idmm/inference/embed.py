@@ -13,7 +13,7 @@ def embed(config: EmbedConfig) -> str:
 
     Raises:
         UserError: No such run, no readable images, or the file cannot be written.
-        RunError: The network has diverged, memory ran out, or the disk is full.
+        RunError: Memory ran out, or the disk is full.
     """
     out, images = inputs(config, "backbone", (".npz",))
     # torch takes seconds, a mistake is reported at once

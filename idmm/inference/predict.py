@@ -25,7 +25,7 @@ def predict(config: PredictConfig) -> str | None:
 
     Raises:
         UserError: No run with a classifier, no readable images, or ``out`` cannot be written.
-        RunError: The network has diverged, memory ran out, or the disk is full.
+        RunError: Memory ran out, or the disk is full.
     """
     if task := saved_info(config.init, "model").get("task"):
         if config.out is None:

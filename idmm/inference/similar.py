@@ -22,7 +22,7 @@ def similar(config: SimilarConfig) -> None:
 
     Raises:
         UserError: No such run or images, no image but the query, or ``out`` cannot be written.
-        RunError: The network has diverged, memory ran out, or the disk is full.
+        RunError: Memory ran out, or the disk is full.
     """
     _, images = inputs(config, "backbone", (".png",), lambda: _check_query(config.query))
     images = [path for path in images if same_place(path) != same_place(config.out)]  # the figure of an earlier call

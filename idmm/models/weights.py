@@ -166,14 +166,19 @@ def _check_preprocessing(info: dict, label: str) -> None:
     values = {key: info[key] for key in ("mean", "std", "range", "bands") if key in info}
     crop = {"crop_pct": info.get("crop_pct", CROP_PCT)}
     try:
-        _, augment = checked(lambda: parsing.build(Data, values), lambda: parsing.build(Augment, crop))
+        data, augment = checked(lambda: parsing.build(Data, values), lambda: parsing.build(Augment, crop))
         info |= {"crop_pct": augment.crop_pct} if "crop_pct" in info else {}
+        info |= {key: getattr(data, key) for key in ("mean", "std") if key in info}
         channels = info.get("kwargs", {}).get("in_chans", 3)
         odd = [key for key in ("mean", "std") if len(values.get(key) or [0] * channels) != channels]
         faults = [f"{key}: {len(values[key])} values for {channels} channels" for key in odd]
         classes = info.get("classes", [])
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             faults.append("classes: expected a list of names")
+        sides = info.get("size") or 1
+        for side in sides if isinstance(sides, list) else [sides]:
+            if not isinstance(side, int) or side < 1:
+                faults.append("size: expected a number of pixels")
     except UserError as error:
         faults = error.faults
     if faults:

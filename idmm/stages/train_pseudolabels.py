@@ -48,7 +48,7 @@ class JoinedFeatures:
 
     Raises:
         UserError: None of the images can be read.
-        RunError: The network has diverged, or memory ran out.
+        RunError: Memory ran out.
     """
 
     def __init__(self, source: str, plan: Plan, items: Sequence, device: str, seed: int):

@@ -82,7 +82,11 @@ class RunFolder:
                 raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
             self._images = self._read_json(self._images_file)  # None in all processes but the first
-            self.start_scores: dict[str, float] = distributed.broadcast(self._read_json(self._scores_file) or {})
+            scores = self._read_json(self._scores_file) or {}
+            with reading(self._scores_file, WITHOUT):
+                if not all(isinstance(value, int | float) for value in scores.values()):
+                    raise TypeError
+            self.start_scores: dict[str, float] = distributed.broadcast(scores)
         except BaseException:
             self.close()  # else the folder stays locked as long as this process lives
             raise
