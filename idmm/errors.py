@@ -1,9 +1,9 @@
 """Errors for users, with their exit codes, and helpers for their texts."""
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from typing import Any
 
 
@@ -88,7 +88,7 @@ def in_short(error: Exception) -> str:
 
 def needed(feature: str, libraries: Iterable[str], extra: str) -> None:
     """Raise UserError with the install command if libraries of an extra are missing."""
-    if missing := [name for name in libraries if find_spec(name) is None]:
+    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
         raise UserError(f"{feature}: needs {', '.join(missing)}. Install it with: pip install -e '.[{extra}]'")
 
 

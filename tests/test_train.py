@@ -216,7 +216,7 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     for text in ("{", "[]"):
         (tmp_path / "y/train.json").write_text(text)
         (line,) = refused(capsys, given(images, tmp_path / "y"))
-        assert line.startswith("out: ") and "train.json" in line
+        assert line.startswith(f"{tmp_path / 'y/train.json'}: is damaged (")
     some = {"data.subset": "{per_class: 3}", "data.labelled": "{per_class: 2}"}
     (line,) = refused(capsys, given(images, tmp_path / "x", **some))
     assert line.startswith("data.labelled: ")
