@@ -86,7 +86,7 @@ class RunFolder:
             with reading(self._scores_file, WITHOUT):
                 if not all(isinstance(value, int | float) for value in scores.values()):
                     raise TypeError
-            self.start_scores: dict[str, float] = distributed.broadcast(scores)
+            self.start_scores = distributed.broadcast(scores)
         except BaseException:
             self.close()  # else the folder stays locked as long as this process lives
             raise
