@@ -52,7 +52,10 @@ class UserList:
             UserError: It cannot be read, or is no text. Or it is not UTF-8, and neither is the name of any image.
         """
         try:
-            text = decoded(expand_home(self.file).read_bytes())
+            path = expand_home(self.file)
+            if path.is_fifo():  # it may never end
+                raise UserError(f"{self.field}: '{self.file}' is a pipe, expected {expected}")
+            text = decoded(path.read_bytes())
         except OSError as error:
             hint = ""
             if self.root is not None and isfile(join(self.root, self.file)):
