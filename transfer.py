@@ -1,4 +1,5 @@
-"""Stage 3: pretrain on every source, fine-tune on every target, and fill a grid of accuracies. See --help."""
+"""Stage 3: pretrain on every source, fine-tune on every target, and fill a grid of accuracies. See
+--help."""
 
 import sys
 

@@ -1,17 +1,20 @@
-"""Accuracy over seconds: the baseline, training from scratch, pretraining, joint training (docs/train.md).
+"""Accuracy over seconds: the baseline, training from scratch, pretraining, joint training
+(docs/train.md).
 
     python benchmarks/small_sets.py ... --out sets                         the images, see there
     python benchmarks/accuracy_over_time.py --sets sets --out runs/over_time
 
-Every run is ``idmm train`` on one core. Its budget of wall time includes imports, reading the images, features and
-evaluation. Two runs share the machine. Budgets are 1 and 3 minutes on four sets and 10 minutes on three, with 5 labels
-per class and with all, for three seeds. 'simclr' has one seed, and two stages with SimCLR's loss and views. With 5
-labels per class the seed also draws the labelled images. All other images count as unlabelled: 'pretrain' and 'joint'
-give them pseudo-labels. Finished runs are in ``results.json``. Repeat the command to resume, or to print the table.
-``--plan`` lists the remaining runs and their time.
+Every run is ``idmm train`` on one core. Its budget of wall time includes imports, reading the
+images, features and evaluation. Two runs share the machine. Budgets are 1 and 3 minutes on four
+sets and 10 minutes on three, with 5 labels per class and with all, for three seeds. 'simclr' has
+one seed, and two stages with SimCLR's loss and views. With 5 labels per class the seed also draws
+the labelled images. All other images count as unlabelled: 'pretrain' and 'joint' give them
+pseudo-labels. Finished runs are in ``results.json``. Repeat the command to resume, or to print the
+table. ``--plan`` lists the remaining runs and their time.
 
-``--runs 'fashion-5-10-*' ...`` selects runs by patterns of SET-LABELS-MINUTES-WAY-SEED, in that order. Only there:
-speech, ten minutes on stamps, and 'self-training' (pseudo-labels from scratch, with few labels).
+``--runs 'fashion-5-10-*' ...`` selects runs by patterns of SET-LABELS-MINUTES-WAY-SEED, in that
+order. Only there: speech, ten minutes on stamps, and 'self-training' (pseudo-labels from scratch,
+with few labels).
 """
 
 import argparse
@@ -36,9 +39,13 @@ CORES = sorted(os.sched_getaffinity(0))[:2]
 SETS = ("digits", "fashion", "photos", "stamps", "speech")
 BUDGETS = {1.0: 4, 3.0: 4, 10.0: 3}  # minutes: on how many of the sets, without --runs
 LABELS = {"5 labels a class": 5, "all labels": None}
-SEEDS = {"scratch": 3, "self-training": 3, "pretrain": 3, "joint": 0, "simclr": 1}  # of each way, joint was taken out
+# of each way, joint was taken out
+SEEDS = {"scratch": 3, "self-training": 3, "pretrain": 3, "joint": 0, "simclr": 1}
 FEW = ("self-training",)  # ways only with few labels, and only by name
-OPTIONS = {"scratch": ["--way", "scratch", "--pseudolabel", "false"], "self-training": ["--way", "scratch"]}
+OPTIONS = {
+    "scratch": ["--way", "scratch", "--pseudolabel", "false"],
+    "self-training": ["--way", "scratch"],
+}
 FIRST = 0.7  # of the time for stage 1
 COLOURS = {"scratch": "#555555", "pretrain": "#0072b2", "joint": "#d55e00", "simclr": "#009e73"}
 COLOURS |= {"self-training": "#cc79a7"}  # Okabe and Ito's
@@ -51,8 +58,12 @@ def jobs() -> list[dict]:
     found = []
     for minutes, seed, name in itertools.product(BUDGETS, range(max(SEEDS.values())), SETS):
         for labels in LABELS.values():
-            ways = [way for way, seeds in SEEDS.items() if seed < seeds and (labels or way not in FEW)]
-            found += [dict(set=name, minutes=minutes, labels=labels, way=way, seed=seed) for way in ways]
+            ways = [
+                way for way, seeds in SEEDS.items() if seed < seeds and (labels or way not in FEW)
+            ]
+            found += [
+                dict(set=name, minutes=minutes, labels=labels, way=way, seed=seed) for way in ways
+            ]
     return found
 
 
@@ -63,7 +74,9 @@ def standard(job: dict) -> bool:
 
 def folder(job: dict) -> str:
     """Where a run writes to."""
-    return "{set}-{labels}-{minutes:g}-{way}-{seed}".format(**{**job, "labels": job["labels"] or "all"})
+    return "{set}-{labels}-{minutes:g}-{way}-{seed}".format(
+        **{**job, "labels": job["labels"] or "all"}
+    )
 
 
 def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
@@ -76,11 +89,19 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
         way = OPTIONS.get(job["way"], ["--way", job["way"]])
         flags = [*common, *labelled, *way, "--minutes", job["minutes"], "--flip", flip]
         return [["train", *flags, "--jitter", JITTER.get(job["set"], 0.4), "--out", out]]
-    first, share = out / "stage1", FIRST * job["minutes"]
+    first = out / "stage1"
+    share = FIRST * job["minutes"]
     model = ["--model.name", CONVNET["name"], "--model.kwargs", json.dumps(CONVNET["kwargs"])]
     size = 64 if job["set"] in ("stamps", "speech") else 32
     stage1 = ["--config", "simclr", *common, *model, "--views.size", size, "--views.flip", flip]
-    stage2 = ["--config", "fast", *common, *(["--data.subset", few] if few else []), "--augment.flip", flip]
+    stage2 = [
+        "--config",
+        "fast",
+        *common,
+        *(["--data.subset", few] if few else []),
+        "--augment.flip",
+        flip,
+    ]
     return [
         ["pretrain", *stage1, "--train.minutes", share, "--out", first],
         ["finetune", *stage2, "--train.size", size, "--train.minutes", job["minutes"] - share]
@@ -89,11 +110,13 @@ def commands(job: dict, images: Path, out: Path) -> list[list[str]]:
 
 
 def make(args: argparse.Namespace, jobs: dict[str, dict]) -> list[dict] | None:
-    """Make the remaining runs of ``jobs`` (by name, each with its ``minutes``) in the order of the patterns.
+    """Make the remaining runs of ``jobs`` (by name, each with its ``minutes``) in the order of the
+    patterns.
 
     Returns:
-        One record per finished run: its job, ``top1`` and the like in percent, ``seconds`` of wall time. If the time
-        was too short, ``top1`` is None and ``refused`` has the error. None with --plan.
+        One record per finished run: its job, ``top1`` and the like in percent, ``seconds`` of wall
+        time. If the time was too short, ``top1`` is None and ``refused`` has the error. None with
+        --plan.
     """
     args.out.mkdir(parents=True, exist_ok=True)
     kept = args.out / "results.json"
@@ -106,7 +129,9 @@ def make(args: argparse.Namespace, jobs: dict[str, dict]) -> list[dict] | None:
     if args.plan:
         print("\n".join(wanted))
         return None
-    began, todo, lock = time.monotonic(), iter(wanted), threading.Lock()
+    began = time.monotonic()
+    todo = iter(wanted)
+    lock = threading.Lock()
 
     def work(core: int) -> None:
         while True:
@@ -137,14 +162,21 @@ def _run(commands: list[list], place: Path, core: int) -> dict:
     for command in commands:
         command = ["taskset", "-c", str(core), IDMM, *map(str, command)]
         with open(f"{place}.txt", "a") as log:
-            done = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            done = subprocess.run(
+                command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
         if done.returncode:
             last = Path(log.name).read_text().splitlines()[-1]
             if "wanted at least" not in last:
-                raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}, see {log.name}")
+                raise RuntimeError(
+                    f"{' '.join(command)}: exit code {done.returncode}, see {log.name}"
+                )
             return {"top1": None, "refused": last}
     result = json.loads((place / "result.json").read_text())
-    found = {name: result.get(name) for name in ("top1", "baseline_top1", "largest_class", "test_size", "train_size")}
+    found = {
+        name: result.get(name)
+        for name in ("top1", "baseline_top1", "largest_class", "test_size", "train_size")
+    }
     kept = place / "train.json"
     if kept.exists() and (labelled := json.loads(kept.read_text()).get("pseudolabels")):
         found["alike"] = labelled["agreement"]
@@ -153,14 +185,19 @@ def _run(commands: list[list], place: Path, core: int) -> dict:
 
 # ---------------------------------------------------------------------- tables and pictures
 def table(records: list[dict]) -> str:
-    """Return mean and spread over seeds as Markdown: a row for a set, labels and minutes, a column for each way."""
+    """Return mean and spread over seeds as Markdown: a row for a set, labels and minutes, a column
+    for each way."""
     lines = [head("set", "labels", "minutes", "no network", *SEEDS)]
     cells: dict[tuple, dict[str, list[dict]]] = {}
-    for record in sorted(records, key=lambda one: (one["set"], one["labels"] or 999, one["minutes"], one["seed"])):
+    for record in sorted(
+        records, key=lambda one: (one["set"], one["labels"] or 999, one["minutes"], one["seed"])
+    ):
         key = record["set"], record["labels"] or "all", f"{record['minutes']:g}"
         cells.setdefault(key, {}).setdefault(record["way"], []).append(record)
     for key, ways in cells.items():
-        floors = {r["seed"]: value for of in ways.values() for r in of if (value := _floor(r)) is not None}
+        floors = {
+            r["seed"]: value for of in ways.values() for r in of if (value := _floor(r)) is not None
+        }
         shown = [
             mean_and_spread(list(floors.values())),
             *(mean_and_spread([r["top1"] for r in ways.get(way, ())]) for way in SEEDS),
@@ -175,13 +212,16 @@ def _floor(record: dict) -> float | None:
 
 
 def draw(records: list[dict], name: str, path: Path) -> None:
-    """Draw a set's accuracy over seconds, few labels and all. Bands reach from the worst seed to the best."""
+    """Draw a set's accuracy over seconds, few labels and all. Bands reach from the worst seed to
+    the best."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(LABELS), figsize=(10.5, 3.6), sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(LABELS), figsize=(10.5, 3.6), sharey=True, layout="constrained"
+    )
     for axis, (title, labels) in zip(axes, LABELS.items(), strict=True):
         of = [record for record in records if record["set"] == name and record["labels"] == labels]
         for way in SEEDS:
@@ -193,11 +233,19 @@ def draw(records: list[dict], name: str, path: Path) -> None:
                 for _, group in sorted(groups.items())
             ]:
                 seconds = [x for x, _ in points]
-                axis.plot(seconds, [statistics.mean(y) for _, y in points], "o-", color=COLOURS[way], label=way)
+                axis.plot(
+                    seconds,
+                    [statistics.mean(y) for _, y in points],
+                    "o-",
+                    color=COLOURS[way],
+                    label=way,
+                )
                 low, high = ([pick(y) for _, y in points] for pick in (min, max))
                 axis.fill_between(seconds, low, high, color=COLOURS[way], alpha=0.15, linewidth=0)
         if floors := [value for record in of if (value := _floor(record)) is not None]:
-            axis.axhline(statistics.mean(floors), color="black", linestyle=":", label="without a network")
+            axis.axhline(
+                statistics.mean(floors), color="black", linestyle=":", label="without a network"
+            )
         axis.set(title=f"{name}, {title}", xscale="log", xlabel="seconds, everything counted")
         axis.set_xticks([60, 180, 600], ["60", "180", "600"])
         axis.minorticks_off()
@@ -211,14 +259,20 @@ def draw(records: list[dict], name: str, path: Path) -> None:
 
 def main() -> None:
     """Make the remaining runs, then write table.md, results.json and a picture for each set."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sets", type=Path, required=True, help="folder that small_sets.py wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run that would end later")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no run that would end later"
+    )
     parser.add_argument("--plan", action="store_true", help="list the remaining runs")
     named = {folder(job): job for job in jobs()}
     usual = [name for name, job in named.items() if standard(job)]
-    parser.add_argument("--runs", nargs="+", default=usual, help="patterns of the names of the runs to make")
+    parser.add_argument(
+        "--runs", nargs="+", default=usual, help="patterns of the names of the runs to make"
+    )
     args = parser.parse_args()
     records = make(args, named)
     if records is None:

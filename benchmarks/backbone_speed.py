@@ -2,12 +2,14 @@
 
     python benchmarks/backbone_speed.py --out speed.json
 
-Each round times one forward and backward pass of each model, with a linear classifier, in an order that turns. The
-table has the median over rounds: images per second with one plane per channel, and how many times as fast the same
-pass is with channels last (the rule of ``prefers_channels_last`` in idmm/models/build.py). On the CPU these are seconds
-of this process's own processor time on one thread, so that other programs on the machine matter less. A model that has
-used up ``--seconds`` skips the rest after three rounds. Images are random: their content costs no time. 'map' is what
-an image becomes, [h, w] of tokens or of the last feature map. The small ViT is that of configs/digits/pretrain.yaml.
+Each round times one forward and backward pass of each model, with a linear classifier, in an order
+that turns. The table has the median over rounds: images per second with one plane per channel, and
+how many times as fast the same pass is with channels last (the rule of ``prefers_channels_last`` in
+idmm/models/build.py). On the CPU these are seconds of this process's own processor time on one
+thread, so that other programs on the machine matter less. A model that has used up ``--seconds``
+skips the rest after three rounds. Images are random: their content costs no time. 'map' is what an
+image becomes, [h, w] of tokens or of the last feature map. The small ViT is that of
+configs/digits/pretrain.yaml.
 """
 
 import argparse
@@ -24,20 +26,31 @@ from idmm.models import create_backbone, feature_width, token_grid
 DIGITS = Path(__file__).parents[1] / "configs/digits/pretrain.yaml"
 MODELS = {  # label: timm's name and kwargs
     "small ViT": None,
-    **{name: (name, {}) for name in ("pvt_v2_b0", "resnet10t", "resnet14t", "mobilenetv3_small_050", "ghostnet_050")},
-    **{name: (name, {}) for name in ("convnext_atto", "edgenext_xx_small", "test_convnext", "test_resnet")},
+    **{
+        name: (name, {})
+        for name in ("pvt_v2_b0", "resnet10t", "resnet14t", "mobilenetv3_small_050", "ghostnet_050")
+    },
+    **{
+        name: (name, {})
+        for name in ("convnext_atto", "edgenext_xx_small", "test_convnext", "test_resnet")
+    },
 }
 
 
 class Trainer:
     """A backbone with a linear classifier on a fixed batch."""
 
-    def __init__(self, label: str, size: int, args: argparse.Namespace, layout: torch.memory_format):
+    def __init__(
+        self, label: str, size: int, args: argparse.Namespace, layout: torch.memory_format
+    ):
         model = yaml.safe_load(DIGITS.read_text())["model"]
         name, kwargs = MODELS[label] or (model["name"], model["kwargs"])
         torch.manual_seed(0)
-        self.device, self.bf16 = args.device, args.bf16
-        self.backbone = create_backbone(name, size, drop_path=0.0, **kwargs).to(self.device, memory_format=layout)
+        self.device = args.device
+        self.bf16 = args.bf16
+        self.backbone = create_backbone(name, size, drop_path=0.0, **kwargs).to(
+            self.device, memory_format=layout
+        )
         self.head = torch.nn.Linear(feature_width(self.backbone), args.classes).to(self.device)
         images = torch.randn(args.batch, 3, size, size, device=self.device)
         self.images = images.contiguous(memory_format=layout)
@@ -65,7 +78,9 @@ LAYOUTS = {"planes": torch.contiguous_format, "channels last": torch.channels_la
 def measure(size: int, args: argparse.Namespace) -> list[dict]:
     """Rows of the table for images of one size (pixels)."""
     trainers = {
-        (label, layout): Trainer(label, size, args, LAYOUTS[layout]) for label in args.models for layout in LAYOUTS
+        (label, layout): Trainer(label, size, args, LAYOUTS[layout])
+        for label in args.models
+        for layout in LAYOUTS
     }
     spent = {key: trainer.step() for key, trainer in trainers.items()}  # a first one, not counted
     for number, key in turns(list(trainers), args.rounds):
@@ -86,11 +101,17 @@ def measure(size: int, args: argparse.Namespace) -> list[dict]:
 
 def main() -> None:
     """Print a table for each size and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64], help="sides of the images (pixels)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[32, 64], help="sides of the images (pixels)"
+    )
     parser.add_argument("--batch", type=int, default=32, help="images per step")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of steps, after which a model skips the rest")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="of steps, after which a model skips the rest"
+    )
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
@@ -105,8 +126,15 @@ def main() -> None:
         print("\n" + head(f"{size} px", "parameters", "map", "images/s", "channels last", "rounds"))
         for found in sorted(measure(size, args), key=lambda each: -each["images_per_s"]):
             height, width = found["map"]
-            cells = (f"{found['millions']:.2f}M", f"{height}x{width}", f"{found['images_per_s']:.0f}")
-            print(row(found["model"], *cells, f"{found['channels_last']:.2f}", found["rounds"]), flush=True)
+            cells = (
+                f"{found['millions']:.2f}M",
+                f"{height}x{width}",
+                f"{found['images_per_s']:.0f}",
+            )
+            print(
+                row(found["model"], *cells, f"{found['channels_last']:.2f}", found["rounds"]),
+                flush=True,
+            )
             rows.append(found)
     write(args.out, where=what, batch=args.batch, rows=rows)
 

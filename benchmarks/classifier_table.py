@@ -2,9 +2,9 @@
 
     python benchmarks/classifier_table.py --out runs/classifier_table --seeds 3
 
-Each cell pretrains a small ViT on scikit-learn's digits for 40 epochs and measures its frozen features on the test
-split: kNN (k = 20, all training images as the bank) and a linear probe with 10 labels per class (mean over 5 draws).
-Finished cells are skipped: repeat the command to resume.
+Each cell pretrains a small ViT on scikit-learn's digits for 40 epochs and measures its frozen
+features on the test split: kNN (k = 20, all training images as the bank) and a linear probe with 10
+labels per class (mean over 5 draws). Finished cells are skipped: repeat the command to resume.
 """
 
 import argparse
@@ -26,9 +26,17 @@ ROWS = {
     "cosine, lr x10, from features": FAST,
     "the last with CutMix": FAST | CUTMIX,
 }
-KWARGS = {"patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 4, "global_pool": "avg", "class_token": False}
+KWARGS = {
+    "patch_size": 8,
+    "embed_dim": 64,
+    "depth": 4,
+    "num_heads": 4,
+    "global_pool": "avg",
+    "class_token": False,
+}
 SIZE = 32
-# Digits are 8x8: the paper's views (crops of 5 % of the area, blur, flips) teach nothing in 40 epochs.
+# Digits are 8x8: the paper's views (crops of 5 % of the area, blur, flips) teach nothing in 40
+# epochs.
 VIEWS = {
     "size": SIZE,
     "crops": [{"count": 2, "scale": [0.3, 1.0]}],
@@ -50,7 +58,13 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
         "data": {"name": "digits", "workers": 0},
         "model": model,
         "views": VIEWS,
-        "train": {"epochs": epochs, "batch_size": 32, "lr": 3e-3, "precision": "fp32", "device": "cpu"},
+        "train": {
+            "epochs": epochs,
+            "batch_size": 32,
+            "lr": 3e-3,
+            "precision": "fp32",
+            "device": "cpu",
+        },
         "method": {"cutmix_alpha": 0.0, **(method or {})},
     }
     if method is None:
@@ -78,13 +92,17 @@ def measure(backbone) -> dict:
     features = []
     for split in (splits.train, splits.test):
         store = store_split(split, stored_size=None, data=config.Data(name="digits"))
-        batches = centre_crops(store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD, 256, workers=0)
+        batches = centre_crops(
+            store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD, 256, workers=0
+        )
         features.append(extract_features(backbone, batches, "cpu", contextlib.nullcontext).numpy())
     (train, test), labels, truth = features, splits.train.labels, splits.test.labels
     probes = []
     for draw in range(5):
         rng = np.random.default_rng(draw)
-        some = np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:10] for c in range(10)])
+        some = np.concatenate(
+            [rng.permutation(np.flatnonzero(labels == c))[:10] for c in range(10)]
+        )
         predicted = evaluate.probe_predict(train[some], labels[some], test)
         probes.append(100 * float(np.mean(predicted == truth)))
     knn = evaluate.score(evaluate.knn_predict(train, labels, test), truth)["top1"]
@@ -95,7 +113,9 @@ def table(out: Path, seeds: int) -> str:
     """Return the cells as a Markdown table, mean and standard deviation over seeds."""
     lines = [head("N-way layer", "kNN", "probe, 10 labels per class")]
     for name in ROWS:
-        cells = [json.loads(f.read_text()) for s in range(seeds) if (f := _file(out, name, s)).exists()]
+        cells = [
+            json.loads(f.read_text()) for s in range(seeds) if (f := _file(out, name, s)).exists()
+        ]
         if cells:
             values = [[each[column] for each in cells] for column in ("knn", "probe")]
             lines.append(row(name, *(mean_and_spread(column) for column in values)))
@@ -108,8 +128,12 @@ def _file(out: Path, row: str, seed: int) -> Path:
 
 def main() -> None:
     """Run the missing cells and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/classifier_table"), help="folder for the cells")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/classifier_table"), help="folder for the cells"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="seeds a row")
     parser.add_argument("--epochs", type=int, default=40, help="epochs a cell")
     args = parser.parse_args()

@@ -1,12 +1,13 @@
 """The cost of drloc in a training step, with and without it (benchmarks/results/speed.md).
 
     python benchmarks/drloc_overhead.py --rounds 30
-    python benchmarks/drloc_overhead.py --device cuda    # batches of 1,024 in passes of 128, as in Table 14
+    python benchmarks/drloc_overhead.py --device cuda    # batches of 1,024 in passes of 128, as in
+    Table 14
 
-Each round times one optimizer step (forward, backward, AdamW) of each model without drloc, with it, and without again,
-in rotating order. The ratio is of the same round, with a bootstrap interval of the median (95 %). Images are random.
-The paper (supplement, Table 14, batches of 1,024 on unnamed GPUs) has +2.43 % (CvT-13), +2.36 % (Swin-T) and
-+1.77 % (T2T-ViT-14).
+Each round times one optimizer step (forward, backward, AdamW) of each model without drloc, with it,
+and without again, in rotating order. The ratio is of the same round, with a bootstrap interval of
+the median (95 %). Images are random. The paper (supplement, Table 14, batches of 1,024 on unnamed
+GPUs) has +2.43 % (CvT-13), +2.36 % (Swin-T) and +1.77 % (T2T-ViT-14).
 """
 
 import argparse
@@ -19,13 +20,27 @@ import numpy as np
 import torch
 from side_by_side import head, row, turns, wait, where
 
-MODELS = {"Swin-T": ("swin_tiny_patch4_window7_224", 0.5), "T2T-ViT-14": ("t2t_vit_14", 0.1), "CvT-13": ("cvt_13", 0.1)}
+MODELS = {
+    "Swin-T": ("swin_tiny_patch4_window7_224", 0.5),
+    "T2T-ViT-14": ("t2t_vit_14", 0.1),
+    "CvT-13": ("cvt_13", 0.1),
+}
 
 
 class Trainer:
-    """A method with its optimizer on a fixed batch, which goes through the network in ``passes`` equal parts."""
+    """A method with its optimizer on a fixed batch, which goes through the network in ``passes``
+    equal parts."""
 
-    def __init__(self, name: str, weight: float, batch: int, passes: int, size: int, classes: int, device: str):
+    def __init__(
+        self,
+        name: str,
+        weight: float,
+        batch: int,
+        passes: int,
+        size: int,
+        classes: int,
+        device: str,
+    ):
         from idmm.config import Augment, DrLoc, FinetuneTrain
         from idmm.methods.drloc import Localization
         from idmm.methods.finetune import Finetune
@@ -41,8 +56,13 @@ class Trainer:
         others = {"localization": (self.method.localization, 1.0)} if weight else {}
         self.optimizer = create_optimizer(backbone, others, FinetuneTrain(), lr=1e-4)
         images = torch.randn(batch // passes, 3, size, size, device=device)
-        self.batch = {"images": images, "label": torch.randint(classes, (len(images),), device=device)}
-        self.device, self.passes, self.number = device, passes, 0
+        self.batch = {
+            "images": images,
+            "label": torch.randint(classes, (len(images),), device=device),
+        }
+        self.device = device
+        self.passes = passes
+        self.number = 0
 
     def step(self) -> float:
         """Seconds of one optimizer step."""
@@ -60,9 +80,11 @@ class Trainer:
 
 
 def measure(name: str, weight: float, args) -> dict[str, list[float]]:
-    """Seconds of each round's steps: ``plain``, ``drloc``, and ``again``, which is plain once more."""
+    """Seconds of each round's steps: ``plain``, ``drloc``, and ``again``, which is plain once
+    more."""
     sizes = (args.batch, args.passes, args.size, args.classes, args.device)
-    plain, drloc = Trainer(name, 0.0, *sizes), Trainer(name, weight, *sizes)
+    plain = Trainer(name, 0.0, *sizes)
+    drloc = Trainer(name, weight, *sizes)
     jobs = {"plain": plain, "drloc": drloc, "again": plain}
     for trainer in (plain, drloc) * args.warmup:
         trainer.step()
@@ -82,7 +104,9 @@ def overhead(slow: list[float], fast: list[float]) -> tuple[float, float, float]
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--batch", type=int, help="images of a step, by default 8, on a GPU 1,024")
@@ -104,7 +128,8 @@ def main() -> None:
     for label in args.models:
         seconds = measure(*MODELS[label], args)
         with_it = [
-            2 * d / (p + a) for d, p, a in zip(seconds["drloc"], seconds["plain"], seconds["again"], strict=True)
+            2 * d / (p + a)
+            for d, p, a in zip(seconds["drloc"], seconds["plain"], seconds["again"], strict=True)
         ]
         more = overhead(with_it, [1.0] * len(with_it))
         none = overhead(seconds["again"], seconds["plain"])

@@ -5,9 +5,9 @@
     python benchmarks/gpu.py paper
     python benchmarks/gpu.py all --quick
 
-Each row is a process of its own. OUT/PART/ROW.json has its command, its seconds and what it found, and the status done,
-failed or unfinished. Repeat a command until no row remains. It skips rows that are done. A row that had to stop is
-unfinished and starts again, trainings from their checkpoint.
+Each row is a process of its own. OUT/PART/ROW.json has its command, its seconds and what it found,
+and the status done, failed or unfinished. Repeat a command until no row remains. It skips rows that
+are done. A row that had to stop is unfinished and starts again, trainings from their checkpoint.
 
 With --quick the rows are tiny and run on a CPU.
 """
@@ -41,7 +41,8 @@ QUICK = ("obvious fp32", "workers fp32", "idmm fp32", "step fp32", "views device
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement: its part, its name, and the command that makes it. ``found`` is the JSON file of its figures."""
+    """A measurement: its part, its name, and the command that makes it. ``found`` is the JSON file
+    of its figures."""
 
     part: str
     name: str
@@ -64,16 +65,46 @@ def rows(part: str, out: Path, sets: Path, quick: bool) -> Iterator[Row]:
         for name in TESTS[:1] if quick else TESTS:
             yield Row(part, name, [sys.executable, "-m", "pytest", *flags, f"tests/{name}.py"])
     if part == "speed":
-        flags = ["--device", "cuda", "--batch", "256", "--images", "2048", "--rounds", "2", "--seconds", "6"]
+        flags = [
+            "--device",
+            "cuda",
+            "--batch",
+            "256",
+            "--images",
+            "2048",
+            "--rounds",
+            "2",
+            "--seconds",
+            "6",
+        ]
         flags = ["--quick"] if quick else flags
         for label in QUICK if quick else (*SPEED, *COMPILED, *LOSSES):
             found = out / part / f"{_file_name(label)}.rates"
-            argv = [sys.executable, "benchmarks/reference.py", *flags, "--folder", str(out / "speed_images")]
+            argv = [
+                sys.executable,
+                "benchmarks/reference.py",
+                *flags,
+                "--folder",
+                str(out / "speed_images"),
+            ]
             yield Row(part, label, [*argv, "--out", str(found), "--rows", label], found)
-        flags = ["--device", "cpu", "--rounds", "1", "--batch", "1"] if quick else ["--device", "cuda", "--rounds", "8"]
-        for network in DRLOC[:1] if quick else DRLOC:  # Table 14 of the drloc supplement. The overhead is in ``found``
+        flags = (
+            ["--device", "cpu", "--rounds", "1", "--batch", "1"]
+            if quick
+            else ["--device", "cuda", "--rounds", "8"]
+        )
+        # Table 14 of the drloc supplement. The overhead is in ``found``
+        for network in DRLOC[:1] if quick else DRLOC:
             found = out / part / f"drloc-{network}.rates"
-            argv = [sys.executable, "benchmarks/drloc_overhead.py", *flags, "--models", network, "--out", str(found)]
+            argv = [
+                sys.executable,
+                "benchmarks/drloc_overhead.py",
+                *flags,
+                "--models",
+                network,
+                "--out",
+                str(found),
+            ]
             yield Row(part, f"drloc {network}", argv, found)
     if part == "paper":
         sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -81,8 +112,22 @@ def rows(part: str, out: Path, sets: Path, quick: bool) -> Iterator[Row]:
 
         for run in photographs():
             results = out / part / "runs"
-            argv = [sys.executable, "benchmarks/miniature.py", "--photographs", "--runs", run.name, "--sets", str(sets)]
-            argv += ["--out", str(out / "trainings"), "--results", str(results), *(["--tiny"] if quick else [])]
+            argv = [
+                sys.executable,
+                "benchmarks/miniature.py",
+                "--photographs",
+                "--runs",
+                run.name,
+                "--sets",
+                str(sets),
+            ]
+            argv += [
+                "--out",
+                str(out / "trainings"),
+                "--results",
+                str(results),
+                *(["--tiny"] if quick else []),
+            ]
             yield Row(part, run.name, argv, results / f"{run.name}.json")
 
 
@@ -91,7 +136,8 @@ def _file_name(name: str) -> str:
 
 
 def make(one: Row, out: Path, limit: float) -> dict:
-    """Run a row for up to ``limit`` seconds. Write its JSON file before and after, and return its content."""
+    """Run a row for up to ``limit`` seconds. Write its JSON file before and after, and return its
+    content."""
     path = out / one.part / f"{_file_name(one.name)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = load(path).get("seconds", 0.0)
@@ -100,7 +146,9 @@ def make(one: Row, out: Path, limit: float) -> dict:
     began = time.monotonic()
     log = path.with_suffix(".log")
     with open(log, "a") as file:
-        process = subprocess.Popen(one.command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            one.command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True
+        )
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -128,7 +176,8 @@ def load(path: Path) -> dict:
 
 
 def table(part: str, out: Path, wanted: list[Row]) -> list[str]:
-    """Return the rows so far as a Markdown table. Speed has images/s and the ratio to the first row."""
+    """Return the rows so far as a Markdown table. Speed has images/s and the ratio to the first
+    row."""
     lines = [head(part, "status", "seconds", "images/s", "ratio to the first row")]
     first = None
     for one in wanted:
@@ -140,21 +189,36 @@ def table(part: str, out: Path, wanted: list[Row]) -> list[str]:
             first = first or rate
             ratio = f"{rate / first:.2f}"
             rate = f"{rate:.1f}"
-        lines.append(row(one.name, content.get("status", "not begun"), content.get("seconds", ""), rate, ratio))
+        lines.append(
+            row(
+                one.name,
+                content.get("status", "not begun"),
+                content.get("seconds", ""),
+                rate,
+                ratio,
+            )
+        )
     return lines
 
 
 def main(argv: list[str] | None = None) -> int:
     """Make the rows that remain, and return 1 if one failed, 3 if rows remain."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=(*PARTS, "all"))
     parser.add_argument("--seconds", type=float, default=235.0, help="of this command")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder for the rows")
-    parser.add_argument("--sets", type=Path, default=Path("sets"), help="folder that small_sets.py wrote")
-    parser.add_argument("--quick", action="store_true", help="tiny rows on a CPU, to see that all run")
+    parser.add_argument(
+        "--sets", type=Path, default=Path("sets"), help="folder that small_sets.py wrote"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny rows on a CPU, to see that all run"
+    )
     args = parser.parse_args(argv)
     ends = time.monotonic() + args.seconds * (10 if args.quick else 1)
-    out, sets = args.out.resolve(), args.sets
+    out = args.out.resolve()
+    sets = args.sets
     if args.quick:
         sets = out / "sets"
         tiny_set(sets / "windows")

@@ -1,14 +1,18 @@
-"""``idmm train`` on five sets that no recipe was made on, against the baseline and training from scratch.
+"""``idmm train`` on five sets that no recipe was made on, against the baseline and training from
+scratch.
 
-    apt-get download tuxpaint-stamps-default oxygen-icon-theme ufoai-textures asterisk-core-sounds-{en,es,fr,it,ru}-wav
-    python benchmarks/held_out.py --fonts                                    prints the packages of fonts: download them
-    python benchmarks/held_out.py --packages . --sets sets                                              writes the sets
-    python benchmarks/held_out.py --sets sets --out runs/held_out                             makes the remaining runs
-    python benchmarks/held_out.py --table                                         writes the table into docs/train.md
+    apt-get download tuxpaint-stamps-default oxygen-icon-theme ufoai-textures
+    asterisk-core-sounds-{en,es,fr,it,ru}-wav python benchmarks/held_out.py --fonts
+    prints the packages of fonts: download them python benchmarks/held_out.py --packages . --sets
+    sets                                              writes the sets python benchmarks/held_out.py
+    --sets sets --out runs/held_out                             makes the remaining runs python
+    benchmarks/held_out.py --table                                         writes the table into
+    docs/train.md
 
-drawings: Tux Paint's stamps, 96 px. voices: spectrograms of the same sentences in five languages. letters: 24 capitals
-of 56 packages of fonts. icons: Oxygen's by context. textures: those of the game UFO: Alien Invasion by folder. Variants
-of an image, a sentence or a font are in train or in test. The clock of a run counts the seconds of one core.
+drawings: Tux Paint's stamps, 96 px. voices: spectrograms of the same sentences in five languages.
+letters: 24 capitals of 56 packages of fonts. icons: Oxygen's by context. textures: those of the
+game UFO: Alien Invasion by folder. Variants of an image, a sentence or a font are in train or in
+test. The clock of a run counts the seconds of one core.
 """
 
 import argparse
@@ -31,7 +35,9 @@ from side_by_side import head, mean_and_spread, row
 from small_sets import STAMPS, stamps, write
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE, MARK = ROOT / "benchmarks/results/held_out.json", ROOT / "docs/train.md", "<!-- held out -->"
+RESULTS = ROOT / "benchmarks/results/held_out.json"
+PAGE = ROOT / "docs/train.md"
+MARK = "<!-- held out -->"
 SETS = {
     "drawings": "drawings (12 classes, 465 images)", "voices": "voices (5 classes, 1,122 spectrograms)",
     "letters": "letters (24 classes, 1,008 images)", "icons": "icons (7 classes, 594 images)",
@@ -64,7 +70,8 @@ rufscript sjfonts texgyre tomsontalks vollkorn yanone-kaffeesatz
 
 # ---------------------------------------------------------------------- the sets
 def split(groups: dict[str, list], load, least: int, most: int | None, variant):
-    """Yield part, class and image, a fourth of the names of each group to test on. Small groups are left out."""
+    """Yield part, class and image, a fourth of the names of each group to test on. Small groups are
+    left out."""
     draw = np.random.default_rng(0)
     for name, items in sorted(groups.items()):
         variants = collections.defaultdict(list)
@@ -83,7 +90,8 @@ def split(groups: dict[str, list], load, least: int, most: int | None, variant):
 
 def icons(root: Path):
     """Yield the icons of 64 px, and of 48 px if there is no larger one."""
-    groups, seen = collections.defaultdict(list), set()
+    groups = collections.defaultdict(list)
+    seen = set()
     for size in ("64x64", "48x48"):
         for path in sorted((root / "usr/share/icons/oxygen/base" / size).rglob("*.png")):
             context = path.parent.name
@@ -103,14 +111,17 @@ def icons(root: Path):
 
 def letters(root: Path):
     """Yield a capital of a font of each package, 48 px."""
-    packages, draw = collections.defaultdict(list), np.random.default_rng(0)
+    packages = collections.defaultdict(list)
+    draw = np.random.default_rng(0)
     for package in sorted(f"fonts-{name}" for name in FONTS):
         for path in sorted((root / package).rglob("*")):
             if path.suffix in (".ttf", ".otf"):
                 packages[package].append(path)
     groups = {}
     for letter in "ABCDEFGHJKLMNPQRSTUVWXYZ":
-        groups[letter] = [(name, letter, ps[draw.integers(len(ps))]) for name, ps in sorted(packages.items())]
+        groups[letter] = [
+            (name, letter, ps[draw.integers(len(ps))]) for name, ps in sorted(packages.items())
+        ]
 
     def load(item: tuple[str, str, Path]) -> Image.Image | None:
         try:
@@ -167,7 +178,9 @@ def voices(root: Path):
                 continue
             length = int(1.5 * rate)
             sound = np.pad(sound[:length].astype(np.float32), (0, max(0, length - len(sound))))
-            spectrum = stft(sound, rate, nperseg=256, noverlap=256 - length // 64, boundary=None)[2][:128]
+            spectrum = stft(sound, rate, nperseg=256, noverlap=256 - length // 64, boundary=None)[
+                2
+            ][:128]
             bands = np.log10(np.abs(spectrum) ** 2 + 1e-3)
             grey = np.uint8(255 * np.clip((bands - bands.max()) / 7 + 1, 0, 1)[::-1])
             part = "test" if number < 75 else "train"
@@ -179,7 +192,9 @@ def build(packages: Path, sets: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for package in sorted(packages.glob("*.deb")):
-            subprocess.run(["dpkg-deb", "-x", package, root / package.name.split("_")[0]], check=True)
+            subprocess.run(
+                ["dpkg-deb", "-x", package, root / package.name.split("_")[0]], check=True
+            )
         write(stamps(root / "tuxpaint-stamps-default" / STAMPS), sets / "drawings")
         write(icons(root / "oxygen-icon-theme"), sets / "icons")
         write(letters(root), sets / "letters")
@@ -189,12 +204,22 @@ def build(packages: Path, sets: Path) -> None:
 
 # ---------------------------------------------------------------------- the runs
 def make(name: str, way: str, seed: int, minutes: float, sets: Path, out: Path) -> dict:
-    """Run ``idmm train`` to its end and return the figures. SystemExit: it was stopped or failed."""
+    """Run ``idmm train`` to its end and return the figures. SystemExit: it was stopped or
+    failed."""
     import idmm
     from idmm.cli import main as command
 
     folder = out / f"{name} {way} {seed}".replace(",", "").replace(" ", "-")
-    argv = ["train", str(sets / name), "--minutes", str(minutes), "--seed", str(seed), "--out", str(folder)]
+    argv = [
+        "train",
+        str(sets / name),
+        "--minutes",
+        str(minutes),
+        "--seed",
+        str(seed),
+        "--out",
+        str(folder),
+    ]
     flags = [flag.replace("SEED", str(seed)) for flag in WAYS[way]]
     if code := command([*argv, *VIEWS.get(name, []), *flags]):
         sys.exit(code)
@@ -202,7 +227,14 @@ def make(name: str, way: str, seed: int, minutes: float, sets: Path, out: Path) 
     git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     figures = {key: round(state["result"][key], 2) for key in ("top1", "baseline_top1", "seconds")}
-    return {"set": name, "way": way, "seed": seed, "kept": state.get("best"), **figures, "commit": commit}
+    return {
+        "set": name,
+        "way": way,
+        "seed": seed,
+        "kept": state.get("best"),
+        **figures,
+        "commit": commit,
+    }
 
 
 def of_way(runs: list[dict], name: str, way: str, figure: str) -> list[float]:
@@ -218,7 +250,8 @@ def gain(runs: list[dict], name: str, labels: str) -> float:
 
 
 def table(runs: list[dict]) -> str:
-    """Return baseline, training from scratch and ``idmm train``, means over seeds with their spread, as Markdown."""
+    """Return baseline, training from scratch and ``idmm train``, means over seeds with their
+    spread, as Markdown."""
     lines = []
     for way, title in TITLES.items():
         made = [name for name in SETS if of_way(runs, name, way, "top1")]
@@ -227,7 +260,9 @@ def table(runs: list[dict]) -> str:
         for name in made:
             baseline = of_way(runs, name, way, "baseline_top1")
             baseline = baseline if len(set(baseline)) > 1 else baseline[:1]  # the same labels
-            scratch, ours = (of_way(runs, name, f"{way}{more}", "top1") for more in (", from scratch", ""))
+            scratch, ours = (
+                of_way(runs, name, f"{way}{more}", "top1") for more in (", from scratch", "")
+            )
             cells = [mean_and_spread(values) or "not run" for values in (baseline, scratch, ours)]
             lines.append(row(SETS[name], *cells, f"{gain(runs, name, way):+.1f}"))
         lines.append("")
@@ -236,12 +271,18 @@ def table(runs: list[dict]) -> str:
 
 def main() -> None:
     """Write the sets, make the remaining runs, or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fonts", action="store_true", help="print the packages of fonts")
     parser.add_argument("--packages", type=Path, help="folder of .deb files, to write the sets")
     parser.add_argument("--sets", type=Path, default=Path("sets"))
-    parser.add_argument("--out", type=Path, default=Path("runs/held_out"), help="folder for the runs")
-    parser.add_argument("--minutes", type=float, default=3.0, help="of a run, in seconds of one core")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/held_out"), help="folder for the runs"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=3.0, help="of a run, in seconds of one core"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
@@ -259,7 +300,9 @@ def main() -> None:
     time.monotonic = time.process_time
     for seed, name, way in itertools.product(range(3), SETS, WAYS):
         if not any((run["set"], run["way"], run["seed"]) == (name, way, seed) for run in runs):
-            runs.append(make(name, way, seed, args.minutes, args.sets.resolve(), args.out.resolve()))
+            runs.append(
+                make(name, way, seed, args.minutes, args.sets.resolve(), args.out.resolve())
+            )
             args.results.write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
 
 

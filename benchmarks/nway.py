@@ -1,13 +1,15 @@
-"""Time and memory of the N-way layer against the bare matrix products, from 2,000 images to ImageNet's.
+"""Time and memory of the N-way layer against the bare matrix products, from 2,000 images to
+ImageNet's.
 
     python benchmarks/nway.py --out nway.json
     python benchmarks/nway.py --device cuda --out nway.json
     python benchmarks/nway.py --quick
 
-A forward and a backward pass of two groups of views (a third and two thirds of them, as IDMM's crops) in fp32 takes
-turns with its three matrix products: z W^T, its gradient times W, its transpose times z. The table has the median of
-the rounds' ratios, in processor time with one thread and in wall time otherwise. Memory is the increase over two steps
-with AdamW, divided by W, its gradient and AdamW's two moments. On a CPU each measurement is a process of its own.
+A forward and a backward pass of two groups of views (a third and two thirds of them, as IDMM's
+crops) in fp32 takes turns with its three matrix products: z W^T, its gradient times W, its
+transpose times z. The table has the median of the rounds' ratios, in processor time with one thread
+and in wall time otherwise. Memory is the increase over two steps with AdamW, divided by W, its
+gradient and AdamW's two moments. On a CPU each measurement is a process of its own.
 """
 
 import argparse
@@ -46,7 +48,9 @@ def layer(instances: int, width: int, way: str, device: str):
     from idmm.methods.idmm import InstanceClassifier
 
     usual = _held()
-    instance.LOGITS_HELD, instance.GPU_HELD = (ALL_AT_ONCE, ALL_AT_ONCE) if way == "all at once" else usual
+    instance.LOGITS_HELD, instance.GPU_HELD = (
+        (ALL_AT_ONCE, ALL_AT_ONCE) if way == "all at once" else usual
+    )
     torch.manual_seed(0)
     kind = "cosine" if way == "cosine" else "linear"
     return InstanceClassifier(instances, width, config.METHODS["idmm"](classifier=kind)).to(device)
@@ -56,7 +60,8 @@ def views(instances: int, width: int, count: int, device: str) -> list[tuple]:
     """Return two groups of features with their instances, those mixed into them and the share."""
     import torch
 
-    generator, groups = torch.Generator().manual_seed(1), []
+    generator = torch.Generator().manual_seed(1)
+    groups = []
     for size in (count // 3, count - count // 3):
         z = torch.randn(size, width, generator=generator).to(device).requires_grad_()
         own, other = torch.randint(instances, (2, size), generator=generator).to(device)
@@ -64,13 +69,19 @@ def views(instances: int, width: int, count: int, device: str) -> list[tuple]:
     return groups
 
 
-def measured_time(instances: int, width: int, count: int, way: str, device: str, rounds: int) -> dict:
+def measured_time(
+    instances: int, width: int, count: int, way: str, device: str, rounds: int
+) -> dict:
     """Return the seconds of the bare products, and the layer's as a multiple."""
     import torch
 
-    module, groups = layer(instances, width, way, device), views(instances, width, count, device)
-    w, z = module.weight.detach(), torch.cat([group[0].detach() for group in groups])
-    clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    module = layer(instances, width, way, device)
+    groups = views(instances, width, count, device)
+    w = module.weight.detach()
+    z = torch.cat([group[0].detach() for group in groups])
+    clock = (
+        time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    )
 
     def bare() -> None:
         o = z @ w.T
@@ -80,22 +91,28 @@ def measured_time(instances: int, width: int, count: int, way: str, device: str,
         module.zero_grad()
         module(*groups).backward()
 
-    ways, seconds = {"bare": bare, "ours": ours}, {"bare": [], "ours": []}
+    ways = {"bare": bare, "ours": ours}
+    seconds = {"bare": [], "ours": []}
     for number, name in turns(list(ways), rounds + 1):
         began = clock()
         ways[name]()
         wait(device)
         if number:  # the first warms up
             seconds[name].append(clock() - began)
-    return {"bare": statistics.median(seconds["bare"]), "ratio": ratios(seconds["ours"], seconds["bare"]).median}
+    return {
+        "bare": statistics.median(seconds["bare"]),
+        "ratio": ratios(seconds["ours"], seconds["bare"]).median,
+    }
 
 
 def measured_memory(instances: int, width: int, count: int, way: str, device: str) -> dict:
-    """Return the bytes that two steps need, also as a multiple of W, its gradient and its moments."""
+    """Return the bytes that two steps need, also as a multiple of W, its gradient and its
+    moments."""
     import torch
 
     def two_steps(instances: int, count: int) -> None:
-        module, groups = layer(instances, width, way, device), views(instances, width, count, device)
+        module = layer(instances, width, way, device)
+        groups = views(instances, width, count, device)
         optimizer = torch.optim.AdamW(module.parameters(), fused=True)
         for _ in range(2):
             module(*groups).backward()
@@ -141,11 +158,15 @@ def child(*arguments) -> dict | str:
 
 def main() -> None:
     """Print the table as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, nargs="+", default=[192, 384])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--quick", action="store_true", help="a small layer and one round, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="a small layer and one round, to see that it runs"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -158,7 +179,18 @@ def main() -> None:
     at = measure("here", args.device)
     found = {"where": at, "rounds": rounds, "rows": []}
     print(f"{at}, median of {rounds} rounds\n")
-    print(head("images", "width", "views", "way", "bare products, s", "ratio", "MiB", "of W, gradient and moments"))
+    print(
+        head(
+            "images",
+            "width",
+            "views",
+            "way",
+            "bare products, s",
+            "ratio",
+            "MiB",
+            "of W, gradient and moments",
+        )
+    )
     for width in widths:
         for instances, count in sizes:
             for way in ways:
@@ -181,7 +213,12 @@ def show(of: dict, found: dict, out: Path | None) -> None:
     """Print a row of the table and write all rows so far."""
     found["rows"].append(of)
     write(out, **found)
-    values = [f"{of['bare']:.4g}", f"{of['ratio']:.2f}", f"{of['bytes'] / 2**20:.0f}", f"{of['over']:.2f}"]
+    values = [
+        f"{of['bare']:.4g}",
+        f"{of['ratio']:.2f}",
+        f"{of['bytes'] / 2**20:.0f}",
+        f"{of['over']:.2f}",
+    ]
     print(row(f"{of['images']:,}", of["width"], f"{of['views']:,}", of["way"], *values), flush=True)
 
 

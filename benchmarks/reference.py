@@ -4,11 +4,14 @@
     python benchmarks/reference.py --device cuda --batch 256 --images 2048 --out reference.json
     python benchmarks/reference.py --processes 2 --rows "idmm fp32" --out scaling.json
 
-DeiT-Tiny at 112 px, 2 + 4 crops, IDMM's colours, CutMix and label smoothing, on JPEG files of 300 x 340 pixels.
+DeiT-Tiny at 112 px, 2 + 4 crops, IDMM's colours, CutMix and label smoothing, on JPEG files of 300 x
+340 pixels.
 
-    obvious PRECISION   a Dataset that opens each image with Pillow and makes its views with torchvision, one after the
-                        other, on one worker per core (on a CPU one less). One forward pass per group of crops, dense
-                        [B, N] targets. Its workers run on from epoch to epoch, which favours it
+    obvious PRECISION   a Dataset that opens each image with Pillow and makes its views with
+    torchvision, one after the
+                        other, on one worker per core (on a CPU one less). One forward pass per
+                        group of crops, dense [B, N] targets. Its workers run on from epoch to
+                        epoch, which favours it
     idmm PRECISION      this project, from its own files to its own optimizer step
     workers PRECISION   the same with views by loader workers, also on a GPU
     step PRECISION      the same on one batch that is on the device already: the arithmetic bound
@@ -16,12 +19,12 @@ DeiT-Tiny at 112 px, 2 + 4 crops, IDMM's colours, CutMix and label smoothing, on
     loader N            only this project's batches, sent to the device, by N workers
     loss N              only the N-way layer of N images, forward and backward
 
-'compiled' behind a row compiles model, loss and colours. PRECISION is fp32, bf16 or fp16 (autocast). --flags go to this
-project's rows. With --processes 2 each row is measured
-on one process and on two with the same number of threads each, which share the same batches.
+'compiled' behind a row compiles model, loss and colours. PRECISION is fp32, bf16 or fp16
+(autocast). --flags go to this project's rows. With --processes 2 each row is measured on one
+process and on two with the same number of threads each, which share the same batches.
 
-Each measurement is a process of its own, without the other's threads or memory. Each round measures all rows in
-rotating order. The table has the median over rounds of the ratio to the first row.
+Each measurement is a process of its own, without the other's threads or memory. Each round measures
+all rows in rotating order. The table has the median over rounds of the ratio to the first row.
 """
 
 import argparse
@@ -44,7 +47,12 @@ import side_by_side
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 SMOOTHING = 0.1
-QUICK = ["--model", "vit_tiny_patch16_224", "--kwargs", '{"embed_dim": 32, "depth": 2, "num_heads": 2}']
+QUICK = [
+    "--model",
+    "vit_tiny_patch16_224",
+    "--kwargs",
+    '{"embed_dim": 32, "depth": 2, "num_heads": 2}',
+]
 QUICK += ["--size", "32", "--batch", "8", "--images", "64", "--rounds", "1", "--seconds", "0.5"]
 
 
@@ -56,8 +64,16 @@ def default_rows(device: str) -> list[str]:
         print("without bf16: this processor has no instructions for it", file=sys.stderr)
         precisions.remove("bf16")
     obvious = [name for name in precisions if name != "fp16"]
-    rows = [f"{kind} {name}" for kind, names in (("obvious", obvious), ("idmm", precisions)) for name in names]
-    return [*rows, *(f"step {name}" for name in precisions), *(f"loader {n}" for n in dict.fromkeys((1, cores)))]
+    rows = [
+        f"{kind} {name}"
+        for kind, names in (("obvious", obvious), ("idmm", precisions))
+        for name in names
+    ]
+    return [
+        *rows,
+        *(f"step {name}" for name in precisions),
+        *(f"loader {n}" for n in dict.fromkeys((1, cores))),
+    ]
 
 
 def _cpu_flags() -> str:
@@ -86,10 +102,12 @@ def obvious(args, precision: str, workers: int) -> Iterator[int]:
     from idmm.config import METHODS, Views
     from idmm.models import create_backbone
 
-    device, size = args.device, args.size
+    device = args.device
+    size = args.size
     config = Views(crops=list(METHODS["idmm"].CROPS), size=size)
     counts = [group.count for group in config.crops]
-    files, groups = sorted(args.root.iterdir()), list(zip(counts, by_torchvision(config), strict=True))
+    files = sorted(args.root.iterdir())
+    groups = list(zip(counts, by_torchvision(config), strict=True))
 
     class Crops(torch.utils.data.Dataset):
         def __len__(self):
@@ -99,7 +117,9 @@ def obvious(args, precision: str, workers: int) -> Iterator[int]:
             image = Image.open(files[i]).convert("RGB")
             return i, [torch.stack([make(image) for _ in range(n)]) for n, make in groups]
 
-    model = create_backbone(args.model, size, num_classes=len(files), drop_path=0.1, **args.kwargs).to(device)
+    model = create_backbone(
+        args.model, size, num_classes=len(files), drop_path=0.1, **args.kwargs
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=1e-3)
     epochs = (torch.randperm(len(files)).tolist() for _ in itertools.count())
     order = itertools.chain.from_iterable(epochs)  # its workers run on from epoch to epoch
@@ -108,16 +128,25 @@ def obvious(args, precision: str, workers: int) -> Iterator[int]:
     )
     beta = torch.distributions.Beta(0.5, 0.5)
     for index, views in loader:
-        index, loss = index.to(device), 0.0
+        index = index.to(device)
+        loss = 0.0
         for crops in views:  # [B, n, 3, S, S]
-            images, truth = crops.to(device).flatten(0, 1), index.repeat_interleave(crops.shape[1])
-            target = torch.full((len(truth), len(files)), SMOOTHING / (len(files) - 1), device=device)
+            images = crops.to(device).flatten(0, 1)
+            truth = index.repeat_interleave(crops.shape[1])
+            target = torch.full(
+                (len(truth), len(files)), SMOOTHING / (len(files) - 1), device=device
+            )
             target.scatter_(1, truth[:, None], 1 - SMOOTHING)
-            other, side = torch.randperm(len(truth)), int(size * (1 - beta.sample().clamp(0.5, 1)).sqrt())
+            other = torch.randperm(len(truth))
+            side = int(size * (1 - beta.sample().clamp(0.5, 1)).sqrt())
             top, left = torch.randint(size - side + 1, (2,)).tolist()
-            images[:, :, top : top + side, left : left + side] = images[other, :, top : top + side, left : left + side]
+            images[:, :, top : top + side, left : left + side] = images[
+                other, :, top : top + side, left : left + side
+            ]
             share = 1 - side**2 / size**2
-            with torch.autocast(device, getattr(torch, _DTYPE[precision]), enabled=precision != "fp32"):
+            with torch.autocast(
+                device, getattr(torch, _DTYPE[precision]), enabled=precision != "fp32"
+            ):
                 logits = model(images)
             mixed = share * target + (1 - share) * target[other]
             loss = loss + torch.nn.functional.cross_entropy(logits.float(), mixed)
@@ -144,7 +173,9 @@ def our_loop(args, flags: dict[str, object]):
     wanted |= {"train.device": args.device, "train.batch_size": args.batch, "views.size": args.size}
     wanted |= {"model.name": args.model, "model.kwargs": json.dumps(args.kwargs), **flags}
     argv = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in wanted.items())
-    config = parse(PretrainConfig, ["--config", "idmm", *argv, *shlex.split(args.flags)], "reference")
+    config = parse(
+        PretrainConfig, ["--config", "idmm", *argv, *shlex.split(args.flags)], "reference"
+    )
     setup = resolve(config)
     with common.open_run(setup) as run:
         setup, images = common.store_run_images(setup, setup.stage.list_images(), run.folder)
@@ -153,17 +184,21 @@ def our_loop(args, flags: dict[str, object]):
 
 
 def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:
-    """Train without end and yield the images of each step. ``step``: on one batch. Others: batches without training."""
+    """Train without end and yield the images of each step. ``step``: on one batch. Others: batches
+    without training."""
     from idmm.data.device_views import DEVICE, place_views
     from idmm.data.loaders import choose_workers, on_device, training_batches
 
     with our_loop(args, flags) as loop:
-        plan, device = loop.plan, loop.accelerator.device
+        plan = loop.plan
+        device = loop.accelerator.device
         endless = replace(plan.batches, epochs=10**9)
         indices, weight = endless.micro_batches(endless.step_images(0, 0))[0]
-        batch_fn, workers = loop.batch_fn, loop.workers
+        batch_fn = loop.batch_fn
+        workers = loop.workers
         if kind in ("workers", "loader"):
-            batch_fn, workers = plan.transform, choose_workers(loop.run.workers, plan.transform, indices)
+            batch_fn = plan.transform
+            workers = choose_workers(loop.run.workers, plan.transform, indices)
         if kind == "views":
             batch_fn = place_views(plan.transform, device, DEVICE, None)
             if loop.train.compile:
@@ -183,7 +218,8 @@ def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:
 
 
 def loss(args, instances: int, is_compiled: bool) -> Iterator[int]:
-    """Compute the N-way loss and its gradients without end and yield the images of each batch, six crops of each."""
+    """Compute the N-way loss and its gradients without end and yield the images of each batch, six
+    crops of each."""
     import nway
     import torch
 
@@ -224,7 +260,8 @@ def measure(label: str, args) -> float:
         if _agreed(number and time.monotonic() - began > args.seconds):
             break
     side_by_side.wait(args.device)
-    began, images = time.monotonic(), 0
+    began = time.monotonic()
+    images = 0
     while not _agreed(time.monotonic() - began >= args.seconds):
         images += next(steps)
     side_by_side.wait(args.device)
@@ -245,12 +282,22 @@ def run(label: str, processes: int, args, folder: Path) -> float:
     if args.processes > 1:
         threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // args.processes))}
     if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command += [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(processes),
+        ]
     argv = [*sys.argv[1:], "--images", args.images, "--root", folder / "images", "--measure", label]
     argv += ["--into", folder / f"{time.monotonic()}"]
     environment = {**os.environ, "IDMM_CACHE": str(folder / "cache"), **threads}
     ran = subprocess.run(
-        [*command, __file__, *map(str, argv)], capture_output=True, text=True, env=environment, timeout=args.limit
+        [*command, __file__, *map(str, argv)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=args.limit,
     )
     if ran.returncode or not (found := re.findall(r"(?m)^images/s ([\d.]+)$", ran.stdout)):
         raise RuntimeError(f"{label}, exit code {ran.returncode}:\n{ran.stderr[-4000:]}")
@@ -259,24 +306,38 @@ def run(label: str, processes: int, args, folder: Path) -> float:
 
 def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the parsed flags. Other flags override --quick."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--model", default="deit_tiny_patch16_224", help="a name of timm's or ours")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="of its constructor, as JSON")
     parser.add_argument("--size", type=int, default=112, help="side of the crops (pixels)")
     parser.add_argument("--batch", type=int, default=32, help="images per step")
-    parser.add_argument("--images", type=int, default=512, help="images in all, rounded down to whole batches")
+    parser.add_argument(
+        "--images", type=int, default=512, help="images in all, rounded down to whole batches"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    parser.add_argument("--limit", type=float, default=900.0, help="seconds after which a measurement is stopped")
-    parser.add_argument("--rows", nargs="*", help="rows to measure; the others are compared with the first")
+    parser.add_argument(
+        "--limit", type=float, default=900.0, help="seconds after which a measurement is stopped"
+    )
+    parser.add_argument(
+        "--rows", nargs="*", help="rows to measure; the others are compared with the first"
+    )
     parser.add_argument("--processes", type=int, default=1, help="compare one process with so many")
-    parser.add_argument("--flags", default="", help="further flags of this project's rows, as one text")
-    parser.add_argument("--quick", action="store_true", help="a tiny model for a moment, to see that it runs")
+    parser.add_argument(
+        "--flags", default="", help="further flags of this project's rows, as one text"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny model for a moment, to see that it runs"
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # one row, on --root
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # folder of this project's row
-    parser.add_argument("--folder", type=Path, help="keep images and cache here, for further commands")
+    parser.add_argument(
+        "--folder", type=Path, help="keep images and cache here, for further commands"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file of all rounds")
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args([*QUICK, *argv] if "--quick" in argv else argv)
@@ -286,13 +347,18 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
 
 def table(rates: dict[str, list[float]], processes: int) -> list[str]:
     """Return the lines of the table."""
-    first, lines = next(iter(rates)), [side_by_side.head("", "images/s", "ratio to the first row")]
+    first = next(iter(rates))
+    lines = [side_by_side.head("", "images/s", "ratio to the first row")]
     if processes > 1:
         lines = [side_by_side.head("", "images/s", "share of as many times one process")]
     for name, found in rates.items():
         alone, _, count = name.rpartition(" on ")
         ratio = side_by_side.ratios(found, rates[f"{alone} on 1"] if alone else rates[first])
-        lines.append(side_by_side.row(name, f"{statistics.median(found):.1f}", ratio / int(count if alone else 1)))
+        lines.append(
+            side_by_side.row(
+                name, f"{statistics.median(found):.1f}", ratio / int(count if alone else 1)
+            )
+        )
     return lines
 
 
@@ -318,8 +384,13 @@ def main() -> None:
             make_images(Path(folder) / "images", args.images)
         for number, name in side_by_side.turns(list(rows), args.rounds):
             rates[name].append(run(*rows[name], args, Path(folder)))
-            print(f"round {number + 1}: {name:<12} {rates[name][-1]:8.2f} images/s", file=sys.stderr, flush=True)
-            side_by_side.write(args.out, where=where, **vars(args), rates=rates)  # also of a run that is stopped
+            print(
+                f"round {number + 1}: {name:<12} {rates[name][-1]:8.2f} images/s",
+                file=sys.stderr,
+                flush=True,
+            )
+            # also of a run that is stopped
+            side_by_side.write(args.out, where=where, **vars(args), rates=rates)
     what = f"{args.model} at {args.size} px, batch {args.batch} of {args.images} images"
     print(f"{what}, {args.rounds} rounds of {args.seconds:g} s; {where}\n")
     print("\n".join(table(rates, args.processes)))

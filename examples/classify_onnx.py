@@ -2,8 +2,9 @@
 
 python examples/classify_onnx.py MODEL.onnx IMAGE [IMAGE ...]
 
-It needs numpy, onnxruntime and Pillow. Images of more than 8 bits or with other channels than RGB and grey need
-imagecodecs and tifffile as well, HEIC needs pillow-heif. Images are turned upright, and pictures are put on white.
+It needs numpy, onnxruntime and Pillow. Images of more than 8 bits or with other channels than RGB
+and grey need imagecodecs and tifffile as well, HEIC needs pillow-heif. Images are turned upright,
+and pictures are put on white.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ with contextlib.suppress(ImportError):
 
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 metadata = session.get_modelmeta().custom_metadata_map
-prepare, classes = json.loads(metadata["preprocessing"]), json.loads(metadata["classes"])
+prepare = json.loads(metadata["preprocessing"])
+classes = json.loads(metadata["classes"])
 PICTURE = prepare["channels"] in ("RGB", "L")
 ORIENTATION = 0x0112  # the tag of EXIF and TIFF
 LUMA = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and blue in grey
@@ -31,7 +33,8 @@ if prepare["crop"] != "center":
 
 
 def read(path: str) -> np.ndarray:
-    """Return an upright image in the file's numbers, [H, W, C]. A picture may have its opacity as last channel."""
+    """Return an upright image in the file's numbers, [H, W, C]. A picture may have its opacity as
+    last channel."""
     if PICTURE and not path.lower().endswith(".npy"):
         with Image.open(path) as image:
             if "grey_range" not in prepare and image.mode[0] not in "IF":  # 8 bits
@@ -50,7 +53,8 @@ def read_numbers(path: str) -> np.ndarray:
         image = np.load(path)
     elif path.lower().endswith(TIFF):
         with tifffile.TiffFile(path) as file:
-            image, orientation = file.asarray(), file.pages[0].tags.valueof(ORIENTATION, 1)
+            image = file.asarray()
+            orientation = file.pages[0].tags.valueof(ORIENTATION, 1)
     else:
         image = imagecodecs.imread(path)
         with Image.open(path) as header:
@@ -65,17 +69,23 @@ def read_numbers(path: str) -> np.ndarray:
 
 
 def on_white(image: np.ndarray) -> np.ndarray:
-    """Return a picture [H, W, C] of integers without its opacity, if it has one, blended with white."""
+    """Return a picture [H, W, C] of integers without its opacity, if it has one, blended with
+    white."""
     if image.shape[2] not in (2, 4):
         return image
-    colours, opacity, white = image[..., :-1], image[..., -1:], np.iinfo(image.dtype).max
+    colours = image[..., :-1]
+    opacity = image[..., -1:]
+    white = np.iinfo(image.dtype).max
     if not opacity.any():  # all transparent
         return colours
-    return np.rint(white - (white - colours.astype(np.float64)) * (opacity / white)).astype(image.dtype)
+    return np.rint(white - (white - colours.astype(np.float64)) * (opacity / white)).astype(
+        image.dtype
+    )
 
 
 def unit_planes(path: str) -> list[Image.Image]:
-    """Return one plane per channel, floats from 0 to 1 if the file has more than 8 bits, else from 0 to 255."""
+    """Return one plane per channel, floats from 0 to 1 if the file has more than 8 bits, else from
+    0 to 255."""
     image = on_white(read(path)) if PICTURE else read(path)[..., prepare.get("bands", slice(None))]
     if image.dtype != np.uint8:
         scale = prepare.get("range" if not PICTURE else "grey_range", "full")
@@ -85,20 +95,25 @@ def unit_planes(path: str) -> list[Image.Image]:
 
 
 def prepared(path: str) -> np.ndarray:
-    """Return an image as the network expects it, float32 [C, H, W]: resized, cropped, normalised."""
+    """Return an image as the network expects it, float32 [C, H, W]: resized, cropped,
+    normalised."""
     planes = unit_planes(path)
     (height, width), (across, down) = prepare["size"], planes[0].size
     sides = [int(prepare["resize"] * side / min(across, down)) for side in (across, down)]
     method = Image.Resampling[prepare["interpolation"].upper()]
-    left, top = round((sides[0] - width) / 2), round((sides[1] - height) / 2)
+    left = round((sides[0] - width) / 2)
+    top = round((sides[1] - height) / 2)
     box = (left, top, left + width, top + height)
-    pixels = np.dstack([np.asarray(plane.resize(sides, method).crop(box)) for plane in planes])  # [H, W, C]
+    # [H, W, C]
+    pixels = np.dstack([np.asarray(plane.resize(sides, method).crop(box)) for plane in planes])
     pixels = pixels.clip(0, 1) if planes[0].mode == "F" else pixels / np.float32(255)
     if prepare["channels"] == "RGB" and pixels.shape[2] == 1:
         pixels = pixels.repeat(3, axis=2)
     if prepare["channels"] == "L" and pixels.shape[2] == 3:
         pixels = pixels @ LUMA
-    normalised = (pixels - np.array(prepare["mean"], np.float32)) / np.array(prepare["std"], np.float32)
+    normalised = (pixels - np.array(prepare["mean"], np.float32)) / np.array(
+        prepare["std"], np.float32
+    )
     return normalised.transpose(2, 0, 1)
 
 

@@ -1,21 +1,22 @@
 """Train image networks on a few thousand images, few of them labelled.
 
-    idmm.train({"data": {"root": "DIR"}, "minutes": 20, "out": "runs/x"})        # to a classifier, in a given time
-    idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    # from images
-    idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from labels
-    idmm.detect({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/d"})    # boxes, in COCO's format
-    idmm.segment({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/e"})   # a class for each pixel
-    idmm.probe({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/c"})     # how good are the features?
-    idmm.transfer("grid.yaml")                                                   # which data to pretrain on?
-    backbone = idmm.load_backbone("runs/a", img_size=224)  # a timm model: images [B, 3, H, W] -> features [B, d]
-    clf = idmm.load_classifier("runs/b")
+    idmm.train({"data": {"root": "DIR"}, "minutes": 20, "out": "runs/x"})        # to a classifier,
+    in a given time idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    #
+    from images idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from
+    labels idmm.detect({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/d"})    # boxes, in
+    COCO's format idmm.segment({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/e"})   # a
+    class for each pixel idmm.probe({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/c"})
+    # how good are the features? idmm.transfer("grid.yaml")
+    # which data to pretrain on? backbone = idmm.load_backbone("runs/a", img_size=224)  # a timm
+    model: images [B, 3, H, W] -> features [B, d] clf = idmm.load_classifier("runs/b")
     clf.predict(["a.jpg", image, array])[0].label          # its class, also .probability and .top
     idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
 
 ``idmm pretrain --help`` and its like list the keys of a config.
-Building blocks: ``idmm.losses.instance_discrimination_loss``, ``idmm.losses.DenseRelativeLocalization``,
-``idmm.models.create_backbone``, ``idmm.models.token_grid``, ``idmm.data.DATASETS``. All are imported on first use,
-because torch takes seconds and ``--help`` must not.
+Building blocks: ``idmm.losses.instance_discrimination_loss``,
+``idmm.losses.DenseRelativeLocalization``, ``idmm.models.create_backbone``,
+``idmm.models.token_grid``, ``idmm.data.DATASETS``. All are imported on first use, because torch
+takes seconds and ``--help`` must not.
 """
 
 import importlib

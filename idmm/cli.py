@@ -32,8 +32,8 @@ class Command:
 
     config: type
     run: str
-    """Module and function, imported when the command runs, so that ``--help`` needs no torch. The function takes the
-    config. A text that it returns is printed, a number is the exit code."""
+    """Module and function, imported when the command runs, so that ``--help`` needs no torch. The
+    function takes the config. A text that it returns is printed, a number is the exit code."""
     timed: bool = False  # whether the function takes the time when the command began
     words: Mapping[str, str] = field(default_factory=dict)
     """Keys that may stand without their flags, in this order, with their names in the help."""
@@ -48,7 +48,9 @@ IMPORT_SECONDS = 60.0  # imports take less
 FOLDER = {"data.root": "[DIR]"}
 STAGE = partial(Command, run="stages.resolve:run_stage", words=FOLDER, timed=True)
 COMMANDS = {
-    "train": Command(keys.TrainCommand, "stages.train:train", words={"data.root": "DIR"}, timed=True),
+    "train": Command(
+        keys.TrainCommand, "stages.train:train", words={"data.root": "DIR"}, timed=True
+    ),
     "pretrain": STAGE(PretrainConfig),
     "finetune": STAGE(FinetuneConfig),
     "detect": STAGE(DetectConfig),
@@ -57,18 +59,28 @@ COMMANDS = {
     "transfer status": Command(StatusConfig, "transfer.status:status", words={"out": "OUT"}),
     "probe": Command(keys.ProbeConfig, "stages.probe:command", words=FOLDER),
     "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel", words=FOLDER),
-    "predict": Command(keys.PredictConfig, "inference.predict:predict", words={"paths": "PATH [PATH ...]"}),
+    "predict": Command(
+        keys.PredictConfig, "inference.predict:predict", words={"paths": "PATH [PATH ...]"}
+    ),
     "embed": Command(keys.EmbedConfig, "inference.embed:embed", words={"paths": "PATH [PATH ...]"}),
     "similar": Command(
-        keys.SimilarConfig, "inference.similar:similar", words={"query": "QUERY", "paths": "PATH [PATH ...]"}
+        keys.SimilarConfig,
+        "inference.similar:similar",
+        words={"query": "QUERY", "paths": "PATH [PATH ...]"},
     ),
-    "explore": Command(keys.ExploreConfig, "inference.explore:explore", words={"runs": "RUN [RUN ...]"}),
-    "report": Command(keys.ReportConfig, "inference.report:report", words={"runs": "RUN [RUN ...]"}),
+    "explore": Command(
+        keys.ExploreConfig, "inference.explore:explore", words={"runs": "RUN [RUN ...]"}
+    ),
+    "report": Command(
+        keys.ReportConfig, "inference.report:report", words={"runs": "RUN [RUN ...]"}
+    ),
     "export": Command(keys.ExportConfig, "inference.export:export"),
     "data list": Command(keys.DataListConfig, "data.registry:table"),
     "data info": Command(keys.DataInfoConfig, "data.registry:info", words={"name": "NAME"}),
     "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words={"name": "DIR|NAME"}),
-    "data download": Command(keys.DataDownloadConfig, "stages.check:download", words={"name": "NAME"}),
+    "data download": Command(
+        keys.DataDownloadConfig, "stages.check:download", words={"name": "NAME"}
+    ),
     "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list"),
     "completion": Command(keys.CompletionConfig, "cli:completion", words={"shell": "SHELL"}),
     "demo": Command(keys.DemoConfig, "stages.demo:demo"),
@@ -82,7 +94,8 @@ commands:
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> int:
-    """Run a command; return the exit code: 0, 1 (a run failed), 2 (a user's mistake) or 130 (interrupted).
+    """Run a command; return the exit code: 0, 1 (a run failed), 2 (a user's mistake) or 130
+    (interrupted).
 
     Args:
         argv: Command and flags; None: the process's.
@@ -92,15 +105,19 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
     started_at = clock.now()
     if is_process:  # it began before its imports
         age = time.time() - psutil.Process().create_time()
-        started_at -= age if 0 <= age < IMPORT_SECONDS else time.process_time()  # a sandbox may hide the start
+        # a sandbox may hide the start
+        started_at -= age if 0 <= age < IMPORT_SECONDS else time.process_time()
         open_closed()
-        os.environ.pop("MPLBACKEND", None)  # a notebook's may not be installed here, and all pictures are files
+        # a notebook's may not be installed here, and all pictures are files
+        os.environ.pop("MPLBACKEND", None)
         if "OMP_WAIT_POLICY" not in os.environ:  # idle threads of torch would keep cores busy
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: torch spends less time on fresh memory
+        # huge pages: torch spends less time on fresh memory
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
-                signal.signal(number, signal.default_int_handler)  # as Ctrl-C, until a run handles it
+                # as Ctrl-C, until a run handles it
+                signal.signal(number, signal.default_int_handler)
     argv = sys.argv[1:] if argv is None else argv
     out = Display(sys.stdout)
     errors = Display(sys.stderr)
@@ -125,7 +142,8 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
 
 
 def _fault_of(error: OSError) -> RunError | UserError:
-    """Return the message for an error of the file system, or raise one that is no user's mistake again."""
+    """Return the message for an error of the file system, or raise one that is no user's mistake
+    again."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{error.filename or 'a file'}: cannot be written ({reason(error)})")
     if "temporary directory" in str(error):  # of Python's tempfile and of matplotlib
@@ -144,15 +162,28 @@ def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
         return output_code()
     if name := next((words for words in (" ".join(argv[:2]), argv[0]) if words in COMMANDS), None):
         command = COMMANDS[name]
-        once = contextlib.nullcontext() if command.config is GridConfig else log_once()  # each cell has its own log
+        # each cell has its own log
+        if command.config is GridConfig:
+            once = contextlib.nullcontext()
+        else:
+            once = log_once()
         with once, logging_by(screen()):
             return _run(name, argv[name.count(" ") + 1 :], started_at, prog)
-    group = f"{argv[0]} " if any(words.startswith(f"{argv[0]} ") for words in COMMANDS) else ""
-    commands = {words.removeprefix(group): command for words, command in COMMANDS.items() if words.startswith(group)}
+    if any(words.startswith(f"{argv[0]} ") for words in COMMANDS):
+        group = f"{argv[0]} "
+    else:
+        group = ""
+    commands = {
+        words.removeprefix(group): command
+        for words, command in COMMANDS.items()
+        if words.startswith(group)
+    }
     word = " ".join(argv[1:2]) if group else argv[0]
     if word not in ("", "-h", "--help"):
         hint = nearest(word, [words.split()[0] for words in commands])
-        raise UserError(f"{group}{word}: unknown command, expected one of {', '.join(commands)}{hint}")
+        raise UserError(
+            f"{group}{word}: unknown command, expected one of {', '.join(commands)}{hint}"
+        )
     lines = [f"  {words:<15} {command.help}" for words, command in commands.items()]
     print(USAGE.format(group=group, commands="\n".join(lines)))
     return 0
@@ -170,7 +201,8 @@ def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> in
     usage = " ".join([prog or f"idmm {name}", *command.words.values()])
     configs = {f"idmm {words}": other.config for words, other in COMMANDS.items()}
     config = parse(command.config, flags, usage, tuple(command.words), configs)
-    if isinstance(config, keys.FeatureConfig | keys.TrainCommand):  # before torch is imported, as the stages do
+    # before torch is imported, as the stages do
+    if isinstance(config, keys.FeatureConfig | keys.TrainCommand):
         from idmm.data.registry import check_folder
 
         check_folder(config.data, config.out)
@@ -185,5 +217,7 @@ def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> in
         return output_code() or code
     if error := lost(sys.stdout) or lost(sys.stderr):
         with contextlib.suppress(OSError), open(out / "log.txt", "a") as file:
-            print(f"lines on standard output or standard error were lost ({reason(error)})", file=file)
+            print(
+                f"lines on standard output or standard error were lost ({reason(error)})", file=file
+            )
     return code

@@ -1,4 +1,5 @@
-"""Standard output and standard error that keep their errors, so that a lost terminal never ends the work."""
+"""Standard output and standard error that keep their errors, so that a lost terminal never ends the
+work."""
 
 import contextlib
 import io
@@ -47,7 +48,8 @@ class Display:
         return False
 
     def release(self) -> None:
-        """Lead a stream that failed to nowhere. Else Python would fail to empty its buffer, and exit with 120."""
+        """Lead a stream that failed to nowhere. Else Python would fail to empty its buffer, and
+        exit with 120."""
         if lost(self):
             with contextlib.suppress(Exception):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
@@ -71,7 +73,8 @@ def show(text: str) -> None:
 
 
 def output_code() -> int:
-    """Return the exit code of a command whose result is its output: 0, or 141 if the reader closed the pipe.
+    """Return the exit code of a command whose result is its output: 0, or 141 if the reader closed
+    the pipe.
 
     Raises:
         RunError: Standard output cannot be written.
@@ -85,7 +88,8 @@ def output_code() -> int:
 
 
 def open_closed() -> None:
-    """Open the standard streams that are closed, to nowhere. Else a file would get a number that libraries write to."""
+    """Open the standard streams that are closed, to nowhere. Else a file would get a number that
+    libraries write to."""
     for number in range(3):
         try:
             os.fstat(number)

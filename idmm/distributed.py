@@ -25,12 +25,16 @@ def worker_lost(error: Exception) -> RunError | None:
 
 def rank() -> int:
     """Return the number of this process, from 0."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    if dist.is_initialized():
+        return dist.get_rank()
+    return 0
 
 
 def world() -> int:
     """Return the number of processes."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def several_gpus() -> bool:
@@ -50,8 +54,8 @@ def largest(*values: float) -> tuple[float, ...]:
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return the rows [B, ...] of all processes in order, with gradient. B may differ.
 
-    If every process computes the same loss of all rows, DistributedDataParallel's mean of the gradients is that of a
-    single process with all images.
+    If every process computes the same loss of all rows, DistributedDataParallel's mean of the
+    gradients is that of a single process with all images.
     """
     if world() == 1:
         return rows
@@ -92,6 +96,7 @@ def _control_group():
 
 
 def _leave() -> None:
-    """End the process group before the interpreter ends: its threads would abort a finished process."""
+    """End the process group before the interpreter ends: its threads would abort a finished
+    process."""
     if dist.is_initialized():
         dist.destroy_process_group()

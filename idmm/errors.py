@@ -15,10 +15,12 @@ class Message(Exception):
 
 
 class UserError(Message):
-    """One or more mistakes of the user. The command line prints one line per fault and exits with 2.
+    """One or more mistakes of the user. The command line prints one line per fault and exits with
+    2.
 
     Args:
-        faults: One line each: the field or file, its value, and what is expected. Control characters are escaped.
+        faults: One line each: the field or file, its value, and what is expected. Control
+            characters are escaped.
     """
 
     exit_code = 2
@@ -55,7 +57,8 @@ class Interrupted(Message):
 
 def checked(*checks: Callable[[], Any]) -> list:
     """Return the result of each check, or raise one UserError with the faults of all."""
-    results, faults = [], []
+    results = []
+    faults = []
     for check in checks:
         try:
             results.append(check())
@@ -73,7 +76,9 @@ def one_line(text: str) -> str:
 
 def abridged(text: str, most: int = 800) -> str:
     """Return a text of at most ``most`` characters, without its middle if it is longer."""
-    return text if len(text) <= most else f"{text[: most - 200]} … {text[-150:]}"
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 200]} … {text[-150:]}"
 
 
 def reason(error: Exception) -> str:
@@ -89,35 +94,50 @@ def in_short(error: Exception) -> str:
 def needed(feature: str, libraries: Iterable[str], extra: str) -> None:
     """Raise UserError with the install command if libraries of an extra are missing."""
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{feature}: needs {', '.join(missing)}. Install it with: pip install -e '.[{extra}]'")
+        raise UserError(
+            f"{feature}: needs {', '.join(missing)}. Install it with: pip install -e '.[{extra}]'"
+        )
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return ``. Did you mean 'x'?`` for the most similar of ``words``, or an empty text."""
-    word = word.replace("learning_rate", "lr").replace("num_", "").replace("image_size", "size")  # of other tools
+    # of other tools
+    word = word.replace("learning_rate", "lr").replace("num_", "").replace("image_size", "size")
     matches = difflib.get_close_matches(word, list(words), n=1)
-    return f". Did you mean '{matches[0]}'?" if matches else ""
+    if matches:
+        return f". Did you mean '{matches[0]}'?"
+    return ""
 
 
 def by_reason(names: Iterable[str], reasons: Iterable[str]) -> list[str]:
-    """Return lines ``name: reason``. More than five names with one reason share a line with their count."""
+    """Return lines ``name: reason``. More than five names with one reason share a line with their
+    count."""
     groups: dict[str, list[str]] = {}
     for name, why in zip(names, reasons, strict=True):
         groups.setdefault(why, []).append(name)
     lines = []
     for why, names in groups.items():
-        places = names if len(names) <= 5 else [f"{len(names)} files ({listed(names)})"]
+        if len(names) <= 5:
+            places = names
+        else:
+            places = [f"{len(names)} files ({listed(names)})"]
         lines += [one_line(f"{place}: {why}") for place in places]
     return lines
 
 
 def capped(lines: list[str], begin: str = "  ") -> list[str]:
-    """Return at most 20 lines, and a last one with the number of others that begins with ``begin``."""
-    return [*map(one_line, lines[:20])] + ([f"{begin}and {len(lines) - 20} more"] if len(lines) > 20 else [])
+    """Return at most 20 lines, and a last one with the number of others that begins with
+    ``begin``."""
+    return [*map(one_line, lines[:20])] + (
+        [f"{begin}and {len(lines) - 20} more"] if len(lines) > 20 else []
+    )
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
     """Return at most ``most`` names joined by commas, and the number of others."""
     names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
+    if len(names) > most:
+        more = f" and {len(names) - most} more"
+    else:
+        more = ""
     return abridged(", ".join(names[:most]), 400) + more

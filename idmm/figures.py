@@ -1,8 +1,8 @@
 """The style of all figures, and the curves of runs.
 
-pyplot is not used, so that no window opens and a user's own figures and settings stay as they are. Colours are Okabe
-and Ito's, which colour-blind readers can tell apart, the last two Paul Tol's. Line styles and markers distinguish the
-same curves in grey print.
+pyplot is not used, so that no window opens and a user's own figures and settings stay as they are.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, the last two Paul Tol's.
+Line styles and markers distinguish the same curves in grey print.
 """
 
 import math
@@ -16,23 +16,40 @@ from matplotlib.ticker import MaxNLocator
 
 from idmm.files import replacing
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442", "#882255", "#332288")
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#F0E442",
+    "#882255",
+    "#332288",
+)
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DPI = 150
 NOT_DRAWN = ("epoch", "stage", "step", "seconds", "images_per_s")  # keys of a record
 INSTANCES = "correct instances among training images (%)"
-SCORES, OVERLAP = "accuracy on images not trained on (%)", "AP and IoU on images not trained on (%)"
+SCORES = "accuracy on images not trained on (%)"
+OVERLAP = "AP and IoU on images not trained on (%)"
 PANELS = {  # title -> key of a record -> label. None: no legend
     "loss, mean over the epoch": {"loss": None},
     "learning rate": {"lr": None},
     SCORES: {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean over classes", "knn": "kNN"},
     OVERLAP: dict(ap="AP", ap50="AP50", ap75="AP75", mask_ap="AP of masks", miou="mean IoU")
     | dict(macc="mean class accuracy", pixel_accuracy="pixel accuracy"),
-    "parts of the loss": dict(rpn_objectness="proposals", rpn_box="their boxes", classifier="classes")
+    "parts of the loss": dict(
+        rpn_objectness="proposals", rpn_box="their boxes", classifier="classes"
+    )
     | dict(box="boxes", mask="masks"),
     INSTANCES: {"instance_accuracy": None},
-    "spread (0: all the same, 1: even)": {"feature_std": "features", "embedding_std": "input of the loss"},
+    "spread (0: all the same, 1: even)": {
+        "feature_std": "features",
+        "embedding_std": "input of the loss",
+    },
     "directions that the features use": {"feature_rank": None},
     "scale of the cosine classifier": {"scale": None},
     "localization": {"drloc": "loss"},
@@ -44,7 +61,11 @@ Records = list[dict]  # of metrics.jsonl, one per epoch
 # ---------------------------------------------------------------------- style
 def look(number: int, **changes) -> dict:
     """Return matplotlib's keywords for the colour, line style and marker of the n-th curve."""
-    return {"color": COLOURS[number % 7], "linestyle": STYLES[number % 4], "marker": MARKERS[number % 7]} | changes
+    return {
+        "color": COLOURS[number % 7],
+        "linestyle": STYLES[number % 4],
+        "marker": MARKERS[number % 7],
+    } | changes
 
 
 def plain_axis(axis) -> None:
@@ -55,16 +76,21 @@ def plain_axis(axis) -> None:
 
 
 def drawable(name: str) -> str:
-    """Return a name whose bytes Python could not decode as UTF-8. Other bytes become question marks.
+    """Return a name whose bytes Python could not decode as UTF-8. Other bytes become question
+    marks.
 
-    matplotlib fails on them. Names on an axis must be drawable from the start, as an axis sets its texts late.
+    matplotlib fails on them. Names on an axis must be drawable from the start, as an axis sets its
+    texts late.
     """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def shortened(name: str, most: int = 40) -> str:
-    """Return a drawable name of at most ``most`` letters per line. The end of each is kept, in which names differ."""
-    return "\n".join(line if len(line) <= most else f"…{line[1 - most :]}" for line in drawable(name).split("\n"))
+    """Return a drawable name of at most ``most`` letters per line. The end of each is kept, in
+    which names differ."""
+    return "\n".join(
+        line if len(line) <= most else f"…{line[1 - most :]}" for line in drawable(name).split("\n")
+    )
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -73,7 +99,8 @@ def save(figure: Figure, path: str | Path) -> None:
         content = text.get_text()
         if not content.isascii():
             text.set_text(drawable(content))
-        if is_math_text(content) and r"\mathdefault" not in content:  # matplotlib writes numbers with that
+        # matplotlib writes numbers with that
+        if is_math_text(content) and r"\mathdefault" not in content:
             text.set_parse_math(False)
     with replacing(Path(path)) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # from the font
@@ -82,13 +109,16 @@ def save(figure: Figure, path: str | Path) -> None:
 
 # ---------------------------------------------------------------------- the curves of a run
 def curves_figure(records: Records, title: str = "") -> Figure:
-    """Return a figure with a panel for each value in a run's records: loss, learning rate, accuracies, the monitor's.
+    """Return a figure with a panel for each value in a run's records: loss, learning rate,
+    accuracies, the monitor's.
 
     Args:
         records: With stages one after the other.
         title: Above the panels.
     """
-    records = [{key: value for key, value in record.items() if value is not None} for record in records]
+    records = [
+        {key: value for key, value in record.items() if value is not None} for record in records
+    ]
     keys = list(dict.fromkeys(key for record in records for key in record if key not in NOT_DRAWN))
     panels = {}
     for name, values in PANELS.items():
@@ -98,13 +128,28 @@ def curves_figure(records: Records, title: str = "") -> Figure:
     panels |= {key: {key: None} for key in keys if key not in placed}
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    width, height = 3.7 * columns, 2.65 * rows + 0.45  # inches
+    # inches
+    width = 3.7 * columns
+    height = 2.65 * rows + 0.45
     figure = Figure(figsize=(width, height))
     # matplotlib's own layouts take as long as all the rest
     figure.subplots_adjust(
-        0.62 / width, 0.5 / height, 1 - 0.42 / width, 1 - 0.85 / height, wspace=0.3, hspace=0.66 / 1.8
+        0.62 / width,
+        0.5 / height,
+        1 - 0.42 / width,
+        1 - 0.85 / height,
+        wspace=0.3,
+        hspace=0.66 / 1.8,
     )
-    figure.text(0.2 / width, 1 - 0.24 / height, title, fontsize=11, weight="bold", va="center", parse_math=False)
+    figure.text(
+        0.2 / width,
+        1 - 0.24 / height,
+        title,
+        fontsize=11,
+        weight="bold",
+        va="center",
+        parse_math=False,
+    )
     for number, (name, values) in enumerate(panels.items(), start=1):
         _draw_panel(figure.add_subplot(rows, columns, number), records, name, values)
     return figure
@@ -113,11 +158,23 @@ def curves_figure(records: Records, title: str = "") -> Figure:
 def _draw_panel(axis, records: Records, title: str, values: dict[str, str | None]) -> None:
     """Draw a run's values of a panel over epochs (from 1), with a dotted line between stages."""
     for place, (key, label) in enumerate(values.items()):
-        x, y = zip(*((epoch, record[key]) for epoch, record in enumerate(records, 1) if key in record), strict=True)
-        style = look(place) if len(x) < len(records) or len(x) == 1 else look(place, marker="")  # only some epochs
+        x, y = zip(
+            *((epoch, record[key]) for epoch, record in enumerate(records, 1) if key in record),
+            strict=True,
+        )
+        # only some epochs
+        if len(x) < len(records) or len(x) == 1:
+            style = look(place)
+        else:
+            style = look(place, marker="")
         axis.plot(x, y, label=label, linewidth=1.7, markersize=4, **style)
         if key != "lr":
-            text = {"textcoords": "offset points", "fontsize": 8, "va": "center", "annotation_clip": False}
+            text = {
+                "textcoords": "offset points",
+                "fontsize": 8,
+                "va": "center",
+                "annotation_clip": False,
+            }
             axis.annotate(f"{y[-1]:.3g}", (x[-1], y[-1]), (4, 0), color=style["color"], **text)
     stages = [record.get("stage", 1) for record in records]
     for epoch in range(1, len(stages)):

@@ -1,4 +1,5 @@
-"""Atomic files (written aside, flushed to disk, renamed), the lock between processes, and paths of weights."""
+"""Atomic files (written aside, flushed to disk, renamed), the lock between processes, and paths of
+weights."""
 
 import csv
 import errno
@@ -19,17 +20,22 @@ from idmm.progress import log
 AnyPath = str | os.PathLike
 _MARK = "part-"
 _CONTENT = f".{_MARK}content"
-_NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems without flock
+# of file systems without flock
+_NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 WITHOUT = "Delete it to go on without it"  # remedy for what a run can do without
-REWRITE = "Delete it and repeat the command of its run, which writes it again"  # remedy for result.json
+# remedy for result.json
+REWRITE = "Delete it and repeat the command of its run, which writes it again"
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
-WEIGHTS_EXPECTED = f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
+WEIGHTS_EXPECTED = (
+    f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
+)
 
 
 # ---------------------------------------------------------------------- reading and writing
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a binary file that replaces ``path`` when the block ends without an error. ``name`` is its path until then.
+    """Yield a binary file that replaces ``path`` when the block ends without an error. ``name`` is
+    its path until then.
 
     Raises:
         RunError: The disk is full or the folder cannot be written. The old file stays.
@@ -42,16 +48,21 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _aside(path: Path, remains: str) -> Iterator[Path]:
-    """Yield a path next to another, which it replaces when the block ends. After a kill :func:`sweep` removes files."""
+    """Yield a path next to another, which it replaces when the block ends. After a kill
+    :func:`sweep` removes files."""
     aside = path.with_name(f".{path.name}.{_MARK}{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
         os.replace(aside, path)
     except IsADirectoryError:
-        raise UserError(f"{path}: is a folder, expected a file. Move it away and repeat the command") from None
+        raise UserError(
+            f"{path}: is a folder, expected a file. Move it away and repeat the command"
+        ) from None
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error}). {remains}") from None
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}). {remains}"
+        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # nothing else than a folder
         with suppress(OSError):
@@ -76,7 +87,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Raise UserError if a file that idmm wrote cannot be read, or if the block fails on its content.
+    """Raise UserError if a file that idmm wrote cannot be read, or if the block fails on its
+    content.
 
     ``remedy`` is the second sentence of the message.
     """
@@ -86,7 +98,10 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:  # torch and json raise many kinds, and a value may be missing
         log.debug("%s", path, exc_info=True)
-        why = reason(error) if isinstance(error, OSError | ValueError) else "it is not what idmm wrote"
+        if isinstance(error, OSError | ValueError):
+            why = reason(error)
+        else:
+            why = "it is not what idmm wrote"
         raise UserError(f"{path}: is damaged ({one_line(why)[:200]}). {remedy}") from None
 
 
@@ -100,7 +115,8 @@ def read_json(path: Path, remedy: str, kind: type = dict) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """Return the records of ``metrics.jsonl``, [] if there is none. A last line that was cut by a kill is left out.
+    """Return the records of ``metrics.jsonl``, [] if there is none. A last line that was cut by a
+    kill is left out.
 
     Raises:
         UserError: Another line is damaged.
@@ -135,7 +151,8 @@ def csv_bytes(rows: Iterable[Iterable]) -> bytes:
     lines = []
     for row in rows:
         line = io.StringIO()
-        csv.writer(line).writerow(row)  # quotes each character of its own line end, which names may have
+        # quotes each character of its own line end, which names may have
+        csv.writer(line).writerow(row)
         lines.append(line.getvalue().removesuffix("\r\n"))
     return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
 
@@ -162,13 +179,14 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------------- output paths, checked before the work
+# ------------------------------------------------------------ output paths, checked before the work
 def output_path(out: str, endings: Sequence[str] | None) -> Path:
-    """Return the path of results without creating it: a file with one of the endings, or a folder (None).
+    """Return the path of results without creating it: a file with one of the endings, or a folder
+    (None).
 
     Raises:
-        UserError: It has none of the endings, a folder is where a file is expected, the folder is not empty, or it
-            cannot be written.
+        UserError: It has none of the endings, a folder is where a file is expected, the folder is
+            not empty, or it cannot be written.
     """
     path = Path(out)
     folder = path.absolute().parent
@@ -177,13 +195,18 @@ def output_path(out: str, endings: Sequence[str] | None) -> Path:
         if path.is_dir() and _has_files(path):
             raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
     elif path.suffix.lower() not in endings:
-        raise UserError(f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}")
+        raise UserError(
+            f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}"
+        )
     elif path.is_dir():
         raise UserError(f"out: '{out}' is a folder, expected a file")
     while not os.path.lexists(folder):
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        why = "cannot be written to" if folder.is_dir() else "is not a folder"
+        if folder.is_dir():
+            why = "cannot be written to"
+        else:
+            why = "is not a folder"
         raise UserError(f"out: cannot write '{out}', because '{folder}' {why}. Name another place")
     return path
 
@@ -193,21 +216,30 @@ def made_folder(out: str) -> Path:
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"out: cannot write to '{out}' ({error.strerror}), expected a folder") from None
+        raise UserError(
+            f"out: cannot write to '{out}' ({error.strerror}), expected a folder"
+        ) from None
     if not os.access(out, os.W_OK | os.X_OK):
-        raise UserError(f"out: cannot write to '{out}', its permissions forbid it. Name another folder")
+        raise UserError(
+            f"out: cannot write to '{out}', its permissions forbid it. Name another folder"
+        )
     return Path(out)
 
 
 @contextmanager
 def filling(path: Path) -> Iterator[Path]:
-    """Yield a folder that becomes ``path``, a new or empty one, when the block ends without an error.
+    """Yield a folder that becomes ``path``, a new or empty one, when the block ends without an
+    error.
 
     Raises:
         RunError: The disk is full or the place cannot be written. Nothing is left.
     """
     path = Path(os.path.realpath(path))  # '.' and links
-    inside = path / _CONTENT if path.is_dir() else None  # a mount point cannot be replaced
+    # a mount point cannot be replaced
+    if path.is_dir():
+        inside = path / _CONTENT
+    else:
+        inside = None
     with _aside(inside or path, "Nothing is left of it") as aside:
         aside.mkdir()
         yield aside
@@ -219,7 +251,9 @@ def filling(path: Path) -> Iterator[Path]:
                 child.replace(path / child.name)
             inside.rmdir()
         except OSError as error:
-            raise RunError(f"{path}: cannot be written ({error.strerror}). '{inside}' has the rest") from None
+            raise RunError(
+                f"{path}: cannot be written ({error.strerror}). '{inside}' has the rest"
+            ) from None
 
 
 def _has_files(folder: Path) -> bool:
@@ -228,7 +262,8 @@ def _has_files(folder: Path) -> bool:
 
 
 class Lock:
-    """A lock between processes, by flock. The kernel frees it when its process ends, even if it is killed.
+    """A lock between processes, by flock. The kernel frees it when its process ends, even if it is
+    killed.
 
     A file system without flock costs one warning per lock, and nothing is locked.
 
@@ -237,7 +272,8 @@ class Lock:
     """
 
     def __init__(self, path: Path):
-        self.path, self.held = path, False
+        self.path = path
+        self.held = False
 
     def acquire(self, waiting: Callable[[], None] | None = None) -> bool:
         """Take the lock. Return False if another process holds it.
@@ -262,18 +298,26 @@ class Lock:
         except OSError as error:
             if error.errno not in _NO_FLOCK:
                 raise
-            log.warning("%s: this file system has no locks. Do not start a second process here", self.path.parent)
+            log.warning(
+                "%s: this file system has no locks. Do not start a second process here",
+                self.path.parent,
+            )
         self.held = True
         return True
 
     def acquire_output(self, out: Path) -> None:
-        """Take the lock of the folder ``out`` of results. UserError if it is in use or cannot be written."""
+        """Take the lock of the folder ``out`` of results. UserError if it is in use or cannot be
+        written."""
         try:
             acquired = self.acquire()
         except OSError as error:
-            raise UserError(f"out: cannot write to '{out}' ({error.strerror}). Name another folder") from None
+            raise UserError(
+                f"out: cannot write to '{out}' ({error.strerror}). Name another folder"
+            ) from None
         if not acquired:
-            raise UserError(f"out: '{out}' is in use by another run. Wait for it or name another folder")
+            raise UserError(
+                f"out: '{out}' is in use by another run. Wait for it or name another folder"
+            )
 
     def release(self) -> None:
         """Free the lock if it is held."""
@@ -288,7 +332,8 @@ class Lock:
 
 # ---------------------------------------------------------------------- paths of weights and runs
 def weights_file(path: AnyPath, field: str = "", stem: str = "backbone") -> Path:
-    """Return the file of weights: that of a run if the path is a folder. Public names are returned unchanged.
+    """Return the file of weights: that of a run if the path is a folder. Public names are returned
+    unchanged.
 
     Args:
         path: Of the folder or file, or the name of public weights.
@@ -301,7 +346,9 @@ def weights_file(path: AnyPath, field: str = "", stem: str = "backbone") -> Path
     path = expand_home(path)
     if fault := _weights_fault(path, stem):
         raise UserError(f"{weights_label(path, field)} {fault}")
-    return path / f"{stem}.safetensors" if path.is_dir() and not is_public(path) else path
+    if path.is_dir() and not is_public(path):
+        return path / f"{stem}.safetensors"
+    return path
 
 
 def _weights_fault(path: Path, stem: str) -> str | None:
@@ -309,12 +356,18 @@ def _weights_fault(path: Path, stem: str) -> str | None:
     command = f"idmm finetune --config fast --init {path} --data.root DIR --out NEW"
     fine_tune = f"Fine-tune it on labelled images first: {command}"
     if is_public(path):
-        return f"has no classifier of your classes. {fine_tune}" if stem == "model" else None
+        if stem == "model":
+            return f"has no classifier of your classes. {fine_tune}"
+        return None
     if not path.exists():
         return f"does not exist, {WEIGHTS_EXPECTED}{', or timm:NAME' if stem == 'backbone' else ''}"
     if not path.is_dir():
-        return None if path.suffix.lower() in WEIGHTS else f"is not a checkpoint, {WEIGHTS_EXPECTED}"
-    missing = [name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()]
+        if path.suffix.lower() in WEIGHTS:
+            return None
+        return f"is not a checkpoint, {WEIGHTS_EXPECTED}"
+    missing = [
+        name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()
+    ]
     if not missing:
         return None
     if (path / "fold-1").is_dir():
@@ -344,12 +397,16 @@ def saved_info(path: AnyPath, stem: str = "backbone") -> dict:
     if is_public(path) or not path.is_file():
         return {}
     info = read_json(path, "Fetch the file again, or repeat the command of its run in a new folder")
-    return info if isinstance(info.get("kwargs"), dict) else {}
+    if isinstance(info.get("kwargs"), dict):
+        return info
+    return {}
 
 
 def weights_label(source: AnyPath, field: str) -> str:
     """Return the beginning of a message about weights: the field and the file, or only the file."""
-    return f"{field}: '{source}'" if field else f"{source}:"
+    if field:
+        return f"{field}: '{source}'"
+    return f"{source}:"
 
 
 def expand_home(path: AnyPath) -> Path:

@@ -18,7 +18,8 @@ LOG_SECONDS = 10.0  # between two lines of progress without a terminal
 
 @contextlib.contextmanager
 def drawing(name: str, verb: str = "drawn") -> Iterator[None]:
-    """Turn errors inside the block into a warning, for files that results do not depend on, such as figures."""
+    """Turn errors inside the block into a warning, for files that results do not depend on, such as
+    figures."""
     try:
         yield
     except Interrupted:
@@ -36,7 +37,14 @@ class Bar(tqdm):
     def __init__(self, *args, **options):
         terminal = Display(sys.stderr)
         self.on_terminal = terminal.isatty()
-        look = dict(file=io.StringIO(), ncols=0, miniters=1, mininterval=LOG_SECONDS, delay=LOG_SECONDS, leave=False)
+        look = dict(
+            file=io.StringIO(),
+            ncols=0,
+            miniters=1,
+            mininterval=LOG_SECONDS,
+            delay=LOG_SECONDS,
+            leave=False,
+        )
         if self.on_terminal:
             look = dict(file=terminal, dynamic_ncols=True)
         super().__init__(*args, **{**options, **look})
@@ -72,7 +80,8 @@ def duration(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Return rows of cells as lines with aligned columns. Those in ``right`` are aligned to the right."""
+    """Return rows of cells as lines with aligned columns. Those in ``right`` are aligned to the
+    right."""
     columns = []
     for number, cells in enumerate(zip(*rows, strict=True)):
         justify = str.rjust if number in right else str.ljust

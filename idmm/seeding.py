@@ -1,7 +1,7 @@
 """Randomness as a function: every random choice derives from (seed, purpose, numbers).
 
-No generator outlives its choice, so none has to be saved. Step 5,000 of a resumed run draws the same numbers as
-without a stop, and the number of loader workers changes nothing.
+No generator outlives its choice, so none has to be saved. Step 5,000 of a resumed run draws the
+same numbers as without a stop, and the number of loader workers changes nothing.
 """
 
 import contextlib
@@ -55,14 +55,18 @@ def reseed(key: int) -> None:
 
 @contextlib.contextmanager
 def seeded(key: int):
-    """Seed the global generators of Python, NumPy and torch inside the block and restore them after it.
+    """Seed the global generators of Python, NumPy and torch inside the block and restore them after
+    it.
 
-    For library code that draws from global state (initialisers, dropout, augmentations of torchvision and timm). CUDA's
-    generators are seeded but not restored. Each later use seeds them again.
+    For library code that draws from global state (initialisers, dropout, augmentations of
+    torchvision and timm). CUDA's generators are seeded but not restored. Each later use seeds them
+    again.
     """
     import torch
 
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
+    cpu = torch.get_rng_state()
     reseed(key)
     if torch.cuda.is_initialized() or torch.backends.mps.is_available():
         torch.manual_seed(key)

@@ -28,12 +28,15 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_makereport():
     """Names of files that are no UTF-8 stand in logs; xdist cannot send them."""
     report = (yield).get_result()
-    report.sections = [(name, text.encode("utf-8", "replace").decode()) for name, text in report.sections]
+    report.sections = [
+        (name, text.encode("utf-8", "replace").decode()) for name, text in report.sections
+    ]
 
 
 @pytest.fixture(autouse=True)
 def threads_stay():
-    """A test leaves torch's number of threads as it was: sums, and so the bits that others compare, depend on it."""
+    """A test leaves torch's number of threads as it was: sums, and so the bits that others compare,
+    depend on it."""
     before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
     yield
     assert before in (None, sys.modules["torch"].get_num_threads())
@@ -48,7 +51,8 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def whole_grid(tmp_path_factory):
-    """An uninterrupted tiny transfer grid by the real command line; nothing may be written to it."""
+    """An uninterrupted tiny transfer grid by the real command line; nothing may be written to
+    it."""
     out = tmp_path_factory.mktemp("grid") / "out"
     with transfers.forked(out) as process:
         assert process.wait() == 0, process.said()

@@ -1,4 +1,5 @@
-"""What T2T-ViT and CvT must all do, as tests that their files inherit, and weights computed from names."""
+"""What T2T-ViT and CvT must all do, as tests that their files inherit, and weights computed from
+names."""
 
 import json
 from pathlib import Path
@@ -29,7 +30,8 @@ def published(name):
 
 
 def filled(shapes):
-    """Weights that follow from the names in sorted order and the shapes alone, the same on any machine."""
+    """Weights that follow from the names in sorted order and the shapes alone, the same on any
+    machine."""
     state = {}
     for number, (name, shape) in enumerate(sorted(shapes.items())):
         h = (torch.arange(torch.Size(shape).numel()) + 1_000_003 * number) * 2_654_435_761 % 2**32
@@ -50,15 +52,17 @@ def picture(side):
 
 
 class Contract:
-    """Subclasses give the fields, ``grid_size(model)`` and ``isolate(model)``: no place sees others any more."""
+    """Subclasses give the fields, ``grid_size(model)`` and ``isolate(model)``: no place sees others
+    any more."""
 
     name: str
     kwargs: dict  # of a small model without dropout
     dim: int
     resized: list[str] = []  # weights that depend on the image size
     layers: list[str]  # how the names of each layer begin
-    # every 125th class score and the sum of all magnitudes, computed once by the public code (commit, file and settings
-    # in tests/data/*.json) in evaluation mode, with weights filled(its names and shapes) and a picture of its size
+    # every 125th class score and the sum of all magnitudes, computed once by the public code
+    # (commit, file and settings in tests/data/*.json) in evaluation mode, with weights filled(its
+    # names and shapes) and a picture of its size
     official: dict[str, tuple[list[float], float]]
 
     def build(self, img_size=64, **kwargs):
@@ -72,14 +76,19 @@ class Contract:
         if "pos_embed" in shapes:
             values["pos_embed"] = sinusoids(*shapes["pos_embed"][1:])
         state = {f"module.{k}": values[k] for k in shapes}
-        torch.save({"epoch": 300, "state_dict": {}, "state_dict_ema": state}, tmp_path / "release.pth.tar")
+        torch.save(
+            {"epoch": 300, "state_dict": {}, "state_dict_ema": state}, tmp_path / "release.pth.tar"
+        )
         read = read_checkpoint(tmp_path / "release.pth.tar")
         return read.load_into(model, drop_classifier=model.num_classes == 0)
 
     def test_timm_knows_it(self):
         with torch.device("meta"):
             model = timm.create_model(self.name)
-        assert model.default_cfg is model.pretrained_cfg and model.default_cfg["architecture"] == self.name
+        assert (
+            model.default_cfg is model.pretrained_cfg
+            and model.default_cfg["architecture"] == self.name
+        )
         assert model.default_cfg["input_size"] == (3, 224, 224)
         assert model.num_classes == 1000 and model.get_classifier().out_features == 1000
         with pytest.raises(RuntimeError, match="No pretrained weights exist"):
@@ -89,7 +98,8 @@ class Contract:
 
     def test_numbers_are_those_of_the_public_code(self, tmp_path):
         for name, (some, total) in self.official.items():
-            self.name, model = name, timm.create_model(name).eval()
+            self.name = name
+            model = timm.create_model(name).eval()
             assert sorted(self.release(tmp_path, model).loaded) == sorted(model.state_dict())
             with torch.no_grad():
                 (scores,) = model(picture(model.default_cfg["input_size"][-1]))
@@ -114,15 +124,21 @@ class Contract:
         tokens = model.forward_features(images)
         assert tokens.shape == (2, 17, self.dim) and model.num_prefix_tokens == 1
         assert model.num_features == model.head_hidden_size == model.embed_dim == self.dim
-        assert torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 0])  # the class token, first
+        # the class token, first
+        assert torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 0])
         assert torch.equal(model(images), model.head(tokens[:, 0]))
         model.reset_classifier(3, "avg")
         assert model(images).shape == (2, 3) and model.num_classes == 3
         assert torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
         model.reset_classifier(0, "token")
-        assert isinstance(model.get_classifier(), nn.Identity) and model(images).shape == (2, self.dim)
+        assert isinstance(model.get_classifier(), nn.Identity) and model(images).shape == (
+            2,
+            self.dim,
+        )
 
-    @pytest.mark.parametrize(("size", "grid"), [(224, 14), (448, 28), (16, 1), (50, 3), ((96, 160), (6, 10))])
+    @pytest.mark.parametrize(
+        ("size", "grid"), [(224, 14), (448, 28), (16, 1), (50, 3), ((96, 160), (6, 10))]
+    )
     def test_sizes(self, size, grid):
         height, width = (size, size) if isinstance(size, int) else size
         grid = (grid, grid) if isinstance(grid, int) else grid
@@ -140,7 +156,8 @@ class Contract:
         images[..., 48:, :16] = 1  # the lower left corner
         after = model.forward_features(images)
         changed = (after - before).abs().amax(2)[0] > 1e-6
-        first, places = changed[:1], changed[1:].view(4, 6)
+        first = changed[:1]
+        places = changed[1:].view(4, 6)
         assert not first.any() and places[3, 0]  # the class token is first, and sees nothing
         assert not places[:2].any() and not places[:, 2:].any()
 
@@ -156,13 +173,22 @@ class Contract:
     def test_the_releases_file_loads_at_any_size(self, tmp_path):
         model = create_backbone(self.name, 112)
         report = self.release(tmp_path, model)
-        assert report.dropped == ["head.weight", "head.bias"] and report.fresh == [] and report.resized == self.resized
-        assert sorted(report.loaded) == sorted(k for k in model.state_dict() if k not in self.resized)
-        with pytest.raises(UserError, match="release.pth.tar: is a checkpoint of another model|does not fit"):
+        assert (
+            report.dropped == ["head.weight", "head.bias"]
+            and report.fresh == []
+            and report.resized == self.resized
+        )
+        assert sorted(report.loaded) == sorted(
+            k for k in model.state_dict() if k not in self.resized
+        )
+        with pytest.raises(
+            UserError, match="release.pth.tar: is a checkpoint of another model|does not fit"
+        ):
             self.release(tmp_path, self.build(64))
 
     def test_data_of_any_size_where_that_is_asked_for(self):
-        model, other = self.build(64, dynamic_size=True).eval(), self.build((32, 48)).eval()
+        model = self.build(64, dynamic_size=True).eval()
+        other = self.build((32, 48)).eval()
         load(other, model.state_dict(), 64)
         images = torch.randn(2, 3, 32, 48)
         torch.testing.assert_close(model(images), other(images))
@@ -174,8 +200,16 @@ class Contract:
         scale = {id(p): g["lr_scale"] for g in groups for p in g["params"]}
         decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
         names = {n: id(p) for n, p in model.named_parameters()}
-        assert set(scale) == set(names.values()) and len(scale) == sum(len(g["params"]) for g in groups)
-        layers = [{scale[i] for n, i in names.items() if n.startswith(start)} for start in self.layers]
+        assert set(scale) == set(names.values()) and len(scale) == sum(
+            len(g["params"]) for g in groups
+        )
+        layers = [
+            {scale[i] for n, i in names.items() if n.startswith(start)} for start in self.layers
+        ]
         assert layers == [{0.5**i} for i in reversed(range(len(layers)))]
         tokens = [n for n in names if n.endswith("cls_token")]
-        assert len(tokens) == 1 and all(decay[names[n]] == 0 for n in tokens) and decay[names["head.weight"]] == 0.05
+        assert (
+            len(tokens) == 1
+            and all(decay[names[n]] == 0 for n in tokens)
+            and decay[names["head.weight"]] == 0.05
+        )

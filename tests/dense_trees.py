@@ -1,7 +1,8 @@
-"""Small images with exact boxes, outlines and masks: scikit-learn's digits on canvases, written in each layout.
+"""Small images with exact boxes, outlines and masks: scikit-learn's digits on canvases, written in
+each layout.
 
-An image shows one to four digits of three classes in cells of its own, so that none hides another; the outline of a
-digit is that of its pixels to the last one.
+An image shows one to four digits of three classes in cells of its own, so that none hides another;
+the outline of a digit is that of its pixels to the last one.
 """
 
 import json
@@ -21,8 +22,8 @@ ADE_CLASSES = 150
 
 @dataclass
 class Scene:
-    """A canvas: ``image`` uint8 [H, W, 3]; of its n digits ``boxes`` [n, 4] (x1, y1, x2, y2), ``labels`` [n] and
-    ``masks`` bool [n, H, W]."""
+    """A canvas: ``image`` uint8 [H, W, 3]; of its n digits ``boxes`` [n, 4] (x1, y1, x2, y2),
+    ``labels`` [n] and ``masks`` bool [n, H, W]."""
 
     image: np.ndarray
     boxes: np.ndarray
@@ -40,12 +41,15 @@ class Scene:
 
 def scene(seed, size=None, objects=None):
     """A canvas of ``size`` (else one of three) with ``objects`` digits (else one to four)."""
-    rng, digits = np.random.default_rng(seed), load_digits()
+    rng = np.random.default_rng(seed)
+    digits = load_digits()
     h, w = size or SIZES[seed % len(SIZES)]
     image = rng.integers(0, 60, (h, w, 3), dtype=np.uint8)
     cells = [(y, x) for y in range(0, h - CELL + 1, CELL) for x in range(0, w - CELL + 1, CELL)]
     count = int(rng.integers(1, 5)) if objects is None else objects
-    boxes, labels, masks = [], [], []
+    boxes = []
+    labels = []
+    masks = []
     for n, cell in enumerate(rng.permutation(len(cells))[:count]):
         label = (seed + n) % len(DIGITS)
         chosen = rng.choice(np.flatnonzero(digits.target == DIGITS[label]))
@@ -56,7 +60,8 @@ def scene(seed, size=None, objects=None):
         mask = np.zeros((h, w), dtype=bool)
         mask[y : y + len(stamp), x : x + len(stamp)] = stamp
         image[mask] = rng.integers(160, 256, 3, dtype=np.uint8)
-        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        rows = np.flatnonzero(mask.any(axis=1))
+        columns = np.flatnonzero(mask.any(axis=0))
         boxes.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
         labels.append(label)
         masks.append(mask)
@@ -89,8 +94,8 @@ def run_lengths(mask):
 def coco_tree(root, form="polygons", official=False, change=None, **counts):
     """Writes ROOT/annotations/PART.json over ROOT/PART: ``coco_tree(root, train=6, val=3)``.
 
-    ``form``: polygons, rle, or boxes (which has no outlines); ``official``: under COCO's own names; ``change(part,
-    content)`` may spoil what is written. Returns the canvases by part and name.
+    ``form``: polygons, rle, or boxes (which has no outlines); ``official``: under COCO's own names;
+    ``change(part, content)`` may spoil what is written. Returns the canvases by part and name.
     """
     made = {}
     (root / "annotations").mkdir(parents=True, exist_ok=True)
@@ -98,17 +103,36 @@ def coco_tree(root, form="polygons", official=False, change=None, **counts):
         folder = root / (f"{part}2017" if official else part)
         folder.mkdir(exist_ok=True)
         made[part] = {f"{i:03d}.png": of for i, of in enumerate(scenes(part, count))}
-        images, annotations = [], []
+        images = []
+        annotations = []
         for i, (name, of) in enumerate(made[part].items(), start=100):
             Image.fromarray(of.image).save(folder / name)
-            images.append({"id": i, "file_name": name, "height": of.image.shape[0], "width": of.image.shape[1]})
-            for (x1, y1, x2, y2), label, mask in zip(of.boxes.tolist(), of.labels, of.masks, strict=True):
-                row = {"id": 1 + len(annotations), "image_id": i, "category_id": IDS[label], "iscrowd": 0}
+            images.append(
+                {
+                    "id": i,
+                    "file_name": name,
+                    "height": of.image.shape[0],
+                    "width": of.image.shape[1],
+                }
+            )
+            for (x1, y1, x2, y2), label, mask in zip(
+                of.boxes.tolist(), of.labels, of.masks, strict=True
+            ):
+                row = {
+                    "id": 1 + len(annotations),
+                    "image_id": i,
+                    "category_id": IDS[label],
+                    "iscrowd": 0,
+                }
                 row |= {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": int(mask.sum())}
                 if form != "boxes":
-                    row["segmentation"] = polygons(mask) if form == "polygons" else run_lengths(mask)
+                    row["segmentation"] = (
+                        polygons(mask) if form == "polygons" else run_lengths(mask)
+                    )
                 annotations.append(row)
-        categories = [{"id": number, "name": name} for number, name in zip(IDS, CLASSES, strict=True)]
+        categories = [
+            {"id": number, "name": name} for number, name in zip(IDS, CLASSES, strict=True)
+        ]
         content = {"images": images, "annotations": annotations, "categories": categories}
         if change is not None:
             change(part, content)
@@ -118,8 +142,9 @@ def coco_tree(root, form="polygons", official=False, change=None, **counts):
 
 
 def mask_tree(root, **counts):
-    """Writes ROOT/images/PART/*.png, ROOT/masks/PART/*.png with a palette (0 the background, 1 to 3 the digits; a frame
-    of 255 around every image) and ROOT/classes.txt; returns the canvases by part and name."""
+    """Writes ROOT/images/PART/*.png, ROOT/masks/PART/*.png with a palette (0 the background, 1 to 3
+    the digits; a frame of 255 around every image) and ROOT/classes.txt; returns the canvases by
+    part and name."""
     made = {}
     for part, count in (counts or {"train": 6, "val": 3}).items():
         made[part] = {f"{i:03d}.png": of for i, of in enumerate(scenes(part, count))}
@@ -133,15 +158,19 @@ def mask_tree(root, **counts):
 
 
 def ade_tree(root, **counts):
-    """Writes ADE20K's layout: 0 is other, 1 to 3 the digits, 4 to 150 are classes without a pixel."""
-    made, parts = {}, {"train": "training", "val": "validation"}
+    """Writes ADE20K's layout: 0 is other, 1 to 3 the digits, 4 to 150 are classes without a
+    pixel."""
+    made = {}
+    parts = {"train": "training", "val": "validation"}
     for part, count in (counts or {"train": 6, "val": 3}).items():
         made[part] = {f"ADE_{part}_{i:08d}.png": of for i, of in enumerate(scenes(part, count))}
         for name, of in made[part].items():
             _write(root, ("images", "annotations"), parts[part], name, of.image, of.mask)
     names = CLASSES + [f"thing {i}" for i in range(len(CLASSES) + 1, ADE_CLASSES + 1)]
     rows = [f"{i}\t0.1\t1\t1\t{name}" for i, name in enumerate(names, start=1)]
-    (root / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tName", *rows]) + "\n")
+    (root / "objectInfo150.txt").write_text(
+        "\n".join(["Idx\tRatio\tTrain\tVal\tName", *rows]) + "\n"
+    )
     return made
 
 
@@ -151,7 +180,9 @@ def _write(root, folders, part, name, image, values):
         path.parent.mkdir(parents=True, exist_ok=True)
         made = Image.fromarray(array)
         if folder == "masks":
-            made.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+            made.putpalette(
+                np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes()
+            )
         made.save(path)
 
 

@@ -27,7 +27,9 @@ HOW = "('idmm data check --root DIR --out runs/check' writes a file for --data.e
 
 def tuned(out, root, **changes):
     """Runs fine-tuning of a tiny network; returns the exit code."""
-    return inside("finetune", out, **{**TINY, "stages": [{"size": 16}], "data__root": str(root), **changes})
+    return inside(
+        "finetune", out, **{**TINY, "stages": [{"size": 16}], "data__root": str(root), **changes}
+    )
 
 
 def result(out):
@@ -47,7 +49,10 @@ def tree(root, **splits):
     for split, classes in splits.items():
         for name, count in classes.items():
             for i in range(count):
-                paint(root / split / name / f"{i}.png", seed=zlib.crc32(f"{split}/{name}/{i}".encode()))
+                paint(
+                    root / split / name / f"{i}.png",
+                    seed=zlib.crc32(f"{split}/{name}/{i}".encode()),
+                )
     return root
 
 
@@ -65,13 +70,18 @@ def opened(root, bound=None, part="train", keep="auto", labelled=False, **fields
     """A part's store; the cache lies beside the images' folder."""
     fields = {"cache_dir": str(Path(root).parent / "cache"), **fields}
     data = section(root, cache=keep, **fields)
-    return store_split(getattr(list_images(data, labelled), part), stored_size=bound, data=data, part=part)
+    return store_split(
+        getattr(list_images(data, labelled), part), stored_size=bound, data=data, part=part
+    )
 
 
 def same(a, b):
     """Whether two stores hold the same images."""
     np.testing.assert_array_equal(a.sizes, b.sizes)
-    assert json.dumps(fingerprint(a, a.digests)) == json.dumps(fingerprint(b, b.digests)) and a.names == b.names
+    assert (
+        json.dumps(fingerprint(a, a.digests)) == json.dumps(fingerprint(b, b.digests))
+        and a.names == b.names
+    )
     assert (a.labels is b.labels is None) or a.labels.tolist() == b.labels.tolist()
     return len(a) == len(b) and all(torch.equal(a.image(i), b.image(i)) for i in range(len(a)))
 
@@ -89,8 +99,11 @@ def entry_of(root):
 @pytest.fixture
 def decoded(monkeypatch):
     """A list that grows by what is decoded."""
-    seen, load = [], images.read_image
+    seen = []
+    load = images.read_image
     monkeypatch.setattr(
-        images, "read_image", lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1]
+        images,
+        "read_image",
+        lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1],
     )
     return seen

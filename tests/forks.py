@@ -1,4 +1,5 @@
-"""Processes that are forked from one that has done the imports: they start at once, with nothing of a test's state."""
+"""Processes that are forked from one that has done the imports: they start at once, with nothing of
+a test's state."""
 
 import multiprocessing
 import os
@@ -23,7 +24,8 @@ class Child(SERVER.Process):
 
 
 def start(argv, output, environment, prepare=None):
-    """Starts ``idmm ARGV``, or ``python FILE.py ARGV``, in a session of its own, its output in a file.
+    """Starts ``idmm ARGV``, or ``python FILE.py ARGV``, in a session of its own, its output in a
+    file.
 
     ``prepare``, a function of a module, is called before, in the process itself.
     """

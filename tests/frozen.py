@@ -1,4 +1,5 @@
-"""Backbones that no run had to write, and their features taken by hand; runs' classifiers by timm alone."""
+"""Backbones that no run had to write, and their features taken by hand; runs' classifiers by timm
+alone."""
 
 import json
 
@@ -20,7 +21,8 @@ from idmm.models.weights import save_model
 from idmm.seeding import seeded
 
 NAME = "vit_tiny_patch16_224"
-MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+MEAN = (0.4, 0.5, 0.6)
+STD = (0.2, 0.3, 0.25)
 
 
 def a_run(folder, seed=0, size=16, model=None, **info):
@@ -43,11 +45,15 @@ def exported(run):
 
 def timms(info):
     """timm's transform from a run's JSON."""
-    return create_transform(info["size"], **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")})
+    return create_transform(
+        info["size"], **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")}
+    )
 
 
 def linear(train, labels, c):
-    return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, labels)
+    return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(
+        train, labels
+    )
 
 
 def by_timm(run, files):
@@ -64,4 +70,6 @@ def by_hand(run, size=16, crop_pct=0.875, part="train"):
     split = getattr(list_images(config.Data(), labelled=True), part)
     transform = create_transform(**{**resolve_model_data_config(backbone), "crop_pct": crop_pct})
     with torch.no_grad():
-        return backbone(torch.stack([transform(Image.fromarray(i)) for i in split.items])).numpy(), split.labels
+        return backbone(
+            torch.stack([transform(Image.fromarray(i)) for i in split.items])
+        ).numpy(), split.labels

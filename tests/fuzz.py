@@ -2,12 +2,13 @@
 
 A traceback, a crash, a hang and a half-written output are faults of ours.
 
-``make fuzz`` runs all families. ``python tests/fuzz.py coco:17`` runs one case and prints it, ``coco`` a whole family,
-``--count 50`` so many cases of each. ``tests/test_fuzz.py`` runs a few.
+``make fuzz`` runs all families. ``python tests/fuzz.py coco:17`` runs one case and prints it,
+``coco`` a whole family, ``--count 50`` so many cases of each. ``tests/test_fuzz.py`` runs a few.
 
-A family is a function with :func:`family`. It gets an empty folder and a generator of its own, writes a malformed input
-there and returns the :class:`Case`. Everything follows from the family's name and the number of the case. To add one,
-write it in a module ``fuzz_NAME.py`` and name that in :data:`MODULES`. The mutators below are for all families.
+A family is a function with :func:`family`. It gets an empty folder and a generator of its own,
+writes a malformed input there and returns the :class:`Case`. Everything follows from the family's
+name and the number of the case. To add one, write it in a module ``fuzz_NAME.py`` and name that in
+:data:`MODULES`. The mutators below are for all families.
 """
 
 import argparse
@@ -42,7 +43,8 @@ class Case:
 
     argv: list[Any]
     absent: list[Path] = field(default_factory=list)  # paths that a refused command must not leave
-    inside: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext  # entered around the command
+    # entered around the command
+    inside: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
 
 class Done(Exception):
@@ -107,13 +109,16 @@ def strange(rng: np.random.Generator) -> Any:
 
 
 def damaged(content: bytes, rng: np.random.Generator) -> bytes:
-    """Return bytes after one to three of these: cut, overwritten, inserted, removed, repeated, flipped."""
+    """Return bytes after one to three of these: cut, overwritten, inserted, removed, repeated,
+    flipped."""
     for _ in range(int(rng.integers(1, 4))):
         kind = pick(rng, ["cut", "flip", "overwrite", "insert", "remove", "repeat", "zero", "swap"])
         length = max(1, len(content))
         start = int(rng.integers(length))
         stop = min(length, start + 1 + int(rng.integers(min(64, length))))
-        head, middle, tail = content[:start], content[start:stop], content[stop:]
+        head = content[:start]
+        middle = content[start:stop]
+        tail = content[stop:]
         noise = rng.bytes(stop - start)
         content = {
             "cut": head,
@@ -147,7 +152,10 @@ def spoil(value: Any, rng: np.random.Generator) -> None:
     holder = value
     for key in path:
         holder = holder[key]
-    old, kind = holder[last], pick(rng, ["strange", "strange", "remove", "double", "text", "wrap", "negative", "other"])
+    old = holder[last]
+    kind = pick(
+        rng, ["strange", "strange", "remove", "double", "text", "wrap", "negative", "other"]
+    )
     if kind == "remove":
         del holder[last]
     elif kind == "double" and isinstance(holder, list):
@@ -211,7 +219,8 @@ class Outcome:
 
 def complaints(code: int | None, text: str, case: Case) -> list[str]:
     """Return what is wrong with the end of a command."""
-    faults, lines = [], text.split("\n")[:-1]
+    faults = []
+    lines = text.split("\n")[:-1]
     if code not in (0, 2):
         faults.append("neither exit code 0 nor 2")
     if "Traceback (" in text:
@@ -255,8 +264,10 @@ def run_case(family: Family, number: int, folder: Path) -> Outcome:
 
 @contextlib.contextmanager
 def captured() -> Iterator[io.StringIO]:
-    """Catch all that this process prints inside the block, also from C, on standard output and error."""
-    said, saved = io.StringIO(), [os.dup(1), os.dup(2)]
+    """Catch all that this process prints inside the block, also from C, on standard output and
+    error."""
+    said = io.StringIO()
+    saved = [os.dup(1), os.dup(2)]
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
         try:
@@ -271,7 +282,8 @@ def captured() -> Iterator[io.StringIO]:
 
 
 def _work(jobs: list[tuple[Family, int]], pipe, crash: str, parent: str) -> None:
-    """Run cases in this process, and send the number of each one before it and its outcome after it."""
+    """Run cases in this process, and send the number of each one before it and its outcome after
+    it."""
     import idmm.cli  # noqa: F401 (before the clock starts)
 
     with open(crash, "w") as file:
@@ -285,7 +297,8 @@ def _work(jobs: list[tuple[Family, int]], pipe, crash: str, parent: str) -> None
 
 
 def run(jobs: list[tuple[Family, int]], patience: float = PATIENCE) -> Iterator[Outcome]:
-    """Yield the outcome of each case, in order. A process that crashes or is stuck is replaced by another one."""
+    """Yield the outcome of each case, in order. A process that crashes or is stuck is replaced by
+    another one."""
     with tempfile.TemporaryDirectory(prefix="idmm-fuzz-") as parent:
         crash = os.path.join(parent, "crash")
         while jobs:
@@ -293,7 +306,8 @@ def run(jobs: list[tuple[Family, int]], patience: float = PATIENCE) -> Iterator[
             process = forks.SERVER.Process(target=_work, args=(jobs, end, crash, parent))
             process.start()
             end.close()
-            place, fault = -1, None
+            place = -1
+            fault = None
             try:
                 deadline = time.monotonic() + 120.0  # of the start
                 while place < len(jobs):
@@ -322,7 +336,9 @@ def run(jobs: list[tuple[Family, int]], patience: float = PATIENCE) -> Iterator[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", help="family, or family:number. Default: all families")
     parser.add_argument("--count", type=int, help="cases of each family. Default: its own number")
     options = parser.parse_args()
@@ -333,7 +349,9 @@ def main() -> int:
         count = options.count or FAMILIES[name].count
         numbers = [int(number)] if number else range(count)
         jobs += [(FAMILIES[name], number) for number in numbers]
-    counts, wrong, started_at = {}, 0, time.monotonic()
+    counts = {}
+    wrong = 0
+    started_at = time.monotonic()
     for outcome in run(jobs):
         key = (outcome.family, outcome.code)
         counts[key] = counts.get(key, 0) + 1

@@ -1,6 +1,7 @@
 """Malformed COCO files and masks, read by ``idmm detect`` and ``idmm segment``.
 
-The commands stop before training. By then all targets were read, drawn at two sizes and compared with themselves.
+The commands stop before training. By then all targets were read, drawn at two sizes and compared
+with themselves.
 """
 
 import contextlib
@@ -39,11 +40,16 @@ def until_training():
             for augment in (None, setup.config.augment):
                 DenseTransform(split, SIDE, (0.5,) * 3, (0.5,) * 3, augment)(0, numbers)
             if setup.config.STAGE == "detect":
-                found = [Objects(t.boxes, t.labels, np.ones(len(t.boxes)), None) for t in split.targets]
+                found = [
+                    Objects(t.boxes, t.labels, np.ones(len(t.boxes)), None) for t in split.targets
+                ]
                 detection_scores(found, split.targets, split.classes)
         raise Done
 
-    with mock.patch.object(stage.common, "store_run_images", use), mock.patch.object(stage.common, "check_sizes"):
+    with (
+        mock.patch.object(stage.common, "store_run_images", use),
+        mock.patch.object(stage.common, "check_sizes"),
+    ):
         yield
 
 
@@ -70,12 +76,16 @@ def template(kind, folder):
 def coco(folder, rng):
     """COCO's JSON with bad values, bad bytes or bad images."""
     form = pick(rng, ["polygons", "rle", "packed", "boxes"])
-    shutil.copytree(template("rle" if form == "packed" else form, folder), folder, dirs_exist_ok=True)
+    shutil.copytree(
+        template("rle" if form == "packed" else form, folder), folder, dirs_exist_ok=True
+    )
     path = folder / "annotations" / pick(rng, ["train.json", "train.json", "val.json"])
     content = json.loads(path.read_text())
     if form == "packed":
         pack(content)
-    kind = pick(rng, ["values"] * 6 + ["rows"] * 3 + ["outline"] * 3 + ["bytes", "images", "file_name"])
+    kind = pick(
+        rng, ["values"] * 6 + ["rows"] * 3 + ["outline"] * 3 + ["bytes", "images", "file_name"]
+    )
     text = None
     if kind == "values":
         for _ in range(int(rng.integers(1, 4))):
@@ -122,7 +132,8 @@ def spoil_outline(row, rng):
 
 
 def strange_name(folder, part, rng):
-    """Return a name of an image's file that is absolute, leaves its folder or is odd. Some files exist."""
+    """Return a name of an image's file that is absolute, leaves its folder or is odd. Some files
+    exist."""
     shutil.copy(folder / part / "000.png", folder / "outside.png")
     os.symlink(folder, folder / part / "link")
     names = ["../outside.png", "link/outside.png", "link\\000.png", "./000.png", ".", "000.png\0"]
@@ -132,7 +143,8 @@ def strange_name(folder, part, rng):
 # ---------------------------------------------------------------------- masks
 @family(3000)
 def masks(folder, rng):
-    """Masks that are no masks, of other sizes, values, modes and bytes, and bad lists of classes."""
+    """Masks that are no masks, of other sizes, values, modes and bytes, and bad lists of
+    classes."""
     shutil.copytree(template("masks", folder), folder, dirs_exist_ok=True)
     part = pick(rng, ["train", "train", "val"])
     mask, image = (folder / kind / part / "000.png" for kind in ("masks", "images"))
@@ -147,7 +159,9 @@ def masks(folder, rng):
     elif kind == "image":
         spoil_image(image, rng)
     elif kind == "classes":
-        text = "\n".join(str(strange(rng)) for _ in range(int(rng.integers(1, 5)))).encode("utf-8", "surrogatepass")
+        text = "\n".join(str(strange(rng)) for _ in range(int(rng.integers(1, 5)))).encode(
+            "utf-8", "surrogatepass"
+        )
         replace(folder / "classes.txt", pick(rng, [text, text * 90, damaged(text, rng)]))
     else:
         strange_place(pick(rng, [mask, mask.parent, image, folder / "classes.txt"]), rng)
@@ -184,7 +198,8 @@ def spoil_image(path, rng):
     form = pick(rng, ["PNG", "PNG", "PNG", "TIFF", "JPEG", "BMP", "GIF", "WEBP"])
     try:
         content = encoded(image, form, **options)
-    except (OSError, ValueError, TypeError, AttributeError, LookupError):  # this format has no such mode
+    # this format has no such mode
+    except (OSError, ValueError, TypeError, AttributeError, LookupError):
         content = encoded(grey, "PNG")
     replace(path, damaged(content, rng) if mode == "bytes" else content)
 

@@ -1,4 +1,5 @@
-"""Malformed lists of people's own images: classes and splits, groups, images to leave out, and folders of odd names.
+"""Malformed lists of people's own images: classes and splits, groups, images to leave out, and
+folders of odd names.
 
 The command stops when the images are to be decoded.
 """
@@ -12,7 +13,16 @@ from folders import paint
 from fuzz import TEXTS, Case, Done, damaged, family, pick, replace, strange, strange_place
 
 CLASSES = ["cat", "dög"]
-ENCODINGS = [*["utf-8"] * 20, "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252", "utf-32", "utf-7"]
+ENCODINGS = [
+    *["utf-8"] * 20,
+    "utf-8-sig",
+    "utf-16",
+    "utf-16-le",
+    "utf-16-be",
+    "cp1252",
+    "utf-32",
+    "utf-7",
+]
 
 
 @contextlib.contextmanager
@@ -26,9 +36,12 @@ def until_decoding():
 
 @family(2500)
 def lists(folder, rng):
-    """CSV files and lists with bad cells, rows, headers, forms, encodings and bytes, and odd folders."""
+    """CSV files and lists with bad cells, rows, headers, forms, encodings and bytes, and odd
+    folders."""
     root = folder / "d"
-    names = [f"{part}/{i}-{name}.png" for part in ("train", "test") for name in CLASSES for i in range(3)]
+    names = [
+        f"{part}/{i}-{name}.png" for part in ("train", "test") for name in CLASSES for i in range(3)
+    ]
     if rng.random() < 0.2:
         names.append(odd_name(rng))
     for seed, name in enumerate(names):
@@ -80,27 +93,63 @@ def spoil_rows(rows, rng):
     elif kind == "name" and row:
         name = row[0]
         short = name.rpartition("/")[2]
-        names = [short, short[:-4], name[:-4], name.replace("/", "\\"), f"/x/{name}", f"../d/{name}", f" {name} "]
-        row[0] = pick(rng, [*names, name.upper(), f"{name}\r", "train", "", ".", name + "\0", "../../etc/hostname"])
+        names = [
+            short,
+            short[:-4],
+            name[:-4],
+            name.replace("/", "\\"),
+            f"/x/{name}",
+            f"../d/{name}",
+            f" {name} ",
+        ]
+        row[0] = pick(
+            rng,
+            [
+                *names,
+                name.upper(),
+                f"{name}\r",
+                "train",
+                "",
+                ".",
+                name + "\0",
+                "../../etc/hostname",
+            ],
+        )
     elif kind == "cut":
         del row[place:]
     elif kind == "longer":
         row += pick(rng, [["", ""], ["x"], ["class"], ["path"]])
     elif kind == "empty":
-        rows.insert(int(rng.integers(len(rows) + 1)), pick(rng, [[], [""], ["", "", ""], ["sep=;"]]))
+        rows.insert(
+            int(rng.integers(len(rows) + 1)), pick(rng, [[], [""], ["", "", ""], ["sep=;"]])
+        )
     else:
-        rows[0] = pick(rng, [["Path", " CLASS "], ["path", "class", "Class"], ["file", "label"], [], ["path"] * 2, row])
+        rows[0] = pick(
+            rng,
+            [
+                ["Path", " CLASS "],
+                ["path", "class", "Class"],
+                ["file", "label"],
+                [],
+                ["path"] * 2,
+                row,
+            ],
+        )
 
 
 def spoilt_text(text, rng):
     """Return a table as other programs save it, or damaged."""
     kind = pick(rng, ["plain"] * 3 + ["delimiter", "delimiter", "ends", "long", "bytes", "bytes"])
     if kind == "delimiter":
-        text = pick(rng, ["", "", "sep=;\n"]) + text.replace(",", pick(rng, [";", "\t", "|", ", ", ";;"]))
+        text = pick(rng, ["", "", "sep=;\n"]) + text.replace(
+            ",", pick(rng, [";", "\t", "|", ", ", ";;"])
+        )
     elif kind == "ends":
         text = text.replace("\r\n", pick(rng, ["\n", "\r", "\n\n", "\r\r\n", "\u2028", ""]))
     elif kind == "long":
-        text += pick(rng, ["x" * 200_000, "," * 5000, "train/0-cat.png,cat\r\n" * 2000, "\r\n" * 5000])
+        text += pick(
+            rng, ["x" * 200_000, "," * 5000, "train/0-cat.png,cat\r\n" * 2000, "\r\n" * 5000]
+        )
     content = text.encode(pick(rng, ENCODINGS), "replace")
     return damaged(content, rng) if kind == "bytes" else content
 

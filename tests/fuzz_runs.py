@@ -46,7 +46,9 @@ def template() -> Path:
 
 def argv_of(root: Path, name: str) -> list:
     changes = {**RUN, "data.root": str(root / "d"), "train.epochs": 2}
-    return flags("finetune", root / name, **{key.replace(".", "__"): value for key, value in changes.items()})
+    return flags(
+        "finetune", root / name, **{key.replace(".", "__"): value for key, value in changes.items()}
+    )
 
 
 def copied(folder: Path) -> Path:
@@ -71,11 +73,19 @@ def damage(path: Path, rng: np.random.Generator) -> None:
     elif kind == "gone":
         path.unlink()
     elif kind == "other":
-        others = [other for name in FILES if (other := path.parents[len(Path(name).parts) - 1] / name).is_file()]
+        others = [
+            other
+            for name in FILES
+            if (other := path.parents[len(Path(name).parts) - 1] / name).is_file()
+        ]
         replace(path, pick(rng, others).read_bytes())
     else:
         text = content.decode("utf-8", "replace")
-        versions = {"cut": content[: int(rng.integers(len(content) + 1))], "empty": b"", "utf16": text.encode("utf-16")}
+        versions = {
+            "cut": content[: int(rng.integers(len(content) + 1))],
+            "empty": b"",
+            "utf16": text.encode("utf-16"),
+        }
         replace(path, versions.get(kind) if kind in versions else damaged(content, rng))
 
 
@@ -116,13 +126,20 @@ def run_folder(folder: Path, rng: np.random.Generator) -> Case:
     if rng.random() < 0.7:
         files = READ[command]
     damage(run / pick(rng, files), rng)
-    images, out = folder / "d/test", folder / "out"
+    images = folder / "d/test"
+    out = folder / "out"
     return {
         "report": Case(["report", run, "--out", out]),
-        "predict": Case(["predict", "--init", run, images, "--out", folder / "p.csv"], [folder / "p.csv"]),
-        "export": Case(["export", "--init", run, "--format", pick(rng, ["timm", "hf"]), "--out", out], [out]),
+        "predict": Case(
+            ["predict", "--init", run, images, "--out", folder / "p.csv"], [folder / "p.csv"]
+        ),
+        "export": Case(
+            ["export", "--init", run, "--format", pick(rng, ["timm", "hf"]), "--out", out], [out]
+        ),
         "explore": Case(["explore", run, "--out", out]),
-        "embed": Case(["embed", "--init", run, images, "--out", folder / "f.npz"], [folder / "f.npz"]),
+        "embed": Case(
+            ["embed", "--init", run, images, "--out", folder / "f.npz"], [folder / "f.npz"]
+        ),
         "resume": Case(["finetune", *argv_of(folder, "run")]),
     }[command]
 
@@ -141,7 +158,9 @@ class Planted:
 def export_input(folder: Path, rng: np.random.Generator) -> Case:
     """An init that is no run, a checkpoint that is none, or an out that cannot be written."""
     run = copied(folder)
-    init, out, planted = run, folder / "out", folder / "planted"
+    init = run
+    out = folder / "out"
+    planted = folder / "planted"
     kind = pick(rng, ["pickle", "weights", "init", "out", "json"])
     if kind == "pickle":
         init = folder / f"weights{pick(rng, ['.pt', '.pth', '.bin', '.ckpt', '.tar'])}"
@@ -150,7 +169,9 @@ def export_input(folder: Path, rng: np.random.Generator) -> Case:
         shutil.copy(run / "model.json", init.with_suffix(".json"))
     elif kind == "weights":
         init = folder / f"weights{pick(rng, ['.safetensors', '.pt', '.jpg', ''])}"
-        init.write_bytes(pick(rng, [b"", rng.bytes(300), damaged((run / "model.safetensors").read_bytes(), rng)]))
+        init.write_bytes(
+            pick(rng, [b"", rng.bytes(300), damaged((run / "model.safetensors").read_bytes(), rng)])
+        )
         shutil.copy(run / "model.json", init.with_suffix(".json"))
     elif kind == "init":
         places = [folder / "gone", folder / "d", folder, run / "last", run / "model.json"]
@@ -158,7 +179,9 @@ def export_input(folder: Path, rng: np.random.Generator) -> Case:
     elif kind == "json":
         spoil_content(run / pick(rng, ["model.json", "backbone.json"]), rng)
     else:
-        out = pick(rng, [run, folder / "d", run / "model.json", run / "model.json/x", folder / ("x" * 300)])
+        out = pick(
+            rng, [run, folder / "d", run / "model.json", run / "model.json/x", folder / ("x" * 300)]
+        )
     command = pick(rng, ["export", "predict", "embed", "finetune"]) if kind != "out" else "export"
     argv = {
         "export": ["export", "--init", init, "--format", pick(rng, ["timm", "hf"]), "--out", out],

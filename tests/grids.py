@@ -5,7 +5,9 @@ import numpy as np
 SOURCES = ("flowers", "pets", "dtd", "indoor67", "cub200", "aircraft", "cars")
 
 
-def cell(source="flowers", method="idmm", backbone="net", target="pets", seed=0, top1=50.0, **fields):
+def cell(
+    source="flowers", method="idmm", backbone="net", target="pets", seed=0, top1=50.0, **fields
+):
     """One cell as the runner writes it; ``top1`` None is a missing one."""
     scratch = (source, method) == ("scratch", "none")
     one = {
@@ -40,21 +42,34 @@ def changed(cells, make, **where):
     names = ("source", "method", "backbone", "target", "seed")
     there = [all(one[name] == value for name, value in where.items()) for one in cells]
     assert any(there)
-    return [make(**{n: one[n] for n in names}) if it else one for one, it in zip(cells, there, strict=True)]
+    return [
+        make(**{n: one[n] for n in names}) if it else one
+        for one, it in zip(cells, there, strict=True)
+    ]
 
 
 def grid(cells, protocol="finetune"):
     """The whole of it, labels in order of appearance."""
     orders = {
-        f"{name}s": list(dict.fromkeys(c[name] for c in cells)) for name in ("source", "method", "backbone", "target")
+        f"{name}s": list(dict.fromkeys(c[name] for c in cells))
+        for name in ("source", "method", "backbone", "target")
     }
     return {"version": "0.1.0", "protocol": protocol, **orders, "cells": list(cells)}
 
 
-def full(sources=3, methods=("idmm", "simclr"), targets=3, seeds=2, backbones=("net",), protocol="finetune", rng=0):
+def full(
+    sources=3,
+    methods=("idmm", "simclr"),
+    targets=3,
+    seeds=2,
+    backbones=("net",),
+    protocol="finetune",
+    rng=0,
+):
     """Cells of a whole grid with scratch, as noisy as real ones."""
     draw = np.random.default_rng(rng)
-    labels, levels = SOURCES[:sources], np.linspace(85, 55, targets)
+    labels = SOURCES[:sources]
+    levels = np.linspace(85, 55, targets)
     rows = [("scratch", "none"), *((s, m) for s in labels for m in methods)]
     return [
         cell(

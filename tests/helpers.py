@@ -1,4 +1,5 @@
-"""Tiny runs for tests: their flags, in this process and in real ones, and what they leave behind."""
+"""Tiny runs for tests: their flags, in this process and in real ones, and what they leave
+behind."""
 
 import json
 import os
@@ -22,7 +23,8 @@ from idmm.methods.base import RunInfo
 ROOT = Path(__file__).parents[1]
 PATIENCE = 120.0  # seconds until a process counts as stuck
 
-_CACHE = tempfile.TemporaryDirectory(prefix="idmm-test-cache-")  # decoded images stay out of the user's own cache
+# decoded images stay out of the user's own cache
+_CACHE = tempfile.TemporaryDirectory(prefix="idmm-test-cache-")
 os.environ["IDMM_CACHE"] = _CACHE.name
 # one thread: on busy machines OpenMP's spinning makes tiny steps ten times slower
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -43,7 +45,8 @@ TINY = {
     "train.save_minutes": 0,  # every step
 }
 STAGES = {
-    # 5 steps an epoch, the last of 16 images; two passes a step; a cosine N-way layer that starts from features
+    # 5 steps an epoch, the last of 16 images; two passes a step; a cosine N-way layer that starts
+    # from features
     "pretrain": {
         **TINY,
         "train.accumulate": 2,
@@ -53,7 +56,8 @@ STAGES = {
         "views.size": 16,
         "views.crops": [{"count": 2, "scale": [0.14, 1.0]}, {"count": 1, "scale": [0.05, 0.4]}],
     },
-    # two sizes, 2 epochs of 5 steps each: Mixup in the first, CutMix in the second; the averaged weights are exported
+    # two sizes, 2 epochs of 5 steps each: Mixup in the first, CutMix in the second; the averaged
+    # weights are exported
     "finetune": {
         **TINY,
         "train.epochs": 2,
@@ -65,8 +69,13 @@ STAGES = {
 
 
 def flags(stage, out, **changes):
-    """The command line of a tiny run; changes by key, '__' for the dot, None to leave a flag out."""
-    values = {**STAGES[stage], "out": str(out), **{key.replace("__", "."): value for key, value in changes.items()}}
+    """The command line of a tiny run; changes by key, '__' for the dot, None to leave a flag
+    out."""
+    values = {
+        **STAGES[stage],
+        "out": str(out),
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
     argv = []
     for key, value in values.items():
         if value is not None:
@@ -75,7 +84,11 @@ def flags(stage, out, **changes):
 
 
 def _flow(value):
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).removesuffix("...\n").strip()
+    return (
+        yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+        .removesuffix("...\n")
+        .strip()
+    )
 
 
 def inside(stage, out, **changes):
@@ -84,13 +97,15 @@ def inside(stage, out, **changes):
 
 
 def call(argv):
-    """Runs any command line in this process, on one thread as the real processes do; returns the exit code."""
+    """Runs any command line in this process, on one thread as the real processes do; returns the
+    exit code."""
     with one_thread():
         return main([str(word) for word in argv])
 
 
 def refused(capsys, argv, code=2):
-    """Runs a command line that fails; returns its lines on standard error, there being nothing else."""
+    """Runs a command line that fails; returns its lines on standard error, there being nothing
+    else."""
     assert call(argv) == code
     said = capsys.readouterr()
     assert said.out == "" and "Traceback" not in said.err
@@ -99,8 +114,16 @@ def refused(capsys, argv, code=2):
 
 def real(*argv, **options):
     """Runs ``idmm ARGV`` in a real process to its end, with further options of subprocess.run."""
-    command = [sys.executable, "-c", "import sys; from idmm.cli import main; sys.exit(main())", *map(str, argv)]
-    return subprocess.run(command, **{"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, **options})
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from idmm.cli import main; sys.exit(main())",
+        *map(str, argv),
+    ]
+    return subprocess.run(
+        command,
+        **{"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, **options},
+    )
 
 
 class Process:
@@ -151,7 +174,8 @@ class Process:
 
 
 class Forked(Process):
-    """``idmm ARGV``, or ``python FILE.py ARGV``, in a process that has done its imports: a third of the time.
+    """``idmm ARGV``, or ``python FILE.py ARGV``, in a process that has done its imports: a third of
+    the time.
 
     Args:
         argv: The command line.
@@ -162,7 +186,9 @@ class Forked(Process):
     def __init__(self, argv, error, prepare=None, **environment):
         self.error = Path(error)
         self.error.unlink(missing_ok=True)
-        self.popen = forks.start([str(word) for word in argv], self.error, ENVIRONMENT | environment, prepare)
+        self.popen = forks.start(
+            [str(word) for word in argv], self.error, ENVIRONMENT | environment, prepare
+        )
         self.until(self.error.exists)  # from then on it has a session of its own
 
     def kill(self, number=signal.SIGKILL):
@@ -172,12 +198,18 @@ class Forked(Process):
 
 
 class Together:
-    """A command line on two forked processes, told of each other as by torchrun; where one fails the other is ended."""
+    """A command line on two forked processes, told of each other as by torchrun; where one fails
+    the other is ended."""
 
     def __init__(self, argv, error):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": f"{port}",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+        }
         own = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
         self.parts = [Forked(argv, f"{error}.{one['RANK']}", **one) for one in own]
 
@@ -212,7 +244,8 @@ def start(stage, out, **changes):
 
 
 def outside(stage, out, **changes):
-    """Runs ``python STAGE.py`` in a process that has done its imports, to its end, which must be good."""
+    """Runs ``python STAGE.py`` in a process that has done its imports, to its end, which must be
+    good."""
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     with Forked([ROOT / f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err") as process:
         assert process.wait() == 0, process.said()
@@ -230,14 +263,16 @@ def weights(out):
 
 def same(a, b):
     """Whether two runs exported the same tensors, to the last bit."""
-    a, b = weights(a), weights(b)
+    a = weights(a)
+    b = weights(b)
     assert a and a.keys() == b.keys()
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
 def distance(a, b):
     """Largest difference between the exported tensors of two runs."""
-    a, b = weights(a), weights(b)
+    a = weights(a)
+    b = weights(b)
     assert a and a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
@@ -245,7 +280,10 @@ def distance(a, b):
 def metrics(out):
     """metrics.jsonl without what the clock says."""
     records = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_s")} for record in records]
+    return [
+        {k: v for k, v in record.items() if k not in ("seconds", "images_per_s")}
+        for record in records
+    ]
 
 
 def read(path):
@@ -273,6 +311,8 @@ def temporary(out):
     return [path for path in Path(out).rglob(".*") if path.is_file()]
 
 
-def run_info(images, classes=None, batch_size=4, epochs=2, steps=10, global_groups=1, labelled=None):
+def run_info(
+    images, classes=None, batch_size=4, epochs=2, steps=10, global_groups=1, labelled=None
+):
     """What a method is told of a small run."""
     return RunInfo(images, batch_size, epochs, steps, classes, global_groups, labelled)

@@ -21,15 +21,17 @@ class Server(ThreadingHTTPServer):
     Attributes:
         files: Content by path.
         asked: Path of every request so far.
-        orders: What to do at the next requests: {"status": 503}, {"cut": n} (close after n bytes), {"stall": n} (send
-            nothing more after n bytes), {"wait": event} (before it answers).
+        orders: What to do at the next requests: {"status": 503}, {"cut": n} (close after n bytes),
+            {"stall": n} (send nothing more after n bytes), {"wait": event} (before it answers).
     """
 
     daemon_threads = True
 
     def __init__(self, handler=None):
         super().__init__(("127.0.0.1", 0), handler or _Handler)
-        self.files, self.asked, self.orders = {}, [], []
+        self.files = {}
+        self.asked = []
+        self.orders = []
         self.over = threading.Event()
 
     def url(self, path):
@@ -88,9 +90,11 @@ MEMBERS = {  # what the official archives hold, which goes into the dataset's fo
 
 
 def miniature(server, name, folder, **more):
-    """Builds a dataset in a folder and serves it as its publishers pack it; returns its row of the registry."""
+    """Builds a dataset in a folder and serves it as its publishers pack it; returns its row of the
+    registry."""
     official_trees.BUILD[name](folder, **more)
-    spec, archives = DATASETS[name], []
+    spec = DATASETS[name]
+    archives = []
     for file in map(os.path.basename, spec.archives):
         if file in MEMBERS:
             content = packed(file, folder / spec.into, MEMBERS[file])

@@ -1,4 +1,5 @@
-"""The official layouts in miniature, file by file as their publishers lay them out; each builder returns the base."""
+"""The official layouts in miniature, file by file as their publishers lay them out; each builder
+returns the base."""
 
 import dataclasses
 import functools
@@ -17,7 +18,9 @@ from idmm.data.registry import DATASETS
 
 def resize(monkeypatch, name, train, test, classes):
     """Sets the figures of a protocol to those of a miniature."""
-    spec = dataclasses.replace(DATASETS[name], train_size=train, test_size=test, num_classes=classes)
+    spec = dataclasses.replace(
+        DATASETS[name], train_size=train, test_size=test, num_classes=classes
+    )
     monkeypatch.setitem(DATASETS, name, spec)
 
 
@@ -57,14 +60,17 @@ def structs(keys, records):
 BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
 CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Acura TL Sedan 2012"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-TENCH, TABBY = "n01440764", "n02123045"
+TENCH = "n01440764"
+TABBY = "n02123045"
 CMC = sorted((files("idmm.data") / "imagenet100.txt").read_text().split())
-FRUIT, DIGITS = ["apple", "aquarium_fish", "baby", "bear"], [str(digit) for digit in range(10)]
+FRUIT = ["apple", "aquarium_fish", "baby", "bear"]
+DIGITS = [str(digit) for digit in range(10)]
 DOMAINS = [name.removeprefix("domainnet-") for name in DATASETS if name.startswith("domainnet-")]
 
 
 def table(pattern, text):
-    """Path → label from 'NAME LABEL, ...'; in the pattern {0} is the name, {1} and {3} are its ends at the last '_'."""
+    """Path → label from 'NAME LABEL, ...'; in the pattern {0} is the name, {1} and {3} are its ends
+    at the last '_'."""
     words = (item.split() for item in text.split(", "))
     return {pattern.format(name, *name.rpartition("_")): int(label) for name, label in words}
 
@@ -75,7 +81,8 @@ def counted(pattern, labels):
 
 
 def domain_images(domain):
-    """Numbers of classes as in the official lists; one without training images, one that no list uses."""
+    """Numbers of classes as in the official lists; one without training images, one that no list
+    uses."""
     path = f"{domain}/{{1}}/{domain}_001_{{3}}.{'png' if domain == 'quickdraw' else 'jpg'}"
     train = "the_Eiffel_Tower_000001 4, aircraft_carrier_000002 0, axe_000003 2, aircraft_carrier_000004 0"
     classes = ["aircraft_carrier", "airplane", "axe", "class 3", "the_Eiffel_Tower"]
@@ -146,21 +153,30 @@ def labels_of(name):
 
 
 def painted_lists(base, name, folder, line, **lists):
-    """Paints a dataset's images and writes its lists; ``lists``: file → train or test, or some of the images of one.
+    """Paints a dataset's images and writes its lists; ``lists``: file → train or test, or some of
+    the images of one.
 
     ``line`` makes a line of a path without the folder and its label.
     """
     for file, part in lists.items():
         found = list(IMAGES[name][part].items()) if isinstance(part, int) else part
         images(base, [path for path, _ in found])
-        write(base / f"{file}.txt", *(line(path.removeprefix(folder), label) for path, label in found))
+        write(
+            base / f"{file}.txt", *(line(path.removeprefix(folder), label) for path, label in found)
+        )
     return base
 
 
 def flowers(root, size=(12, 9), **numbers):
     """setid.mat and imagelabels.mat, 1 x N each; other ``numbers`` may be given."""
-    known = {"labels": [77, 1, 102, 1, 5, 77, 102, 5], "trnid": [7, 2], "valid": [5, 1], "tstid": [8, 3, 6, 4]}
-    base, numbers = root / "flowers-102", {**known, **numbers}
+    known = {
+        "labels": [77, 1, 102, 1, 5, 77, 102, 5],
+        "trnid": [7, 2],
+        "valid": [5, 1],
+        "tstid": [8, 3, 6, 4],
+    }
+    base = root / "flowers-102"
+    numbers = {**known, **numbers}
     images(base / "jpg", [f"image_{i + 1:05d}.jpg" for i in range(len(numbers["labels"]))], size)
     savemat(base / "imagelabels.mat", {"labels": np.array([numbers["labels"]], dtype=np.uint8)})
     ids = {key: np.array([numbers[key]], dtype=np.uint16) for key in ("trnid", "valid", "tstid")}
@@ -171,21 +187,30 @@ def flowers(root, size=(12, 9), **numbers):
 def pets(root):
     base = root / "oxford-iiit-pet"
     lists = {"annotations/trainval": 0, "annotations/test": 1}
-    painted_lists(base, "pets", "images/", lambda path, label: f"{path[:-4]} {label + 1} 1 1", **lists)
+    painted_lists(
+        base, "pets", "images/", lambda path, label: f"{path[:-4]} {label + 1} 1 1", **lists
+    )
     (base / "images/Abyssinian_100.mat").touch()  # as in the archive
     return base
 
 
 def dtd(root):
     train = list(IMAGES["dtd"][0].items())
-    lists = {"labels/train1": train[:3], "labels/val1": train[3:], "labels/test1": 1, "labels/train2": 1}
+    lists = {
+        "labels/train1": train[:3],
+        "labels/val1": train[3:],
+        "labels/test1": 1,
+        "labels/train2": 1,
+    }
     return painted_lists(root / "dtd/dtd", "dtd", "images/", lambda path, _: path, **lists)
 
 
 def indoor67(root):
     base = root / "indoorCVPR_09"
     images(base / "Images", ["gameroom/in_no_list.jpg"])  # most of the archive
-    return painted_lists(base, "indoor67", "Images/", lambda path, _: path, TrainImages=0, TestImages=1)
+    return painted_lists(
+        base, "indoor67", "Images/", lambda path, _: path, TrainImages=0, TestImages=1
+    )
 
 
 def cub200(root):
@@ -204,10 +229,13 @@ def cub200(root):
 
 
 def aircraft(root):
-    base, classes = root / "fgvc-aircraft-2013b/data", IMAGES["aircraft"][2]
+    base = root / "fgvc-aircraft-2013b/data"
+    classes = IMAGES["aircraft"][2]
     write(base / "variants.txt", *classes)
     lists = {"images_variant_trainval": 0, "images_variant_test": 1}
-    return painted_lists(base, "aircraft", "images/", lambda path, label: f"{path[:-4]} {classes[label]}", **lists)
+    return painted_lists(
+        base, "aircraft", "images/", lambda path, label: f"{path[:-4]} {classes[label]}", **lists
+    )
 
 
 def cars(root):
@@ -216,7 +244,9 @@ def cars(root):
     for file, part in (("devkit/cars_train_annos.mat", 0), ("cars_test_annos_withlabels.mat", 1)):
         found = IMAGES["cars"][part]
         images(base, found)
-        records = [(39, np.uint8(label + 1), path.rpartition("/")[2]) for path, label in found.items()]
+        records = [
+            (39, np.uint8(label + 1), path.rpartition("/")[2]) for path, label in found.items()
+        ]
         savemat(base / file, {"annotations": structs(("bbox_x1", "class", "fname"), records)})
     savemat(base / "devkit/cars_meta.mat", {"class_names": np.array([CARS], dtype=object)})
     return base
@@ -234,7 +264,8 @@ def pickled(path, content):
 
 
 def squares(first, count):
-    """uint8 [N, 32, 32, 3]: image i is (first + i, 100, 200) all over, but (255, 0, 9) in row 3, column 5."""
+    """uint8 [N, 32, 32, 3]: image i is (first + i, 100, 200) all over, but (255, 0, 9) in row 3,
+    column 5."""
     pixels = np.empty((count, 32, 32, 3), dtype=np.uint8)
     pixels[...] = (0, 100, 200)
     pixels[..., 0] = np.arange(first, first + count)[:, None, None]
@@ -244,7 +275,9 @@ def squares(first, count):
 
 def batch(path, first, labels, key="labels", **more):
     """Writes a file of CIFAR: rows of 1024 red, 1024 green and 1024 blue values."""
-    rows = np.ascontiguousarray(squares(first, len(labels)).transpose(0, 3, 1, 2)).reshape(len(labels), 3072)
+    rows = np.ascontiguousarray(squares(first, len(labels)).transpose(0, 3, 1, 2)).reshape(
+        len(labels), 3072
+    )
     pickled(path, {key: labels, "data": rows, **more})
 
 
@@ -261,7 +294,10 @@ def cifar10(root):
 def cifar100(root):
     base = root / "cifar-100-python"
     train, test = labels_of("cifar100")
-    pickled(base / "meta", {"fine_label_names": IMAGES["cifar100"][2], "coarse_label_names": ["fish", "fruit"]})
+    pickled(
+        base / "meta",
+        {"fine_label_names": IMAGES["cifar100"][2], "coarse_label_names": ["fish", "fruit"]},
+    )
     batch(base / "train", 0, train, key="fine_labels", coarse_labels=[1, 1, 0, 1, 1])
     batch(base / "test", 50, test, key="fine_labels", coarse_labels=[0, 1])
     return base
@@ -272,7 +308,10 @@ def svhn(root):
     root.mkdir(exist_ok=True)
     for first, part, labels in zip((0, 50), ("train", "test"), labels_of("svhn"), strict=True):
         y = np.array([[label or 10] for label in labels], dtype=np.uint8)
-        savemat(root / f"{part}_32x32.mat", {"X": squares(first, len(labels)).transpose(1, 2, 3, 0), "y": y})
+        savemat(
+            root / f"{part}_32x32.mat",
+            {"X": squares(first, len(labels)).transpose(1, 2, 3, 0), "y": y},
+        )
     return root
 
 
@@ -300,7 +339,10 @@ def folder(root):
 
 
 BUILD = {
-    **{f.__name__: f for f in (flowers, pets, dtd, indoor67, cub200, aircraft, cars, cifar10, cifar100, svhn)},
+    **{
+        f.__name__: f
+        for f in (flowers, pets, dtd, indoor67, cub200, aircraft, cars, cifar10, cifar100, svhn)
+    },
     **{f.__name__: f for f in (imagenet, imagenet100, folder)},
     **{f"domainnet-{domain}": functools.partial(domainnet, domain=domain) for domain in DOMAINS},
 }

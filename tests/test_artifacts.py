@@ -19,7 +19,9 @@ ODD = os.fsdecode(b"\xff.png")  # a name that is no UTF-8
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    root = tree(tmp_path_factory.mktemp("images") / "d", train={"a": 7, "b": 8}, test={"a": 3, "b": 3})
+    root = tree(
+        tmp_path_factory.mktemp("images") / "d", train={"a": 7, "b": 8}, test={"a": 3, "b": 3}
+    )
     paint(root / "train/a" / ODD, 5)
     paint(root / "test/b" / ODD, 6)
     return root
@@ -37,7 +39,10 @@ def test_probabilities_are_the_models(root, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["idmm", "finetune", "--out", "a b"])
     assert tuned(run, root, stages=[{"size": 16}, {"size": 24}]) == 0
     first = (run / "log.txt").read_text().splitlines()[0]
-    assert " INFO idmm finetune --out 'a b' (idmm " in first and f"torch {torch.__version__.partition('+')[0]}" in first
+    assert (
+        " INFO idmm finetune --out 'a b' (idmm " in first
+        and f"torch {torch.__version__.partition('+')[0]}" in first
+    )
     rows = read_csv(run / "predictions.csv")
     assert list(rows[0]) == ["path", "class", "predicted", "probability"] and len(rows) == 7
     assert f"test/b/{ODD}" in [row["path"] for row in rows]
@@ -45,14 +50,17 @@ def test_probabilities_are_the_models(root, tmp_path, monkeypatch):
     with torch.no_grad():
         expected = model(prepared(run, [root / row["path"] for row in rows])).softmax(1)
     assert [row["predicted"] for row in rows] == [info["classes"][k] for k in expected.argmax(1)]
-    assert [float(row["probability"]) for row in rows] == pytest.approx(expected.amax(1).tolist(), rel=1e-4)
+    assert [float(row["probability"]) for row in rows] == pytest.approx(
+        expected.amax(1).tolist(), rel=1e-4
+    )
     assert all(len(row["probability"]) <= len("0.123456e-05") for row in rows)
     top1 = json.loads((run / "result.json").read_text())["top1"]
     assert 100 * np.mean([row["class"] == row["predicted"] for row in rows]) == pytest.approx(top1)
 
 
 def test_what_is_no_finished_run(tmp_path):
-    nowhere, fold = tmp_path / "nowhere", tmp_path / "folds" / "fold-1"
+    nowhere = tmp_path / "nowhere"
+    fold = tmp_path / "folds" / "fold-1"
     fold.mkdir(parents=True)
     fault = "is no finished run, it has no result.json. Give the folder of a finished run"
     assert faults(runs.config_of, nowhere) == [f"{nowhere}: {fault}"]

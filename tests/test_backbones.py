@@ -20,11 +20,16 @@ from idmm.models import create_backbone
 from idmm.models.weights import save_model
 from idmm.training.optim import create_optimizer
 
-# Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do not count.
+# Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do
+# not count.
 VIT = {"patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 2}
 SMALL = {  # one of each class, small enough for two cores; the forward pass stays
     "deit_tiny_patch16_224": VIT,
-    "pvt_v2_b0": {"embed_dims": [16, 24, 32, 48], "depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 4]},
+    "pvt_v2_b0": {
+        "embed_dims": [16, 24, 32, 48],
+        "depths": [1, 1, 1, 1],
+        "num_heads": [1, 1, 2, 4],
+    },
     "swin_tiny_patch4_window7_224": {"window_size": 2, "embed_dim": 24, "depths": [1, 1, 1, 1]},
     "resnet50": {"layers": (1, 1, 1, 1)},
     "t2t_vit_7": {"depth": 2, "token_drop_rate": 0.0},
@@ -40,7 +45,9 @@ def losses(method, batch, steps=8):
     """Losses of a few steps on one batch, nothing mixed."""
     torch.manual_seed(1)
     others = {name: (child, 1.0) for name, child in method.named_children() if name != "backbone"}
-    optimizer = create_optimizer(method.backbone, others, config.FinetuneTrain(weight_decay=0.0), lr=1e-4)
+    optimizer = create_optimizer(
+        method.backbone, others, config.FinetuneTrain(weight_decay=0.0), lr=1e-4
+    )
     found = []
     method.train()
     for _ in range(steps):
@@ -83,50 +90,102 @@ def pretrain(out, name, method="idmm", **changes):
     """A pretraining of one epoch through the command line; returns the exit code."""
     ours = dict.fromkeys(("classifier", "classifier_init", "classifier_lr_scale"))
     given = {f"method__{key}": value for key, value in ours.items()} if method != "idmm" else {}
-    given |= {"views__crops": [{"count": 2, "scale": [0.3, 1.0]}], "views__size": 32, "train__accumulate": 1}
-    return inside("pretrain", out, **{**ONE_EPOCH, **given, "model__name": name, "method__name": method, **changes})
+    given |= {
+        "views__crops": [{"count": 2, "scale": [0.3, 1.0]}],
+        "views__size": 32,
+        "train__accumulate": 1,
+    }
+    return inside(
+        "pretrain",
+        out,
+        **{**ONE_EPOCH, **given, "model__name": name, "method__name": method, **changes},
+    )
 
 
 @pytest.mark.parametrize("size", [32, 64])
 def test_a_last_batch_of_one_image_passes_batch_norms(tmp_path, size):
-    """17 images in batches of 8; at 32 pixels the last map is 1x1, of which batch norm in training has no variance."""
+    """17 images in batches of 8; at 32 pixels the last map is 1x1, of which batch norm in training
+    has no variance."""
     changes = {"data__subset": {"total": 17}, "stages": [{"size": size}], "train__ema": None}
-    assert inside("finetune", tmp_path, **{**ONE_EPOCH, **changes, "model__name": "test_resnet"}) == 0
-    counts = {int(value) for key, value in weights(tmp_path).items() if key.endswith("num_batches_tracked")}
-    assert counts == ({2, 3} if size == 32 else {3})  # those of one value sat out the third batch alone
+    assert (
+        inside("finetune", tmp_path, **{**ONE_EPOCH, **changes, "model__name": "test_resnet"}) == 0
+    )
+    counts = {
+        int(value)
+        for key, value in weights(tmp_path).items()
+        if key.endswith("num_batches_tracked")
+    }
+    # those of one value sat out the third batch alone
+    assert counts == ({2, 3} if size == 32 else {3})
 
 
 def test_runs_of_a_model_with_layers_after_its_pooling(tmp_path, capsys):
     """Pretrained, probed, and under a classifier, where no weight gets lost."""
-    name, first, second = "mobilenetv3_small_050", tmp_path / "a", tmp_path / "b"
+    name = "mobilenetv3_small_050"
+    first = tmp_path / "a"
+    second = tmp_path / "b"
     assert pretrain(first, name) == 0
-    assert call(["probe", "--init", first, "--size", 32, "--data.subset", "{total: 40}", "--data.workers", 0]) == 0
-    changes = {"init": str(first), "stages": [{"size": 32}], "model__freeze": True, "train__ema": None}
+    assert (
+        call(
+            [
+                "probe",
+                "--init",
+                first,
+                "--size",
+                32,
+                "--data.subset",
+                "{total: 40}",
+                "--data.workers",
+                0,
+            ]
+        )
+        == 0
+    )
+    changes = {
+        "init": str(first),
+        "stages": [{"size": 32}],
+        "model__freeze": True,
+        "train__ema": None,
+    }
     assert inside("finetune", second, **{**ONE_EPOCH, **changes, "model__name": name}) == 0
     reports = [line for line in capsys.readouterr().err.splitlines() if "weights loaded" in line]
     assert "0 resized, 0 dropped, 2 fresh" in reports[-1]
-    before, after = weights(first), weights(second)
+    before = weights(first)
+    after = weights(second)
     kept = [key for key in before if key.startswith("backbone/")]
-    assert kept and all(torch.equal(after[key], before[key]) for key in kept)  # its classifier alone was trained
-    added = {key for key in after if key.startswith("model/")} - {key.replace("backbone/", "model/") for key in before}
+    # its classifier alone was trained
+    assert kept and all(torch.equal(after[key], before[key]) for key in kept)
+    added = {key for key in after if key.startswith("model/")} - {
+        key.replace("backbone/", "model/") for key in before
+    }
     assert added == {"model/classifier.weight", "model/classifier.bias"}
 
 
 def test_models_that_cannot_serve_are_told_before_there_is_a_folder(tmp_path, capsys):
-    name, kwargs, out = "vit_tiny_patch16_224", {**VIT, "global_pool": ""}, tmp_path / "run"
+    name = "vit_tiny_patch16_224"
+    kwargs = {**VIT, "global_pool": ""}
+    out = tmp_path / "run"
     with torch.device("meta"):
         state = timm.create_model(name, img_size=32, num_classes=0, **kwargs).state_dict()
-    save = dict(name=name, kwargs={**kwargs, "img_size": 32, "num_classes": 0}, mean=[0.5] * 3, std=[0.2] * 3)
-    save_model(tmp_path / "init", "backbone", {key: torch.zeros(t.shape) for key, t in state.items()}, **save)
+    save = dict(
+        name=name,
+        kwargs={**kwargs, "img_size": 32, "num_classes": 0},
+        mean=[0.5] * 3,
+        std=[0.2] * 3,
+    )
+    save_model(
+        tmp_path / "init",
+        "backbone",
+        {key: torch.zeros(t.shape) for key, t in state.items()},
+        **save,
+    )
 
     def told(code):
         line = capsys.readouterr().err.splitlines()[-1]
         assert code == 2 and not out.exists(), line
         return line
 
-    why = (
-        f"model.name: {name!r} with its model.kwargs returns [1, 5, 48] for an image, expected pooled features, [1, d]"
-    )
+    why = f"model.name: {name!r} with its model.kwargs returns [1, 5, 48] for an image, expected pooled features, [1, d]"
     assert told(pretrain(out, name, model__kwargs=kwargs)) == why
     init = {"init": str(tmp_path / "init"), "model__name": None, "model__kwargs": None}
     assert told(inside("finetune", out, **init, stages=[{"size": 32}])) == why

@@ -1,4 +1,5 @@
-"""Views and augmentation of images of any channels and of 16 bits; turns, and channels on their own."""
+"""Views and augmentation of images of any channels and of 16 bits; turns, and channels on their
+own."""
 
 import math
 
@@ -26,14 +27,17 @@ class Bands(Store):
 
     def __init__(self, channels, dtype=np.uint16, count=10):
         super().__init__(count)
-        rng, top = np.random.default_rng(1), np.iinfo(dtype).max
+        rng = np.random.default_rng(1)
+        top = np.iinfo(dtype).max
         shapes = [(*size, channels) for size in self.sizes]  # in memory as decoded
         pixels = [rng.integers(0, top, shape, dtype=dtype, endpoint=True) for shape in shapes]
         self.images = [torch.from_numpy(image).permute(2, 0, 1) for image in pixels]
 
 
 def norms(channels):
-    return [0.1 + 0.7 * c / channels for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
+    return [0.1 + 0.7 * c / channels for c in range(channels)], [
+        0.2 + 0.1 * c for c in range(channels)
+    ]
 
 
 def clip(values):
@@ -45,7 +49,9 @@ def naive_bands(image, plan, v, size):
     top, left, height, width = plan.box[v]
     made = []
     for plane in unit(image):
-        x = tv.resized_crop(plane[None], top, left, height, width, [size, size], tv.InterpolationMode.BICUBIC, True)
+        x = tv.resized_crop(
+            plane[None], top, left, height, width, [size, size], tv.InterpolationMode.BICUBIC, True
+        )
         x = clip(x)
         x = x.flip(-1) if plan.flip[v] else x
         for number in ORDERS[plan.order[v]] if plan.jitter[v] else ():
@@ -86,8 +92,12 @@ def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
     assert made.shape == (10, 3, channels, 16, 16) and made.dtype == torch.float32
     for v in range(30):
         wanted = naive_turns(naive_bands(store.image(v // 3), plan, v, 16), plan, v)
-        found = made[v // 3, v % 3] * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
-        close = (found - wanted).abs() < 1e-4  # a value at the edge of solarization may fall on either side
+        found = (
+            made[v // 3, v % 3] * torch.tensor(std)[:, None, None]
+            + torch.tensor(mean)[:, None, None]
+        )
+        # a value at the edge of solarization may fall on either side
+        close = (found - wanted).abs() < 1e-4
         assert float(close.float().mean()) > 0.99 if plan.solarize[v] else close.all()
 
 
@@ -106,7 +116,12 @@ def test_randaugment_is_left_out_for_deep_colours_and_the_log_says_so(tmp_path):
     }
     assert inside("finetune", tmp_path / "run", **given) == 0
     told = (tmp_path / "run/log.txt").read_text()
-    assert told.count("augment.randaugment: left out for the 4 of more than 8 bits, which it would cut to 8") == 1
+    assert (
+        told.count(
+            "augment.randaugment: left out for the 4 of more than 8 bits, which it would cut to 8"
+        )
+        == 1
+    )
 
 
 def test_centre_crops_of_bands():

@@ -1,4 +1,5 @@
-"""Cascade R-CNN: matching and losses of the three heads against plain loops, and what they find after training."""
+"""Cascade R-CNN: matching and losses of the three heads against plain loops, and what they find
+after training."""
 
 import math
 
@@ -32,9 +33,12 @@ def overlap(one, other):
 
 
 def offsets_between(box, true, weights):
-    """The four numbers that move a box to the true one (Girshick et al., CVPR 2014), times their weights."""
-    width, height = box[2] - box[0], box[3] - box[1]
-    true_width, true_height = true[2] - true[0], true[3] - true[1]
+    """The four numbers that move a box to the true one (Girshick et al., CVPR 2014), times their
+    weights."""
+    width = box[2] - box[0]
+    height = box[3] - box[1]
+    true_width = true[2] - true[0]
+    true_height = true[3] - true[1]
     return [
         weights[0] * ((true[0] + true_width / 2) - (box[0] + width / 2)) / width,
         weights[1] * ((true[1] + true_height / 2) - (box[1] + height / 2)) / height,
@@ -45,7 +49,8 @@ def offsets_between(box, true, weights):
 
 def moved(box, offsets, weights):
     """A box after it was moved, within the image."""
-    width, height = box[2] - box[0], box[3] - box[1]
+    width = box[2] - box[0]
+    height = box[3] - box[1]
     x = box[0] + width / 2 + offsets[0] / weights[0] * width
     y = box[1] + height / 2 + offsets[1] / weights[1] * height
     new_width = width * math.exp(offsets[2] / weights[2])
@@ -56,19 +61,24 @@ def moved(box, offsets, weights):
 
 @pytest.fixture
 def scene():
-    """A detector whose heads train on every box, maps of two images, boxes near the true ones, and these."""
+    """A detector whose heads train on every box, maps of two images, boxes near the true ones, and
+    these."""
     detector = cascade().backbone
     for head in detector.roi_heads.heads:
         head.fg_bg_sampler.batch_size_per_image = 10_000
         head.fg_bg_sampler.positive_fraction = 0.5
     batch, _ = drawn(2)
     generator = torch.Generator().manual_seed(0)
-    targets, proposals = [], []
+    targets = []
+    proposals = []
     for boxes, labels in zip(batch["boxes"], batch["labels"], strict=True):
         targets.append({"boxes": boxes, "labels": labels + 1})
         shifted = boxes.repeat(12, 1) + 4 * torch.randn(24, 4, generator=generator)
         proposals.append(shifted.clamp(0, SIDE))
-    maps = {str(i): torch.randn(2, 16, SIDE // s, SIDE // s, generator=generator) for i, s in enumerate((4, 8, 16, 32))}
+    maps = {
+        str(i): torch.randn(2, 16, SIDE // s, SIDE // s, generator=generator)
+        for i, s in enumerate((4, 8, 16, 32))
+    }
     return detector, maps, proposals, targets
 
 
@@ -76,9 +86,12 @@ def test_losses_are_those_of_a_plain_loop(scene):
     detector, maps, proposals, targets = scene
     sizes = [(SIDE, SIDE)] * 2
     _, losses = detector.roi_heads(maps, proposals, sizes, targets)
-    classifier, box_loss = 0.0, 0.0
+    classifier = 0.0
+    box_loss = 0.0
     positives = []
-    for head, iou, weights, share in zip(detector.roi_heads.heads, IOUS, BOX_WEIGHTS, LOSS_WEIGHTS, strict=True):
+    for head, iou, weights, share in zip(
+        detector.roi_heads.heads, IOUS, BOX_WEIGHTS, LOSS_WEIGHTS, strict=True
+    ):
         rows = []  # box, class and offsets of each, in the order of the images
         per_image = []
         for own, target in zip(proposals, targets, strict=True):
@@ -94,14 +107,17 @@ def test_losses_are_those_of_a_plain_loop(scene):
         for n, (label, wanted) in enumerate(rows):
             classifier += share * -torch.log_softmax(logits[n], 0)[label] / len(rows)
             if label:
-                error = F.smooth_l1_loss(offsets[n, :4], torch.tensor(wanted), beta=1 / 9, reduction="sum")
+                error = F.smooth_l1_loss(
+                    offsets[n, :4], torch.tensor(wanted), beta=1 / 9, reduction="sum"
+                )
                 box_loss += share * error / len(rows)
         positives.append(sum(label > 0 for label, _ in rows))
         numbers = iter(offsets[:, :4].tolist())
         proposals = []
         for boxes, target in zip(per_image, targets, strict=True):
             all_moved = [moved(box, next(numbers), weights) for box in boxes]
-            proposals.append(torch.tensor(all_moved[: -len(target["boxes"])]))  # the last ones are the true boxes
+            # the last ones are the true boxes
+            proposals.append(torch.tensor(all_moved[: -len(target["boxes"])]))
     assert positives[0] > positives[2] > 0  # the thresholds matter here
     torch.testing.assert_close(losses["loss_classifier"], classifier, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(losses["loss_box_reg"], box_loss, rtol=1e-4, atol=1e-5)
@@ -119,7 +135,9 @@ def test_every_head_learns_and_all_agree_on_the_masks():
         out["loss"].backward()
         if first is None:
             first = float(out["loss"].detach())
-            assert not [name for name, p in method.named_parameters() if p.requires_grad and p.grad is None]
+            assert not [
+                name for name, p in method.named_parameters() if p.requires_grad and p.grad is None
+            ]
         optimizer.step()
     assert float(out["loss"].detach()) < first / 3
     method.eval()

@@ -1,4 +1,5 @@
-"""Images of any number of channels and any depth: read whole, scaled as documented, kept as 16 bits, and measured."""
+"""Images of any number of channels and any depth: read whole, scaled as documented, kept as 16
+bits, and measured."""
 
 import io
 import json
@@ -25,7 +26,9 @@ RUN = {**TINY, "data__in_chans": 5}
 def tif(array, **options):
     """[H, W, C] as a TIFF of samples side by side, or as ``options`` say."""
     file = io.BytesIO()
-    tifffile.imwrite(file, array, **{"photometric": "minisblack", "planarconfig": "contig", **options})
+    tifffile.imwrite(
+        file, array, **{"photometric": "minisblack", "planarconfig": "contig", **options}
+    )
     return file.getvalue()
 
 
@@ -89,7 +92,10 @@ def test_every_kind_of_number(kind):
             assert found.pixels.dtype == np.uint16
         np.testing.assert_array_equal(found.pixels, wanted)
         if kind == "float32":
-            with pytest.raises(BadImage, match=f"has values of type {kind}, which need a range, expected 8 or 16 bits"):
+            with pytest.raises(
+                BadImage,
+                match=f"has values of type {kind}, which need a range, expected 8 or 16 bits",
+            ):
                 read_image(content, bands=Bands(2))
 
 
@@ -99,7 +105,12 @@ def test_the_axes_of_an_array():
 
     assert read(6, 7, 5, bands=Bands(5)) == (6, 7, 5)
     assert read(5, 6, 7, bands=Bands(5)) == (6, 7, 5)
-    assert read(6, 7, bands=None) == read(6, 7, 1, bands=None) == read(3, 6, 7, bands=None) == (6, 7, 3)
+    assert (
+        read(6, 7, bands=None)
+        == read(6, 7, 1, bands=None)
+        == read(3, 6, 7, bands=None)
+        == (6, 7, 3)
+    )
     with pytest.raises(BadImage, match=r"^has 6 channels, expected 5$"):
         read(6, 8, 7, bands=Bands(5))
 
@@ -111,9 +122,18 @@ class Evil:
 
 BAD = {
     "a_three.tif": (pages(FIVE[:, :, :4]), "has 4 channels, expected 5"),
-    "c_nan.npy": (npy(np.where(FIVE == FIVE[3, 4, 2], np.nan, FIVE)[..., :5].astype(np.float32)), "not finite (NaN"),
-    "e_text.npy": (npy(np.full((4, 4, 5), "x")), "holds values of type <U1, expected integers, floats"),
-    "h_huge.npy": (npy(np.zeros((1, 1, 5), np.uint8)).replace(b"(1, 1, 5)", b"(99999, 99999, 5)"), "99999 x 99999"),
+    "c_nan.npy": (
+        npy(np.where(FIVE == FIVE[3, 4, 2], np.nan, FIVE)[..., :5].astype(np.float32)),
+        "not finite (NaN",
+    ),
+    "e_text.npy": (
+        npy(np.full((4, 4, 5), "x")),
+        "holds values of type <U1, expected integers, floats",
+    ),
+    "h_huge.npy": (
+        npy(np.zeros((1, 1, 5), np.uint8)).replace(b"(1, 1, 5)", b"(99999, 99999, 5)"),
+        "99999 x 99999",
+    ),
     "i_four.npy": (
         npy(np.zeros((2, 2, 2, 5))),
         "an array of shape [2, 2, 2, 5], expected [H, W], [H, W, C] or [C, H, W]",
@@ -130,7 +150,9 @@ def five(root, train=6, test=2, seed=0, **splits):
                 values[2] //= 3
                 path = root / split / name / f"{i}.tif"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                tifffile.imwrite(path, np.kron(values, np.ones((1, 5, 6), np.uint16)), photometric="minisblack")
+                tifffile.imwrite(
+                    path, np.kron(values, np.ones((1, 5, 6), np.uint16)), photometric="minisblack"
+                )
     return root
 
 
@@ -152,24 +174,31 @@ def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
     }
     for name, (content, _) in bad.items():
         (root / "train/a" / name).write_bytes(content)
-    lines = refused(capsys, ["pretrain", "--data.root", root, "--data.in_chans", 5, "--out", tmp_path / "run"])
+    lines = refused(
+        capsys, ["pretrain", "--data.root", root, "--data.in_chans", 5, "--out", tmp_path / "run"]
+    )
     named = [line for line in lines if line.startswith("  ")]
     assert any(
-        line.startswith(f"data.root: {len(bad)} of {12 + len(bad)} images cannot be used {HOW}") for line in lines
+        line.startswith(f"data.root: {len(bad)} of {12 + len(bad)} images cannot be used {HOW}")
+        for line in lines
     )
     for line, (name, (_, why)) in zip(named, bad.items(), strict=True):
         assert line.startswith(f"  {root}/train/a/{name}: ") and why in line, line
     assert not (tmp_path / "run").exists() and not (tmp_path / "ran").exists()
     assert call(["data", "check", "--root", root]) == 1, "it is told by the files' own channels"
     text = capsys.readouterr().out
-    assert "channels: 5 channels. Pass --data.in_chans 5." in text and f"unreadable: {len(bad)} files (" in text
+    assert (
+        "channels: 5 channels. Pass --data.in_chans 5." in text
+        and f"unreadable: {len(bad)} files (" in text
+    )
 
 
 def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_path):
     def said(**fields):
         split = list_images(section(root), labelled=False).train
         given = section(root, cache="off", **fields)
-        _, line = faults(store_split, split, stored_size=None, data=given)  # the same of all in one line
+        # the same of all in one line
+        _, line = faults(store_split, split, stored_size=None, data=given)
         assert line.startswith(f"  12 files ({split.items[0]}, ") and " and 7 more): " in line
         return line.partition("more): ")[2]
 
@@ -200,10 +229,14 @@ def test_values_arrive_scaled_by_the_range_of_each_channel(root):
     raw = values_of(root)
     store = opened(root, in_chans=5)
     ends = [[int(plane.min()), int(plane.max())] for plane in raw.swapaxes(0, 1)]
-    assert store.value_range == ends and store.channels == 5 and store.image(0).dtype == torch.uint16
+    assert (
+        store.value_range == ends and store.channels == 5 and store.image(0).dtype == torch.uint16
+    )
     low, high = np.array(ends, float).T[:, :, None, None]
     for i, image in enumerate(raw):
-        np.testing.assert_array_equal(store.image(i).numpy(), np.rint((image - low) * (65535 / (high - low))))
+        np.testing.assert_array_equal(
+            store.image(i).numpy(), np.rint((image - low) * (65535 / (high - low)))
+        )
     two = opened(root, bands=[2, 0])
     np.testing.assert_array_equal(two.image(5).numpy(), store.image(5).numpy()[[2, 0]])
     assert two.value_range == [ends[2], ends[0]]
@@ -213,7 +246,9 @@ def test_16_bits_are_resized_as_16_bits():
     ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64, 1).astype(np.uint16)
     small = fitted(ramp, 16)
     wanted = ramp.reshape(16, 4, 16, 4).mean(axis=(1, 3))
-    assert small.dtype == np.uint16 and np.abs(small[2:-2, 2:-2, 0] - wanted[2:-2, 2:-2]).max() < 40, "8 bits: 128"
+    assert (
+        small.dtype == np.uint16 and np.abs(small[2:-2, 2:-2, 0] - wanted[2:-2, 2:-2]).max() < 40
+    ), "8 bits: 128"
 
 
 @pytest.fixture(scope="module")
@@ -231,13 +266,21 @@ def runs(root, tmp_path_factory):
 def test_mean_and_std_are_measured_and_kept(runs, root):
     folder, _ = runs
     store = opened(root, in_chans=5)
-    pixels = np.concatenate([store.image(i).numpy().reshape(5, -1) for i in range(len(store))], axis=1) / 65535
+    pixels = (
+        np.concatenate([store.image(i).numpy().reshape(5, -1) for i in range(len(store))], axis=1)
+        / 65535
+    )
     found = json.loads((folder / "whole/backbone.json").read_text())
     np.testing.assert_allclose(found["mean"], pixels.mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(found["std"], pixels.std(axis=1), rtol=1e-5)
     kept = json.loads((folder / "whole/last/images.json").read_text())
-    assert (kept["mean"], kept["std"]) == (found["mean"], found["std"]) and kept["range"] == found["range"]
-    assert "of the channels, measured from the training images" in (folder / "whole/log.txt").read_text()
+    assert (kept["mean"], kept["std"]) == (found["mean"], found["std"]) and kept["range"] == found[
+        "range"
+    ]
+    assert (
+        "of the channels, measured from the training images"
+        in (folder / "whole/log.txt").read_text()
+    )
 
 
 def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):

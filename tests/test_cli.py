@@ -1,4 +1,5 @@
-"""The command line and the Python interface: what is said, in which words, and what is understood."""
+"""The command line and the Python interface: what is said, in which words, and what is
+understood."""
 
 import errno
 import functools
@@ -35,8 +36,12 @@ CONTRACT = {  # flags that must exist under exactly these names
     "finetune": ["stages", "model.freeze", "train.size"],
 }
 # Loss of each epoch of the runs in helpers.STAGES, on one thread. Where they change on purpose:
-# python -c "import json, sys; [print(json.loads(l)['loss']) for l in open(sys.argv[1])]" RUN/metrics.jsonl
-GOLDEN = {"pretrain": [16.126450, 12.410863, 10.789403], "finetune": [2.309609, 2.288535, 2.274255, 2.283475]}
+# python -c "import json, sys; [print(json.loads(l)['loss']) for l in open(sys.argv[1])]"
+# RUN/metrics.jsonl
+GOLDEN = {
+    "pretrain": [16.126450, 12.410863, 10.789403],
+    "finetune": [2.309609, 2.288535, 2.274255, 2.283475],
+}
 
 
 def written(folder, text, name="config.yaml"):
@@ -62,7 +67,13 @@ def test_files_of_a_run(stage, whole):
     names = {path.name for path in out.iterdir()}
     wanted = {"config.yaml", "metrics.jsonl", "result.json", "log.txt", "last"}
     wanted |= {"backbone.safetensors", "backbone.json", "curves.png"}
-    of_classes = {"model.safetensors", "model.json", "per_class.csv", "predictions.csv", "confusion.png"}
+    of_classes = {
+        "model.safetensors",
+        "model.json",
+        "per_class.csv",
+        "predictions.csv",
+        "confusion.png",
+    }
     of_classes |= {"mistakes.csv", "mistakes.png", "split.csv"}
     assert names == wanted | (of_classes if stage == "finetune" else set())
     info = json.loads((out / "backbone.json").read_text())
@@ -75,7 +86,9 @@ def test_files_of_a_run(stage, whole):
     assert {"epoch", "stage", "step", "loss", "lr"} <= set(last)
     if stage == "finetune":
         assert (result["top1"], result["top5"]) == (last["top1"], last["top5"])
-        assert json.loads((out / "model.json").read_text())["classes"] == [str(n) for n in range(10)]
+        assert json.loads((out / "model.json").read_text())["classes"] == [
+            str(n) for n in range(10)
+        ]
 
 
 FAULTS = {
@@ -84,7 +97,10 @@ FAULTS = {
         "--augment.flip: unknown flag of this command, it belongs to idmm finetune, idmm detect, idmm segment",
     ),
     "stray word": (". runs/a", "runs/a: unexpected argument. Values follow their --flag."),
-    "an unset variable": (["--init", ""], "init: empty value (unset shell variable?), expected null for none"),
+    "an unset variable": (
+        ["--init", ""],
+        "init: empty value (unset shell variable?), expected null for none",
+    ),
     "a long name": (
         f"--data.root {300 * 'a'} --out /nowhere/run",
         f"data.root: '{300 * 'a'}' does not exist, expected a folder of images",
@@ -102,7 +118,10 @@ FAULTS = {
         "--method.name simclr --method.queue 3",
         "method.queue: got 3, but simclr has no such option. Leave it out.",
     ),
-    "not a section": ("--data.subset 10", "data.subset: got 10, expected a mapping, e.g. '{per_class: 10}'"),
+    "not a section": (
+        "--data.subset 10",
+        "data.subset: got 10, expected a mapping, e.g. '{per_class: 10}'",
+    ),
     "another tool's name": (
         "--train.learning_rate 1",
         "--train.learning_rate: unknown flag. Did you mean '--train.lr'?",
@@ -126,38 +145,53 @@ FILES = {
         "train:\n  lr: [1\nseed: 2\n",
         "--config: '{path}' is not YAML: expected ',' or ']', but got ':', line 3",
     ),
-    "given twice": ("train:\n  lr: 1\n  lr: 2\n", "--config: '{path}' is not YAML: 'lr' is given twice, line 3"),
+    "given twice": (
+        "train:\n  lr: 1\n  lr: 2\n",
+        "--config: '{path}' is not YAML: 'lr' is given twice, line 3",
+    ),
     "an alias bomb": (
-        "a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join(9 * [f'*{a}'])}]\n" for a, b in pairwise("abcdefghij")),
+        "a: &a [x]\n"
+        + "".join(f"{b}: &{b} [{', '.join(9 * [f'*{a}'])}]\n" for a, b in pairwise("abcdefghij")),
         "--config: '{path}' is not YAML: it has more than 20 aliases",
     ),
-    "an alias of itself": ("train: &a {ema: *a}", "--config: '{path}' is not YAML: Circular reference detected"),
+    "an alias of itself": (
+        "train: &a {ema: *a}",
+        "--config: '{path}' is not YAML: Circular reference detected",
+    ),
     "a deep nest": (
         f'{{"train": {"[" * 9000}{"]" * 9000}}}',
         "--config: '{path}' is not YAML: it is nested too deeply",
     ),
     "escape sequences": ('"\\e[31mx": 1', "\\x1b[31mx: unknown key"),
     "a list": ("- 1", "--config: '{path}' holds a list, expected a mapping of keys"),
-    "not UTF-8": (b"name: \xff\xfe", "--config: cannot read '{path}' (not UTF-8 text), expected a YAML file"),
+    "not UTF-8": (
+        b"name: \xff\xfe",
+        "--config: cannot read '{path}' (not UTF-8 text), expected a YAML file",
+    ),
     "a folder": (None, "--config: cannot read '{path}' (Is a directory), expected a YAML file"),
 }
 
 
 @pytest.mark.parametrize(("argv", "line"), FAULTS.values(), ids=FAULTS)
 def test_one_fault(argv, line, capsys):
-    assert refused(capsys, ["pretrain", *(argv.split() if isinstance(argv, str) else argv)]) == [line]
+    assert refused(capsys, ["pretrain", *(argv.split() if isinstance(argv, str) else argv)]) == [
+        line
+    ]
 
 
 @pytest.mark.parametrize(("text", "line"), FILES.values(), ids=FILES)
 def test_one_fault_in_a_file(text, line, tmp_path, capsys):
     path = tmp_path / "config.yaml"
-    path.mkdir() if text is None else path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.mkdir() if text is None else path.write_bytes(
+        text if isinstance(text, bytes) else text.encode()
+    )
     assert refused(capsys, ["pretrain", "--config", path]) == [line.replace("{path}", str(path))]
 
 
 def test_all_faults_at_once(tmp_path, capsys):
     """Of the files, the flags and the values, a line each, together, and no run begins."""
-    path, out = written(tmp_path, "train: {epoch: 3, lr: fast}\nviews: {crops: [{cont: 1}]}\n"), tmp_path / "run"
+    path = written(tmp_path, "train: {epoch: 3, lr: fast}\nviews: {crops: [{cont: 1}]}\n")
+    out = tmp_path / "run"
     argv = ["pretrain", "--out", out, "--config", path, "--config", "none.yaml", "--sed", "3"]
     argv += ["--train.batch_size", "0", "--method.classifier", "cosin", "--train.warmup_epochs"]
     lines = refused(capsys, argv)
@@ -184,8 +218,10 @@ def test_commands(capsys):
 
 
 def test_init_contradicts(whole, tmp_path, capsys):
-    """The model is the checkpoint's; every field that says otherwise is told, and nothing is trained."""
-    init, out = whole["pretrain"], tmp_path / "run"
+    """The model is the checkpoint's; every field that says otherwise is told, and nothing is
+    trained."""
+    init = whole["pretrain"]
+    out = tmp_path / "run"
     given = dict(model__name="resnet50", model__kwargs={"embed_dim": 64, "depth": 2})
     source = f"{init}/backbone.safetensors"
     assert refused(capsys, ["finetune", *flags("finetune", out, init=str(init), **given)]) == [
@@ -196,25 +232,34 @@ def test_init_contradicts(whole, tmp_path, capsys):
 
 
 def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch):
-    """A size or grid of a later stage that the model cannot take does not cost the stage before it."""
+    """A size or grid of a later stage that the model cannot take does not cost the stage before
+    it."""
     monkeypatch.setattr("idmm.stages.common.store_run_images", None)  # nor is anything decoded
     tail = "vit_tiny_patch16_224 does not accept it: expected a multiple of its patch, 8x8 pixels"
     stages = [{"size": 16}, {"size": 20}, {"size": 8}, {"size": 9}]
     assert inside("finetune", tmp_path / "a", stages=stages, drloc__weight=0.1) == 2
     second, third, fourth = capsys.readouterr().err.splitlines()[-3:]
-    assert second == f"stages[1].size: image size 20x20: {tail}" and fourth == f"stages[3].size: image size 9x9: {tail}"
+    assert (
+        second == f"stages[1].size: image size 20x20: {tail}"
+        and fourth == f"stages[3].size: image size 9x9: {tail}"
+    )
     assert third.startswith("drloc.weight: at 8 px the final grid is 1x1")
     assert inside("finetune", tmp_path / "a", stages=None, train__size=20) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"train.size: image size 20x20: {tail}"
     assert inside("pretrain", tmp_path / "b", views__size=20) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"views.size: image size 20x20: {tail}"
     monkeypatch.undo()
-    assert inside("finetune", tmp_path / "a", stages=[{"size": 16}, {"size": 24}], train__epochs=1) == 0, "begun anew"
+    assert (
+        inside("finetune", tmp_path / "a", stages=[{"size": 16}, {"size": 24}], train__epochs=1)
+        == 0
+    ), "begun anew"
 
 
 def test_yaml_as_people_expect_it(tmp_path):
     text = "data: {cache: off}\nmethod:\nmodel: {name: no}\nviews: {crops: [&one {count: 1}, {<<: *one}]}\n"
-    path = written(tmp_path, text + "train: {ema: .5, weight_decay: 1e-3, epochs: 010}\nout: ~/run\n")
+    path = written(
+        tmp_path, text + "train: {ema: .5, weight_decay: 1e-3, epochs: 010}\nout: ~/run\n"
+    )
     config = parsed(
         "--config", path,
         "--train.lr", "1e-3", "--train.compile", "--data.root", "1e3", "--train.clip_grad",
@@ -223,8 +268,15 @@ def test_yaml_as_people_expect_it(tmp_path):
     )  # fmt: skip
     assert (config.data.cache, config.data.root, config.train.lr) == ("off", "1e3", 1e-3)
     assert (config.model.name, config.train.ema, config.train.weight_decay) == ("no", 0.5, 1e-3)
-    assert (config.train.compile, config.train.clip_grad, config.views.jitter) == (True, None, [0, 0, 0, 0])
-    assert config.model.kwargs == {"embed_dim": 96, "act": "off"} and config.data.subset.fraction == 0.5
+    assert (config.train.compile, config.train.clip_grad, config.views.jitter) == (
+        True,
+        None,
+        [0, 0, 0, 0],
+    )
+    assert (
+        config.model.kwargs == {"embed_dim": 96, "act": "off"}
+        and config.data.subset.fraction == 0.5
+    )
     assert [crop.count for crop in config.views.crops] == [1, 1] and config.train.epochs == 10
     (tmp_path / "again.yaml").write_text(dump(config))
     assert parsed("--config", tmp_path / "again.yaml") == config, "1e3 is quoted"
@@ -232,7 +284,10 @@ def test_yaml_as_people_expect_it(tmp_path):
 
 
 WORDS = {
-    "all that are left": (["similar", "q", "x", "--init", "a", "y"], {"query": "q", "paths": ["x", "y"]}),
+    "all that are left": (
+        ["similar", "q", "x", "--init", "a", "y"],
+        {"query": "q", "paths": ["x", "y"]},
+    ),
     "behind a switch": (["train", "--out", "o", "--compare", "true.png"], {"compare": True}),
     "in YAML's letters": (["predict", "--init", "a", "null", "[x]"], {"paths": ["null", "[x]"]}),
     "behind the flags": (["data", "check", "--out", "3", "digits"], {"name": "digits", "out": "3"}),
@@ -248,17 +303,32 @@ def test_words_without_a_flag(argv, wanted, capsys):
 
 
 def test_flags_over_files_over_earlier_files(tmp_path):
-    first = written(tmp_path, "seed: 1\ntrain: {lr: 0.1, epochs: 5}\nmodel: {kwargs: {a: 1, b: 2}}\n", "first.yaml")
-    second = written(tmp_path, "train: {lr: 0.2, batch_size: 8}\nmodel: {kwargs: {c: 3}}\n", "second.yaml")
-    config = parsed("--train.batch_size", "16", "--config", first, "--config", second, "--seed", "9")
-    assert (config.seed, config.train.lr, config.train.epochs, config.train.batch_size) == (9, 0.2, 5, 16)
+    first = written(
+        tmp_path,
+        "seed: 1\ntrain: {lr: 0.1, epochs: 5}\nmodel: {kwargs: {a: 1, b: 2}}\n",
+        "first.yaml",
+    )
+    second = written(
+        tmp_path, "train: {lr: 0.2, batch_size: 8}\nmodel: {kwargs: {c: 3}}\n", "second.yaml"
+    )
+    config = parsed(
+        "--train.batch_size", "16", "--config", first, "--config", second, "--seed", "9"
+    )
+    assert (config.seed, config.train.lr, config.train.epochs, config.train.batch_size) == (
+        9,
+        0.2,
+        5,
+        16,
+    )
     assert config.model.kwargs == {"c": 3}, "a model's arguments are replaced as one"
     assert parsed("--config", second, "--config", first).train.lr == 0.1
 
 
 @BOTH
 def test_print_config_feeds_itself(stage, tmp_path, capsys):
-    argv = flags(stage, tmp_path / "run", train__lr=1e-5, data__mean=[0.5, 0.5, 0.5], data__root="off")
+    argv = flags(
+        stage, tmp_path / "run", train__lr=1e-5, data__mean=[0.5, 0.5, 0.5], data__root="off"
+    )
     with pytest.raises(SystemExit) as stop:
         parse(KINDS[stage], [*argv, "--print_config"], "test")
     text = capsys.readouterr().out
@@ -275,12 +345,15 @@ def test_help_names_the_flags_of_the_contract(stage, capsys):
     with pytest.raises(SystemExit) as stop:
         parsed("--help", kind=KINDS[stage])
     words = capsys.readouterr().out.split()
-    assert not {f"--{name}" for name in COMMON + CONTRACT[stage]} - {*words} and stop.value.code in (0, None)
+    assert not {f"--{name}" for name in COMMON + CONTRACT[stage]} - {
+        *words
+    } and stop.value.code in (0, None)
 
 
 @pytest.mark.parametrize("kind", [command.config for command in COMMANDS.values()], ids=COMMANDS)
 def test_every_help_text_is_short_and_names_a_default(kind, capsys):
-    """What it is, unit, default: 160 characters, no semicolon. --help prints all, --print_config needs no flag."""
+    """What it is, unit, default: 160 characters, no semicolon. --help prints all, --print_config
+    needs no flag."""
     for key in flags_of(kind):
         assert 0 < len(key.help) <= 160 and ";" not in key.text, key
         assert key.default or key.required or re.search("Default: |Required", key.help), key
@@ -326,7 +399,8 @@ def nested(stage, out):
 @BOTH
 def test_python_interface(stage, whole, tmp_path):
     """A mapping, a file and a config object name the same run as the flags do."""
-    config, run = nested(stage, whole[stage]), getattr(idmm, stage)
+    config = nested(stage, whole[stage])
+    run = getattr(idmm, stage)
     result = json.loads((whole[stage] / "result.json").read_text())
     assert run(config) == result
     assert run(str(written(tmp_path, yaml.safe_dump(config)))) == result
@@ -347,7 +421,9 @@ def test_python_interface_reports_all_faults():
 
 def test_asked_to_stop_before_a_run_listens(monkeypatch, capsys):
     odd = os.fsdecode(b"caf\xe9.png")  # no UTF-8, which a strict stream refuses
-    monkeypatch.setattr("idmm.cli._run", lambda *_: (print(odd), os.kill(os.getpid(), signal.SIGTERM)))
+    monkeypatch.setattr(
+        "idmm.cli._run", lambda *_: (print(odd), os.kill(os.getpid(), signal.SIGTERM))
+    )
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert main(["pretrain"], prog="idmm") == 130
@@ -371,7 +447,9 @@ def test_no_temporary_folder(monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)
     monkeypatch.setattr("idmm.cli._run", lambda *_: tempfile.gettempdir())
     (line,) = refused(capsys, ["pretrain"])
-    assert line.startswith("environment: no temporary folder can be written. Set TMPDIR to one that can (")
+    assert line.startswith(
+        "environment: no temporary folder can be written. Set TMPDIR to one that can ("
+    )
 
 
 def test_front_door_knows_its_names():

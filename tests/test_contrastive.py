@@ -1,4 +1,5 @@
-"""Each method against a loop written from its paper, in values and gradients; heads and momentum encoders."""
+"""Each method against a loop written from its paper, in values and gradients; heads and momentum
+encoders."""
 
 import math
 
@@ -34,8 +35,8 @@ def cosine(a, b):
 
 
 def supcon(method, given, temperature, label):
-    """L_out of SupCon, Eq. 2: the sum over positives stands outside the log; the mean over anchors that have any. With
-    a class for each image and two crops it is Eq. 1 of SimCLR."""
+    """L_out of SupCon, Eq. 2: the sum over positives stands outside the log; the mean over anchors
+    that have any. With a class for each image and two crops it is Eq. 1 of SimCLR."""
     all_crops = crops(given)
     z = torch.cat([projected(method, crop) for crop in all_crops])
     y = [int(c) for _ in all_crops for c in label]
@@ -44,7 +45,9 @@ def supcon(method, given, temperature, label):
         positives = [p for p in range(len(z)) if p != i and y[p] == y[i]]
         below = sum(torch.exp(cosine(z[i], z[a]) / temperature) for a in range(len(z)) if a != i)
         if positives:
-            terms = [torch.log(torch.exp(cosine(z[i], z[p]) / temperature) / below) for p in positives]
+            terms = [
+                torch.log(torch.exp(cosine(z[i], z[p]) / temperature) / below) for p in positives
+            ]
             losses.append(-sum(terms) / len(positives))
     return sum(losses) / len(losses)
 
@@ -52,24 +55,32 @@ def supcon(method, given, temperature, label):
 @pytest.mark.parametrize("images", [1, 5])
 def test_simclr(images):
     method = make("simclr", temperature=0.3).double()
-    loss = assert_same_loss(method, batch(2, images=images), lambda m, g: supcon(m, g, 0.3, range(images)))
+    loss = assert_same_loss(
+        method, batch(2, images=images), lambda m, g: supcon(m, g, 0.3, range(images))
+    )
     assert (loss == 0) == (images == 1), "one image has nobody to be told from"
 
 
 @pytest.mark.parametrize(("counts", "images", "temperature"), [((1,), 4, 0.1), ((2, 1), 5, 0.4)])
 def test_supcon(counts, images, temperature):
     method = make("supcon", temperature=temperature).double()
-    assert_same_loss(method, batch(*counts, images=images), lambda m, g: supcon(m, g, temperature, g["label"]))
+    assert_same_loss(
+        method, batch(*counts, images=images), lambda m, g: supcon(m, g, temperature, g["label"])
+    )
 
 
 def moco(method, given, queue, temperature=0.2):
-    """Eq. 1 of MoCo: the query of the first crop, the key of the second, negatives from the queue alone."""
+    """Eq. 1 of MoCo: the query of the first crop, the key of the second, negatives from the queue
+    alone."""
     one, other = crops(given)
-    q, k = projected(method, one), method.teacher(other)
+    q = projected(method, one)
+    k = method.teacher(other)
     total = 0.0
     for i in range(len(q)):
         right = torch.exp(cosine(q[i], k[i]) / temperature)
-        total = total - torch.log(right / (right + sum(torch.exp(cosine(q[i], n) / temperature) for n in queue)))
+        total = total - torch.log(
+            right / (right + sum(torch.exp(cosine(q[i], n) / temperature) for n in queue))
+        )
     return total / len(q)
 
 
@@ -82,18 +93,23 @@ def apart(method):
 
 
 def test_mocov2_and_its_queue():
-    """Keys enter after the loss was taken, in order, normalised; the oldest leave first; the overlap is lost."""
+    """Keys enter after the loss was taken, in order, normalised; the oldest leave first; the
+    overlap is lost."""
     method = apart(make("mocov2", told=run_info(13), queue=9)).double()
     bank = method.loss.memory_bank
     wanted = bank.bank.clone()
-    torch.testing.assert_close(wanted.norm(dim=1), torch.ones(9, dtype=torch.float64), rtol=1e-6, atol=0)
-    for step, at in enumerate([0, 4, 8, 0, 4]):  # three batches of 4 fill nine places, the third has room for one
+    torch.testing.assert_close(
+        wanted.norm(dim=1), torch.ones(9, dtype=torch.float64), rtol=1e-6, atol=0
+    )
+    # three batches of 4 fill nine places, the third has room for one
+    for step, at in enumerate([0, 4, 8, 0, 4]):
         given = batch(2, seed=step)
         assert int(bank.bank_ptr) == at
         queue = wanted.clone()
         keys = F.normalize(method.teacher(crops(given)[1]), dim=1)
         before = bank.bank.clone(), bank.bank_ptr.clone()
-        loss, naive = method(given, 0, 0)["loss"], moco(method, given, queue)
+        loss = method(given, 0, 0)["loss"]
+        naive = moco(method, given, queue)
         torch.testing.assert_close(loss, naive)
         wanted[at : at + 4] = keys[: 9 - at]
         torch.testing.assert_close(bank.bank, wanted)
@@ -112,7 +128,8 @@ def ctr(q, k, temperature):
 
 
 def normed(layers, rows):
-    """Linear layers, ReLU and batch norm, the last without scale and shift, by this crop's mean and variance alone."""
+    """Linear layers, ReLU and batch norm, the last without scale and shift, by this crop's mean and
+    variance alone."""
     for layer in layers:
         if isinstance(layer, torch.nn.BatchNorm1d):
             rows = (rows - rows.mean(0)) / (rows.var(0, unbiased=False) + layer.eps).sqrt()
@@ -125,29 +142,40 @@ def normed(layers, rows):
 def mocov3(method, given, temperature):
     """Algorithm 1: f and f_m see a crop at a time."""
     teacher, head = method.teacher.copies
-    q1, q2 = (normed([*method.head.layers, *method.predictor.layers], method.backbone(x)) for x in crops(given))
+    q1, q2 = (
+        normed([*method.head.layers, *method.predictor.layers], method.backbone(x))
+        for x in crops(given)
+    )
     k1, k2 = (normed(head.layers, teacher(x)).detach() for x in crops(given))
     return ctr(q1, k2, temperature) + ctr(q2, k1, temperature)
 
 
-@pytest.mark.parametrize(("backbone", "images", "temperature"), [(None, 4, 0.7), ("resnet10t", 5, 0.2)])
+@pytest.mark.parametrize(
+    ("backbone", "images", "temperature"), [(None, 4, 0.7), ("resnet10t", 5, 0.2)]
+)
 def test_mocov3(images, backbone, temperature):
     """In values and gradients; a backbone that has batch norms sees a crop at a time, too."""
     if backbone is not None:
         with seeded(0):
             backbone = create_backbone(backbone, 32, num_classes=0)
     given = batch(2, images=images)
-    given["views"] = [views[..., :SIDE, :SIDE].repeat(1, 1, 1, 2, 2) if backbone else views for views in given["views"]]
+    given["views"] = [
+        views[..., :SIDE, :SIDE].repeat(1, 1, 1, 2, 2) if backbone else views
+        for views in given["views"]
+    ]
     method = apart(make("mocov3", of=backbone, temperature=temperature)).double()
     assert_same_loss(method, given, lambda m, g: mocov3(m, g, temperature))
 
 
 def dino(method, given, center, sharp, student=0.1, groups=1):
-    """Eq. 2 and Algorithm 1 of DINO: the teacher sees the global crops; a crop is not compared with itself."""
+    """Eq. 2 and Algorithm 1 of DINO: the teacher sees the global crops; a crop is not compared with
+    itself."""
     all_crops = crops(given)
     first = sum(views.shape[1] for views in given["views"][:groups])
     students = [torch.softmax(projected(method, crop) / student, 1) for crop in all_crops]
-    teachers = [torch.softmax((method.teacher(crop) - center) / sharp, 1) for crop in all_crops[:first]]
+    teachers = [
+        torch.softmax((method.teacher(crop) - center) / sharp, 1) for crop in all_crops[:first]
+    ]
     terms = []
     for t, p in enumerate(teachers):
         for s, q in enumerate(students):
@@ -162,12 +190,17 @@ def test_dino(counts, groups):
     center = torch.linspace(-0.5, 0.5, 9, dtype=torch.float64)
     method.loss.center.copy_(center)
     given = batch(*counts)
-    assert_same_loss(method, given, lambda m, g: dino(m, g, center, 0.07, groups=groups), epoch=3, **NEARLY)
-    assert (dino(method, given, 0.0, 0.07) - dino(method, given, center, 0.07)).abs() > 1e-3, "the centre counts"
+    assert_same_loss(
+        method, given, lambda m, g: dino(m, g, center, 0.07, groups=groups), epoch=3, **NEARLY
+    )
+    assert (dino(method, given, 0.0, 0.07) - dino(method, given, center, 0.07)).abs() > 1e-3, (
+        "the centre counts"
+    )
 
 
 def test_dino_centre_follows_the_teachers_mean():
-    """Eq. 4: c <- m c + (1 - m) mean of the teacher's outputs, over its crops and the batch; after the loss."""
+    """Eq. 4: c <- m c + (1 - m) mean of the teacher's outputs, over its crops and the batch; after
+    the loss."""
     method = make("dino", center_momentum=0.25).double()
     center = torch.full((9,), 0.3, dtype=torch.float64)
     method.loss.center.copy_(center)
@@ -186,9 +219,12 @@ def test_dino_teachers_temperature_rises_over_the_warmup():
     method.warmup = 4
     given = batch(2)
     method = apart(method).double()
-    for epoch, sharp in ((0, 0.04), (1.5, 0.06), (3, 0.08), (7, 0.08)):  # np.linspace(0.04, 0.08, 4)
+    # np.linspace(0.04, 0.08, 4)
+    for epoch, sharp in ((0, 0.04), (1.5, 0.06), (3, 0.08), (7, 0.08)):
         method.loss.center.zero_()
-        torch.testing.assert_close(method(given, 0, epoch)["loss"], dino(method, given, 0.0, sharp), **NEARLY)
+        torch.testing.assert_close(
+            method(given, 0, epoch)["loss"], dino(method, given, 0.0, sharp), **NEARLY
+        )
 
 
 def test_dino_holds_its_last_layer_still_in_the_first_epochs():
@@ -198,13 +234,21 @@ def test_dino_holds_its_last_layer_still_in_the_first_epochs():
         method.zero_grad()
         method(batch(2, double=False), 0, epoch)["loss"].backward()
         method.before_step(epoch)
-        last = [p.grad for n, p in method.named_parameters() if n.startswith("head.last_layer") and p.requires_grad]
+        last = [
+            p.grad
+            for n, p in method.named_parameters()
+            if n.startswith("head.last_layer") and p.requires_grad
+        ]
         assert len(last) == 1 and (last[0] is not None) == moves
-        assert all(p.grad is not None for p in [*method.backbone.parameters(), *method.head.layers.parameters()])
+        assert all(
+            p.grad is not None
+            for p in [*method.backbone.parameters(), *method.head.layers.parameters()]
+        )
 
 
 def test_supervised_with_cutmix():
-    """Each group is mixed on its own, with the classes of what was mixed in; the groups' means are added."""
+    """Each group is mixed on its own, with the classes of what was mixed in; the groups' means are
+    added."""
 
     def naive(method, given):
         total = 0.0
@@ -224,9 +268,13 @@ def test_supervised_with_cutmix():
 
 
 def test_idmm_with_a_projection():
-    """Row 2 of Table 9: an MLP between the features and the N-way layer, which is as wide as the MLP's output."""
+    """Row 2 of Table 9: an MLP between the features and the N-way layer, which is as wide as the
+    MLP's output."""
     method = make("idmm", projection=True, hidden_dim=10, dim=6, cutmix_alpha=0).double()
-    assert method.classifier.weight.shape == (11, 6) and make("idmm").classifier.weight.shape == (11, 16)
+    assert method.classifier.weight.shape == (11, 6) and make("idmm").classifier.weight.shape == (
+        11,
+        16,
+    )
 
     def naive(method, given):
         first, _, last = method.head.layers
@@ -234,7 +282,9 @@ def test_idmm_with_a_projection():
         for views in given["views"]:
             hidden = torch.relu(first(method.backbone(views.flatten(0, 1))))
             target = given["index"].repeat_interleave(views.shape[1])
-            total = total + instance_discrimination_loss(last(hidden).float(), method.classifier.weight, target)
+            total = total + instance_discrimination_loss(
+                last(hidden).float(), method.classifier.weight, target
+            )
         return total
 
     assert_same_loss(method, batch(2, 1), naive, **SINGLE)
@@ -247,7 +297,9 @@ def test_idmm_with_a_projection():
         method.classifier.weight[:3] *= -1  # some are told wrongly
     right = [int((rows[i] @ method.classifier.weight.T).argmax()) == i for i in range(11)]
     assert 0 < sum(right) < 11
-    assert method.diagnose(features, torch.arange(11)) == {"instance_accuracy": pytest.approx(100 * sum(right) / 11)}
+    assert method.diagnose(features, torch.arange(11)) == {
+        "instance_accuracy": pytest.approx(100 * sum(right) / 11)
+    }
 
 
 def shape(head):
@@ -263,25 +315,49 @@ def test_heads_are_the_papers():
     mlp = ["Linear(16, 16)", "ReLU", "Linear(256, 16)"]
     for name in ("simclr", "supcon", "mocov2"):
         assert shape(make(name).head) == mlp
-        assert all(layer.bias is not None for layer in make(name).head.layers if isinstance(layer, nn.Linear))
+        assert all(
+            layer.bias is not None
+            for layer in make(name).head.layers
+            if isinstance(layer, nn.Linear)
+        )
     v3 = make("mocov3")
-    block = ["Linear(12, 16)", "BatchNorm1d(12,)", "ReLU", "Linear(12, 12)", "BatchNorm1d(12,)", "ReLU"]
-    assert shape(v3.head) == [*block, "Linear(6, 12)", "BatchNorm1d"], "the last without scale and shift"
-    assert shape(v3.predictor) == ["Linear(12, 6)", "BatchNorm1d(12,)", "ReLU", "Linear(6, 12)", "BatchNorm1d"]
+    block = [
+        "Linear(12, 16)",
+        "BatchNorm1d(12,)",
+        "ReLU",
+        "Linear(12, 12)",
+        "BatchNorm1d(12,)",
+        "ReLU",
+    ]
+    assert shape(v3.head) == [*block, "Linear(6, 12)", "BatchNorm1d"], (
+        "the last without scale and shift"
+    )
+    assert shape(v3.predictor) == [
+        "Linear(12, 6)",
+        "BatchNorm1d(12,)",
+        "ReLU",
+        "Linear(6, 12)",
+        "BatchNorm1d",
+    ]
     layers = shape(make("dino").head.layers)
     assert layers == ["Linear(12, 16)", "GELU", "Linear(12, 12)", "GELU", "Linear(6, 12)"]
 
 
 CONSTANT = [0.9] * 10
-RISING = [1 - 0.1 * (math.cos(math.pi * step / 10) + 1) / 2 for step in range(10)]  # 0.9 to 1 after ten steps
+# 0.9 to 1 after ten steps
+RISING = [1 - 0.1 * (math.cos(math.pi * step / 10) + 1) / 2 for step in range(10)]
 
 
-@pytest.mark.parametrize(("name", "momenta"), [("mocov2", CONSTANT), ("mocov3", RISING), ("dino", RISING)])
+@pytest.mark.parametrize(
+    ("name", "momenta"), [("mocov2", CONSTANT), ("mocov3", RISING), ("dino", RISING)]
+)
 def test_the_momentum_encoder_is_an_average_of_what_it_follows(name, momenta):
     method = make(name, told=run_info(11, steps=10), momentum=0.9)
     followed = [*method.backbone.parameters(), *method.head.parameters()]
     copies = list(method.teacher.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(copies, followed, strict=True)), "it starts as a copy"
+    assert all(torch.equal(a, b) for a, b in zip(copies, followed, strict=True)), (
+        "it starts as a copy"
+    )
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.5)
     wanted = [p.detach().clone() for p in copies]
     for step in (0, 1, 5, 9):
@@ -311,6 +387,8 @@ def test_localization_is_added_to_each_method(name):
     method = make(name, drloc=config.DrLoc(weight=0.3, pairs=4))
     both = method(given, 7, 0)
     assert both.keys() - plain.keys() == {"drloc"} and float(both["drloc"]) > 0
-    torch.testing.assert_close(both["loss"], plain["loss"] + 0.3 * both["drloc"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        both["loss"], plain["loss"] + 0.3 * both["drloc"], rtol=1e-5, atol=1e-5
+    )
     both["loss"].backward()
     assert all(p.grad is not None for p in method.localization.parameters())

@@ -1,8 +1,10 @@
-"""What runs on a GPU, tried without one: shapes and devices alone (fake tensors), and what a copy of a model holds.
+"""What runs on a GPU, tried without one: shapes and devices alone (fake tensors), and what a copy
+of a model holds.
 
-Under FakeTensorMode a tensor has a device and no values. An operation on tensors of two devices raises, and so does
-whatever asks for a value (``.item()``, ``float``, ``bool``), which on a GPU waits for all that it has still to do. So
-does a plain copy from the CPU (``torch.tensor(value, device=...)`` makes one), which :class:`NoWaiting` refuses.
+Under FakeTensorMode a tensor has a device and no values. An operation on tensors of two devices
+raises, and so does whatever asks for a value (``.item()``, ``float``, ``bool``), which on a GPU
+waits for all that it has still to do. So does a plain copy from the CPU (``torch.tensor(value,
+device=...)`` makes one), which :class:`NoWaiting` refuses.
 """
 
 import functools
@@ -22,7 +24,9 @@ from idmm.models import create_backbone
 PRETRAINING = {
     "idmm": dict(name="idmm"),
     "idmm cosine": dict(name="idmm", classifier="cosine", projection=True),
-    "joint": dict(name="idmm", label_weight=1.0, of=functools.partial(tiny.backbone, num_classes=3)),
+    "joint": dict(
+        name="idmm", label_weight=1.0, of=functools.partial(tiny.backbone, num_classes=3)
+    ),
     "drloc": dict(name="idmm", drloc=config.DrLoc(weight=0.1)),
     "drloc reg": dict(name="idmm", drloc=config.DrLoc(weight=0.1, mode="reg", pairs=2)),
     "drloc l1_all": dict(name="idmm", drloc=config.DrLoc(weight=0.1, mode="l1_all")),
@@ -39,7 +43,9 @@ class NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         if function is torch.ops.aten._to_copy.default and not (kwargs or {}).get("non_blocking"):
-            assert args[0].device.type == out.device.type, f"a copy to {out.device} waits for the device"
+            assert args[0].device.type == out.device.type, (
+                f"a copy to {out.device} waits for the device"
+            )
         return out
 
 
@@ -50,7 +56,8 @@ def test_drlocs_head_is_built_where_the_backbone_is():
 
 @pytest.fixture
 def mode(monkeypatch):
-    """Fake tensors, those that are made on the CPU included; pinning, which needs a driver, does nothing."""
+    """Fake tensors, those that are made on the CPU included; pinning, which needs a driver, does
+    nothing."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
@@ -70,7 +77,11 @@ def sent(module, mode):
 
 def to_gpu(batch, mode):
     def move(value):
-        return [move(each) for each in value] if isinstance(value, list) else mode.from_tensor(value).to("cuda")
+        return (
+            [move(each) for each in value]
+            if isinstance(value, list)
+            else mode.from_tensor(value).to("cuda")
+        )
 
     return {name: move(value) for name, value in batch.items()}
 
@@ -91,7 +102,9 @@ def test_pretraining_stays_on_the_device(name, request):
     of = given["of"]() if "of" in given else None
     method = tiny.make(**{**given, "of": of})
     if name in WAIT:
-        method.loss.forward = lambda rows, *_, **__: (rows[0] if isinstance(rows, list) else rows).sum()
+        method.loss.forward = lambda rows, *_, **__: (
+            rows[0] if isinstance(rows, list) else rows
+        ).sum()
     batch = tiny.batch(*((2,) if name in ("simclr", "mocov2", "mocov3") else (2, 1)), double=False)
     mode = request.getfixturevalue("mode")  # what is made above is real
     step(sent(method, mode), to_gpu(batch, mode))

@@ -1,4 +1,5 @@
-"""Damaged files of a run, and models that load or lack something: one sentence, exit code 2, nothing is lost."""
+"""Damaged files of a run, and models that load or lack something: one sentence, exit code 2,
+nothing is lost."""
 
 import json
 import resource
@@ -16,7 +17,11 @@ from idmm.data.loaders import worker_count
 from idmm.files import read_metrics
 
 REWRITE = "Delete it and repeat the command of its run, which writes it again"
-SPOILED = {"cut": lambda text: text[: len(text) // 2], "empty": lambda text: "", "list": lambda text: "[1]"}
+SPOILED = {
+    "cut": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "list": lambda text: "[1]",
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,9 @@ def test_a_damaged_file_is_named_with_the_remedy(finished, kind, tmp_path, capsy
     ]:
         run = shutil.copytree(whole, tmp_path / command, dirs_exist_ok=True)
         file = run / name
-        file.write_text(SPOILED[kind](file.read_text() if file.suffix == ".json" and file.exists() else "{}"))
+        file.write_text(
+            SPOILED[kind](file.read_text() if file.suffix == ".json" and file.exists() else "{}")
+        )
         argv = {
             "report": ["report", run],
             "export": ["export", "--init", run, "--format", "timm", "--out", tmp_path / "out"],
@@ -109,7 +116,9 @@ def test_a_model_without_timms_interface_is_refused(tmp_path, capsys):
     bare_model.__module__ = sys.modules[__name__].__name__
     assert inside("finetune", tmp_path / "run", model__name="bare_model", model__kwargs=None) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("model.name: 'bare_model' has no method forward_features, forward_head, ")
+    assert line.startswith(
+        "model.name: 'bare_model' has no method forward_features, forward_head, "
+    )
     assert not (tmp_path / "run").exists() and timm.is_model("bare_model")
 
 

@@ -19,28 +19,42 @@ def test_digits():
     from sklearn.datasets import load_digits
 
     splits = list_images(section(name="digits"), labelled=True)
-    train, test = splits.train, splits.test
+    train = splits.train
+    test = splits.test
     assert (len(train), splits.val, len(test)) == (1437, None, 360)
     assert train.items.shape == (1437, 8, 8, 3) and train.classes == [str(i) for i in range(10)]
     assert not set(train.names) & set(test.names)
     counts = np.bincount(test.labels)
     assert counts.min() >= 35 and counts.max() <= 37  # stratified
-    digits, original = load_digits(), int(test.names[100].split("/")[1])
+    digits = load_digits()
+    original = int(test.names[100].split("/")[1])
     assert test.labels[100] == digits.target[original]
-    np.testing.assert_array_equal(test.items[100][..., 1], np.rint(digits.images[original] * 255 / 16))
+    np.testing.assert_array_equal(
+        test.items[100][..., 1], np.rint(digits.images[original] * 255 / 16)
+    )
 
 
 def test_roots_that_are_none(tmp_path):
-    assert faults(list_images, section(), True) == ["data.root: missing, data.name 'folder' expects a folder of images"]
+    assert faults(list_images, section(), True) == [
+        "data.root: missing, data.name 'folder' expects a folder of images"
+    ]
     root = tmp_path / "x"
     for fault in ("does not exist", "is not a folder"):
         wanted = [f"data.root: '{root}' {fault}, expected a folder of images"]
-        assert faults(list_images, section(root), True) == faults(list_images, section(root), False) == wanted
+        assert (
+            faults(list_images, section(root), True)
+            == faults(list_images, section(root), False)
+            == wanted
+        )
         root.touch()
 
 
 def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
-    root = tree(tmp_path / "d", train={"dog": 2, "cat": 2, "Katze 猫": 1}, val={"dog": 1, "cat": 1, "Katze 猫": 1})
+    root = tree(
+        tmp_path / "d",
+        train={"dog": 2, "cat": 2, "Katze 猫": 1},
+        val={"dog": 1, "cat": 1, "Katze 猫": 1},
+    )
     paint(root / "train/cat/deep/er/9.JPG")
     paint(root / "train/cat/.hidden.png")
     paint(root / "train/.hidden/1.png")
@@ -71,7 +85,13 @@ def test_links_bring_no_image_to_evaluate_on_into_training(tmp_path, caplog):
     (tmp_path / "outside").symlink_to(paint(tmp_path / "pool/9.png").parent)
     (root / "train/b/pool").symlink_to(tmp_path / "outside")
     os.mkfifo(root / "train/b/pipe.png")
-    names = ["train/a/0.png", "train/a/gone.png", "train/b/0.png", "train/b/1.png", "train/b/pool/9.png"]
+    names = [
+        "train/a/0.png",
+        "train/a/gone.png",
+        "train/b/0.png",
+        "train/b/1.png",
+        "train/b/pool/9.png",
+    ]
     more = ["unlabelled/0.png", "unlabelled/gone.png"]
     for labelled in (True, False):
         listing = list_images(section(root), labelled, unlabelled=True)
@@ -80,7 +100,9 @@ def test_links_bring_no_image_to_evaluate_on_into_training(tmp_path, caplog):
     (root / "train/c").symlink_to(root / "train/b")
     (root / "test/c").mkdir()
     paint(root / "test/c/0.png")
-    wanted = f"'{root}/train' has classes without images: c (c: a link to images that are read already)"
+    wanted = (
+        f"'{root}/train' has classes without images: c (c: a link to images that are read already)"
+    )
     assert faults(list_images, section(root), True) == [f"data.root: {wanted}. Fill or remove them"]
 
 
@@ -112,18 +134,28 @@ def test_val_fraction_is_stratified(tmp_path):
     assert splits.val is None
     assert np.bincount(splits.test.labels, minlength=3).tolist() == [2, 0, 1]
     assert np.bincount(splits.train.labels).tolist() == [8, 1, 1]
-    assert sorted(splits.train.names + splits.test.names) == list_images(section(root), False).train.names
+    assert (
+        sorted(splits.train.names + splits.test.names)
+        == list_images(section(root), False).train.names
+    )
     most = list_images(section(root, val_fraction=0.99), labelled=True)
-    assert np.bincount(most.train.labels).tolist() == [1, 1, 1]  # no class loses its last training image
+    # no class loses its last training image
+    assert np.bincount(most.train.labels).tolist() == [1, 1, 1]
     ones = tree(tmp_path / "ones", train={"a": 1, "b": 1})
     (line,) = faults(list_images, section(ones, val_fraction=0.2), True)
-    assert line.startswith("data.val_fraction: 0.2 holds out no image, as no class has two different images. Add ")
+    assert line.startswith(
+        "data.val_fraction: 0.2 holds out no image, as no class has two different images. Add "
+    )
 
 
 def held_out(root, **fields):
     """Maps the content of each image to the part that it is in."""
     splits = list_images(section(root, val_fraction=0.25, **fields), labelled=True)
-    parts = ((Path(path).read_bytes(), part) for part, split in splits.parts.items() for path in split.items)
+    parts = (
+        (Path(path).read_bytes(), part)
+        for part, split in splits.parts.items()
+        for path in split.items
+    )
     sides = {}
     for content, part in parts:
         assert sides.setdefault(content, part) == part, "copies are on one side"
@@ -131,7 +163,8 @@ def held_out(root, **fields):
 
 
 def test_what_is_held_out_depends_on_each_file(tmp_path):
-    """Corrected labels move no more than one other image per class. A copy, another name or root move none."""
+    """Corrected labels move no more than one other image per class. A copy, another name or root
+    move none."""
     root = tree(tmp_path / "a", train={"x": 20, "y": 20, "z": 20})
     before = held_out(root)
     assert list(before.values()).count("test") == 15
@@ -161,13 +194,18 @@ def test_arrays_are_held_out_by_their_pixels(caplog):
 
 
 def test_groups_of_all_sizes_are_held_out_by_their_names(tmp_path):
-    """One group is half of all images. The share of each class is near to the fraction, and labels move little."""
+    """One group is half of all images. The share of each class is near to the fraction, and labels
+    move little."""
     sizes = {f"p{n}": 30 if n == 0 else 1 + n % 4 for n in range(16)}
     root = tmp_path / "d"
     for seed in range(6):
         for of in "ab":
-            tree(root, **{f"train/{of}": {f"s{seed}{name}_": count for name, count in sizes.items()}})
-        splits = list_images(section(root, groups="/(s[0-9]p[0-9]+)_/", val_fraction=0.25), labelled=True)
+            tree(
+                root, **{f"train/{of}": {f"s{seed}{name}_": count for name, count in sizes.items()}}
+            )
+        splits = list_images(
+            section(root, groups="/(s[0-9]p[0-9]+)_/", val_fraction=0.25), labelled=True
+        )
         counts = [np.bincount(split.labels) for split in (splits.train, splits.test)]
         assert not {*splits.train.groups} & {*splits.test.groups}
         assert np.all(np.abs(counts[1] / (counts[0] + counts[1]) - 0.25) < 0.05), seed
@@ -179,7 +217,8 @@ def test_all_faults_of_a_folder_come_together(tmp_path):
     (root / "train/empty").mkdir()
     (root / "val/empty").mkdir()
     paint(root / "train/loose.png")
-    train, val = root / "train", root / "val"
+    train = root / "train"
+    val = root / "val"
     assert faults(list_images, section(root), True) == [
         f"data.root: '{train}' has 1 image outside of class folders (loose.png), expected {train}/CLASS/*",
         f"data.root: '{train}' has classes without images: empty. Fill or remove them",
@@ -221,7 +260,9 @@ def test_pretraining_takes_any_tree_and_ignores_val_fraction_aloud(tmp_path, cap
     splits = list_images(section(tmp_path, val_fraction=0.5), labelled=False)
     assert splits.train.names == ["b.png", "deep/er/a.jpg"]
     assert splits.train.labels is splits.train.classes is splits.val is splits.test is None
-    assert "data.val_fraction: 0.5 is not used, as there are no labels to evaluate with" in caplog.text
+    assert (
+        "data.val_fraction: 0.5 is not used, as there are no labels to evaluate with" in caplog.text
+    )
 
 
 def test_pretraining_never_sees_test_images_and_takes_labels_where_they_are(tmp_path):
@@ -249,7 +290,9 @@ def test_pretraining_trees_that_are_no_classes(tmp_path):
     (tmp_path / "z").rmdir()
     assert labels() is None, "the folder of images without labels"
     (line,) = faults(list_images, section(tmp_path), True)
-    assert line.endswith(f"has no 'train' folder, expected the class folders in {tmp_path}/train, next to 'unlabelled'")
+    assert line.endswith(
+        f"has no 'train' folder, expected the class folders in {tmp_path}/train, next to 'unlabelled'"
+    )
 
 
 def labelled_split(counts):
@@ -262,7 +305,9 @@ def test_subset_per_class_total_and_fraction():
     split = labelled_split([5, 10, 40])
     few = draw_subset(split, config.Subset(per_class=3))
     assert np.bincount(few.labels).tolist() == [3, 3, 3] and few.names == sorted(few.names)
-    assert all(split.labels[int(name)] == label for name, label in zip(few.names, few.labels, strict=True))
+    assert all(
+        split.labels[int(name)] == label for name, label in zip(few.names, few.labels, strict=True)
+    )
     assert len(draw_subset(split, config.Subset(total=17))) == 17
     tenth = draw_subset(split, config.Subset(fraction=0.1))
     assert np.bincount(tenth.labels).tolist() == [1, 1, 4]
@@ -283,6 +328,10 @@ def test_subset_faults():
     for images, subset, line in (
         (split, {"per_class": 6}, f"per_class: {few}"),
         (split, {"total": 20}, "total: 20 is more than the 19 training images"),
-        (bare, {"per_class": 1}, "per_class: these images have no labels, expected total or fraction"),
+        (
+            bare,
+            {"per_class": 1},
+            "per_class: these images have no labels, expected total or fraction",
+        ),
     ):
         assert faults(draw_subset, images, config.Subset(**subset)) == [f"data.subset.{line}"]

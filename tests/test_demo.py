@@ -16,12 +16,18 @@ from idmm.stages import demo
 @pytest.mark.parametrize(("gain", "code"), [(6.0, 0), (1.0, 1)])
 def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys, monkeypatch):
     """Too small a gain is a failure, and its result is kept."""
-    asked, out = [], tmp_path / "demo"
+    asked = []
+    out = tmp_path / "demo"
 
     def train(given):
         asked.append(given)
         return {
-            "result": {"top1": 80 + gain + given.seed, "test_size": 360, "largest_class": 10.3, "baseline_top1": 80.5},
+            "result": {
+                "top1": 80 + gain + given.seed,
+                "test_size": 360,
+                "largest_class": 10.3,
+                "baseline_top1": 80.5,
+            },
             "scratch": {"top1": 70.0, "baseline_top1": 79.0},
             "counts": {"images": 1437, "labelled": 50},
         }
@@ -35,7 +41,9 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
     assert result["idmm_top1"] == [80 + gain, 81 + gain] and result["gain"] == pytest.approx(gain)
     assert result["scratch_top1"] == [70.0] * 2 and result["baseline_top1"] == [80.5] * 2
     assert f"{80.5 + gain:.1f} ± 0.7 %" in said.out and f"{gain:+.1f} points" in said.out
-    assert code == 0 or said.err.splitlines()[-1].startswith("demo: +1.0 points from the better of scratch and bas")
+    assert code == 0 or said.err.splitlines()[-1].startswith(
+        "demo: +1.0 points from the better of scratch and bas"
+    )
     with Image.open(out / "comparison.png") as image:
         assert image.format == "PNG" and np.asarray(image.convert("RGB")).std() > 5
 
@@ -43,9 +51,13 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
     found = list_images(Data(root=str(out / "images")), labelled=True).parts
     for part, split in digits.items():
         order = np.argsort([int(Path(name).stem) for name in found[part].names])
-        assert [found[part].classes[found[part].labels[i]] for i in order] == [split.classes[c] for c in split.labels]
+        assert [found[part].classes[found[part].labels[i]] for i in order] == [
+            split.classes[c] for c in split.labels
+        ]
 
 
 def test_bad_flags_write_nothing(tmp_path, capsys):
     lines = refused(capsys, ["demo", "--out", tmp_path / "o", "--minutes", 0, "--seeds", 0])
-    assert [line.split(":")[0] for line in lines] == ["minutes", "seeds"] and not (tmp_path / "o").exists()
+    assert [line.split(":")[0] for line in lines] == ["minutes", "seeds"] and not (
+        tmp_path / "o"
+    ).exists()

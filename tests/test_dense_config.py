@@ -13,7 +13,14 @@ from idmm.config.parsing import build
 from idmm.models.weights import save_model
 from idmm.training.schedule import learning_rate
 
-MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", _flow(VIT), "--data.workers", "0"]
+MODEL = [
+    "--model.name",
+    "vit_tiny_patch16_224",
+    "--model.kwargs",
+    _flow(VIT),
+    "--data.workers",
+    "0",
+]
 
 
 def rates(kind, steps, warmup, falls=()):
@@ -31,12 +38,15 @@ def test_schedules():
     values = rates("steps", 12, 2, [8, 11])
     assert values[0] == pytest.approx(1e-6) and values[1] == pytest.approx(0.05, rel=1e-3)
     assert values[2:] == pytest.approx([0.1] * 6 + [0.01, 0.01, 0.01, 0.001])
-    assert rates("linear", 12, 2)[2:] == pytest.approx([0.1 * (12 - step) / 10 for step in range(2, 12)])
+    assert rates("linear", 12, 2)[2:] == pytest.approx(
+        [0.1 * (12 - step) / 10 for step in range(2, 12)]
+    )
 
 
 def test_the_supplements_protocols():
     """Sections 4.1 and 4.2 of the drloc supplement."""
-    detect, segment = build(DetectConfig, "maskrcnn_1x"), build(SegmentConfig, "upernet_160k")
+    detect = build(DetectConfig, "maskrcnn_1x")
+    segment = build(SegmentConfig, "upernet_160k")
     train = detect.train
     assert (train.lr, train.weight_decay, train.batch_size, train.epochs) == (1e-4, 0.05, 16, 12)
     assert (train.schedule, train.lr_steps) == ("steps", [8, 11])
@@ -44,16 +54,24 @@ def test_the_supplements_protocols():
     train = segment.train
     assert (train.lr, train.weight_decay, train.batch_size, train.size) == (6e-5, 0.01, 16, 512)
     steps = -(-20_210 // 16)
-    assert abs(train.epochs * steps - 160_000) < steps and round(train.warmup_epochs * steps) in range(1490, 1511)
+    assert abs(train.epochs * steps - 160_000) < steps and round(
+        train.warmup_epochs * steps
+    ) in range(1490, 1511)
     assert (segment.model.pyramid_width, segment.model.auxiliary) == (512, 0.4)
-    assert train.schedule == "linear" and segment.model.drop_path == 0.2 and segment.augment.scale == [0.5, 2.0]
+    assert (
+        train.schedule == "linear"
+        and segment.model.drop_path == 0.2
+        and segment.augment.scale == [0.5, 2.0]
+    )
     assert segment.eval_scales == [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
 
 
 def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
     coco_tree(tmp_path / "coco", form="boxes", train=3, val=2)
     mask_tree(tmp_path / "masks", train=3, val=2)
-    coco, masks, out = tmp_path / "coco", tmp_path / "masks", tmp_path / "out"
+    coco = tmp_path / "coco"
+    masks = tmp_path / "masks"
+    out = tmp_path / "out"
     detect = ["detect", *MODEL, "--out", out, "--train.size", 64]
     segment = ["segment", *detect[1:]]
     for argv, line in (
@@ -64,9 +82,15 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
         ),
         ([*detect, "--data.root", masks], "has no annotations of objects to train on, expected"),
         ([*segment, "--data.root", coco], "has no images with masks to train on, expected"),
-        ([*detect, "--data.root", coco, "--train.size", 72], "train.size: image size 72x72: expected a multiple"),
+        (
+            [*detect, "--data.root", coco, "--train.size", 72],
+            "train.size: image size 72x72: expected a multiple",
+        ),
         ([*detect, "--data.root", coco, "--train.keep", "best"], "train.keep: best chooses by val"),
-        ([*segment, "--data.root", masks, "--out", masks / "images" / "x"], "lies among the images of"),
+        (
+            [*segment, "--data.root", masks, "--out", masks / "images" / "x"],
+            "lies among the images of",
+        ),
     ):
         said = refused(capsys, argv)
         assert line in said[-1], said
@@ -76,14 +100,26 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
 def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
     find = importlib.util.find_spec
     missing = {"pycocotools", "segmentation_models_pytorch"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name in missing else find(name, *of))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *of: None if name in missing else find(name, *of)
+    )
     (tmp_path / "images").mkdir()
     for stage, name in (("detect", "pycocotools"), ("segment", "segmentation_models_pytorch")):
-        (line,) = refused(capsys, [stage, "--data.root", tmp_path / "images", "--out", tmp_path / "out"])
-        assert line.startswith(f"{stage}: needs {name}. Install it with: pip install") and "[dense]" in line
+        (line,) = refused(
+            capsys, [stage, "--data.root", tmp_path / "images", "--out", tmp_path / "out"]
+        )
+        assert (
+            line.startswith(f"{stage}: needs {name}. Install it with: pip install")
+            and "[dense]" in line
+        )
         run = tmp_path / stage
         looks = dict(size=32, mean=(0.5,) * 3, std=(0.5,) * 3, extra={"task": stage})
         save_model(run, "model", {}, name="resnet10t", kwargs={}, **looks)
         paint(tmp_path / "1.png")
-        (line,) = refused(capsys, ["predict", "--init", run, tmp_path / "1.png", "--out", tmp_path / "out"])
-        assert f"{run}: needs {name}. Install it with: pip install" in line and not (tmp_path / "out").exists()
+        (line,) = refused(
+            capsys, ["predict", "--init", run, tmp_path / "1.png", "--out", tmp_path / "out"]
+        )
+        assert (
+            f"{run}: needs {name}. Install it with: pip install" in line
+            and not (tmp_path / "out").exists()
+        )

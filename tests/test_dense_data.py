@@ -1,4 +1,5 @@
-"""Boxes and masks: what is read from each layout, what is refused or left out, and how batches are made of it."""
+"""Boxes and masks: what is read from each layout, what is refused or left out, and how batches are
+made of it."""
 
 import json
 import re
@@ -23,7 +24,8 @@ from idmm.dense.targets import IGNORED, mask_values, outlined
 from idmm.dense.transforms import DenseTransform, letterboxed
 
 UNUSABLE = "cannot be used:"
-read_detection, read_segmentation = partial(read_images, "detect"), partial(read_images, "segment")
+read_detection = partial(read_images, "detect")
+read_segmentation = partial(read_images, "segment")
 
 
 def of(root, **fields):
@@ -51,8 +53,8 @@ def test_boxes_are_those_of_the_file(tmp_path, form, official):
 
 
 def test_unusual_objects(tmp_path, caplog):
-    """An image without any; a crowd with a packed outline, and one without an outline, which counts as its box does; a
-    box over the edge by a rounding."""
+    """An image without any; a crowd with a packed outline, and one without an outline, which counts
+    as its box does; a box over the edge by a rounding."""
     from pycocotools import mask as coco
 
     def change(part, content):
@@ -60,7 +62,9 @@ def test_unusual_objects(tmp_path, caplog):
         paint(tmp_path / part / "empty.png", size=(30, 20))
         first = content["annotations"][0] | {"iscrowd": 1}
         if part == "train":
-            packed = coco.merge(coco.frPyObjects(first["segmentation"], *scenes(part, 1)[0].image.shape[:2]))
+            packed = coco.merge(
+                coco.frPyObjects(first["segmentation"], *scenes(part, 1)[0].image.shape[:2])
+            )
             first["segmentation"] = {"size": packed["size"], "counts": packed["counts"].decode()}
             content["annotations"][1]["bbox"] = [-0.5, 50, 65, 46.9]
         else:
@@ -73,16 +77,28 @@ def test_unusual_objects(tmp_path, caplog):
     assert first.crowd.tolist() == [True] + [False] * (len(first.labels) - 1)
     assert found.train.targets[1].boxes[0].tolist() == [0, 50, 64, 96]
     np.testing.assert_array_equal(first.masks(*first.size), made["train"]["000.png"].masks)
-    assert empty.boxes.shape == (0, 4) and empty.segments == [] and empty.masks(5, 6).shape == (0, 5, 6)
-    target, scene = found.test.targets[0], made["val"]["000.png"]
+    assert (
+        empty.boxes.shape == (0, 4)
+        and empty.segments == []
+        and empty.masks(5, 6).shape == (0, 5, 6)
+    )
+    target = found.test.targets[0]
+    scene = made["val"]["000.png"]
     x1, y1, x2, y2 = scene.boxes[0].astype(int)
     mask = target.masks(*target.size)[0]
     assert mask[y1:y2, x1:x2].all() and mask.sum() == (x2 - x1) * (y2 - y1)
-    seen = Objects(target.boxes, target.labels, np.ones(len(target.labels)), [outline(m) for m in scene.masks])
+    seen = Objects(
+        target.boxes, target.labels, np.ones(len(target.labels)), [outline(m) for m in scene.masks]
+    )
     scores, _ = detection_scores([seen], [target], CLASSES)
     assert [scores["ap"], scores["mask_ap"]] == pytest.approx([100, 100])
-    coco_tree(tmp_path, change=lambda part, content: content["annotations"][0].update(segmentation=[]))
-    assert not outlined(read_detection(of(tmp_path)).train.targets) and "1 of 16 objects have no outline" in caplog.text
+    coco_tree(
+        tmp_path, change=lambda part, content: content["annotations"][0].update(segmentation=[])
+    )
+    assert (
+        not outlined(read_detection(of(tmp_path)).train.targets)
+        and "1 of 16 objects have no outline" in caplog.text
+    )
 
 
 BROKEN = [  # how the annotations of a file are spoilt, one after the other, and what its line is
@@ -94,8 +110,14 @@ BROKEN = [  # how the annotations of a file are spoilt, one after the other, and
         lambda a: a["bbox"].__setitem__(0, 90),
         r"annotation 2 of '001.png': bbox \[90.0, .*\] is not in the image \(64 x 96",
     ),
-    (lambda a: a.update(image_id=77), r"annotation 3: image_id 77 or category_id \d+ is not in the list"),
-    (lambda a: a.update(category_id=5), r"annotation 4: image_id \d+ or category_id 5 is not in the list"),
+    (
+        lambda a: a.update(image_id=77),
+        r"annotation 3: image_id 77 or category_id \d+ is not in the list",
+    ),
+    (
+        lambda a: a.update(category_id=5),
+        r"annotation 4: image_id \d+ or category_id 5 is not in the list",
+    ),
     # a far outline takes gigabytes in pycocotools
     (
         lambda a: a.update(segmentation=[[0, 0, 1e9, 0, 1e9, -1e30]]),
@@ -116,7 +138,8 @@ def test_annotations_and_images_that_cannot_be_used(tmp_path, caplog):
     turned = Image.Exif()
     turned[0x0112] = 6
     with Image.open(tmp_path / "train" / "002.png") as image:
-        image.copy().resize((96, 80)).save(tmp_path / "train" / "002.png", exif=turned)  # 80 x 80 in the file
+        # 80 x 80 in the file
+        image.copy().resize((96, 80)).save(tmp_path / "train" / "002.png", exif=turned)
     head, *lines = faults(read_detection, of(tmp_path))
     file = tmp_path / "annotations" / "train.json"
     assert head == f"data.root: '{file}': 5 of 16 annotations {UNUSABLE}"
@@ -134,7 +157,9 @@ def test_annotations_and_images_that_cannot_be_used(tmp_path, caplog):
 def test_files_that_are_no_annotations(tmp_path):
     """Of all parts at once; then categories of parts that differ."""
     coco_tree(tmp_path, test=2, train=2, val=2)
-    train, val, test = (tmp_path / "annotations" / f"{part}.json" for part in ("train", "val", "test"))
+    train, val, test = (
+        tmp_path / "annotations" / f"{part}.json" for part in ("train", "val", "test")
+    )
     good = json.loads(train.read_text())
     train.write_text("{")
     val.write_text(json.dumps({"images": [], "annotations": [3]}))
@@ -158,7 +183,10 @@ def test_files_that_are_no_annotations(tmp_path):
     val.write_text(json.dumps({**good, "images": good["images"][:1], "annotations": []}))
     line, *_ = faults(read_detection, of(tmp_path))
     assert line == f"data.root: '{val}' has categories that are not in '{train}': 3 'nought'"
-    for table, fault in (("images", "images with the id 100, 101"), ("categories", "categories with the id 3, 7, 11")):
+    for table, fault in (
+        ("images", "images with the id 100, 101"),
+        ("categories", "categories with the id 3, 7, 11"),
+    ):
         val.write_text(json.dumps(good | {table: good[table] * 2}))
         assert f"data.root: '{val}' has several {fault}" in faults(read_detection, of(tmp_path))
 
@@ -173,7 +201,8 @@ def test_masks_are_those_of_the_files(tmp_path):
     first = made["train"].pop("000.png")
     made["train"]["a/x.png"] = first
     for target, name in zip(found.train.targets, found.train.names, strict=True):
-        scene, mask = made["train"][name.removeprefix("images/train/")], target.mask()
+        scene = made["train"][name.removeprefix("images/train/")]
+        mask = target.mask()
         assert mask.dtype == np.uint8 and (mask[0] == IGNORED).all() and target.size == mask.shape
         np.testing.assert_array_equal(mask[1:-1, 1:-1], scene.mask[1:-1, 1:-1])
     (tmp_path / "classes.txt").unlink()
@@ -211,9 +240,14 @@ def test_masks_that_cannot_be_used(tmp_path):
 
 def test_grey_masks_of_two_bits():
     rows = b"".join(b"\0" + bytes([0b00011011]) for _ in range(2))  # 0, 1, 2, 3
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 4, 2, 2, 0, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", 4, 2, 2, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    ]
     png = [
-        struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data)) for tag, data in chunks
+        struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data))
+        for tag, data in chunks
     ]
     assert mask_values(b"\x89PNG\r\n\x1a\n" + b"".join(png)).tolist() == [[0, 1, 2, 3]] * 2
 
@@ -250,7 +284,9 @@ def boxes(tmp_path_factory):
     root = tmp_path_factory.mktemp("boxes")
     made = coco_tree(root)
     data = section(root, cache="off")
-    return SimpleNamespace(scenes=list(made["train"].values()), given=stored(read_detection(data), data))
+    return SimpleNamespace(
+        scenes=list(made["train"].values()), given=stored(read_detection(data), data)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -258,12 +294,16 @@ def masks(tmp_path_factory):
     root = tmp_path_factory.mktemp("masks")
     made = mask_tree(root)
     data = section(root, cache="off")
-    return SimpleNamespace(scenes=list(made["train"].values()), given=stored(read_segmentation(data), data))
+    return SimpleNamespace(
+        scenes=list(made["train"].values()), given=stored(read_segmentation(data), data)
+    )
 
 
 def shown(batch, b):
     """The pixels of an image of a batch, [S, S, 3] in [0, 1]."""
-    return (batch["images"][b].permute(1, 2, 0) * torch.tensor(LOOKS[2]) + torch.tensor(LOOKS[1])).numpy()
+    return (
+        batch["images"][b].permute(1, 2, 0) * torch.tensor(LOOKS[2]) + torch.tensor(LOOKS[1])
+    ).numpy()
 
 
 def plain(**changes):
@@ -279,12 +319,18 @@ def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
         for b in EVERY:
             bright = shown(batch, b).mean(axis=2) > 0.45
             kept = batch["labels"][b] >= 0
-            union = batch["masks"][b][kept].numpy().any(axis=0) if kept.any() else np.zeros_like(bright)
+            union = (
+                batch["masks"][b][kept].numpy().any(axis=0) if kept.any() else np.zeros_like(bright)
+            )
             edge = np.abs(np.diff(np.pad(union, 1).astype(int), axis=0))[:, 1:-1].sum()
-            assert (bright ^ union).sum() <= 3 * edge + 6  # blurred edges, and what is left of a box below a pixel
-            for box, mask in zip(batch["boxes"][b][kept].numpy(), batch["masks"][b][kept].numpy(), strict=True):
+            # blurred edges, and what is left of a box below a pixel
+            assert (bright ^ union).sum() <= 3 * edge + 6
+            for box, mask in zip(
+                batch["boxes"][b][kept].numpy(), batch["masks"][b][kept].numpy(), strict=True
+            ):
                 assert (0 <= box).all() and (box <= SIDE).all() and (box[2:] - box[:2] >= 1).all()
-                rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+                rows = np.flatnonzero(mask.any(axis=1))
+                columns = np.flatnonzero(mask.any(axis=0))
                 if len(rows) and box.min() > 0 and box.max() < SIDE:  # not cut
                     tight = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
                     np.testing.assert_allclose(box, tight, atol=1.01)
@@ -296,7 +342,8 @@ def test_classes_stay_on_the_digits(masks):
     for epoch in range(3):
         batch = DenseTransform(masks.given, *LOOKS, plain(), 6)(epoch, EVERY)
         for b in EVERY:
-            mask, bright = batch["mask"][b].numpy(), shown(batch, b).mean(axis=2) > 0.45
+            mask = batch["mask"][b].numpy()
+            bright = shown(batch, b).mean(axis=2) > 0.45
             assert ((mask > 0) == bright)[mask != IGNORED].mean() > 0.95
             assert not batch["images"][b][:, (batch["images"][b] == 0).all(dim=0)].any()
 
@@ -311,8 +358,8 @@ def test_flips_happen_and_do_not(boxes):
 
 
 def test_unusual_images(tmp_path):
-    """Of 16 bits; with crowds or slivers; stored smaller than their files, whose pixels boxes and outlines
-    count."""
+    """Of 16 bits; with crowds or slivers; stored smaller than their files, whose pixels boxes and
+    outlines count."""
     import cv2
 
     def change(part, content):
@@ -325,7 +372,11 @@ def test_unusual_images(tmp_path):
     given = stored(found, data)
     batch = DenseTransform(given, *LOOKS)(0, EVERY)
     counts = [len(scene.labels) for scene in made["train"].values()]
-    assert (batch["labels"] >= 0).sum(dim=1).tolist() == [counts[0] - 1, counts[1] - 1, *counts[2:6]]
+    assert (batch["labels"] >= 0).sum(dim=1).tolist() == [
+        counts[0] - 1,
+        counts[1] - 1,
+        *counts[2:6],
+    ]
 
     scene = made["train"]["003.png"]
     small = DenseTransform(stored(found, data, 40), 48, *LOOKS[1:])(0, np.array([3]))

@@ -1,4 +1,5 @@
-"""What people get wrong in annotations and masks: read if it has one meaning, refused or warned of otherwise."""
+"""What people get wrong in annotations and masks: read if it has one meaning, refused or warned of
+otherwise."""
 
 import json
 import os
@@ -30,7 +31,9 @@ def segmentation(root):
 def remapped(root, values, part="**"):
     """Gives the masks other numbers: ``values[old]``."""
     for path in (root / "masks").glob(f"{part}/*.png"):
-        Image.fromarray(np.array(values, np.uint8)[np.asarray(Image.open(path)).clip(max=4)]).save(path)
+        Image.fromarray(np.array(values, np.uint8)[np.asarray(Image.open(path)).clip(max=4)]).save(
+            path
+        )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,11 @@ def remapped(root, values, part="**"):
         ),
         ([255] * 5, "a\nb", "classes with a pixel in the training images: 0, expected 2 or more"),
         ([0] * 5, "a\nb", "classes with a pixel in the training images: 1, expected 2 or more"),
-        ([0, 128, 128, 128, 0], None, "has the values 0, 128, but not 1, 2, 3, 4, 5 and 122 more. Number the classes"),
+        (
+            [0, 128, 128, 128, 0],
+            None,
+            "has the values 0, 128, but not 1, 2, 3, 4, 5 and 122 more. Number the classes",
+        ),
     ],
 )
 def test_masks_without_two_classes(tmp_path, capsys, values, names, fault):
@@ -66,8 +73,14 @@ def test_classes_without_a_pixel_are_warned_of(tmp_path, caplog):
     remapped(tmp_path, [0, 1, 2, 2, 255], "train")
     remapped(tmp_path, [255] * 5, "val")
     segmentation(tmp_path)
-    assert "no train image has a pixel of 'seven'. Scores of these classes are undefined" in caplog.text
-    assert "no test image has a pixel of 'background', 'zero', 'one', 'seven'. Scores of these classes" in caplog.text
+    assert (
+        "no train image has a pixel of 'seven'. Scores of these classes are undefined"
+        in caplog.text
+    )
+    assert (
+        "no test image has a pixel of 'background', 'zero', 'one', 'seven'. Scores of these classes"
+        in caplog.text
+    )
 
 
 def without(*labels, part="train"):
@@ -75,7 +88,9 @@ def without(*labels, part="train"):
 
     def change(name, content):
         rows = content["annotations"]
-        content["annotations"] = [row for row in rows if name != part or row["category_id"] not in labels]
+        content["annotations"] = [
+            row for row in rows if name != part or row["category_id"] not in labels
+        ]
 
     return change
 
@@ -102,7 +117,10 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
     coco_tree(tmp_path / "coco", change=without(3, 7, 11, part="val"), train=4, val=2, test=2)
     mask_tree(tmp_path / "masks", train=4, val=2)
     remapped(tmp_path / "masks", [255] * 5, "val")
-    for command, scores in (("detect", ("ap", "ap50", "ap75")), ("segment", ("miou", "macc", "pixel_accuracy"))):
+    for command, scores in (
+        ("detect", ("ap", "ap50", "ap75")),
+        ("segment", ("miou", "macc", "pixel_accuracy")),
+    ):
         out = tmp_path / command
         assert call(words(command, tmp_path, out, train__epochs=1)) == 0
         assert [metrics(out)[-1][name] for name in scores[:1]] == [None]
@@ -113,7 +131,10 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
             assert [row["iou"] for row in read_csv(out / "per_class.csv")] == [""] * 4
             assert "miou undefined, macc undefined" in logged(out)
     assert read(tmp_path / "detect" / "result.json")["ap"] is not None
-    assert call(["report", tmp_path / "detect", tmp_path / "segment", "--out", tmp_path / "report"]) == 0
+    assert (
+        call(["report", tmp_path / "detect", tmp_path / "segment", "--out", tmp_path / "report"])
+        == 0
+    )
     capsys.readouterr()
     *_, line = refused(capsys, words("detect", tmp_path, tmp_path / "best", train__keep="best"))
     assert line.startswith("train.keep: best chooses by val, which has no object")
@@ -122,18 +143,25 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
 # ---------------------------------------------------------------------- orientation
 @pytest.mark.parametrize("orientation", TURNS)
 def test_labels_are_of_upright_images(tmp_path, caplog, capsys, orientation):
-    """Boxes and masks of the upright image are right, those of the stored pixels are refused where it shows."""
+    """Boxes and masks of the upright image are right, those of the stored pixels are refused where
+    it shows."""
     coco_tree(tmp_path / "coco", train=3, val=2)
     mask_tree(tmp_path / "masks", train=3, val=2)
     upright = [read_images(task, section(tmp_path / name)).train.targets for task, name in TASKS]
-    images = [tmp_path / "coco" / "train" / "000.png", tmp_path / "masks" / "images" / "train" / "000.png"]
+    images = [
+        tmp_path / "coco" / "train" / "000.png",
+        tmp_path / "masks" / "images" / "train" / "000.png",
+    ]
     for path in images:
         store_turned(path, orientation)
     for (task, name), expected in zip(TASKS, upright, strict=True):
         caplog.clear()
         targets = read_images(task, section(tmp_path / name)).train.targets
         assert [target.digest for target in targets] == [target.digest for target in expected]
-        assert f"000.png' ({orientation}). Boxes and masks must be of the upright images" in caplog.text
+        assert (
+            f"000.png' ({orientation}). Boxes and masks must be of the upright images"
+            in caplog.text
+        )
     # labels of the stored pixels
     stored = lambda part, content: content["images"][0].update(width=64, height=96)  # noqa: E731
     coco_tree(tmp_path / "coco", change=stored, train=3, val=2)
@@ -143,7 +171,10 @@ def test_labels_are_of_upright_images(tmp_path, caplog, capsys, orientation):
     Image.fromarray(np.asarray(Image.open(mask)).T).save(mask)
     for task, name in TASKS:
         *_, line = faults(read_images, task, section(tmp_path / name))
-        assert f"64 x 96 pixels, its image 96 x 64 when upright (EXIF orientation {orientation}). If the labels" in line
+        assert (
+            f"64 x 96 pixels, its image 96 x 64 when upright (EXIF orientation {orientation}). If the labels"
+            in line
+        )
 
 
 TASKS = (("detect", "coco"), ("segment", "masks"))
@@ -154,7 +185,9 @@ def test_a_mask_with_an_orientation_is_refused(tmp_path):
     mask_tree(tmp_path, train=3, val=2)
     mask = tmp_path / "masks" / "train" / "000.png"
     store_turned(mask, 6)
-    assert faults(segmentation, tmp_path)[1].startswith(f"  '{mask}': has an EXIF orientation, expected upright")
+    assert faults(segmentation, tmp_path)[1].startswith(
+        f"  '{mask}': has an EXIF orientation, expected upright"
+    )
 
 
 # ---------------------------------------------------------------------- compressed outlines
@@ -164,7 +197,11 @@ def packed(mask):
 
 def test_packed_runs_are_those_of_pycocotools():
     masks = [scene.masks[0] for scene in scenes("train", 9)]
-    masks += [np.zeros((5, 4), bool), np.ones((5, 4), bool), np.random.default_rng(0).random((70, 90)) < 0.3]
+    masks += [
+        np.zeros((5, 4), bool),
+        np.ones((5, 4), bool),
+        np.random.default_rng(0).random((70, 90)) < 0.3,
+    ]
     for mask in masks:
         assert _unpacked(packed(mask)) == run_lengths(mask)["counts"]
 
@@ -181,17 +218,26 @@ SHORT = packed(np.zeros((64, 95), bool))
             {"size": SIZE, "counts": SHORT},
             "its RLE of 96 x 64 pixels has runs of 6080, expected 96 x 64, which is 6144",
         ),
-        ({"size": [64, 95], "counts": SHORT}, "its RLE of 95 x 64 pixels has runs of 6080, expected 96 x 64"),
+        (
+            {"size": [64, 95], "counts": SHORT},
+            "its RLE of 95 x 64 pixels has runs of 6080, expected 96 x 64",
+        ),
         ({"size": SIZE, "counts": GOOD[:-1] + "o"}, "its RLE is broken or cut off ("),
         ({"size": SIZE, "counts": ""}, "its RLE is broken or cut off ("),
         ({"size": SIZE, "counts": "\x00é"}, "its RLE is broken or cut off ("),
         ({"size": SIZE, "counts": "@0P6"}, "its RLE of 96 x 64 pixels has runs of "),
-        ({"size": SIZE, "counts": [7000, -856]}, "segmentation.counts[1] is -856, expected greater than or equal to 0"),
+        (
+            {"size": SIZE, "counts": [7000, -856]},
+            "segmentation.counts[1] is -856, expected greater than or equal to 0",
+        ),
         ({"counts": GOOD}, "segmentation.size field required (polygons or RLE)"),
         ({"size": [64], "counts": SHORT}, "segmentation.size[1] field required"),
         ("box", "segmentation is 'box', expected a mapping (polygons or RLE)"),
         ([1, 2, 3, 4, 5, 6], "segmentation[5] is 6, expected a list"),
-        ([[1, 2, 3, 4]], "segmentation has the polygon [1.0, 2.0, 3.0, 4.0], expected x and y of three points"),
+        (
+            [[1, 2, 3, 4]],
+            "segmentation has the polygon [1.0, 2.0, 3.0, 4.0], expected x and y of three points",
+        ),
         ([[1, 2, 3, float("nan"), 5, 6]], "segmentation[0][3] is nan, expected a finite number"),
         ([[1, 2, 3, True, 5, 6]], "segmentation[0][3] is True, expected a number"),
     ],
@@ -211,17 +257,37 @@ def spoilt(table, **values):
 @pytest.mark.parametrize(
     ("table", "values", "fault"),
     [
-        ("annotations", {"iscrowd": "2"}, "annotations[0].iscrowd is '2', expected 0, 1, '0', '1' or None"),
+        (
+            "annotations",
+            {"iscrowd": "2"},
+            "annotations[0].iscrowd is '2', expected 0, 1, '0', '1' or None",
+        ),
         ("annotations", {"bbox": "1,2,3,4"}, "annotations[0].bbox is '1,2,3,4', expected a list"),
-        ("annotations", {"bbox": [1, 2, "3", 4]}, "annotations[0].bbox[2] is '3', expected a number"),
-        ("annotations", {"bbox": [1, 2, 3]}, "annotations[0].bbox is [1, 2, 3], expected at least 4 items"),
+        (
+            "annotations",
+            {"bbox": [1, 2, "3", 4]},
+            "annotations[0].bbox[2] is '3', expected a number",
+        ),
+        (
+            "annotations",
+            {"bbox": [1, 2, 3]},
+            "annotations[0].bbox is [1, 2, 3], expected at least 4 items",
+        ),
         (
             "annotations",
             {"bbox": [9, 9, -3, 4]},
             "bbox [9.0, 9.0, -3.0, 4.0] is not in the image",
         ),
-        ("annotations", {"category_id": True}, "annotations[0].category_id is True, expected an integer"),
-        ("annotations", {"category_id": 3.5}, "annotations[0].category_id is 3.5, expected an integer"),
+        (
+            "annotations",
+            {"category_id": True},
+            "annotations[0].category_id is True, expected an integer",
+        ),
+        (
+            "annotations",
+            {"category_id": 3.5},
+            "annotations[0].category_id is 3.5, expected an integer",
+        ),
         ("images", {"height": -64}, "images[0].height is -64, expected greater than 0"),
         ("images", {"id": "101"}, "has several images with the id 101"),
         ("images", {"file_name": 3}, "images[0].file_name is 3, expected a string"),
@@ -234,13 +300,19 @@ def test_fields_of_another_kind(tmp_path, table, values, fault):
 
 
 def test_fields_with_one_meaning(tmp_path):
-    """Numbers of images as text, sizes with a point, crowds as text, and files in other encodings."""
+    """Numbers of images as text, sizes with a point, crowds as text, and files in other
+    encodings."""
     coco_tree(tmp_path, train=2, val=1)
     expected = [target.digest for target in detection(tmp_path).train.targets]
     path = tmp_path / "annotations" / "train.json"
     content = json.loads(path.read_text())
     for row in content["annotations"]:
-        row |= {"image_id": str(row["image_id"]), "category_id": f"{row['category_id']}", "iscrowd": "0", "id": None}
+        row |= {
+            "image_id": str(row["image_id"]),
+            "category_id": f"{row['category_id']}",
+            "iscrowd": "0",
+            "id": None,
+        }
     for row in content["images"]:
         row |= {"height": float(row["height"]), "width": float(row["width"])}
     for encoding in ("utf-8-sig", "utf-16"):
@@ -296,7 +368,9 @@ def test_masks_of_16_bits(tmp_path):
         assert IGNORED in target.values
     path = tmp_path / "masks" / "train" / "001.png"
     Image.fromarray(np.asarray(Image.open(path)) * 257).save(path)
-    assert f"  '{path}': values from 0 to 65535, expected 0 to 255" in faults(segmentation, tmp_path)
+    assert f"  '{path}': values from 0 to 65535, expected 0 to 255" in faults(
+        segmentation, tmp_path
+    )
 
 
 def test_a_mask_that_changed_is_no_longer_used(tmp_path):
@@ -313,4 +387,6 @@ def test_a_list_of_classes_that_is_no_file(tmp_path):
     file = tmp_path / "classes.txt"
     file.unlink()
     os.mkfifo(file)
-    assert faults(segmentation, tmp_path) == [f"data.root: '{file}' cannot be read (not a regular file)"]
+    assert faults(segmentation, tmp_path) == [
+        f"data.root: '{file}' cannot be read (not a regular file)"
+    ]

@@ -1,4 +1,5 @@
-"""Detector and segmenter: maps, losses, gradients, learning; average precision and intersection over union."""
+"""Detector and segmenter: maps, losses, gradients, learning; average precision and intersection
+over union."""
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ BACKBONES = {  # of each kind of maps a small one
     "t2t": ("t2t_vit_7", dict(embed_dim=32, depth=2, num_heads=2)),
     "cvt": ("cvt_13", dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2))),
     "pvt": PVT,
-    "swin": ("swin_tiny_patch4_window7_224", dict(embed_dim=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))),
+    "swin": (
+        "swin_tiny_patch4_window7_224",
+        dict(embed_dim=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2)),
+    ),
     "resnet": ("test_resnet", {}),
     "mobilenet": ("mobilenetv4_conv_small_050", {}),
 }
@@ -52,7 +56,8 @@ def drawn(count, objects=2):
     def stacked(name, dtype):
         return torch.from_numpy(np.stack([getattr(one, name) for one in scenes]).astype(dtype))
 
-    images = stacked("image", np.float32).permute(0, 3, 1, 2) / 64 - 2  # [B, H, W, 3] -> [B, 3, H, W]
+    # [B, H, W, 3] -> [B, 3, H, W]
+    images = stacked("image", np.float32).permute(0, 3, 1, 2) / 64 - 2
     batch = {"images": images, "index": torch.arange(count), "mask": stacked("mask", np.int64)}
     batch |= {"boxes": stacked("boxes", np.float32), "labels": stacked("labels", np.int64)}
     truth = [
@@ -72,24 +77,30 @@ def loss_of(method, batch, key=3):
 
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_all_that_is_trained_has_a_gradient(kind):
-    """Of both networks, else processes that train together would wait for it; the weights of the backbone fit it."""
+    """Of both networks, else processes that train together would wait for it; the weights of the
+    backbone fit it."""
     batch, _ = drawn(2)
     for method in (detection(kind, masks=True), segmentation(kind)):
         network = method.backbone
         maps = network.forward_features(batch["images"])
         sides = [SIDE // stride for stride in STRIDES]
-        assert [m.shape for m in maps] == [(2, c, n, n) for c, n in zip(network.channels, sides, strict=True)]
+        assert [m.shape for m in maps] == [
+            (2, c, n, n) for c, n in zip(network.channels, sides, strict=True)
+        ]
         out = loss_of(method, batch)
         out["loss"].backward()
         assert all(bool(torch.isfinite(value)) for value in out.values())
-        assert not [name for name, p in method.named_parameters() if p.requires_grad and p.grad is None]
+        assert not [
+            name for name, p in method.named_parameters() if p.requires_grad and p.grad is None
+        ]
         assert any(p.requires_grad for p in network.backbone.parameters())
         assert list(network.backbone.state_dict()) == list(backbone(kind).state_dict())
 
 
 def test_maps_of_a_plain_transformer():
     """Of stride 8: pooled from the normalised tokens, and enlarged by a transposed convolution."""
-    made, images = backbone().eval(), torch.randn(2, 3, SIDE, SIDE)
+    made = backbone().eval()
+    images = torch.randn(2, 3, SIDE, SIDE)
     maps = MultiScaleBackbone(made, SIDE)
     grid = token_grid(made, images)  # [2, 32, 8, 8]
     found = maps.forward_features(images)
@@ -101,8 +112,10 @@ def test_maps_of_a_plain_transformer():
 
 
 def test_maps_of_several_strides():
-    """The deepest of each, as timm gives them; the last from where the features leave the backbone."""
-    made, images = backbone("pvt").eval(), torch.randn(2, 3, SIDE, SIDE)
+    """The deepest of each, as timm gives them; the last from where the features leave the
+    backbone."""
+    made = backbone("pvt").eval()
+    images = torch.randn(2, 3, SIDE, SIDE)
     maps = MultiScaleBackbone(made, SIDE)
     final, taken = made.forward_intermediates(images)
     assert maps.several and maps.channels == [8, 16, 24, 32]
@@ -111,7 +124,8 @@ def test_maps_of_several_strides():
 
 
 def test_loss_of_pixels():
-    """The mean over an image's pixels with a class, then over images; a naive loop, values and gradients."""
+    """The mean over an image's pixels with a class, then over images; a naive loop, values and
+    gradients."""
     logits = torch.randn(3, 4, 5, 5, dtype=torch.float64, requires_grad=True)
     mask = torch.randint(0, 4, (3, 5, 5))
     mask[0, :2], mask[2] = 255, 255
@@ -119,7 +133,9 @@ def test_loss_of_pixels():
     for image in range(3):
         pixels = [(y, x) for y in range(5) for x in range(5) if mask[image, y, x] != 255]
         for y, x in pixels:
-            wanted = wanted - logits[image, :, y, x].log_softmax(0)[mask[image, y, x]] / len(pixels) / 3
+            wanted = (
+                wanted - logits[image, :, y, x].log_softmax(0)[mask[image, y, x]] / len(pixels) / 3
+            )
     found = pixel_cross_entropy(logits, mask)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, wanted)))
@@ -128,31 +144,41 @@ def test_loss_of_pixels():
 
 @pytest.mark.parametrize("make", [detection, segmentation])
 def test_one_image_and_half_precision(make):
-    """A batch of one, as a run's last may be, though UPerNet normalises maps of one place; in bf16 the loss is
-    float32."""
+    """A batch of one, as a run's last may be, though UPerNet normalises maps of one place; in bf16
+    the loss is float32."""
     batch, _ = drawn(1)
     method = make("resnet")
     loss_of(method, batch)["loss"].backward()
     with torch.autocast("cpu", torch.bfloat16):
         out = loss_of(method, batch)
-    assert {value.dtype for value in out.values()} == {torch.float32} and bool(torch.isfinite(out["loss"]))
+    assert {value.dtype for value in out.values()} == {torch.float32} and bool(
+        torch.isfinite(out["loss"])
+    )
 
 
 def test_boxes_are_computed_in_fp32(monkeypatch):
-    """Not in bf16, which beyond 256 pixels has but every second one: neither proposals and predictions nor the true
-    boxes that they are compared with."""
+    """Not in bf16, which beyond 256 pixels has but every second one: neither proposals and
+    predictions nor the true boxes that they are compared with."""
     with seeded(1):
         network = Detector(backbone(side=512), 512, len(CLASSES), 16, masks=True)
-    true, given = torch.tensor([[[301.0, 303, 407, 501]]]), []
+    true = torch.tensor([[[301.0, 303, 407, 501]]])
+    given = []
     for part in (network.rpn, network.roi_heads):
         own = part.box_coder.encode
-        monkeypatch.setattr(part.box_coder, "encode", lambda *boxes, own=own: given.extend(boxes) or own(*boxes))
-    batch = {"images": torch.randn(1, 3, 512, 512), "boxes": true, "labels": torch.zeros(1, 1, dtype=torch.long)}
+        monkeypatch.setattr(
+            part.box_coder, "encode", lambda *boxes, own=own: given.extend(boxes) or own(*boxes)
+        )
+    batch = {
+        "images": torch.randn(1, 3, 512, 512),
+        "boxes": true,
+        "labels": torch.zeros(1, 1, dtype=torch.long),
+    }
     with torch.autocast("cpu", torch.bfloat16):
         network.train().loss({**batch, "masks": torch.ones(1, 1, 512, 512, dtype=torch.uint8)})
         with torch.no_grad():
             (found,) = network.eval()(batch["images"])
-    given = [boxes for each in given for boxes in each]  # true ones and anchors, true ones and proposals
+    # true ones and anchors, true ones and proposals
+    given = [boxes for each in given for boxes in each]
     assert len(given) == 4 and {boxes.dtype for boxes in given} == {torch.float32}
     assert all(bool((boxes == true[0, 0]).all(1).any()) for boxes in given[::2])
     assert found["boxes"].dtype == found["scores"].dtype == torch.float32 and len(found["boxes"])
@@ -170,7 +196,9 @@ def test_a_detector_learns_two_images():
         optimizer.step()
     with torch.no_grad():
         outputs = method.backbone.eval()(batch["images"])
-    found = [on_file(output, target.size, SIDE) for output, target in zip(outputs, truth, strict=True)]
+    found = [
+        on_file(output, target.size, SIDE) for output, target in zip(outputs, truth, strict=True)
+    ]
     scores, _ = detection_scores(found, truth, CLASSES)
     assert scores["ap50"] > 90 and set(scores) == {"ap", "ap50", "ap75"}
 
@@ -179,10 +207,13 @@ def test_several_scales():
     """The mean of what is said of each enlarged or reduced image, by a naive loop."""
     with seeded(1):
         network = Segmenter(backbone("vit", dynamic_size=True), SIDE, 3, 16).eval()
-    images, resized = torch.randn(2, 3, SIDE, SIDE), dict(mode="bilinear", antialias=True)
+    images = torch.randn(2, 3, SIDE, SIDE)
+    resized = dict(mode="bilinear", antialias=True)
     with torch.no_grad():
         plain = network(images).softmax(1)
-        large = F.interpolate(network(F.interpolate(images, (96, 96), **resized)).softmax(1), (SIDE, SIDE), **resized)
+        large = F.interpolate(
+            network(F.interpolate(images, (96, 96), **resized)).softmax(1), (SIDE, SIDE), **resized
+        )
         torch.testing.assert_close(segmented(network, images, [1.0, 1.5]), (plain + large) / 2)
         torch.testing.assert_close(segmented(network, images), plain)
 
@@ -195,15 +226,21 @@ def truth(boxes, labels, crowd=None, size=(100, 100), segments=None):
 
 def objects(boxes, labels, scores, segments=None):
     boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
-    return Objects(boxes, np.array(labels, dtype=np.int64), np.array(scores, dtype=np.float32), segments)
+    return Objects(
+        boxes, np.array(labels, dtype=np.int64), np.array(scores, dtype=np.float32), segments
+    )
 
 
 def test_of_four_objects_three_found():
-    """By hand: hit, miss, hit, hit. Precision is 1 up to recall 1/4 (26 of the 101), 3/4 up to 3/4 (50), then 0."""
+    """By hand: hit, miss, hit, hit. Precision is 1 up to recall 1/4 (26 of the 101), 3/4 up to 3/4
+    (50), then 0."""
     boxes = [[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]]
-    crowd, mark = [80, 80, 90, 90], [0, 50, 20, 70]
+    crowd = [80, 80, 90, 90]
+    mark = [0, 50, 20, 70]
     found = objects(
-        [boxes[0], [80, 0, 90, 9], boxes[1], boxes[2], crowd, mark], [0] * 5 + [1], [0.9, 0.8, 0.7, 0.6, 1, 1]
+        [boxes[0], [80, 0, 90, 9], boxes[1], boxes[2], crowd, mark],
+        [0] * 5 + [1],
+        [0.9, 0.8, 0.7, 0.6, 1, 1],
     )
     true = truth([*boxes, crowd, mark], [0] * 5 + [1], crowd=[False] * 4 + [True, False])
     scores, each = detection_scores([found], [true], ["a", "b", "never seen"])
@@ -215,26 +252,42 @@ def test_of_four_objects_three_found():
 
 def test_nothing_found_and_nothing_there():
     nothing = objects([], [], [])
-    assert detection_scores([nothing], [truth([[0, 0, 9, 9]], [0])], ["a"])[0] == {"ap": 0, "ap50": 0, "ap75": 0}
-    assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {"ap": None, "ap50": None, "ap75": None}
+    assert detection_scores([nothing], [truth([[0, 0, 9, 9]], [0])], ["a"])[0] == {
+        "ap": 0,
+        "ap50": 0,
+        "ap75": 0,
+    }
+    assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {
+        "ap": None,
+        "ap50": None,
+        "ap75": None,
+    }
 
 
 def test_intersection_over_union():
-    """By a naive loop over pixels; class 4 is only predicted, class 3 only true, class 5 neither."""
+    """By a naive loop over pixels; class 4 is only predicted, class 3 only true, class 5
+    neither."""
     rng = np.random.default_rng(0)
-    true, said = rng.integers(0, 4, 500), rng.choice([0, 1, 2, 4], 500)
+    true = rng.integers(0, 4, 500)
+    said = rng.choice([0, 1, 2, 4], 500)
     confusion = np.zeros((6, 6), dtype=np.int64)
     for t, s in zip(true, said, strict=True):
         confusion[t, s] += 1
     scores, per_class = segmentation_scores(confusion)
-    iou, accuracy = per_class["iou"], per_class["accuracy"]
+    iou = per_class["iou"]
+    accuracy = per_class["accuracy"]
     wanted = []
     for k in range(6):
         both = sum(t == k and s == k for t, s in zip(true, said, strict=True))
         either = sum(t == k or s == k for t, s in zip(true, said, strict=True))
         wanted.append(100 * both / either if either else np.nan)
     np.testing.assert_allclose(iou, wanted)
-    assert iou[3] == iou[4] == 0 and np.isnan(iou[5]) and accuracy[3] == 0 and np.isnan(accuracy[4:]).all()
+    assert (
+        iou[3] == iou[4] == 0
+        and np.isnan(iou[5])
+        and accuracy[3] == 0
+        and np.isnan(accuracy[4:]).all()
+    )
     assert scores == pytest.approx(
         {
             "miou": np.mean(wanted[:5]),
@@ -242,4 +295,8 @@ def test_intersection_over_union():
             "pixel_accuracy": 100 * np.mean(true == said),
         }
     )
-    assert segmentation_scores(np.zeros((2, 2), int))[0] == {"miou": None, "macc": None, "pixel_accuracy": None}
+    assert segmentation_scores(np.zeros((2, 2), int))[0] == {
+        "miou": None,
+        "macc": None,
+        "pixel_accuracy": None,
+    }

@@ -1,4 +1,5 @@
-"""The drloc supplement's networks by the command line: Cascade R-CNN, images without squares, the auxiliary head."""
+"""The drloc supplement's networks by the command line: Cascade R-CNN, images without squares, the
+auxiliary head."""
 
 import json
 
@@ -48,7 +49,15 @@ def test_cascade_without_squares_from_training_to_prediction(boxes, tmp_path):
     saved = read_checkpoint(tmp_path / "run", "init", "model")
     assert len(saved_network(saved).roi_heads.heads) == 3
     answers = json.loads((tmp_path / "run/predictions.json").read_text())
-    predict = ["predict", "--init", tmp_path / "run", "--min_score", "0.05", "--out", tmp_path / "p"]
+    predict = [
+        "predict",
+        "--init",
+        tmp_path / "run",
+        "--min_score",
+        "0.05",
+        "--out",
+        tmp_path / "p",
+    ]
     assert call([*predict, str(boxes / "val")]) == 0
     predicted = json.loads((tmp_path / "p/predictions.json").read_text())["annotations"]
     scores = sorted(round(one["score"], 4) for one in answers if one["score"] >= 0.0501)
@@ -81,7 +90,11 @@ def test_short_sides_are_drawn_and_canvases_hold_the_batch(boxes):
 
 def test_recipe_trains_at_the_papers_sizes(tmp_path):
     coco_tree(tmp_path / "images", train=4, val=2)
-    flags = EPOCH | SWIN | {"model.pyramid_width": "16", "train.schedule": "cosine", "train.eval_every": "1"}
+    flags = (
+        EPOCH
+        | SWIN
+        | {"model.pyramid_width": "16", "train.schedule": "cosine", "train.eval_every": "1"}
+    )
     run("detect", tmp_path / "images", tmp_path / "run", config="maskrcnn_1x", **flags)
     (record,) = metrics(tmp_path / "run")
     assert record["step"] == 2

@@ -1,4 +1,5 @@
-"""Images of more than 8 bits are scaled by one range for a whole data set, which travels; pages are named."""
+"""Images of more than 8 bits are scaled by one range for a whole data set, which travels; pages are
+named."""
 
 import io
 import json
@@ -38,7 +39,9 @@ def twelve_bits(root, ends):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return twelve_bits(tmp_path_factory.mktemp("deep") / "d", {"train": (3, 4012), "val": (0, 4095)})
+    return twelve_bits(
+        tmp_path_factory.mktemp("deep") / "d", {"train": (3, 4012), "val": (0, 4095)}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,9 @@ def info(run, stem="backbone"):
 
 def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
     found = levels(runs / "cache-auto")
-    assert len(found) > 2000 and found.min() == 0 and found.max() == 65535, "they are not cut to 8 bits"
+    assert len(found) > 2000 and found.min() == 0 and found.max() == 65535, (
+        "they are not cut to 8 bits"
+    )
     text = "8 of 8 train images have more than 8 bits. Their values [3, 4012] become 0 to 1"
     assert text in logged(runs / "auto")
     assert info(runs / "auto")["range"] == [3, 4012]
@@ -84,7 +89,10 @@ def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
     given = {"model__name": None, "model__kwargs": None, "init": str(runs / "auto")}
     assert tuned(tmp_path / "b", other, **given) == 0
     assert info(tmp_path / "b")["range"] == info(tmp_path / "b", "model")["range"] == [3, 4012]
-    assert "8 of 8 test images have more than 8 bits. Their values [3, 4012] become 0 to 1" in logged(tmp_path / "b")
+    assert (
+        "8 of 8 test images have more than 8 bits. Their values [3, 4012] become 0 to 1"
+        in logged(tmp_path / "b")
+    )
     assert tuned(tmp_path / "c", other, **given, data__range=[50, 3000]) == 0
     assert info(tmp_path / "c", "model")["range"] == [50, 3000]
 

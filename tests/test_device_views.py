@@ -1,4 +1,5 @@
-"""Views made on the device against those of the loader, operation by operation and in whole runs."""
+"""Views made on the device against those of the loader, operation by operation and in whole
+runs."""
 
 import numpy as np
 import pytest
@@ -28,7 +29,10 @@ class Store:
     def __init__(self, channels=3, dtype=np.uint8, low=8, high=300, edges=False, count=8):
         rng = np.random.default_rng(low)
         self.sizes = rng.integers(low, high + 1, (count, 2))
-        self.channels, self.labels, self.decodes, self.images = channels, np.arange(count) % 3, False, []
+        self.channels = channels
+        self.labels = np.arange(count) % 3
+        self.decodes = False
+        self.images = []
         top = np.iinfo(dtype).max
         for h, w in self.sizes:
             pixels = rng.integers(0, top, (h, w, channels), dtype=dtype, endpoint=True)
@@ -58,15 +62,18 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("low", "high"), [(8, 20), (20, 600)])
 @kinds
 def test_crops_are_those_of_the_loader(kind, low, high, edges):
-    store, indices = Store(**KINDS[kind], low=low, high=high, edges=edges), np.arange(8)
+    store = Store(**KINDS[kind], low=low, high=high, edges=edges)
+    indices = np.arange(8)
     images = DeviceImages(store, DEVICE)
     for size in (16, 112):
         group = CropGroup(count=4, scale=[0.05, 1.0], **NO_COLOURS, **TURNS)
         plan = draw_views(Views(), group, derive(low, "crops", size), indices, store.sizes)
         assert 0 < plan.flip.sum() < 32 and 0 < plan.vflip.sum() < 32 and len(set(plan.turns)) == 4
-        zero, one = [0.0] * store.channels, [1.0] * store.channels
+        zero = [0.0] * store.channels
+        one = [1.0] * store.channels
         wanted = views.make_views(store.images, plan, size, zero, one).flatten(0, 1)
-        for dtype in (torch.float32, torch.float16)[: 1 + (kind == "RGB")]:  # GPUs resize RGB of 8 bits in float16
+        # GPUs resize RGB of 8 bits in float16
+        for dtype in (torch.float32, torch.float16)[: 1 + (kind == "RGB")]:
             images.dtype = dtype
             found = images.crops(plan, np.repeat(indices, 4), size).cpu()
             assert float((found - wanted).abs().max()) <= (2.01 / 255 if kind == "RGB" else 1e-4)
@@ -74,15 +81,27 @@ def test_crops_are_those_of_the_loader(kind, low, high, edges):
 
 def plan_of(count, **values):
     """A plan that changes nothing but ``values``."""
-    no, zero = np.zeros(count, bool), np.zeros(count, np.int64)
-    usual = dict(box=np.zeros((count, 4), np.int64), flip=no, jitter=no, order=zero, grey=no, solarize=no, vflip=no)
-    usual |= dict(factors=np.tile([1.0, 1.0, 1.0, 0.0], (count, 1)), sigma=np.zeros(count), turns=zero)
+    no = np.zeros(count, bool)
+    zero = np.zeros(count, np.int64)
+    usual = dict(
+        box=np.zeros((count, 4), np.int64),
+        flip=no,
+        jitter=no,
+        order=zero,
+        grey=no,
+        solarize=no,
+        vflip=no,
+    )
+    usual |= dict(
+        factors=np.tile([1.0, 1.0, 1.0, 0.0], (count, 1)), sigma=np.zeros(count), turns=zero
+    )
     return ViewPlan(**{**usual, **values})
 
 
 def operations(count):
     """Plans of one operation each, and of all adjustments in each order."""
-    rng, some = np.random.default_rng(0), np.arange(count) % 2 == 0
+    rng = np.random.default_rng(0)
+    some = np.arange(count) % 2 == 0
     factors = rng.random((count, 4)) * [2, 2, 2, 1] - [0, 0, 0, 0.5]
     every = dict(jitter=np.ones(count, bool), order=np.arange(count) % 24)
     for number, name in enumerate(("brightness", "contrast", "saturation", "hue")):
@@ -100,7 +119,9 @@ def operations(count):
 def test_each_colour_operation_is_that_of_the_loader(channels):
     count = 48
     for size in (8, 57):
-        before = torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(size))
+        before = torch.rand(
+            count, channels, size, size, generator=torch.Generator().manual_seed(size)
+        )
         before[::3] = before[::3].round()  # saturated, with ties between channels
         for name, plan in operations(count):
             found = device_views.recolour(before.clone().to(DEVICE), plan).cpu()
@@ -115,12 +136,18 @@ def test_each_colour_operation_is_that_of_the_loader(channels):
 @pytest.mark.parametrize("is_grey", [False, True])
 @kinds
 def test_whole_views_are_those_of_the_loader(kind, is_grey):
-    store, indices = Store(**KINDS[kind]), np.arange(8)
+    store = Store(**KINDS[kind])
+    indices = np.arange(8)
     channels = 1 if is_grey and store.channels == 3 else store.channels
-    mean, std = [0.1 * (1 + c) for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
-    crops = [CropGroup(count=2), CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS)]
+    mean = [0.1 * (1 + c) for c in range(channels)]
+    std = [0.2 + 0.1 * c for c in range(channels)]
+    crops = [
+        CropGroup(count=2),
+        CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS),
+    ]
     by_loader = MultiCropTransform(store, Views(crops=crops, size=64), mean, std, seed=3)
-    wanted, found = by_loader(2, indices), DeviceViews(by_loader, DEVICE)(2, indices)
+    wanted = by_loader(2, indices)
+    found = DeviceViews(by_loader, DEVICE)(2, indices)
     assert all(torch.equal(found[name].cpu(), wanted[name]) for name in ("index", "label"))
     for one, other in zip(found["views"], wanted["views"], strict=True):
         assert one.shape == other.shape and one.dtype == other.dtype
@@ -129,10 +156,13 @@ def test_whole_views_are_those_of_the_loader(kind, is_grey):
 
 
 def test_light_crops_of_fine_tuning_are_those_of_the_loader():
-    store, indices, looks = Store(), np.arange(8), ([0.5] * 3, [0.25] * 3)
+    store = Store()
+    indices = np.arange(8)
+    looks = ([0.5] * 3, [0.25] * 3)
     light = Augment(randaugment=None, jitter_prob=0.5, grey_prob=0.3, **TURNS)
     by_loader = TrainTransform(store, light, 48, *looks, key=5)
-    wanted, found = by_loader(1, indices)["images"], DeviceViews(by_loader, DEVICE)(1, indices)["images"].cpu()
+    wanted = by_loader(1, indices)["images"]
+    found = DeviceViews(by_loader, DEVICE)(1, indices)["images"].cpu()
     assert found.shape == wanted.shape == (8, 3, 48, 48)
     assert float((found - wanted).abs().mean()) <= 0.25 / 255
     others = [Augment(), Augment(randaugment=None, random_erasing=0.5)]
@@ -153,13 +183,17 @@ class Memory(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.tensors, self.most = torch.utils.weak.WeakIdKeyDictionary(), 0
+        self.tensors = torch.utils.weak.WeakIdKeyDictionary()
+        self.most = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor):
             self.tensors[out] = True
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in self.tensors}
+        storages = {
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+            for tensor in self.tensors
+        }
         self.most = max(self.most, sum(storages.values()))
         return out
 
@@ -172,8 +206,13 @@ def test_a_batch_waits_for_no_gpu_and_needs_less_than_a_gigabyte(monkeypatch):
         made = DeviceViews(MultiCropTransform(store, IDMM, [0.5] * 3, [0.5] * 3, seed=1), "cuda")
         with NoWaiting(), Memory() as memory:
             batch = made(0, np.tile(np.arange(4), 64))
-    assert [tuple(group.shape) for group in batch["views"]] == [(256, 2, 3, 112, 112), (256, 4, 3, 112, 112)]
-    assert all(tensor.device.type == "cuda" for tensor in [*batch["views"], batch["index"], batch["label"]])
+    assert [tuple(group.shape) for group in batch["views"]] == [
+        (256, 2, 3, 112, 112),
+        (256, 4, 3, 112, 112),
+    ]
+    assert all(
+        tensor.device.type == "cuda" for tensor in [*batch["views"], batch["index"], batch["label"]]
+    )
     assert 2**28 < memory.most < 10**9
 
 
@@ -205,7 +244,9 @@ def test_a_run_keeps_its_path_and_resumes_exactly(stage, tmp_path, monkeypatch):
     assert place(tmp_path / "whole") == state(tmp_path / "cut")["views"] == "device"
     assert "views: made on cpu, which holds the images (" in logged(tmp_path / "whole")
     assert inside(stage, tmp_path / "cut", **STAGES[stage]) == 0  # there is no room any more
-    assert place(tmp_path / "cut") == "device" and metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+    assert place(tmp_path / "cut") == "device" and metrics(tmp_path / "whole") == metrics(
+        tmp_path / "cut"
+    )
     assert same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -224,10 +265,17 @@ def test_a_run_of_the_loader_stays_there_on_a_gpu(stage, tmp_path, monkeypatch, 
     ("stage", "free", "changes", "reason"),
     [
         ("finetune", 2**30, {}, "RandAugment or RandomErasing runs there"),
-        ("pretrain", 2 * 96 * 64 * 3 - 1, {}, "the images take more than half of the GPU's free memory"),
+        (
+            "pretrain",
+            2 * 96 * 64 * 3 - 1,
+            {},
+            "the images take more than half of the GPU's free memory",
+        ),
     ],
 )
-def test_the_log_has_the_reason_for_loader_workers(stage, free, changes, reason, tmp_path, monkeypatch):
+def test_the_log_has_the_reason_for_loader_workers(
+    stage, free, changes, reason, tmp_path, monkeypatch
+):
     monkeypatch.setattr(device_views, "free_memory", lambda _: free)
     assert inside(stage, tmp_path / "run", **changes, train__epochs=1) == 0
     assert f"views: made by loader workers, because {reason}\n" in logged(tmp_path / "run")
@@ -257,7 +305,9 @@ def run_out(function, call):
     ],
     ids=["images", "views", "first step", "later step"],
 )
-def test_out_of_memory_falls_back_to_the_loader_once(owner, name, call, room, tmp_path, monkeypatch, capsys):
+def test_out_of_memory_falls_back_to_the_loader_once(
+    owner, name, call, room, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(owner, name, run_out(getattr(owner, name), call))
     assert inside("pretrain", tmp_path / "run") == 0
     assert place(tmp_path / "run") == "loader" and len(metrics(tmp_path / "run")) == 3
@@ -268,7 +318,9 @@ def test_the_step_repeated_by_the_loader_is_the_same_step(room, tmp_path, monkey
     """A run that leaves the device in its first step is the loader's run, to the last bit."""
     monkeypatch.setattr(loop.Loop, "_backward", run_out(loop.Loop._backward, 1))
     assert inside("pretrain", tmp_path / "run") == 0
-    assert same(whole["pretrain"], tmp_path / "run") and metrics(whole["pretrain"]) == metrics(tmp_path / "run")
+    assert same(whole["pretrain"], tmp_path / "run") and metrics(whole["pretrain"]) == metrics(
+        tmp_path / "run"
+    )
 
 
 def test_a_second_lack_of_memory_is_an_error(room, tmp_path, monkeypatch, capsys):
@@ -288,7 +340,9 @@ def test_two_processes_make_the_views_of_one(tmp_path, monkeypatch):
         assert inside("pretrain", tmp_path / "one", **given) == 0
         stop_at(patch, 1, 0, 1)
         assert inside("pretrain", tmp_path / "two", **given) == 130
-    with Together(["pretrain", *flags("pretrain", tmp_path / "two", **given)], tmp_path / "err") as run:
+    with Together(
+        ["pretrain", *flags("pretrain", tmp_path / "two", **given)], tmp_path / "err"
+    ) as run:
         assert run.wait() == 0, run.said()
     assert place(tmp_path / "two") == "device"
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):

@@ -1,4 +1,5 @@
-"""Decoded images: kept or decoded again with the same result, found again, and never taken for what they are not."""
+"""Decoded images: kept or decoded again with the same result, found again, and never taken for what
+they are not."""
 
 import os
 import pickle
@@ -39,18 +40,23 @@ def entries(folder):
 
 def rewritten(path):
     """Other pixels in a file of the same size and time."""
-    before, content = os.stat(path), path.read_bytes()
+    before = os.stat(path)
+    content = path.read_bytes()
     other = paint(path.with_name("other.bmp"), 99, (20, 20)).read_bytes()
     assert content != other and len(content) == len(other)
     path.write_bytes(other)
     path.with_name("other.bmp").unlink()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert (os.stat(path).st_size, os.stat(path).st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert (os.stat(path).st_size, os.stat(path).st_mtime_ns) == (
+        before.st_size,
+        before.st_mtime_ns,
+    )
 
 
 @pytest.mark.parametrize("change", ["content", "added", "removed", "swapped"])
 def test_built_again_when_a_file_changes(root, decoded, change):
-    a, b = paint(root / "train/a/x.bmp", 1, (20, 20)), paint(root / "train/b/y.bmp", 2, (20, 20))
+    a = paint(root / "train/a/x.bmp", 1, (20, 20))
+    b = paint(root / "train/b/y.bmp", 2, (20, 20))
     opened(root)
     decoded.clear()
     if change == "content":
@@ -83,7 +89,9 @@ def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
 
 
 def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
-    root = tree(tmp_path / "images", train={"x": 4, "y": 4}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
+    root = tree(
+        tmp_path / "images", train={"x": 4, "y": 4}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2}
+    )
     subsets = [config.Subset(total=3), config.Subset(total=3, seed=1), config.Subset(per_class=2)]
     for _ in range(2):
         whole = opened(root, labelled=True)
@@ -93,21 +101,30 @@ def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
         assert len(decoded) == 24
     for store, subset in zip(drawn, subsets, strict=True):
         assert same(store, opened(root, labelled=True, subset=subset, keep="off"))
-    rows = ["val/x/0.png,a", "val/y/0.png,b", *(f"train/{'xy'[i % 2]}/{i // 2}.png,{'ab'[i % 2]}" for i in range(8))]
+    rows = [
+        "val/x/0.png,a",
+        "val/y/0.png,b",
+        *(f"train/{'xy'[i % 2]}/{i // 2}.png,{'ab'[i % 2]}" for i in range(8)),
+    ]
     for count in (6, 8):  # two lists of classes, the second while the first is in use
         (tmp_path / f"{count}.csv").write_text("\n".join(["path,class", *rows[: 2 + count]]))
-    stores = [opened(root, labelled=True, labels=str(tmp_path / f"{count}.csv")) for count in (6, 8)]
+    stores = [
+        opened(root, labelled=True, labels=str(tmp_path / f"{count}.csv")) for count in (6, 8)
+    ]
     assert [len(sums(store)) for store in stores] == [6, 8]
 
 
 def test_copies_read_the_same_file(root):
-    store, ram = opened(root), opened(root, keep="off")
+    store = opened(root)
+    ram = opened(root, keep="off")
     data = pickle.dumps(store)
     assert len(data) < store.sizes.prod(axis=1).sum() and same(pickle.loads(data), ram)
     shutil.rmtree(root.parent / "cache")
     assert same(store, ram)  # what is mapped stays
     image_store._mapped.cache_clear()  # as in another process
-    with pytest.raises(RunError, match=r"/folder-train-\w+/\w+\.pixels: decoded images cannot be read \(no such"):
+    with pytest.raises(
+        RunError, match=r"/folder-train-\w+/\w+\.pixels: decoded images cannot be read \(no such"
+    ):
         pickle.loads(data).image(0)
 
 
@@ -117,7 +134,10 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
     def batch(epoch, indices):
         return {"worker": os.getpid()}
 
-    with pytest.raises(RunError, match="a loader worker was killed, probably because memory ran out. Try fewer --data"):
+    with pytest.raises(
+        RunError,
+        match="a loader worker was killed, probably because memory ran out. Try fewer --data",
+    ):
         with enough_memory(RunError("too little memory")):
             for made in own_share(batch, np.arange(40), 2, 1, 0):
                 os.kill(int(made["worker"]), signal.SIGKILL)
@@ -148,11 +168,15 @@ def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded):
     split = mixed_folder(tmp_path / "images")
 
     def load(cache):
-        data = section(tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range=[0, 65535])
+        data = section(
+            tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range=[0, 65535]
+        )
         return store_split(split, stored_size=bound, data=data)
 
     off, kept, again = (load(cache) for cache in ("off", "auto", "auto"))
-    assert [store.decodes for store in (off, kept, again)] == [True, False, False] and len(decoded) == 14
+    assert [store.decodes for store in (off, kept, again)] == [True, False, False] and len(
+        decoded
+    ) == 14
     assert len(kept) == len(split) == 7 and kept.names == split.names and kept.classes == ["a", "b"]
     assert kept.sizes.min(axis=1).max() == 16 and kept.sizes.min() == 1
     for store in (off, kept, again):
@@ -171,5 +195,7 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
     with pytest.raises(RunError, match=r"^data.root: 'train/a/0.png' was changed while in use$"):
         store.image(0)
     os.remove(tmp_path / "train/a/1.png")
-    with pytest.raises(RunError, match=r"^data.root: 'train/a/1.png' was fine when loaded, but now: no such file"):
+    with pytest.raises(
+        RunError, match=r"^data.root: 'train/a/1.png' was fine when loaded, but now: no such file"
+    ):
         store.image(1)

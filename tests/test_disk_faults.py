@@ -1,4 +1,5 @@
-"""The cache on a disk where things go wrong: kills, several processes at once, torn files, no room, no permission."""
+"""The cache on a disk where things go wrong: kills, several processes at once, torn files, no room,
+no permission."""
 
 import errno
 import logging
@@ -16,7 +17,8 @@ from tqdm import tqdm
 
 from idmm.data import image_store, images
 
-COUNT, SIZE = 12, (80, 60)
+COUNT = 12
+SIZE = (80, 60)
 BYTES = COUNT * 80 * 60 * 3
 processes = multiprocessing.get_context("fork")  # real ones, without the seconds of an import each
 
@@ -41,7 +43,9 @@ def hang(reached):
 
 def stop_at(moment, reached):
     """Patches this process, which is to be killed, so that it stops at a moment of the build."""
-    read, replace, done = images.read_image, os.replace, []
+    read = images.read_image
+    replace = os.replace
+    done = []
 
     def decode(*args, **named):
         done.append(None)
@@ -55,7 +59,8 @@ def stop_at(moment, reached):
         if moment == f"{name} in place":
             hang(reached)
 
-    images.read_image, os.replace = decode, rename
+    images.read_image = decode
+    os.replace = rename
 
 
 MOMENTS = ["half of the images", ".pixels in place", ".npz in place"]
@@ -78,13 +83,18 @@ def test_killed_while_building(root, decoded, moment):
     store = opened(root)
     assert len(decoded) == (0 if finished else COUNT + 1)
     assert not store.decodes and same(store, opened(root, keep="off"))
-    assert temporary(root.parent / "cache") == [] and len(list(entry_of(root).glob("*.pixels"))) == 1 + finished
+    assert (
+        temporary(root.parent / "cache") == []
+        and len(list(entry_of(root).glob("*.pixels"))) == 1 + finished
+    )
     decoded.clear()
     assert same(opened(root), store) and not decoded
 
 
 def test_three_start_at_once_and_one_builds(root, tmp_path):
-    journal, start, answers = tmp_path / "journal", processes.Barrier(3), processes.Queue()
+    journal = tmp_path / "journal"
+    start = processes.Barrier(3)
+    answers = processes.Queue()
 
     def run():
         read = images.read_image
@@ -114,7 +124,9 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
 TORN = {
     "pixels cut": lambda index, pixels: os.truncate(pixels, BYTES - 1),
     "index half": lambda index, pixels: os.truncate(index, index.stat().st_size // 2),
-    "index spoilt": lambda index, pixels: index.write_bytes((b := index.read_bytes())[:200] + bytes(100) + b[300:]),
+    "index spoilt": lambda index, pixels: index.write_bytes(
+        (b := index.read_bytes())[:200] + bytes(100) + b[300:]
+    ),
 }
 
 
@@ -140,7 +152,10 @@ def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch, c
     decoded.clear()
     assert same(opened(root), store) and not decoded
     paint(root / "99.png", 99, SIZE)
-    assert opened(root).decodes and "(read-only file system): images are decoded at each use" in caplog.text
+    assert (
+        opened(root).decodes
+        and "(read-only file system): images are decoded at each use" in caplog.text
+    )
 
 
 def test_too_little_room_is_seen_before(root, decoded, monkeypatch, caplog):

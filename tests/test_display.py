@@ -1,4 +1,5 @@
-"""Nothing of the display reaches the work: lost terminals, closed pipes, full disks, narrow encodings, and signals."""
+"""Nothing of the display reaches the work: lost terminals, closed pipes, full disks, narrow
+encodings, and signals."""
 
 import contextlib
 import errno
@@ -16,7 +17,19 @@ import psutil
 import pytest
 from folders import paint, tree, tuned
 from grids import cell, grid
-from helpers import ENVIRONMENT, PATIENCE, ROOT, Forked, call, flags, inside, logged, real, same, state_file
+from helpers import (
+    ENVIRONMENT,
+    PATIENCE,
+    ROOT,
+    Forked,
+    call,
+    flags,
+    inside,
+    logged,
+    real,
+    same,
+    state_file,
+)
 from matplotlib.backends.backend_agg import RendererAgg
 from PIL import Image
 from tqdm.auto import tqdm
@@ -37,7 +50,7 @@ ONE = {"stages": [{"size": 16}], "data__subset": {"per_class": 4}}
 LAST = "largest class"  # of the last line of a run
 
 
-# ------------------------------------------------------------------ streams that fail, in a process of a run
+# --------------------------------------------------------- streams that fail, in a process of a run
 def lead(file):
     """Leads standard output and standard error to a file."""
     os.dup2(file, 1), os.dup2(file, 2)
@@ -92,7 +105,9 @@ def script(out, **changes):
     return [ROOT / "finetune.py", *flags("finetune", out, **{**ONE, **changes})]
 
 
-@pytest.mark.parametrize("lost", [close_pipe, fill_disk, close_streams, narrow], ids=lambda lost: lost.__name__)
+@pytest.mark.parametrize(
+    "lost", [close_pipe, fill_disk, close_streams, narrow], ids=lambda lost: lost.__name__
+)
 def test_a_run_ends_as_ever_whatever_its_streams(lost, quiet, tmp_path):
     out = tmp_path / "é"
     with Forked(script(out), tmp_path / "said", prepare=lost) as process:
@@ -100,7 +115,9 @@ def test_a_run_ends_as_ever_whatever_its_streams(lost, quiet, tmp_path):
     assert same(out, quiet)
     log = logged(out)
     assert LAST in log and "Traceback" not in log
-    assert ("lines on standard output or standard error were lost (" in log) == (lost in (close_pipe, fill_disk))
+    assert ("lines on standard output or standard error were lost (" in log) == (
+        lost in (close_pipe, fill_disk)
+    )
     if lost is narrow:
         assert f"{tmp_path}/\\xe9: top-1" in process.said() and LAST in process.said()
 
@@ -123,9 +140,15 @@ def test_a_full_disk_of_the_log_ends_no_run(quiet, tmp_path, capsys):
 
 def test_a_log_goes_on_when_the_disk_has_room_again(tmp_path, monkeypatch):
     with logging_to(tmp_path):
-        file = next(one for one in logging.getLogger("idmm").handlers if isinstance(one, logging.FileHandler))
+        file = next(
+            one
+            for one in logging.getLogger("idmm").handlers
+            if isinstance(one, logging.FileHandler)
+        )
         flush = file.flush
-        monkeypatch.setattr(file, "flush", lambda: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        monkeypatch.setattr(
+            file, "flush", lambda: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+        )
         logging.getLogger("idmm").info("the first line")
         monkeypatch.setattr(file, "flush", flush)
         logging.getLogger("idmm").info("the second line")
@@ -159,7 +182,8 @@ class Terminal:
 
 @pytest.mark.parametrize("prepare", [ignore_and_take, take_terminal], ids=["nohup", "hung up"])
 def test_a_terminal_that_is_lost_in_mid_run(prepare, tmp_path):
-    out, long = tmp_path / "run", {"stages": [{"size": 16, "epochs": 12}], "train__save_minutes": 60}
+    out = tmp_path / "run"
+    long = {"stages": [{"size": 16, "epochs": 12}], "train__save_minutes": 60}
     terminal = Terminal(script(out, **long), prepare)
     terminal.until((out / "metrics.jsonl").exists)
     assert b"finetune 16 px" in terminal.shown and not (out / "result.json").exists()
@@ -186,7 +210,9 @@ def test_a_signal_to_all_processes_of_a_run(number, tmp_path):
             for one in [*psutil.Process(process.popen.pid).children(recursive=True), process.popen]:
                 os.kill(one.pid, number)
         assert process.wait() == 130, process.said()
-    assert process.said().splitlines()[-1].startswith("interrupted. The same command resumes from"), process.said()
+    assert (
+        process.said().splitlines()[-1].startswith("interrupted. The same command resumes from")
+    ), process.said()
 
 
 def test_a_signal_that_was_ignored_stays_ignored(quiet, tmp_path):
@@ -201,7 +227,8 @@ def test_a_signal_that_was_ignored_stays_ignored(quiet, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
 def test_idmm_train_stops_by_a_signal(number, tmp_path):
-    root, out = tmp_path / "images", tmp_path / "run"
+    root = tmp_path / "images"
+    out = tmp_path / "run"
     tree(root, train={"a": 12, "b": 12}, test={"a": 4, "b": 4})
     argv = ["train", root, "--out", out, "--minutes", "5", "--device", "cpu", "--data.workers", "0"]
     starter = tmp_path / "train.py"
@@ -268,7 +295,8 @@ def test_a_real_process_whose_reader_left():
 
 
 def test_python_calls_bear_a_lost_display(run, tmp_path):
-    """Bars, log lines and what libraries print in a user's program, whose own streams are closed."""
+    """Bars, log lines and what libraries print in a user's program, whose own streams are
+    closed."""
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed):
@@ -304,7 +332,8 @@ def test_lines_stay_above_a_bar(monkeypatch):
 # ------------------------------------------------------------------ an ASCII locale, and pictures
 @pytest.mark.slow
 def test_a_run_of_foreign_names_in_an_ascii_locale(tmp_path):
-    root, out = tmp_path / "images", tmp_path / "run"
+    root = tmp_path / "images"
+    out = tmp_path / "run"
     tree(root, train={"日本": 4, "b": 4}, test={"日本": 2, "b": 2})
     ascii_only = {**ENVIRONMENT, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     changes = {**ONE, "data__subset": None, "data__name": "folder", "data__root": str(root)}
@@ -316,20 +345,27 @@ def test_a_run_of_foreign_names_in_an_ascii_locale(tmp_path):
 
 
 def test_names_that_python_cannot_decode_are_drawn(tmp_path, monkeypatch):
-    """Japanese under an ASCII locale, and bytes that are no UTF-8: on axes, in legends, captions and titles."""
-    drawn, draw = [], RendererAgg.draw_text
+    """Japanese under an ASCII locale, and bytes that are no UTF-8: on axes, in legends, captions
+    and titles."""
+    drawn = []
+    draw = RendererAgg.draw_text
 
     def record(renderer, gc, x, y, text, *more, **options):
         drawn.append(text)
         draw(renderer, gc, x, y, text, *more, **options)
 
     monkeypatch.setattr(RendererAgg, "draw_text", record)
-    name, other = os.fsencode("日本").decode("ascii", "surrogateescape"), os.fsdecode(b"\xff")
-    file, truth = tmp_path / "picture.png", np.array([0, 1])
-    points, tile = [(1, 50.0, 1.0), (2, 60.0, 1.0)], Tile(np.zeros((8, 8, 3), np.uint8), other)
+    name = os.fsencode("日本").decode("ascii", "surrogateescape")
+    other = os.fsdecode(b"\xff")
+    file = tmp_path / "picture.png"
+    truth = np.array([0, 1])
+    points = [(1, 50.0, 1.0), (2, 60.0, 1.0)]
+    tile = Tile(np.zeros((8, 8, 3), np.uint8), other)
     for picture in (
         lambda: bars(Table(grid([cell(target=name, backbone=other)])), file),
-        lambda: save(confusion_figure(Predictions(truth, truth[:, None], truth), [name, other]), file),
+        lambda: save(
+            confusion_figure(Predictions(truth, truth[:, None], truth), [name, other]), file
+        ),
         lambda: save(curves_figure([{"epoch": 1, "loss": 1.0}], f"{name} {other}"), file),
         lambda: accuracy_curves({name: {other: points}}, file, (name, "top-1")),
         lambda: comparison({"idmm train": [50.0]}, file, f"{name} {other}", 10.0),

@@ -1,4 +1,5 @@
-"""Two processes do what one does: the same images, losses, gradients, weights and checkpoints, for every method."""
+"""Two processes do what one does: the same images, losses, gradients, weights and checkpoints, for
+every method."""
 
 import json
 import os
@@ -20,10 +21,13 @@ from idmm.models import create_backbone
 from idmm.seeding import seeded
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-# A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So models have none.
+# A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So
+# models have none.
 PLAIN = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "qkv_bias": False}
 ALONE = dict(model__drop_path=0.0, model__kwargs=PLAIN)  # nothing may be drawn a process
-PRETRAIN = dict(  # 41 images in batches of 20: the last step has one image, for two processes with three micro-batches
+# 41 images in batches of 20: the last step has one image, for two processes with three
+# micro-batches
+PRETRAIN = dict(
     **ALONE, data__subset={"total": 41}, train__accumulate=3, train__epochs=6, train__save_minutes=60,
     method__cutmix_alpha=0,
 )  # fmt: skip
@@ -42,7 +46,8 @@ def torchrun(stage, out, **changes):
 
 def both(stage, folder, launch=together, **changes):
     """Runs a stage on one process and on two; returns the folders and what the two said."""
-    one, two = folder / "one", folder / "two"
+    one = folder / "one"
+    two = folder / "two"
     assert inside(stage, one, **changes) == 0
     with launch(stage, two, **changes) as processes:
         assert processes.wait() == 0, processes.said()
@@ -58,9 +63,12 @@ def assert_equal(one, two):
             rounded = 1.1e-4 if name == "feature_rank" else 1e-12  # to four digits, in the record
             assert a[name] == pytest.approx(b[name], rel=tolerance, abs=rounded), (name, a, b)
     assert distance(one, two) < 3e-4  # a tenth of a step at full rate, which Adam may make of noise
-    one, two = weights(one), weights(two)
+    one = weights(one)
+    two = weights(two)
     for name in one:
-        assert float((one[name] - two[name]).norm()) < 1e-4 * max(1.0, float(one[name].norm())), name
+        assert float((one[name] - two[name]).norm()) < 1e-4 * max(1.0, float(one[name].norm())), (
+            name
+        )
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +80,25 @@ def test_pretrain_on_two_processes(pretrained):
     one, two, said = pretrained
     assert_equal(one, two)
     assert said.count("images: 41 train of digits") == 1, "the first process speaks for both"
-    assert "training on cpu:0, 2 processes, fp32" in said or "training on cpu, 2 processes, fp32" in said
+    assert (
+        "training on cpu:0, 2 processes, fp32" in said
+        or "training on cpu, 2 processes, fp32" in said
+    )
     assert (two / "log.txt").read_text().count("training on") == 1
     rows = [state(out)["method"]["classifier.weight"] for out in (one, two)]
     assert float((rows[0] - rows[1]).abs().max()) < 3e-4
 
 
 def test_finetune_on_two_processes(tmp_path):
-    """23 images in batches of 20, then of 8; 7 test images, so that the processes have 4 and 3; one epoch a stage."""
+    """23 images in batches of 20, then of 8; 7 test images, so that the processes have 4 and 3; one
+    epoch a stage."""
     root = tree(tmp_path / "images", train={"a": 12, "b": 11}, val={"a": 3, "b": 4})
     with seeded(0):
-        init = a_run(tmp_path / "init", model=create_backbone(NAME, 16, **PLAIN), kwargs={**PLAIN, "img_size": 16})
+        init = a_run(
+            tmp_path / "init",
+            model=create_backbone(NAME, 16, **PLAIN),
+            kwargs={**PLAIN, "img_size": 16},
+        )
     one, two, _ = both(
         "finetune", tmp_path, **ALONE, data__name="folder", data__root=str(root), data__subset=None, stages=SIDES,
         init=str(init), train__epochs=1, train__save_minutes=60, augment__mixup_alpha=0, augment__cutmix_alpha=0,
@@ -92,21 +108,32 @@ def test_finetune_on_two_processes(tmp_path):
     results = [json.loads((out / "result.json").read_text()) for out in (one, two)]
     assert [{**result, "seconds": 0} for result in results] == [{**results[0], "seconds": 0}] * 2
     files = [read_csv(out / "predictions.csv") for out in (one, two)]
-    np.testing.assert_allclose(*([float(row["probability"]) for row in rows] for rows in files), rtol=1e-3)
-    assert [(row["path"], row["class"]) for row in files[0]] == [(row["path"], row["class"]) for row in files[1]]
+    np.testing.assert_allclose(
+        *([float(row["probability"]) for row in rows] for rows in files), rtol=1e-3
+    )
+    assert [(row["path"], row["class"]) for row in files[0]] == [
+        (row["path"], row["class"]) for row in files[1]
+    ]
 
 
 def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):
-    """SIGTERM to torchrun: one state is saved, two processes go on from it, and nothing shows in the result."""
+    """SIGTERM to torchrun: one state is saved, two processes go on from it, and nothing shows in
+    the result."""
     out, (_, whole, _) = tmp_path / "run", pretrained
     with torchrun("pretrain", out, **PRETRAIN) as processes:
         records = out / "metrics.jsonl"
-        assert processes.until(lambda: records.exists() and records.stat().st_size), processes.said()
+        assert processes.until(lambda: records.exists() and records.stat().st_size), (
+            processes.said()
+        )
         processes.popen.send_signal(signal.SIGTERM)
         assert processes.wait() != 0
         said = processes.said()
     saved = state(out)
-    assert re.search(rf"^interrupted\. .* from epoch {saved['epoch'] + 1}, step {saved['step']}$", said, re.MULTILINE)
+    assert re.search(
+        rf"^interrupted\. .* from epoch {saved['epoch'] + 1}, step {saved['step']}$",
+        said,
+        re.MULTILINE,
+    )
     assert said.count("interrupted") == 1 and not (out / "result.json").exists()
     with together("pretrain", out, **PRETRAIN) as processes:
         assert processes.wait() == 0, processes.said()
@@ -129,7 +156,9 @@ def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
 
 def test_diverged_run_says_so_once(tmp_path):
     out = tmp_path / "run"
-    with together("pretrain", out, **{**PRETRAIN, "train__lr": 1e20, "train__warmup_epochs": 0}) as processes:
+    with together(
+        "pretrain", out, **{**PRETRAIN, "train__lr": 1e20, "train__warmup_epochs": 0}
+    ) as processes:
         assert processes.wait() != 0
         said = processes.said()
     assert said.count("the loss is not finite at step 2 (epoch 1, lr ") == 1, said
@@ -144,12 +173,17 @@ def test_run_in_use_is_left_alone(tmp_path):
         with together("pretrain", out, **PRETRAIN) as processes:
             assert processes.wait() != 0
             said = processes.said()
-    assert said.count(f"out: '{out}' is in use by another run. Wait for it or name another folder") == 1
+    assert (
+        said.count(f"out: '{out}' is in use by another run. Wait for it or name another folder")
+        == 1
+    )
     assert "UserError" not in said and not (out / "config.yaml").exists()
 
 
 SGD = {"train__optimizer": "sgd", "train__lr": 0.05}  # Adam would hide a factor in the gradient
-LINEAR = {f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale")}
+LINEAR = {
+    f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale")
+}
 # the last of an epoch's steps has one image, so that one process has none
 PAIR = dict(
     **ALONE, **SGD, **LINEAR, views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__accumulate=1,
@@ -163,9 +197,17 @@ IDMM = dict(
 )  # fmt: skip
 METHODS = {
     "supcon": PAIR,
-    # a batch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink that rounding decides
-    "mocov2": {**PAIR, "data__subset": {"total": 42}, "method__queue": 21, "method__momentum": 0.9, "seed": 1},
-    "dino": {**PAIR, **DINO, "data__subset": {"total": 40}, "train__batch_size": 20},  # equal shares
+    # a batch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink
+    # that rounding decides
+    "mocov2": {
+        **PAIR,
+        "data__subset": {"total": 42},
+        "method__queue": 21,
+        "method__momentum": 0.9,
+        "seed": 1,
+    },
+    # equal shares
+    "dino": {**PAIR, **DINO, "data__subset": {"total": 40}, "train__batch_size": 20},
 }
 NWAY = {
     "linear": {**IDMM, **SGD, **LINEAR, "train__accumulate": 1},
@@ -236,8 +278,10 @@ print("gathered")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Every run on one process and, in one launch, on two; cut on one and taken up on two, and the other way."""
-    folder, commands = tmp_path_factory.mktemp("runs"), []
+    """Every run on one process and, in one launch, on two; cut on one and taken up on two, and the
+    other way."""
+    folder = tmp_path_factory.mktemp("runs")
+    commands = []
 
     def command(out, name, place=None):
         commands.append((["pretrain", *flags("pretrain", out, **RUNS[name])], place))
@@ -272,12 +316,15 @@ def assert_alike(one, two, tolerance):
 def assert_state_alike(one, two, tolerance):
     """So are all trained tensors, the optimizer's moments and the exported N-way rows."""
     assert_alike(one, two, tolerance)
-    a, b = state(one), state(two)
+    a = state(one)
+    b = state(two)
     for name, tensor in a["method"].items():
         assert float((tensor - b["method"][name]).abs().max()) < tolerance, name
     for number, moments in a["optimizer"]["state"].items():
         for name, value in moments.items():
-            assert float((value - b["optimizer"]["state"][number][name]).abs().max()) < 10 * tolerance, name
+            assert (
+                float((value - b["optimizer"]["state"][number][name]).abs().max()) < 10 * tolerance
+            ), name
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -300,16 +347,20 @@ def test_the_runs_moved(runs):
 
 
 def test_gathered_rows_and_losses_of_them(runs):
-    """What ``GATHERING`` asserts, in each process; MoCo v3's batch norms keep it from equality of whole runs."""
+    """What ``GATHERING`` asserts, in each process; MoCo v3's batch norms keep it from equality of
+    whole runs."""
     said = (runs / "said").read_text()
     assert said.count("gathered") == 2 and said.count("2 processes, fp32") == len(RUNS) + 2
 
 
 @pytest.mark.parametrize("name", ["simclr", "supcon", "mocov2", "mocov3", "dino"])
 def test_a_micro_batch_without_an_image_is_no_nan(name):
-    """If a step has fewer images than micro-batches, the rest run one image at factor 0, and 0 times NaN is NaN."""
+    """If a step has fewer images than micro-batches, the rest run one image at factor 0, and 0
+    times NaN is NaN."""
     method = make(name)
     loss = method({**batch(2, images=1, double=False), "weight": 0.0}, 0, 0)["loss"]
     (loss * 0.0).backward()
     grads = [p.grad for p in method.parameters() if p.grad is not None]
-    assert bool(torch.isfinite(loss)) and grads and all(float(grad.abs().max()) == 0 for grad in grads)
+    assert (
+        bool(torch.isfinite(loss)) and grads and all(float(grad.abs().max()) == 0 for grad in grads)
+    )

@@ -1,4 +1,5 @@
-"""idmm data: the check finds every planted fault and no other; what is listed and known of each dataset."""
+"""idmm data: the check finds every planted fault and no other; what is listed and known of each
+dataset."""
 
 import json
 import shutil
@@ -21,7 +22,8 @@ def photos(root, split, name, numbers):
     """Cuts squares of 128 px out of a photograph, no two of them overlapping by much."""
     photo = Image.fromarray(load_sample_image(f"{name}.jpg"))
     for i in numbers:
-        left, top = 100 * (i % 5), 98 * (i // 5)
+        left = 100 * (i % 5)
+        top = 98 * (i // 5)
         path = root / split / name / f"{i:02d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         photo.crop((left, top, left + 128, top + 128)).save(path)
@@ -40,7 +42,9 @@ def healthy(tmp_path_factory):
 def planted(healthy, tmp_path_factory):
     root = tmp_path_factory.mktemp("planted") / "d"
     shutil.copytree(healthy, root)
-    china, flower, val = root / "train/china", root / "train/flower", root / "val"
+    china = root / "train/china"
+    flower = root / "train/flower"
+    val = root / "val"
 
     def opened(number):
         return Image.open(flower / f"{number:02d}.png")
@@ -73,7 +77,10 @@ def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):
         {"split": "train", "name": "train/china/broken.jpg", "reason": "not an image"},
         {"split": "train", "name": "train/china/empty.png", "reason": "empty file"},
     ]
-    assert found["sides"]["train"] == [30, 128, 128] and found["classes"]["train"] == {"china": 19, "flower": 23}
+    assert found["sides"]["train"] == [30, 128, 128] and found["classes"]["train"] == {
+        "china": 19,
+        "flower": 23,
+    }
     pairs = {(p["kind"], p["first"]["name"], p["second"]["name"]): p for p in found["pairs"]}
     leaks = {
         ("same file", "train/flower/08.png", "val/flower/leak.png"),
@@ -113,7 +120,9 @@ def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):
 def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     (tmp_path / "check.png").touch()  # of an earlier check
     code, text, found = checked(healthy, tmp_path, capsys)
-    assert code == 0 and "\nNothing to fix.\n" in text and "exclude.txt: nothing to leave out" in text
+    assert (
+        code == 0 and "\nNothing to fix.\n" in text and "exclude.txt: nothing to leave out" in text
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "exclude.txt"]
     floor = found.pop("floor")
     assert floor["images"] == 8 and floor["of"] == "test" and floor["largest_class"] == 50
@@ -163,18 +172,29 @@ def test_an_out_that_cannot_be_written(healthy, tmp_path, capsys):
 def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys):
     """As the flag does, and together with the same flag. Two folders are refused."""
     for name, command in COMMANDS.items():
-        if "data.root" in {key.key for key in keys_of(command.config)} and not hasattr(command.config, "STAGES"):
+        if "data.root" in {key.key for key in keys_of(command.config)} and not hasattr(
+            command.config, "STAGES"
+        ):
             out = ["--out", str(tmp_path / "r")] if name != "probe" else []
             for argv in (["DIR"], ["--data.root", "DIR"], ["DIR", "--data.root", "DIR"]):
                 with pytest.raises(SystemExit, match="0"):
                     main([name, *argv, *out, "--print_config"])
                 assert "root: DIR" in capsys.readouterr().out
-    assert main(["data", "check", str(healthy)]) == main(["data", "check", str(healthy), "--root", str(healthy)]) == 0
+    assert (
+        main(["data", "check", str(healthy)])
+        == main(["data", "check", str(healthy), "--root", str(healthy)])
+        == 0
+    )
     assert f"folder in {healthy}: 32 train, 8 test images" in capsys.readouterr().out
     assert main(["data", "check", "nowhere"]) == 2
-    assert capsys.readouterr().err == "data.root: 'nowhere' does not exist, expected a folder of images\n"
+    assert (
+        capsys.readouterr().err
+        == "data.root: 'nowhere' does not exist, expected a folder of images\n"
+    )
     assert main(["data", "check", str(healthy), "--root", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"data.name: '{healthy}' is a folder, expected the name of a dataset")
+    assert capsys.readouterr().err.startswith(
+        f"data.name: '{healthy}' is a folder, expected the name of a dataset"
+    )
 
 
 def test_a_class_of_few_images_is_named_with_what_becomes_of_it(tmp_path, capsys):
@@ -199,7 +219,10 @@ def test_12_bits_among_16_are_found_before_training(tmp_path, capsys):
     (root / "test/a/16.tif").rename(root / "test/b/16.tif")
     code, text, found = checked(root, tmp_path / "c", capsys)
     assert code == 0 and sorted(found["dark"]) == ["test/a/4.tif", "train/a/6.tif", "train/b/1.tif"]
-    assert "values of images of more than 8 bits: [0.0, 65280.0] is 0 to 1. Pass --data.range '[LOW, HIGH]'" in text
+    assert (
+        "values of images of more than 8 bits: [0.0, 65280.0] is 0 to 1. Pass --data.range '[LOW, HIGH]'"
+        in text
+    )
     assert "\ndark: 3 images (" in text and "Scale these files." in text and "Look at: dark" in text
     assert main(["train", str(root), "--minutes", "0.01", "--out", str(tmp_path / "r")]) in (0, 2)
     wanted = "data.range: [0.0, 65280.0] is 0 to 1, 2 of 15 images stay in its lowest eighth. Set it by --data.range"
@@ -237,7 +260,13 @@ def test_info_tells_what_is_known(name, capsys):
     spec = DATASETS[name]
     code, out, _ = say(capsys, "info", name)
     text = " ".join(out.split())
-    assert code == 0 and spec.title in text and spec.citation in text and spec.licence in text and spec.source in text
+    assert (
+        code == 0
+        and spec.title in text
+        and spec.citation in text
+        and spec.licence in text
+        and spec.source in text
+    )
     for part in (*spec.layout, *spec.archives, " ".join(spec.manual.split())):
         assert part in text
     assert ("mean_per_class" in text) == (name in ("flowers", "pets", "aircraft"))

@@ -23,7 +23,9 @@ def fails(row, root):
     """The line of the RunError that fetching ends with; nothing is in place."""
     with pytest.raises(RunError) as caught:
         fetch(row, root)
-    assert "\n" not in str(caught.value) and not [p for p in root.iterdir() if not p.name.startswith(".idmm")]
+    assert "\n" not in str(caught.value) and not [
+        p for p in root.iterdir() if not p.name.startswith(".idmm")
+    ]
     return str(caught.value)
 
 
@@ -43,7 +45,8 @@ def test_every_dataset_that_can_be_fetched_opens_from_what_was_fetched(
     assert server.asked == [f"/{name}/{os.path.basename(url)}" for url in DATASETS[name].archives]
     wanted = list_images(section(tmp_path / "source", name=name), labelled=True)
     for part in ("train", "test"):
-        a, b = getattr(found, part), getattr(wanted, part)
+        a = getattr(found, part)
+        b = getattr(wanted, part)
         assert (a.names, a.labels.tolist(), a.classes) == (b.names, b.labels.tolist(), b.classes)
     assert not (tmp_path / "root/.idmm").exists()
 
@@ -88,7 +91,9 @@ def test_a_broken_connection(order, indoor67, server, monkeypatch, tmp_path):
     server.orders = [{}, order]
     root = tmp_path / "root"
     line = fails(indoor67, root)
-    assert line.startswith(f"{list(indoor67.archives)[1]}: cannot be fetched (") and line.endswith(f". {AGAIN}")
+    assert line.startswith(f"{list(indoor67.archives)[1]}: cannot be fetched (") and line.endswith(
+        f". {AGAIN}"
+    )
     server.asked.clear()
     listed_images(root)
     assert len(server.asked) == 2, "the first file was whole"
@@ -99,13 +104,17 @@ def test_a_wrong_checksum_and_a_damaged_archive(indoor67, server, tmp_path):
     wrong = dataclasses.replace(indoor67, archives={first: 32 * "0", **dict(others)})
     assert "corrupted" in fails(wrong, tmp_path / "a")
     page = server.archive("/x/page.tar", b"<html>moved</html>")
-    assert "ReadError" in fails(dataclasses.replace(indoor67, archives=dict([page, *others])), tmp_path / "b")
+    assert "ReadError" in fails(
+        dataclasses.replace(indoor67, archives=dict([page, *others])), tmp_path / "b"
+    )
 
 
 def test_a_root_that_cannot_be_written(indoor67, tmp_path):
     (tmp_path / "file").touch()
     (line,) = faults(fetch, indoor67, tmp_path / "file")
-    assert line.startswith(f"data.root: cannot write to '{tmp_path}/file' (") and line.endswith(", expected a folder")
+    assert line.startswith(f"data.root: cannot write to '{tmp_path}/file' (") and line.endswith(
+        ", expected a folder"
+    )
 
 
 @pytest.mark.parametrize("name", ["flowers", "cifar10", "cifar100", "svhn"])

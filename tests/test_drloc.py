@@ -1,4 +1,5 @@
-"""Dense relative localization against a naive loop written from the paper's supplement; in methods and runs."""
+"""Dense relative localization against a naive loop written from the paper's supplement; in methods
+and runs."""
 
 import math
 
@@ -22,12 +23,16 @@ ONE = [mode for mode in MODES if mode != "l1_all"]
 
 
 def naive_pool(grid, most):
-    """Adaptive average pooling cell by cell: cell i of n covers rows floor(i h/n) to ceil((i+1) h/n)."""
+    """Adaptive average pooling cell by cell: cell i of n covers rows floor(i h/n) to ceil((i+1)
+    h/n)."""
     h, w = grid.shape[1:]
-    n, m = min(h, most), min(w, most)
+    n = min(h, most)
+    m = min(w, most)
     cells = [
         [
-            grid[:, i * h // n : -(-(i + 1) * h // n), j * w // m : -(-(j + 1) * w // m)].flatten(1).sum(1)
+            grid[:, i * h // n : -(-(i + 1) * h // n), j * w // m : -(-(j + 1) * w // m)]
+            .flatten(1)
+            .sum(1)
             / ((-(-(i + 1) * h // n) - i * h // n) * (-(-(j + 1) * w // m) - j * w // m))
             for j in range(m)
         ]
@@ -38,7 +43,9 @@ def naive_pool(grid, most):
 
 def naive(head, grid, positions, mode, grid_size, alpha=0.001):
     """The pseudocode of Fig. 2 and Eqs. 3-6 of the supplement, image by image and pair by pair."""
-    (w1, b1), (w2, b2), (w3, b3) = [(layer.weight, layer.bias) for layer in head if hasattr(layer, "weight")]
+    (w1, b1), (w2, b2), (w3, b3) = [
+        (layer.weight, layer.bias) for layer in head if hasattr(layer, "weight")
+    ]
     terms = []
     for image, pairs in zip(grid, positions, strict=True):
         cells, *k = naive_pool(image, grid_size)
@@ -48,7 +55,9 @@ def naive(head, grid, positions, mode, grid_size, alpha=0.001):
             for axis, delta in enumerate((p[0] - i, p[1] - j)):  # u: rows, v: columns
                 if mode in ("l1", "l1_all", "l1_signed"):
                     target = delta / k[axis]
-                    terms.append(abs(out[axis] - (target if mode == "l1_signed" else abs(target))) / 2)
+                    terms.append(
+                        abs(out[axis] - (target if mode == "l1_signed" else abs(target))) / 2
+                    )
                     continue
                 n = 2 * grid_size + 1
                 exps = torch.exp(out[axis * n : axis * n + n])
@@ -72,12 +81,16 @@ def build(mode, shapes, pairs=9, grid_size=4, dim=5, **rest):
     dims = [dim + i for i in range(len(shapes))] if mode == "l1_all" else dim
     module = DenseRelativeLocalization(dims, mode, pairs, 8, grid_size, **rest).double()
     dims = dims if mode == "l1_all" else [dims]
-    grids = [torch.randn(3, d, *s, dtype=torch.float64, requires_grad=True) for d, s in zip(dims, shapes, strict=True)]
+    grids = [
+        torch.randn(3, d, *s, dtype=torch.float64, requires_grad=True)
+        for d, s in zip(dims, shapes, strict=True)
+    ]
     return module, grids
 
 
 def plain(mode, dim, *args, **rest):
-    """A module in single precision, and what makes its input of one grid: for l1_all a list with one head."""
+    """A module in single precision, and what makes its input of one grid: for l1_all a list with
+    one head."""
     torch.manual_seed(1)
     if mode == "l1_all":
         return DenseRelativeLocalization([dim], mode, *args, **rest), lambda grid: [grid]
@@ -87,11 +100,14 @@ def plain(mode, dim, *args, **rest):
 def assert_close(got, wanted, parts, rtol=1e-12):
     """Two losses and their gradients are the same."""
     torch.testing.assert_close(got, wanted, rtol=rtol, atol=1e-12)
-    for a, b in zip(torch.autograd.grad(got, parts), torch.autograd.grad(wanted, parts), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(got, parts), torch.autograd.grad(wanted, parts), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("pairs", [3, 16])  # either way through the first layer, fewer pairs than tokens and more
+# either way through the first layer, fewer pairs than tokens and more
+@pytest.mark.parametrize("pairs", [3, 16])
 @pytest.mark.parametrize("shape", [(4, 4), (2, 4), (8, 8), (7, 3), (4, 9)])
 @pytest.mark.parametrize("mode", ONE)
 def test_value_and_gradients_are_the_papers(mode, shape, pairs, monkeypatch):
@@ -116,25 +132,31 @@ def test_pairs_are_uniform_and_the_ends_independent():
     module = DenseRelativeLocalization(1, num_pairs=500)
     (positions,) = module.draw(torch.zeros(60, 1, 2, 3), rng(6))
     assert positions.dtype == torch.int64 and positions.shape == (60, 500, 4)
-    cell = np.ravel_multi_index(positions.flatten(0, 1).T.numpy(), (2, 3, 2, 3))  # one of 36 pairs, p = q among them
-    seen, expected = np.bincount(cell, minlength=36), 60 * 500 / 36
+    # one of 36 pairs, p = q among them
+    cell = np.ravel_multi_index(positions.flatten(0, 1).T.numpy(), (2, 3, 2, 3))
+    seen = np.bincount(cell, minlength=36)
+    expected = 60 * 500 / 36
     chi_square = ((seen - expected) ** 2 / expected).sum()  # 35 degrees of freedom: 35 +- 8.4
     assert 5 < chi_square < 90
 
 
 def test_pairs_are_a_function_of_the_seed_and_differ_between_images_and_steps():
-    module, grid = DenseRelativeLocalization(4), torch.randn(3, 4, 7, 7)
+    module = DenseRelativeLocalization(4)
+    grid = torch.randn(3, 4, 7, 7)
 
     def drawn(generator=None):
         return module.draw(grid, generator)[0]
 
     key = derive(0, "step", 1)
     pairs = drawn(numpy_rng(key, "drloc"))
-    assert torch.equal(drawn(numpy_rng(key, "drloc")), pairs) and not torch.equal(pairs[0], pairs[1])
+    assert torch.equal(drawn(numpy_rng(key, "drloc")), pairs) and not torch.equal(
+        pairs[0], pairs[1]
+    )
     assert not torch.equal(drawn(numpy_rng(derive(0, "step", 2), "drloc")), pairs)
     assert module(grid, numpy_rng(key, "drloc")) == module(grid, positions=pairs)
     torch.manual_seed(7)
-    first, second = drawn(), drawn()
+    first = drawn()
+    second = drawn()
     torch.manual_seed(7)
     assert torch.equal(drawn(), first) and not torch.equal(first, second)
 
@@ -166,18 +188,23 @@ def test_gradients_are_finite(mode):
     grid = (20 * torch.randn(4, 6, 7, 7)).requires_grad_()
     loss = module(given(grid), rng(11))
     loss.backward()
-    assert all(torch.isfinite(x).all() for x in (loss, grid.grad, *(p.grad for p in module.parameters())))
+    assert all(
+        torch.isfinite(x).all() for x in (loss, grid.grad, *(p.grad for p in module.parameters()))
+    )
 
 
 def test_variance_has_a_floor():
-    """All mass on one class, and every pair one class away from it: the error over the floor on each axis."""
+    """All mass on one class, and every pair one class away from it: the error over the floor on
+    each axis."""
     module = DenseRelativeLocalization(3, "reg", grid_size=2, hidden_dim=4).requires_grad_(False)
     for weight in module.parameters():
         weight.zero_()
     module.heads[0][-1].bias.view(2, 5)[:, 2] = 1000.0  # class 0: mu = 0, sigma^2 = 0
     apart = torch.tensor([[[1, 1, 0, 0]]])
     wanted = 2 * (1 / 1e-6 + 0.001 * math.log(math.sqrt(1e-6)))
-    assert float(module(torch.randn(1, 3, 2, 2), positions=apart)) == pytest.approx(wanted, rel=1e-6)
+    assert float(module(torch.randn(1, 3, 2, 2), positions=apart)) == pytest.approx(
+        wanted, rel=1e-6
+    )
 
 
 def test_what_cannot_be():
@@ -186,7 +213,10 @@ def test_what_cannot_be():
     for change, message in [
         ({"mode": "l2"}, "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
         ({"in_dim": [4, 5]}, r"in_dim must be one width in mode l1, got \[4, 5\]"),
-        ({"mode": "l1_all", "in_dim": []}, r"in_dim must be one width for each block in mode l1_all, got \[\]"),
+        (
+            {"mode": "l1_all", "in_dim": []},
+            r"in_dim must be one width for each block in mode l1_all, got \[\]",
+        ),
     ]:
         with pytest.raises(ValueError, match=f"^{message}$"):
             DenseRelativeLocalization(**{"in_dim": 4, **change})
@@ -233,13 +263,17 @@ def test_one_forward_pass_serves_logits_and_grid():
     tuned(backbone, extra)(labelled_batch(), 7, 0)["loss"].backward()
     assert len(calls) == 1
     heads = [p.grad for p in extra.parameters()]
-    assert len(extra.loss.heads) == 2 and all(grad is not None for grad in heads), "each block has a head of its own"
+    assert len(extra.loss.heads) == 2 and all(grad is not None for grad in heads), (
+        "each block has a head of its own"
+    )
 
 
 def test_grid_size_keeps_finer_grids():
     """A vision transformer's grid of 16 x 16, whole or pooled to 7 x 7."""
     torch.manual_seed(0)
-    backbone = create_backbone("vit_tiny_patch16_224", 64, num_classes=3, **{**KWARGS, "patch_size": 4})
+    backbone = create_backbone(
+        "vit_tiny_patch16_224", 64, num_classes=3, **{**KWARGS, "patch_size": 4}
+    )
     images = torch.randn(2, 3, 64, 64)
     grid = token_grid(backbone, images)
     for size in (7, 16):
@@ -262,7 +296,9 @@ def test_a_grid_of_one_place_is_refused():
     small = create_backbone("vit_tiny_patch16_224", 16, **{**KWARGS, "patch_size": 16})
     with pytest.raises(UserError) as raised:
         Localization(small, DrLoc(weight=1.0), 16, 3)
-    assert str(raised.value).startswith("drloc.weight: at 16 px the final grid is 1x1, nothing is apart. ")
+    assert str(raised.value).startswith(
+        "drloc.weight: at 16 px the final grid is 1x1, nothing is apart. "
+    )
 
 
 def test_mode_l1_all_names_itself_where_there_are_no_blocks():

@@ -31,7 +31,9 @@ def paths(images):
 
 
 def test_arrays(run, images, tmp_path, capsys):
-    assert call(["embed", "--init", run, images, "--out", tmp_path / "f.npz", "--batch_size", 4]) == 0
+    assert (
+        call(["embed", "--init", run, images, "--out", tmp_path / "f.npz", "--batch_size", 4]) == 0
+    )
     with np.load(tmp_path / "f.npz", allow_pickle=False) as found:
         assert sorted(found) == ["features", "paths"]
         assert found["paths"].tolist() == paths(images)
@@ -51,9 +53,15 @@ def test_from_python(run, images):
 
 def test_mistakes(run, images, tmp_path, capsys):
     (tmp_path / "begun" / "last").mkdir(parents=True)
-    lines = refused(capsys, ["embed", "--init", tmp_path / "begun", images, "--out", tmp_path / "f.csv"])
-    assert lines[0].startswith(f"init: '{tmp_path}/begun' is a run that is not finished (backbone.safetensors is")
-    assert lines[1:] == [f"out: '{tmp_path}/f.csv' is of an unknown kind, expected a file that ends in .npz"]
+    lines = refused(
+        capsys, ["embed", "--init", tmp_path / "begun", images, "--out", tmp_path / "f.csv"]
+    )
+    assert lines[0].startswith(
+        f"init: '{tmp_path}/begun' is a run that is not finished (backbone.safetensors is"
+    )
+    assert lines[1:] == [
+        f"out: '{tmp_path}/f.csv' is of an unknown kind, expected a file that ends in .npz"
+    ]
     assert refused(capsys, ["embed", "--init", run, images])[0].startswith("out: missing")
 
 
@@ -65,7 +73,8 @@ def similar(capsys, *argv):
 
 
 def test_nearest_first(run, images, tmp_path, capsys):
-    files, out = paths(images), tmp_path / "s.png"
+    files = paths(images)
+    out = tmp_path / "s.png"
     rows, said = similar(capsys, "--init", run, files[0], images, "--top_k", 3, "--out", out)
     features = by_timm(run, files)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
@@ -76,17 +85,29 @@ def test_nearest_first(run, images, tmp_path, capsys):
     assert f"cosine, median of all {len(cosines)}: {np.median(cosines):.4f}" in said
     assert f"query: '{files[0]}' is among the images and is skipped there" in said
     assert read_image(out).pixels.shape[1] > 1000
-    assert len(similar(capsys, "--init", run, files[0], *files[1:], out, "--out", out)[0]) == 5, "without its figure"
+    assert len(similar(capsys, "--init", run, files[0], *files[1:], out, "--out", out)[0]) == 5, (
+        "without its figure"
+    )
 
 
 def test_mistakes_of_similar(run, images, tmp_path, capsys):
-    files, out = paths(images), ["--out", tmp_path / "s.png"]
+    files = paths(images)
+    out = ["--out", tmp_path / "s.png"]
     (tmp_path / "bad.png").write_text("no image")
     for argv, line in [
         ([images, files[0]], f"query: '{images}' is no file, expected an image"),
-        ([tmp_path / "none.png", images], f"query: '{tmp_path}/none.png' is no file, expected an image"),
-        ([files[0], files[0]], f"paths: there is no image but the query '{files[0]}'. Name images to compare it with"),
-        ([tmp_path / "bad.png", images], f"query: '{tmp_path}/bad.png' cannot be read (not an image)"),
+        (
+            [tmp_path / "none.png", images],
+            f"query: '{tmp_path}/none.png' is no file, expected an image",
+        ),
+        (
+            [files[0], files[0]],
+            f"paths: there is no image but the query '{files[0]}'. Name images to compare it with",
+        ),
+        (
+            [tmp_path / "bad.png", images],
+            f"query: '{tmp_path}/bad.png' cannot be read (not an image)",
+        ),
     ]:
         assert refused(capsys, ["similar", "--init", run, *argv, *out])[-1] == line
     line = "out: 's.jpg' is of an unknown kind, expected a file that ends in .png"

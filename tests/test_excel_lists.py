@@ -1,4 +1,5 @@
-"""Lists as spreadsheets and text editors save them: what is clear is read, anything else costs one line."""
+"""Lists as spreadsheets and text editors save them: what is clear is read, anything else costs one
+line."""
 
 import csv
 import os
@@ -32,7 +33,9 @@ FORMS = {
     "tabs": lambda text: text.replace(",", "\t").encode(),
     "Unicode text": lambda text: text.replace(",", "\t").encode("utf-16"),
     "old line ends": lambda text: text.replace("\r\n", "\r").encode(),
-    "empty rows and columns": lambda text: (text.replace(",train", ",train,,").replace("\r\n", "\r\n,,,\r\n")).encode(),
+    "empty rows and columns": lambda text: (
+        text.replace(",train", ",train,,").replace("\r\n", "\r\n,,,\r\n")
+    ).encode(),
     "backslashes": lambda text: text.replace("/", "\\").encode(),
     "no ending": lambda text: text.replace(".png", "").encode(),
 }
@@ -42,13 +45,20 @@ FORMS = {
 def test_forms_that_are_clear(form, root, tmp_path):
     """Each is read as classes, and as groups."""
     (tmp_path / "labels.csv").write_bytes(FORMS[form](table(root)))
-    train = list_images(section(root, labels=str(tmp_path / "labels.csv")), True, evaluated=False).train
+    train = list_images(
+        section(root, labels=str(tmp_path / "labels.csv")), True, evaluated=False
+    ).train
     assert train.classes == ["bär", "löwe"] and train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert train.names == [f"scans/{name}/{i}.png" for name in ("bär", "löwe") for i in range(3)]
     groups = FORMS[form](table(root).replace("CLASS", "Group"))
     (tmp_path / "groups.csv").write_bytes(groups)
-    grouped = section(root / "scans/..", groups=str(tmp_path / "groups.csv"), labels=str(tmp_path / "labels.csv"))
-    assert list_images(grouped, True, evaluated=False).train.groups.tolist() == ["bär"] * 3 + ["löwe"] * 3
+    grouped = section(
+        root / "scans/..", groups=str(tmp_path / "groups.csv"), labels=str(tmp_path / "labels.csv")
+    )
+    assert (
+        list_images(grouped, True, evaluated=False).train.groups.tolist()
+        == ["bär"] * 3 + ["löwe"] * 3
+    )
 
 
 def test_names_without_folder_or_ending_in_every_list(tmp_path):
@@ -56,10 +66,26 @@ def test_names_without_folder_or_ending_in_every_list(tmp_path):
     for place in ("train/a", "train/b", "test/a"):
         shutil.copy(root / "train/a/0.png", root / place / f"{place.replace('/', '-')}.png")
     (tmp_path / "out.txt").write_bytes("train-a.png\ntrain-b\r\ntest-a.png\n".encode("utf-16"))
-    assert list_images(section(root, exclude=str(tmp_path / "out.txt")), labelled=True).excluded == 3
-    shutil.rmtree(root / "test/b")  # pretraining does not list test images then, but may be given the list
-    assert list_images(section(root, exclude=str(tmp_path / "out.txt")), labelled=False).excluded == 2
-    call(["data", "check", "--root", root, "--exclude", tmp_path / "out.txt", "--out", tmp_path / "c"])
+    assert (
+        list_images(section(root, exclude=str(tmp_path / "out.txt")), labelled=True).excluded == 3
+    )
+    # pretraining does not list test images then, but may be given the list
+    shutil.rmtree(root / "test/b")
+    assert (
+        list_images(section(root, exclude=str(tmp_path / "out.txt")), labelled=False).excluded == 2
+    )
+    call(
+        [
+            "data",
+            "check",
+            "--root",
+            root,
+            "--exclude",
+            tmp_path / "out.txt",
+            "--out",
+            tmp_path / "c",
+        ]
+    )
     assert (tmp_path / "c/exclude.txt").read_text().startswith("train-a.png\ntrain-b")
 
 
@@ -81,7 +107,9 @@ def test_names_without_folder_or_ending_in_every_list(tmp_path):
 def test_forms_that_are_not_clear_cost_one_line(content, line, root, tmp_path, capsys):
     file = tmp_path / "labels.csv"
     file.write_bytes(content)
-    said = refused(capsys, ["finetune", "--data.root", root, "--data.labels", file, "--out", tmp_path / "r"])
+    said = refused(
+        capsys, ["finetune", "--data.root", root, "--data.labels", file, "--out", tmp_path / "r"]
+    )
     assert len(said) == 1 and said[0].startswith(f"data.labels: {line.replace('FILE', str(file))}")
 
 

@@ -1,5 +1,5 @@
-"""``idmm explore``: planted duplicates and wrong labels are found, the maths is that of naive loops, and what happens
-where rows, images or labels are missing."""
+"""``idmm explore``: planted duplicates and wrong labels are found, the maths is that of naive
+loops, and what happens where rows, images or labels are missing."""
 
 import shutil
 from types import SimpleNamespace
@@ -22,7 +22,11 @@ from idmm.inference.explore_tables import _map
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 FILES = ["duplicates.csv", "duplicates.png", "labels.csv", "labels.png", "neighbours.png"]
-COPIES = {("flower/02.png", "flower/c02.jpg"), ("china/03.png", "china/c03.png"), ("flower/04.png", "flower/c04.png")}
+COPIES = {
+    ("flower/02.png", "flower/c02.jpg"),
+    ("china/03.png", "china/c03.png"),
+    ("flower/04.png", "flower/c04.png"),
+}
 SAME = ("china/05.png", "china/c05.png")
 MOVED = {"flower/wrong.png", "china/wrong.png"}
 LENGTH = {"train__epochs": 6, "views__crops": [{"count": 2, "scale": [0.5, 1.0]}]}
@@ -30,19 +34,23 @@ LENGTH = {"train__epochs": 6, "views__crops": [{"count": 2, "scale": [0.5, 1.0]}
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """Squares cut out of two photographs, none overlapping; copies of four of them, two in the other's class."""
+    """Squares cut out of two photographs, none overlapping; copies of four of them, two in the
+    other's class."""
     root = tmp_path_factory.mktemp("planted") / "images"
     for name in ("china", "flower"):
         photo = Image.fromarray(load_sample_image(f"{name}.jpg"))
         for i in range(24):
-            left, top = 104 * (i % 6), 104 * (i // 6)
+            left = 104 * (i % 6)
+            top = 104 * (i // 6)
             path = root / "train" / name / f"{i:02d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             photo.crop((left, top, left + 104, top + 104)).resize((32, 32)).save(path)
     train = root / "train"
     Image.open(train / "flower/02.png").save(train / "flower/c02.jpg", quality=50)
     Image.open(train / "china/03.png").resize((24, 24)).save(train / "china/c03.png")
-    ImageEnhance.Brightness(Image.open(train / "flower/04.png")).enhance(1.3).save(train / "flower/c04.png")
+    ImageEnhance.Brightness(Image.open(train / "flower/04.png")).enhance(1.3).save(
+        train / "flower/c04.png"
+    )
     shutil.copy(train / "china/05.png", train / "china/c05.png")
     (train / "china/20.png").rename(train / "flower/wrong.png")
     (train / "flower/11.png").rename(train / "china/wrong.png")
@@ -50,7 +58,8 @@ def planted(tmp_path_factory):
 
 
 def test_held_out_images_and_conflicts_are_found(planted, tmp_path, capsys):
-    """A wrong label among the held-out images, and copies of two classes, one in training and one in the test set."""
+    """A wrong label among the held-out images, and copies of two classes, one in training and one
+    in the test set."""
     out = tmp_path / "a"
     root = shutil.copytree(planted, tmp_path / "images")
     photo = Image.open(root / "train/china/09.png")
@@ -66,7 +75,9 @@ def test_held_out_images_and_conflicts_are_found(planted, tmp_path, capsys):
     assert pairs(out / "explore/duplicates.csv") >= {("china/09.png", "flower/conflict.png")}
     labels = {row["path"]: row for row in table(out / "explore/labels.csv")}
     held = {row["path"] for row in table(out / "split.csv") if row["split"] == "test"}
-    assert {path for path, row in labels.items() if row["split"] == "test"} == held and len(labels) == 53
+    assert {path for path, row in labels.items() if row["split"] == "test"} == held and len(
+        labels
+    ) == 53
     exclude = (out / "explore/exclude.txt").read_text()
     assert "but of class 'flower', not 'china': one may be wrong" in exclude
     assert call(["data", "check", "--root", root, "--out", tmp_path / "check"]) == 1
@@ -75,7 +86,9 @@ def test_held_out_images_and_conflicts_are_found(planted, tmp_path, capsys):
     assert said.index(finding) < said.index("duplicates: 1 pair")
     lines = (tmp_path / "check/exclude.txt").read_text().splitlines()
     why = lines[lines.index("#train/flower/conflict.png") - 1]
-    assert why.startswith("# nearly the same as train/china/09.png (") and why.endswith("one may be wrong")
+    assert why.startswith("# nearly the same as train/china/09.png (") and why.endswith(
+        "one may be wrong"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,21 +106,28 @@ def simclr(planted, tmp_path_factory):
     flat.mkdir()
     for path in (planted / "train").rglob("*.png"):
         shutil.copy(path, flat / f"{path.parent.name}-{path.name}")
-    off = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
+    off = dict.fromkeys(
+        ("method__classifier", "method__classifier_init", "method__classifier_lr_scale")
+    )
     own = {**off, "method__name": "simclr", "views__crops": [{"count": 2}], "data__root": str(flat)}
     assert inside("pretrain", out, **{**TINY, **own}) == 0
     return out
 
 
 def pairs(path):
-    return {(row["path"].removeprefix("train/"), row["duplicate"].removeprefix("train/")) for row in table(path)}
+    return {
+        (row["path"].removeprefix("train/"), row["duplicate"].removeprefix("train/"))
+        for row in table(path)
+    }
 
 
 def test_rows_of_w_are_compared_with_features(run, planted, capsys):
     """The shares by a plain loop. W is that of the last checkpoint."""
     assert call(["explore", run]) == 0
     printed = capsys.readouterr().out
-    rows = torch.load(run / "last/state.pt", weights_only=True)["method"]["classifier.weight"].numpy()
+    rows = torch.load(run / "last/state.pt", weights_only=True)["method"][
+        "classifier.weight"
+    ].numpy()
     images = list_images(section(planted), labelled=False).train
     unit = rows - rows.mean(0)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
@@ -120,7 +140,8 @@ def test_rows_of_w_are_compared_with_features(run, planted, capsys):
 
 def test_planted_faults_are_found(run, planted, capsys):
     assert call(["explore", run]) == 0
-    said, out = capsys.readouterr().out, run / "explore"
+    said = capsys.readouterr().out
+    out = run / "explore"
     found = table(out / "duplicates.csv")
     assert found[0]["kind"] == "same file"
     assert pairs(out / "duplicates.csv") >= COPIES | {SAME}
@@ -130,12 +151,24 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert {row["path"].removeprefix("train/") for row in labels[:5]} >= MOVED
     assert float(labels[0]["score"]) > similarity.LIKELY > float(labels[-1]["score"])
     assert len(labels) == 52
-    assert sorted(path.name for path in out.iterdir()) == sorted([*FILES, "exclude.txt", "map.png", "rows.png"])
-    assert "likely pair" in said and "another label" in said and "train/china/c05.png" in said and "exclude.txt" in said
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        [*FILES, "exclude.txt", "map.png", "rows.png"]
+    )
+    assert (
+        "likely pair" in said
+        and "another label" in said
+        and "train/china/c05.png" in said
+        and "exclude.txt" in said
+    )
     assert "idmm data check" in said, "which names this command, too"
     with Image.open(out / "map.png") as image:
-        colours = {"#{:02x}{:02x}{:02x}".format(*pixel) for _, pixel in image.convert("RGB").getcolors(1 << 20)}
-    assert {COLOURS[0].lower(), COLOURS[1].lower()} <= colours and COLOURS[2].lower() not in colours, "two classes"
+        colours = {
+            "#{:02x}{:02x}{:02x}".format(*pixel)
+            for _, pixel in image.convert("RGB").getcolors(1 << 20)
+        }
+    assert {COLOURS[0].lower(), COLOURS[1].lower()} <= colours and COLOURS[
+        2
+    ].lower() not in colours, "two classes"
     lines = (out / "exclude.txt").read_text().splitlines()
     assert "train/china/c05.png" in lines and "#train/flower/c02.jpg" in lines
     left = list_images(section(planted, exclude=str(out / "exclude.txt")), labelled=False).train
@@ -157,13 +190,20 @@ def test_two_runs_are_mapped_next_to_each_other(run, simclr, tmp_path, monkeypat
     count = 26
     for axis, name in ((before, run), (after, simclr)):
         assert axis.get_title() == f"{count} images, t-SNE of {shortened(str(name))}"
-        assert [len(points.get_offsets()) for points in axis.collections] == [count, count], "all, and the class"
+        assert [len(points.get_offsets()) for points in axis.collections] == [count, count], (
+            "all, and the class"
+        )
         assert sum(isinstance(artist, AnnotationBbox) for artist in axis.artists) > 3, "thumbnails"
     assert len(table(tmp_path / "e/labels.csv")) == 52, "the tables have all classes"
     capsys.readouterr()
     line = "classes: 'flowr' is no class of these images. Did you mean 'flower'?"
-    assert refused(capsys, ["explore", run, "--classes", "[flowr]", "--out", tmp_path / "f"])[-1] == line
-    assert refused(capsys, ["explore", run, tmp_path])[-1].startswith(f"{tmp_path}: is no finished run")
+    assert (
+        refused(capsys, ["explore", run, "--classes", "[flowr]", "--out", tmp_path / "f"])[-1]
+        == line
+    )
+    assert refused(capsys, ["explore", run, tmp_path])[-1].startswith(
+        f"{tmp_path}: is no finished run"
+    )
 
 
 def test_without_rows_and_labels(simclr, tmp_path, capsys):
@@ -191,7 +231,9 @@ def test_no_map_of_features_that_are_all_equal(tmp_path):
 def test_neighbours_by_a_naive_loop(rows):
     unit = similarity.unit_rows(rows)
     centred = rows - rows.mean(0)
-    np.testing.assert_allclose(unit, centred / np.linalg.norm(centred, axis=1, keepdims=True), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        unit, centred / np.linalg.norm(centred, axis=1, keepdims=True), rtol=1e-5, atol=1e-6
+    )
     found = similarity.nearest(unit, 4)
     for i in range(37):
         cosine = {j: float(unit[i] @ unit[j]) for j in range(37) if j != i}
@@ -204,17 +246,22 @@ def test_duplicates_by_a_naive_loop(rows):
     unit = similarity.unit_rows(np.vstack([rows, rows[:2] + 0.01]))
     found = similarity.likely_duplicates(unit)
     cosine = unit.astype(np.float64) @ unit.T
-    crowd, best = [], {}
+    crowd = []
+    best = {}
     for i in range(39):
         others = sorted((cosine[i, j] for j in range(39) if j != i), reverse=True)
         crowd.append(np.mean(others[1:11]))
     for (i, j), score in zip(found.index.tolist(), found.score, strict=True):
         assert i < j
-        np.testing.assert_allclose(score, cosine[i, j] - (crowd[i] + crowd[j]) / 2, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            score, cosine[i, j] - (crowd[i] + crowd[j]) / 2, rtol=1e-4, atol=1e-5
+        )
         for one in (i, j):
             best[one] = max(best.get(one, -9), score)
     assert found.index[0].tolist() == [1, 38] and [0, 37] in found.index.tolist()
-    assert (np.diff(found.score) <= 0).all() and len({*map(tuple, found.index.tolist())}) == len(found.index)
+    assert (np.diff(found.score) <= 0).all() and len({*map(tuple, found.index.tolist())}) == len(
+        found.index
+    )
     low, middle = np.percentile(list(best.values()), [25, 50])
     assert found.threshold == pytest.approx(middle + similarity.ABOVE * (middle - low), rel=1e-4)
 
@@ -224,7 +271,8 @@ def test_label_margins_by_a_naive_loop(rows):
     near = similarity.nearest(similarity.unit_rows(rows), 30)
     margins, suggested = similarity.label_margins(near, labels)
     for i in range(37):
-        votes, seen = {}, 0
+        votes = {}
+        seen = 0
         for j, cosine in zip(near.index[i], near.value[i], strict=True):
             if labels[j] >= 0 and seen < similarity.VOTERS:
                 seen += 1

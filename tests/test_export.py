@@ -1,4 +1,5 @@
-"""``idmm export``: what other programs get, checked as they would run it, with torch and without."""
+"""``idmm export``: what other programs get, checked as they would run it, with torch and
+without."""
 
 import json
 import os
@@ -26,27 +27,60 @@ from idmm.inference import export as command
 from idmm.inference import export_model
 from idmm.inference.export_model import Source
 
-CLASSES = ["a|b`c", "cat & dog", "zebra_*1*"]  # names that would break a card's table, code and emphasis
+# names that would break a card's table, code and emphasis
+CLASSES = ["a|b`c", "cat & dog", "zebra_*1*"]
 SIDE = 32
 
 
 def trained(folder, root, name, kwargs, epochs=3, *more):
-    argv = ["finetune", "--data.root", root, "--out", folder, "--model.name", name, "--model.kwargs", kwargs]
-    argv += ["--train.size", SIDE, "--train.epochs", epochs, "--train.batch_size", 12, "--train.lr", 0.003]
-    argv += ["--train.device", "cpu", "--train.precision", "fp32", "--train.warmup_epochs", 0, "--data.workers", 0]
+    argv = [
+        "finetune",
+        "--data.root",
+        root,
+        "--out",
+        folder,
+        "--model.name",
+        name,
+        "--model.kwargs",
+        kwargs,
+    ]
+    argv += [
+        "--train.size",
+        SIDE,
+        "--train.epochs",
+        epochs,
+        "--train.batch_size",
+        12,
+        "--train.lr",
+        0.003,
+    ]
+    argv += [
+        "--train.device",
+        "cpu",
+        "--train.precision",
+        "fp32",
+        "--train.warmup_epochs",
+        0,
+        "--data.workers",
+        0,
+    ]
     assert call([*argv, "--augment.scale", "[0.6, 1.0]", "--data.cache", "off", *more]) == 0
     return folder
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Opaque 8-bit pictures, wider than high or the other way: a base colour for each class, and noise."""
-    root, rng = tmp_path_factory.mktemp("photos") / "pets", np.random.default_rng(0)
+    """Opaque 8-bit pictures, wider than high or the other way: a base colour for each class, and
+    noise."""
+    root = tmp_path_factory.mktemp("photos") / "pets"
+    rng = np.random.default_rng(0)
     for split, count in (("train", 8), ("test", 6)):
         for number, name in enumerate(CLASSES):
             (root / split / name).mkdir(parents=True)
             for i in range(count):
-                pixels = rng.integers(0, 120, (40 + 7 * (i % 2), 52 - 9 * (i % 3), 3), dtype=np.uint8)
+                pixels = rng.integers(
+                    0, 120, (40 + 7 * (i % 2), 52 - 9 * (i % 3), 3), dtype=np.uint8
+                )
                 pixels[..., number] += 100
                 Image.fromarray(pixels).save(root / split / name / f"{i}.png")
     return root
@@ -100,11 +134,20 @@ def test_onnx_tells_what_programs_need_to_know(onnx_file, run):
     told = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
     assert told["classes"] == CLASSES
     looks = told["preprocessing"]
-    assert looks["size"] == [SIDE, SIDE] and looks["resize"] == 36 and looks["interpolation"] == "bicubic"
-    assert looks["mean"] == [0.485, 0.456, 0.406] and looks["channels"] == "RGB" and looks["layout"] == "NCHW"
+    assert (
+        looks["size"] == [SIDE, SIDE]
+        and looks["resize"] == 36
+        and looks["interpolation"] == "bicubic"
+    )
+    assert (
+        looks["mean"] == [0.485, 0.456, 0.406]
+        and looks["channels"] == "RGB"
+        and looks["layout"] == "NCHW"
+    )
     assert model.opset_import[0].version == 18
     content = onnx_file.read_bytes()
-    assert str(run.parent).encode() not in content and b"site-packages" not in content  # nothing of this machine
+    # nothing of this machine
+    assert str(run.parent).encode() not in content and b"site-packages" not in content
     assert list(onnx_file.parent.iterdir()) == [onnx_file]
 
 
@@ -114,10 +157,16 @@ def test_a_backbone_gives_features_and_the_card_names_what_a_run_started_from(wh
     assert session.get_outputs()[0].name == "features" and session.get_outputs()[0].shape[1] == 32
     assert "classes" not in session.get_modelmeta().custom_metadata_map
     text = (exported(tmp_path / "b", whole["pretrain"], "hf") / "README.md").read_text()
-    assert "pipeline_tag: image-feature-extraction" in text and "top-1" not in text and "softmax" not in text
+    assert (
+        "pipeline_tag: image-feature-extraction" in text
+        and "top-1" not in text
+        and "softmax" not in text
+    )
     assert "- method: idmm\n" in text
     after = shutil.copytree(whole["finetune"], tmp_path / "after")
-    config = (after / "config.yaml").read_text().replace("init: null", f"init: {whole['pretrain']}", 1)
+    config = (
+        (after / "config.yaml").read_text().replace("init: null", f"init: {whole['pretrain']}", 1)
+    )
     (after / "config.yaml").write_text(config)
     text = (exported(tmp_path / "f", after, "timm") / "README.md").read_text()
     assert "- started from: `pretrain`\n" in text
@@ -159,7 +208,8 @@ print(json.dumps(printed))
 @pytest.fixture(scope="module")
 def every(tmp_path_factory, photos):
     """A run of each backbone in all formats, and what the code of each card prints without idmm."""
-    folder, codes = tmp_path_factory.mktemp("every"), []
+    folder = tmp_path_factory.mktemp("every")
+    codes = []
     for name, (kwargs, start) in BACKBONES.items():
         trained(folder / name, photos, name, json.dumps(kwargs), 2, "--model.start", start)
         exported(folder / name / "m.onnx", folder / name, "onnx")
@@ -168,7 +218,9 @@ def every(tmp_path_factory, photos):
             (code,) = re.findall(r"(?s)```python\n(.*?)```", card)
             photo = photos / "test" / CLASSES[0] / "1.png"
             codes.append(folder / name / f"{kind}.py")
-            codes[-1].write_text(code.replace("PATH", str(folder / name / kind)).replace("photo.jpg", str(photo)))
+            codes[-1].write_text(
+                code.replace("PATH", str(folder / name / kind)).replace("photo.jpg", str(photo))
+            )
     command = [sys.executable, "-c", WITHOUT_IDMM, *map(str, codes)]
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -183,23 +235,29 @@ def test_every_backbone_through_every_format(name, every, photos, tmp_path, caps
     assert call(["predict", "--init", folder / name, photo, "--out", tmp_path / "p.csv"]) == 0
     (row,) = read_csv(tmp_path / "p.csv")
     images = noise(3)
-    found = onnxruntime.InferenceSession(folder / name / "m.onnx").run(None, {"images": images.numpy()})[0]
+    found = onnxruntime.InferenceSession(folder / name / "m.onnx").run(
+        None, {"images": images.numpy()}
+    )[0]
     np.testing.assert_allclose(found, logits(folder / name, images), atol=2e-3)
     for kind in ("timm", "hf"):
         needs = "only if the Python package idmm is installed"
         assert (needs in (folder / name / kind / "README.md").read_text()) == (name in OURS)
-        code, said = folder / name / f"{kind}.py", printed[folder / name / f"{kind}.py"]
+        code = folder / name / f"{kind}.py"
+        said = printed[folder / name / f"{kind}.py"]
         if name in OURS:
             assert said.startswith("idmm")  # is missing
             capsys.readouterr()
             runpy.run_path(str(code))
             said = capsys.readouterr().out
         label, probability = said.rsplit(maxsplit=1)
-        assert label == row["class"] and float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
+        assert label == row["class"] and float(probability) == pytest.approx(
+            float(row["probability"]), abs=1e-4
+        )
 
 
 def test_the_check_names_the_image_whose_class_changes(run):
-    """A jump of one image's outputs that keeps its class is right, as hand-made features have steps."""
+    """A jump of one image's outputs that keeps its class is right, as hand-made features have
+    steps."""
     source = Source(run)
     images, names, what = export_model.checked_images(source)
     outputs = logits(run, images).numpy()
@@ -239,22 +297,30 @@ def test_a_model_that_timm_cannot_rebuild(run, tmp_path, capsys, monkeypatch):
         raise TypeError("__init__() got an unexpected keyword argument 'global_pool'")
 
     monkeypatch.setattr("timm.models.save_for_hf", fail)
-    (line,) = refused(capsys, ["export", "--init", run, "--format", "hf", "--out", tmp_path / "new"], code=1)
-    assert line.startswith("format: vit_tiny_patch16_224 cannot be rebuilt by timm ") and "'global_pool'" in line
+    (line,) = refused(
+        capsys, ["export", "--init", run, "--format", "hf", "--out", tmp_path / "new"], code=1
+    )
+    assert (
+        line.startswith("format: vit_tiny_patch16_224 cannot be rebuilt by timm ")
+        and "'global_pool'" in line
+    )
     assert not (tmp_path / "new").exists()
 
 
 @pytest.fixture(scope="module")
 def phone(tmp_path_factory):
     """Photos that EXIF turns, each way, and pictures with opacity, none of them symmetrical."""
-    root, rng = tmp_path_factory.mktemp("phone"), np.random.default_rng(1)
+    root = tmp_path_factory.mktemp("phone")
+    rng = np.random.default_rng(1)
     for orientation in range(1, 9):
         for number in range(3):
             pixels = rng.integers(0, 60, (37 + 9 * number, 48, 4), dtype=np.uint8)
             pixels[:14, :20, number] += 190
             exif = Image.Exif()
             exif[0x0112] = orientation
-            Image.fromarray(pixels[..., :3]).save(root / f"{orientation}{number}.jpg", exif=exif, quality=95)
+            Image.fromarray(pixels[..., :3]).save(
+                root / f"{orientation}{number}.jpg", exif=exif, quality=95
+            )
             pixels[..., 3] = rng.integers(0, 256) if number else 0
             pixels[:5, :9, 3] = 0
             Image.fromarray(pixels).save(root / f"{orientation}{number}.png", exif=exif)
@@ -269,7 +335,8 @@ def phone(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["grey", "colour"])
 def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_factory, capsys):
-    """examples/classify_onnx.py on photos of phones and pictures with opacity, by classifiers of RGB and of grey."""
+    """examples/classify_onnx.py on photos of phones and pictures with opacity, by classifiers of
+    RGB and of grey."""
     folder = tmp_path_factory.mktemp(name)
     if name == "grey":
         crop = ["--data.in_chans", 1, "--augment.crop_pct", 0.7]
@@ -285,7 +352,9 @@ def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_fact
     assert done.returncode == 2
     assert done.stderr.startswith(f"{broken}: ") and done.stderr.count("\n") == 1
     printed = [line.rsplit(",", 2) for line in done.stdout.splitlines()]
-    assert len(rows) == 53 and [row[:2] for row in printed] == [[row["path"], row["class"]] for row in rows]
+    assert len(rows) == 53 and [row[:2] for row in printed] == [
+        [row["path"], row["class"]] for row in rows
+    ]
     expected = [float(row["probability"]) for row in rows]
     assert [float(row[2]) for row in printed] == pytest.approx(expected, abs=2e-4)
     assert len({row["class"] for row in rows}) > 1 and len({f"{p:.4f}" for p in expected}) > 40
@@ -311,7 +380,10 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
     front = yaml.safe_load(front)
     assert front["library_name"] == "timm" and front["pipeline_tag"] == "image-classification"
     low, high = result["top1_interval"]
-    assert f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) of 18 test images" in text
+    assert (
+        f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) of 18 test images"
+        in text
+    )
     assert f"hand-made features: {result['baseline_top1']:.2f} %" in text
     assert "- dataset: `pets`, 24 training images\n" in text
     assert "`a|b'c`, `cat & dog`, `zebra_*1*`." in text and "# `pets_1`" in text
@@ -332,7 +404,8 @@ def test_bad_out(run, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    before, ending = sorted(tmp_path.rglob("*")), "is of an unknown kind, expected a file that ends in"
+    before = sorted(tmp_path.rglob("*"))
+    ending = "is of an unknown kind, expected a file that ends in"
     for kind, name, why in [
         ("onnx", "m.pt", f"'OUT' {ending} .onnx"),
         ("onnx", "folder.onnx", "'OUT' is a folder, expected a file"),
@@ -341,7 +414,10 @@ def test_bad_out(run, tmp_path, capsys):
     ]:
         out = tmp_path / name
         found = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out])
-        assert found == [f"out: {why.replace('OUT', str(out))}"] and sorted(tmp_path.rglob("*")) == before
+        assert (
+            found == [f"out: {why.replace('OUT', str(out))}"]
+            and sorted(tmp_path.rglob("*")) == before
+        )
 
 
 def test_bad_run(run, tmp_path, capsys):
@@ -355,12 +431,16 @@ def test_bad_run(run, tmp_path, capsys):
         run / "model.safetensors": "has no result.json",
     }  # fmt: skip
     for init, why in wanted.items():
-        (line,) = refused(capsys, ["export", "--init", init, "--format", "hf", "--out", tmp_path / "new"])
+        (line,) = refused(
+            capsys, ["export", "--init", init, "--format", "hf", "--out", tmp_path / "new"]
+        )
         assert line.startswith((f"init: '{init}'", f"{init}: ")) and why in line
     assert not (tmp_path / "new").exists()
 
 
 def test_without_the_extra(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "NEEDED", ("onnx", "no_such_library"))
-    (line,) = refused(capsys, ["export", "--init", run, "--format", "onnx", "--out", tmp_path / "m.onnx"])
+    (line,) = refused(
+        capsys, ["export", "--init", run, "--format", "onnx", "--out", tmp_path / "m.onnx"]
+    )
     assert line.startswith("format: onnx: needs no_such_library. Install it with: pip install ")

@@ -52,28 +52,64 @@ def leaves(folder):
 
 @pytest.mark.slow
 def test_examples_train(tmp_path):
-    """All three at once, as a newcomer would: a copy of the code, the page's blocks, the command line."""
+    """All three at once, as a newcomer would: a copy of the code, the page's blocks, the command
+    line."""
     house = tmp_path / "house"
     for name in ("idmm", "configs"):
         shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pretrain.py", "finetune.py"):
         shutil.copy(ROOT / name, house)
-    blocks = re.findall(r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text())
+    blocks = re.findall(
+        r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text()
+    )
     assert len([put(block, house) for block in blocks]) == 8
 
     leaves(tmp_path / "data" / "leaves")
     data = ["--data.name", "leaves", "--data.root", tmp_path / "data", "--data.workers", "0"]
-    small = ["--train.epochs", "1", "--train.batch_size", "8", "--train.device", "cpu", "--train.precision", "fp32"]
+    small = [
+        "--train.epochs",
+        "1",
+        "--train.batch_size",
+        "8",
+        "--train.device",
+        "cpu",
+        "--train.precision",
+        "fp32",
+    ]
     model = ["--model.name", "plainnet_4", "--model.kwargs", "{width: 8}", "--views.size", "32"]
-    run(house, "pretrain.py", "--config", "barlowtwins", *data, *small, *model, "--out", tmp_path / "a")
-    run(house, "finetune.py", "--init", tmp_path / "a", *data, *small, "--train.size", "32", "--out", tmp_path / "b")
+    run(
+        house,
+        "pretrain.py",
+        "--config",
+        "barlowtwins",
+        *data,
+        *small,
+        *model,
+        "--out",
+        tmp_path / "a",
+    )
+    run(
+        house,
+        "finetune.py",
+        "--init",
+        tmp_path / "a",
+        *data,
+        *small,
+        "--train.size",
+        "32",
+        "--out",
+        tmp_path / "b",
+    )
     assert json.loads((tmp_path / "b" / "result.json").read_text())["num_classes"] == 2
     assert json.loads((tmp_path / "b" / "model.json").read_text())["name"] == "plainnet_4"
 
 
 def run(house, *argv):
-    own = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}  # the copy's idmm, no other
-    done = subprocess.run([sys.executable, *map(str, argv)], cwd=house, env=own, capture_output=True, text=True)
+    # the copy's idmm, no other
+    own = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, *map(str, argv)], cwd=house, env=own, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -91,7 +127,10 @@ def test_tuning_keeps_the_best_trial_and_continues(tmp_path, monkeypatch, capsys
         run_example("tune_with_optuna.py", monkeypatch, OUT=out, TRIALS=trials, EPOCHS=1)
         said = capsys.readouterr()
         assert said.err.count("finished with value") == 1, "a finished trial is not repeated"
-    assert "kNN on held-out training images: first trial" in said.out and str(out / "tuned.yaml") in said.out
+    assert (
+        "kNN on held-out training images: first trial" in said.out
+        and str(out / "tuned.yaml") in said.out
+    )
     found = build(PretrainConfig, out / "tuned.yaml")
     assert found.views.crops[0].scale[1] == 1.0 and 1e-4 <= found.train.lr <= 1e-2
     assert sorted(path.name for path in out.iterdir()) == ["study.db", "tuned.yaml"]

@@ -73,4 +73,6 @@ def test_a_hundred_malformed_inputs():
     outcomes = list(fuzz.run(jobs))
     assert not [outcome for outcome in outcomes if outcome.faults]
     for name in fuzz.FAMILIES:
-        assert sum(outcome.code == 2 for outcome in outcomes if outcome.family == name) > count / 4, name
+        assert (
+            sum(outcome.code == 2 for outcome in outcomes if outcome.family == name) > count / 4
+        ), name

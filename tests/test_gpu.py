@@ -1,4 +1,5 @@
-"""What only a GPU shows; benchmarks/gpu.sh runs these on one. Elsewhere they run on the CPU, which keeps them right."""
+"""What only a GPU shows; benchmarks/gpu.sh runs these on one. Elsewhere they run on the CPU, which
+keeps them right."""
 
 import os
 
@@ -13,7 +14,8 @@ from idmm.losses import instance_discrimination_loss
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-pytestmark = pytest.mark.filterwarnings("ignore")  # other versions of libraries warn of other things
+# other versions of libraries warn of other things
+pytestmark = pytest.mark.filterwarnings("ignore")
 gpu_alone = pytest.mark.skipif(not ON_GPU, reason="asks for CUDA itself")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
 HERE = {"train__device": DEVICE}
@@ -69,7 +71,9 @@ def test_bf16_with_workers_that_are_forked_beside_cuda(tmp_path):
 def test_auto_takes_the_gpu_and_bf16(tmp_path):
     auto = {"train__device": "auto", "train__precision": "auto", "train__epochs": 1}
     assert inside("pretrain", tmp_path / "a", **auto) == 0
-    assert state(tmp_path / "a")["precision"] == ("bf16" if torch.cuda.is_bf16_supported(False) else "fp16")
+    assert state(tmp_path / "a")["precision"] == (
+        "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+    )
 
 
 def test_losses_are_those_of_the_cpu(tmp_path, no_tf32):
@@ -88,18 +92,24 @@ def on_device(batch):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["idmm", "simclr", "supcon", "supervised", "mocov2", "mocov3", "dino"])
+@pytest.mark.parametrize(
+    "name", ["idmm", "simclr", "supcon", "supervised", "mocov2", "mocov3", "dino"]
+)
 def test_a_step_of_each_method(name, precision):
     if name not in ("idmm", "supervised"):
         pytest.importorskip("lightly")
     method = tiny.make(name).to(DEVICE)
-    batch = on_device(tiny.batch(*((2,) if name in ("simclr", "mocov2", "mocov3") else (2, 1)), double=False))
+    batch = on_device(
+        tiny.batch(*((2,) if name in ("simclr", "mocov2", "mocov3") else (2, 1)), double=False)
+    )
     with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == "bf16"):
         out = method(batch, 5, 0)
     out["loss"].backward()
     method.before_step(0)
     method.after_step(0)
-    assert all(bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.grad is not None)
+    assert all(
+        bool(torch.isfinite(p.grad).all()) for p in method.parameters() if p.grad is not None
+    )
     assert torch.isfinite(method.embed(torch.randn(3, 16, device=DEVICE))).all()
 
 
@@ -107,10 +117,15 @@ def test_a_step_of_each_method(name, precision):
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_nway_loss_is_that_of_the_cpu(chunk, mixed, deterministic):
     generator = torch.Generator().manual_seed(0)
-    n, width, rows = 1000, 48, 120
+    n = 1000
+    width = 48
+    rows = 120
 
     def loss_and_gradients(device):
-        z, w = (torch.randn(*shape, generator=generator.manual_seed(1)) for shape in ((rows, width), (n, width)))
+        z, w = (
+            torch.randn(*shape, generator=generator.manual_seed(1))
+            for shape in ((rows, width), (n, width))
+        )
         z, w = (x.to(device).requires_grad_() for x in (z, w))
         target = (torch.arange(rows) % 7).to(device)  # each several times
         other = target.flip(0) if mixed else None

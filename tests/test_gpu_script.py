@@ -62,6 +62,8 @@ def test_speed_and_paper_run_without_a_gpu(tmp_path):
     some = "lambda part, *rest: [row for row in rows(part, *rest) if row.name in ('loss 2000', 'windows-idmm')]"
     code = f"import sys, gpu; rows = gpu.rows; gpu.rows = {some}; sys.exit(gpu.main())"
     argv = [sys.executable, "-c", code, "all", "--quick", "--out", str(tmp_path)]
-    ran = subprocess.run(argv, cwd=ROOT / "benchmarks", env=ENVIRONMENT, capture_output=True, text=True)
+    ran = subprocess.run(
+        argv, cwd=ROOT / "benchmarks", env=ENVIRONMENT, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr + ran.stdout
     assert ran.stdout.count("| done |") == 2

@@ -8,16 +8,23 @@ from idmm.errors import UserError
 from idmm.models import create_backbone, token_grid
 from idmm.models.grid import as_grid, block_outputs
 
-# name, kwargs that make it small, places for an image of 64 x 96 pixels, whether it has transformer blocks
+# name, kwargs that make it small, places for an image of 64 x 96 pixels, whether it has transformer
+# blocks
 SMALL_VIT = {"patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 2}
 MODELS = [
     ("deit_tiny_patch16_224", SMALL_VIT, (4, 6), 2),
     ("vit_tiny_patch16_224", SMALL_VIT | {"class_token": False, "global_pool": "avg"}, (4, 6), 2),
     ("pvt_v2_b0", {}, (2, 3), 8),
-    ("swin_tiny_patch4_window7_224", {"window_size": 2, "embed_dim": 24, "depths": [2, 1, 1, 1]}, (2, 3), 5),
+    (
+        "swin_tiny_patch4_window7_224",
+        {"window_size": 2, "embed_dim": 24, "depths": [2, 1, 1, 1]},
+        (2, 3),
+        5,
+    ),
     ("t2t_vit_7", {}, (4, 6), None),
     ("cvt_13", {}, (4, 6), None),
-    ("resnet18", {"zero_init_last": False}, (2, 3), 0),  # else the shortcuts alone speak, which skip places
+    # else the shortcuts alone speak, which skip places
+    ("resnet18", {"zero_init_last": False}, (2, 3), 0),
 ]
 IDS = [f"{name}-{i}" for i, (name, *_) in enumerate(MODELS)]
 
@@ -54,7 +61,8 @@ def test_a_change_in_a_corner_shows_in_that_corner(name, kwargs, places, blocks)
     """Rows are u and columns v, whatever the layout."""
     model = build(name, kwargs)
     generator = torch.Generator().manual_seed(2)
-    scene, other = torch.randn(3, 64, 96, generator=generator), 5 * torch.randn(3, 16, 16, generator=generator)
+    scene = torch.randn(3, 64, 96, generator=generator)
+    other = 5 * torch.randn(3, 16, 16, generator=generator)
     for down in (0, 1):
         for across in (0, 1):
             images = scene.repeat(2, 1, 1, 1)

@@ -1,4 +1,5 @@
-"""Images in groups of similar ones: folds, the choice of C, agreement, intervals, and what idmm train prints."""
+"""Images in groups of similar ones: folds, the choice of C, agreement, intervals, and what idmm
+train prints."""
 
 import logging
 import re
@@ -17,11 +18,14 @@ from idmm.files import read_csv
 from idmm.report.stats import group_interval, wilson_interval
 from idmm.stages.train_pseudolabels import _agreement
 
-COPIES, CLASSES, WIDTH = 6, 4, 32
+COPIES = 6
+CLASSES = 4
+WIDTH = 32
 
 
 def near_copies(seed, groups):
-    """Features of groups of near-copies: a group is far from its class, its images are close to each other."""
+    """Features of groups of near-copies: a group is far from its class, its images are close to
+    each other."""
     draw = np.random.default_rng(seed)
     labels = np.arange(groups) % CLASSES
     centres = 1.5 * np.eye(WIDTH)[labels] + draw.normal(size=(groups, WIDTH))
@@ -33,16 +37,25 @@ def test_folds_hold_out_shares_of_classes_and_whole_groups(caplog):
     labels = np.repeat([0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 23, 0]).astype(int)
     folds = stratified_folds(labels, None, 3, list("abcdef"))
     held = np.concatenate([held for _, held in folds])
-    assert sorted(held) == np.flatnonzero(labels >= 3).tolist(), "each image once, none of the small classes"
+    assert sorted(held) == np.flatnonzero(labels >= 3).tolist(), (
+        "each image once, none of the small classes"
+    )
     assert caplog.messages == [
         "classes with fewer images than the 5 folds are left out of the estimate on held-out training images: "
         "'a' (1), 'b' (2), 'c' (3)"
     ]
     for train, held in folds:
         assert not set(train) & set(held) and len(train) + len(held) == len(labels)
-        assert set(labels[train]) == set(labels) and set(np.bincount(labels[held])[3:]) <= {1, 2, 4, 5}
+        assert set(labels[train]) == set(labels) and set(np.bincount(labels[held])[3:]) <= {
+            1,
+            2,
+            4,
+            5,
+        }
     assert not np.array_equal(folds[0][1], stratified_folds(labels, None, 4)[0][1])
-    assert stratified_folds(np.arange(4), None) == [] == stratified_folds(np.zeros(9, dtype=int), None)
+    assert (
+        stratified_folds(np.arange(4), None) == [] == stratified_folds(np.zeros(9, dtype=int), None)
+    )
     assert len(stratified_folds(np.array([0, 0, 1, 1]), None)) == 2
 
     _, labels, groups = near_copies(0, 40)
@@ -50,14 +63,18 @@ def test_folds_hold_out_shares_of_classes_and_whole_groups(caplog):
     labels[np.flatnonzero(groups == "39")[0]] = 3
     for train, held in stratified_folds(labels, groups):
         assert not set(groups[train]) & set(groups[held])
-    assert stratified_folds(labels, np.array(["one"] * len(labels))) == [], "no group can be held out"
+    assert stratified_folds(labels, np.array(["one"] * len(labels))) == [], (
+        "no group can be held out"
+    )
 
 
 def test_without_a_fold_there_is_no_estimate():
     rows, labels, _ = near_copies(0, 40)
     choice = evaluate.choose_strength(rows, labels, groups=np.array(["one"] * len(labels)))
     assert choice == (evaluate.USUAL_STRENGTH, "default, as no group can be held out", {})
-    assert evaluate.fit_temperature(rows, labels, 1.0, groups=np.array(["one"] * len(labels))) == 1.0
+    assert (
+        evaluate.fit_temperature(rows, labels, 1.0, groups=np.array(["one"] * len(labels))) == 1.0
+    )
 
 
 def test_c_is_chosen_on_other_groups():
@@ -66,19 +83,32 @@ def test_c_is_chosen_on_other_groups():
     alone = evaluate.choose_strength(rows, labels)
     found = evaluate.choose_strength(rows, labels, groups=groups)
     assert max(alone.accuracies.values()) == 100 and max(found.accuracies.values()) < 80
-    assert evaluate.fit_temperature(rows, labels, 1.0, groups=groups) > evaluate.fit_temperature(rows, labels, 1.0)
+    assert evaluate.fit_temperature(rows, labels, 1.0, groups=groups) > evaluate.fit_temperature(
+        rows, labels, 1.0
+    )
 
 
 def test_new_images_are_in_the_interval():
-    inside, too_narrow, errors = 0, 0, []
+    inside = 0
+    too_narrow = 0
+    errors = []
     for seed in range(20):
         rows, labels, groups = near_copies(seed, 90)
-        new, old = np.arange(len(rows)) >= 40 * COPIES, np.arange(len(rows)) < 40 * COPIES
+        new = np.arange(len(rows)) >= 40 * COPIES
+        old = np.arange(len(rows)) < 40 * COPIES
         train, held = stratified_folds(labels[old], groups[old], seed=seed)[0]
         found = evaluate.readouts(
-            rows[train], labels[train], rows[held], labels[held], groups=groups[train], test_groups=groups[held]
+            rows[train],
+            labels[train],
+            rows[held],
+            labels[held],
+            groups=groups[train],
+            test_groups=groups[held],
         )["probe"]
-        right = evaluate.probe_predict(rows[train], labels[train], rows[new], found["strength"]) == labels[new]
+        right = (
+            evaluate.probe_predict(rows[train], labels[train], rows[new], found["strength"])
+            == labels[new]
+        )
         assert len(right) == 300
         low, high = found["top1_interval"]
         inside += low <= 100 * right.mean() <= high
@@ -90,8 +120,10 @@ def test_new_images_are_in_the_interval():
 
 
 def test_the_interval_by_hand():
-    """Five groups of 2 to 6 images: an effective number of images, by hand from Korn and Graubard."""
-    images, correct = np.array([2, 3, 4, 5, 6]), np.array([2, 3, 1, 5, 1])
+    """Five groups of 2 to 6 images: an effective number of images, by hand from Korn and
+    Graubard."""
+    images = np.array([2, 3, 4, 5, 6])
+    correct = np.array([2, 3, 1, 5, 1])
     share = 12 / 20
     variance = 5 / 4 * np.sum((correct - share * images) ** 2) / 20**2
     effect = variance / (share * (1 - share) / 20)
@@ -101,18 +133,28 @@ def test_the_interval_by_hand():
     )
     assert wilson_interval(4, 6) == pytest.approx([30.00, 90.32], abs=0.01)
     each = np.ones(400, dtype=int)
-    assert group_interval(each * (np.arange(400) < 300), each) == pytest.approx(wilson_interval(300, 400), abs=0.1)
-    assert group_interval([6] * 8, [6] * 8)[0] < wilson_interval(48, 48)[0] - 20, "all right: a group is one image"
+    assert group_interval(each * (np.arange(400) < 300), each) == pytest.approx(
+        wilson_interval(300, 400), abs=0.1
+    )
+    assert group_interval([6] * 8, [6] * 8)[0] < wilson_interval(48, 48)[0] - 20, (
+        "all right: a group is one image"
+    )
     assert group_interval([5], [6]) == [0.0, 100.0]
 
 
 def test_a_groups_own_images_do_not_agree():
     rows, labels, groups = near_copies(2, 40)
-    predicted = np.random.default_rng(0).permutation(40)[groups.astype(int)] % CLASSES  # a class for each group
+    # a class for each group
+    predicted = np.random.default_rng(0).permutation(40)[groups.astype(int)] % CLASSES
     rows = unit_rows(rows)
-    near, apart = nearest(rows, 5), nearest(rows, 5, groups)
-    assert (groups[near.index] == groups[:, None]).all() and (groups[apart.index] != groups[:, None]).all()
-    assert _agreement(near, predicted, CLASSES) == 100 and _agreement(apart, predicted, CLASSES) < 30
+    near = nearest(rows, 5)
+    apart = nearest(rows, 5, groups)
+    assert (groups[near.index] == groups[:, None]).all() and (
+        groups[apart.index] != groups[:, None]
+    ).all()
+    assert (
+        _agreement(near, predicted, CLASSES) == 100 and _agreement(apart, predicted, CLASSES) < 30
+    )
     two = nearest(rows[: 2 * COPIES], 11, groups[: 2 * COPIES])
     assert (two.value == -np.inf).sum(axis=1).tolist() == [COPIES - 1] * 2 * COPIES
     assert _agreement(two, np.repeat([0, 1], COPIES), 2) < 0
@@ -126,7 +168,8 @@ def test_images_without_labels_have_their_groups(tmp_path):
 
 
 def test_idmm_train_counts_groups(tmp_path, capsys, caplog):
-    """Ten scenes per class, six near-copies of each: what is held out, tried and printed is by scenes."""
+    """Ten scenes per class, six near-copies of each: what is held out, tried and printed is by
+    scenes."""
     root = tree(tmp_path / "d", **{f"train/{of}": {"": 60} for of in ("cat", "dog")})
     for path in sorted(root.rglob("*.png")):
         number = int(path.stem)
@@ -137,21 +180,46 @@ def test_idmm_train_counts_groups(tmp_path, capsys, caplog):
         noise = np.random.default_rng(number).integers(-3, 4, pixels.shape)
         Image.fromarray((pixels + noise).clip(0, 255).astype(np.uint8)).save(scene)
     caplog.set_level(logging.INFO, "idmm")
-    argv = ["train", root, "--data.groups", r"(\w+/s\d)_", "--minutes", 0.2, "--size", 32, "--device", "cpu"]
+    argv = [
+        "train",
+        root,
+        "--data.groups",
+        r"(\w+/s\d)_",
+        "--minutes",
+        0.2,
+        "--size",
+        32,
+        "--device",
+        "cpu",
+    ]
     assert call([*argv, "--out", tmp_path / "x"]) == 0
-    printed, result = capsys.readouterr().out, read(tmp_path / "x/result.json")
+    printed = capsys.readouterr().out
+    result = read(tmp_path / "x/result.json")
     rows = read_csv(tmp_path / "x/predictions.csv")
     names = sorted({row["group"] for row in rows})
     images = [sum(row["group"] == name for row in rows) for name in names]
-    correct = [sum(row["group"] == name and row["class"] == row["predicted"] for row in rows) for name in names]
+    correct = [
+        sum(row["group"] == name and row["class"] == row["predicted"] for row in rows)
+        for name in names
+    ]
     low, high = group_interval(correct, images)
-    assert result["top1_interval"] == pytest.approx([low, high]) and result["test_groups"] == len(names)
+    assert result["top1_interval"] == pytest.approx([low, high]) and result["test_groups"] == len(
+        names
+    )
     counts = f"{len(rows)} test images of {len(names)} groups"
     assert f"top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {counts}" in printed
     assert ("not clearly better than the baseline" in printed) == (low <= result["baseline_top1"])
     trial = read_csv(tmp_path / "x/trial.csv")
-    parts = {part: {row["group"] for row in trial if row["split"] == part} for part in ("train", "test")}
-    assert parts["test"] and not parts["train"] & parts["test"] and not set(names) & (parts["train"] | parts["test"])
+    parts = {
+        part: {row["group"] for row in trial if row["split"] == part} for part in ("train", "test")
+    }
+    assert (
+        parts["test"]
+        and not parts["train"] & parts["test"]
+        and not set(names) & (parts["train"] | parts["test"])
+    )
     held = [line for line in caplog.messages if "held out are" in line]
-    assert set(held) == {f"data.val_fraction: held out are {len(names)} groups of 20 groups, {len(rows)} of 120 images"}
+    assert set(held) == {
+        f"data.val_fraction: held out are {len(names)} groups of 20 groups, {len(rows)} of 120 images"
+    }
     assert re.search("accuracy on held-out training images:\n  baseline: ", printed)

@@ -1,4 +1,5 @@
-"""Starting from weights: a classifier fitted to frozen features, and pretraining that goes on from weights."""
+"""Starting from weights: a classifier fitted to frozen features, and pretraining that goes on from
+weights."""
 
 from dataclasses import replace
 
@@ -45,8 +46,16 @@ def tuned(init, tmp_path_factory):
 
 
 HEADS = [  # a norm or a pool before the classifier, two classifiers, a 1x1 convolution
-    ("vit_tiny_patch16_224", dict(patch_size=16, embed_dim=16, depth=1, num_heads=2, global_pool="avg"), 32),
-    ("deit_tiny_distilled_patch16_224", dict(patch_size=16, embed_dim=16, depth=1, num_heads=2), 32),
+    (
+        "vit_tiny_patch16_224",
+        dict(patch_size=16, embed_dim=16, depth=1, num_heads=2, global_pool="avg"),
+        32,
+    ),
+    (
+        "deit_tiny_distilled_patch16_224",
+        dict(patch_size=16, embed_dim=16, depth=1, num_heads=2),
+        32,
+    ),
     ("resnetv2_18", dict(layers=(1, 1, 1, 1), channels=(8, 8, 8, 16)), 32),
     ("mobilenetv3_small_050", {}, 32),
 ]
@@ -66,9 +75,12 @@ def test_the_model_says_what_the_fit_says(name, kwargs, size):
         choice = evaluate.choose_strength(features, labels)
         weight, bias = evaluate.fit_linear(features, labels, 4, choice.strength)
         heat = evaluate.fit_temperature(features, labels, choice.strength, smoothing=0.1)
-        wanted, logits = (features @ weight.T + bias) / heat, model(images)
+        wanted = (features @ weight.T + bias) / heat
+        logits = model(images)
         np.testing.assert_allclose(logits[:, :3].numpy(), wanted[:, :3], rtol=1e-3, atol=1e-3)
-        assert (wanted[:, 3] == -np.inf).all() and 0 < logits.softmax(1)[:, 3].max() <= 1.01 / 24, "at most 1/N"
+        assert (wanted[:, 3] == -np.inf).all() and 0 < logits.softmax(1)[:, 3].max() <= 1.01 / 24, (
+            "at most 1/N"
+        )
 
 
 @pytest.mark.parametrize("weighting", [None, "balanced"])
@@ -92,23 +104,34 @@ def test_the_temperature_is_that_of_the_least_loss_on_held_out_images(weighting)
 
     grid = np.geomspace(1, 50, 2000)
     wanted = grid[np.argmin([loss(heat) for heat in grid])]
-    found = evaluate.fit_temperature(features, labels, 100.0, seed=3, smoothing=0.1, class_weight=weighting)
+    found = evaluate.fit_temperature(
+        features, labels, 100.0, seed=3, smoothing=0.1, class_weight=weighting
+    )
     assert len(held) == 24 and wanted > 2
     assert found == pytest.approx(wanted, rel=5e-3)
-    assert evaluate.fit_temperature(features, labels, 1e-4, seed=3) == pytest.approx(1, abs=1e-3), "never sharpened"
-    assert evaluate.fit_temperature(features[[0, 60]], labels[[0, 60]], 1.0) == 1.0, "one image a class"
+    assert evaluate.fit_temperature(features, labels, 1e-4, seed=3) == pytest.approx(1, abs=1e-3), (
+        "never sharpened"
+    )
+    assert evaluate.fit_temperature(features[[0, 60]], labels[[0, 60]], 1.0) == 1.0, (
+        "one image a class"
+    )
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "volo_d1_224", "crossvit_9_240"])
 def test_classifiers_that_are_more_than_linear(name):
-    """A norm, a network, several widths, tokens beside the pooled features: an error if asked for, else a line."""
+    """A norm, a network, several widths, tokens beside the pooled features: an error if asked for,
+    else a line."""
     spec = ModelSpec(name, {}, 3, [0.5] * 3, [0.5] * 3, 0.0, None)
     given = config.FinetuneConfig(init="a", train=config.FinetuneTrain())
     found, (note,) = fill_classifier_init(given, spec)
     assert found.train.classifier_init == "random"
     assert note == f"{KEY}: random, as the classifier of {name} is not linear in its features"
-    with pytest.raises(UserError, match=f"{KEY}: features, but the classifier of {name} is not linear in them"):
-        fill_classifier_init(replace(given, train=config.FinetuneTrain(classifier_init="features")), spec)
+    with pytest.raises(
+        UserError, match=f"{KEY}: features, but the classifier of {name} is not linear in them"
+    ):
+        fill_classifier_init(
+            replace(given, train=config.FinetuneTrain(classifier_init="features")), spec
+        )
 
 
 def test_the_start_is_the_probes_accuracy(init, tuned):
@@ -117,18 +140,28 @@ def test_the_start_is_the_probes_accuracy(init, tuned):
     names = list_images(config.Data(), labelled=True).train.names
     subset = config.Data(subset=config.data.Subset(total=96))
     rows = [names.index(name) for name in list_images(subset, labelled=True).train.names]
-    seen, classes = features[rows], labels[rows]
+    seen = features[rows]
+    classes = labels[rows]
     strength = evaluate.choose_strength(seen, classes).strength
     wanted = 100 * np.mean(linear(seen, classes, strength).predict(held) == truth)
-    found, text = result(tuned), logged(tuned)
-    assert found["start_top1"] == pytest.approx(wanted, abs=1.2), "images of train are decoded for larger crops"
-    assert "features of 96 training images, C = 1, chosen by default, as there are under 10 images per class" in text
+    found = result(tuned)
+    text = logged(tuned)
+    assert found["start_top1"] == pytest.approx(wanted, abs=1.2), (
+        "images of train are decoded for larger crops"
+    )
+    assert (
+        "features of 96 training images, C = 1, chosen by default, as there are under 10 images per class"
+        in text
+    )
     assert f"before the first step: top-1 {found['start_top1']:.2f} on 360 test images" in text
     assert "features for the classifier, of train: 96 images" in text
 
 
-def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned, tmp_path, monkeypatch):
-    """To the last bit, in the phase that was fitted and in the next; the first accuracy is not measured again."""
+def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(
+    init, tuned, tmp_path, monkeypatch
+):
+    """To the last bit, in the phase that was fitted and in the next; the first accuracy is not
+    measured again."""
     for place in ((1, 0, 2), (2, 0, 1)):
         out = tmp_path / f"cut-{place[0]}"
         with monkeypatch.context() as patch:
@@ -138,15 +171,24 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(init, tuned,
             assert inside("finetune", out, **RUN, init=str(init), resume="must") == 0
         assert same(out, tuned)
         assert result(out)["start_top1"] == result(tuned)["start_top1"]
-        assert yaml.safe_load((out / "config.yaml").read_text())["train"]["classifier_init"] == "features"
+        assert (
+            yaml.safe_load((out / "config.yaml").read_text())["train"]["classifier_init"]
+            == "features"
+        )
         assert f"{KEY}: features, the default with an init" in logged(out)
 
 
 def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, capsys):
-    """A collapsed backbone: weights that tell its features apart would be so large that the loss explodes."""
+    """A collapsed backbone: weights that tell its features apart would be so large that the loss
+    explodes."""
     monkeypatch.setattr("idmm.stages.first_weights.spread", lambda features: 0.001)
     larger = {**RUN, "stages": [{"size": 24, "epochs": 1}]}
-    assert inside("finetune", tmp_path / "x", **larger, init=str(init), train__classifier_init="features") == 0
+    assert (
+        inside(
+            "finetune", tmp_path / "x", **larger, init=str(init), train__classifier_init="features"
+        )
+        == 0
+    )
     said = capsys.readouterr().err
     assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in said
     assert "start_top1" not in result(tmp_path / "x")
@@ -174,11 +216,16 @@ def adapted(source):
 
 
 def test_rates_by_layer():
-    """As a table by hand: the last block and what stands on it have the run's rate, each below half the one above."""
-    of = create_backbone("vit_tiny_patch16_224", 16, patch_size=8, embed_dim=16, depth=3, num_heads=2)
+    """As a table by hand: the last block and what stands on it have the run's rate, each below half
+    the one above."""
+    of = create_backbone(
+        "vit_tiny_patch16_224", 16, patch_size=8, embed_dim=16, depth=3, num_heads=2
+    )
     method = make("idmm", of=of, classifier="cosine", classifier_lr_scale=10.0)
     others = {"classifier": (method.classifier, 10.0)}
-    optimizer = create_optimizer(of, others, config.PretrainTrain(layer_decay=0.5, weight_decay=0.1), 1e-3)
+    optimizer = create_optimizer(
+        of, others, config.PretrainTrain(layer_decay=0.5, weight_decay=0.1), 1e-3
+    )
     names = {id(p): name for name, p in method.named_parameters()}
     found = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
     assert found.keys() == {name for name, _ in method.named_parameters()}
@@ -204,8 +251,28 @@ def test_knn_before_and_after(source, adapted):
 
 def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path):
     out = tmp_path / "run"
-    few = ["--data.subset", "{total: 40}", "--data.workers", 0, "--train.epochs", 1, "--views.size", 16]
-    argv = ["pretrain", "--config", "adapt", "--init", source, *few, "--train.precision", "fp32", "--out", out]
+    few = [
+        "--data.subset",
+        "{total: 40}",
+        "--data.workers",
+        0,
+        "--train.epochs",
+        1,
+        "--views.size",
+        16,
+    ]
+    argv = [
+        "pretrain",
+        "--config",
+        "adapt",
+        "--init",
+        source,
+        *few,
+        "--train.precision",
+        "fp32",
+        "--out",
+        out,
+    ]
     assert call(argv) == 0
     settings = yaml.safe_load((out / "config.yaml").read_text())
     assert settings["model"]["name"] == "resnet10t" and settings["train"]["lr"] == 5e-4

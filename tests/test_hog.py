@@ -28,10 +28,16 @@ TOLERANCE = 1e-6  # in values up to 1; measured: 1e-7
 
 
 def pictures(side=SIDE):
-    """RGB images of 8 bits, float32 [4, side, side, 3] in [0, 1]: photographs, noise, and grey squares with ties."""
-    photos = [np.asarray(Image.fromarray(p).resize((side, side))) for p in (data.astronaut(), data.coffee())]
+    """RGB images of 8 bits, float32 [4, side, side, 3] in [0, 1]: photographs, noise, and grey
+    squares with ties."""
+    photos = [
+        np.asarray(Image.fromarray(p).resize((side, side)))
+        for p in (data.astronaut(), data.coffee())
+    ]
     noise = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    squares = np.kron(np.arange(16).reshape(4, 4, 1) * 17, np.ones((side // 4, side // 4, 3))).astype(np.uint8)
+    squares = np.kron(
+        np.arange(16).reshape(4, 4, 1) * 17, np.ones((side // 4, side // 4, 3))
+    ).astype(np.uint8)
     return np.stack([*photos, noise, squares]).astype(np.float32) / 255
 
 
@@ -44,15 +50,23 @@ def features(images, mean, std):
 
 
 def reference(grey):
-    cells = dict(orientations=9, pixels_per_cell=(8, 8), cells_per_block=(2, 2), block_norm="L2-Hys")
-    return feature.hog(grey.round(7), **cells)  # without rounding errors, which would have an orientation
+    cells = dict(
+        orientations=9, pixels_per_cell=(8, 8), cells_per_block=(2, 2), block_norm="L2-Hys"
+    )
+    # without rounding errors, which would have an orientation
+    return feature.hog(grey.round(7), **cells)
 
 
 def test_gradients_are_those_of_scikit_image():
     images = pictures()
     wanted = np.stack([reference(color.rgb2gray(image.astype(np.float64))) for image in images])
-    for mean, std in (([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.1, 0.7, 0.3], [0.4, 0.2, 0.9])):
-        np.testing.assert_allclose(features(images, mean, std)[:, :GRADIENTS], wanted, rtol=0, atol=TOLERANCE)
+    for mean, std in (
+        ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ([0.1, 0.7, 0.3], [0.4, 0.2, 0.9]),
+    ):
+        np.testing.assert_allclose(
+            features(images, mean, std)[:, :GRADIENTS], wanted, rtol=0, atol=TOLERANCE
+        )
 
 
 def test_the_histogram_is_that_of_a_loop_over_pixels():
@@ -61,7 +75,11 @@ def test_the_histogram_is_that_of_a_loop_over_pixels():
     for count, image in zip(wanted, images, strict=True):
         for pixel in image.reshape(-1, 3).astype(np.float64):
             hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
-            place = int(hue * 8 + 1e-4) % 8, min(int(saturation * 4 + 1e-4), 3), min(int(value * 4 + 1e-4), 3)
+            place = (
+                int(hue * 8 + 1e-4) % 8,
+                min(int(saturation * 4 + 1e-4), 3),
+                min(int(value * 4 + 1e-4), 3),
+            )
             count[place] += 1 / SIDE**2
     found = features(images, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[:, GRADIENTS:]
     np.testing.assert_allclose(found, wanted.reshape(len(images), -1), rtol=0, atol=TOLERANCE)
@@ -69,13 +87,20 @@ def test_the_histogram_is_that_of_a_loop_over_pixels():
 
 @pytest.mark.parametrize("channels", [1, 5])
 def test_other_channels_have_a_histogram_each_and_gradients_of_their_mean(channels):
-    images = np.random.default_rng(1).integers(0, 256, (2, SIDE, SIDE, channels)).astype(np.float32) / 255
+    images = (
+        np.random.default_rng(1).integers(0, 256, (2, SIDE, SIDE, channels)).astype(np.float32)
+        / 255
+    )
     found = features(images, [0.2] * channels, [0.7] * channels)
     assert found.shape == (2, GRADIENTS + 32 * channels)
     for row, image in zip(found, images, strict=True):
-        np.testing.assert_allclose(row[:GRADIENTS], reference(image.astype(np.float64).mean(2)), rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(
+            row[:GRADIENTS], reference(image.astype(np.float64).mean(2)), rtol=0, atol=TOLERANCE
+        )
         counts = [np.histogram(image[..., c], bins=32, range=(0, 1))[0] for c in range(channels)]
-        np.testing.assert_allclose(row[GRADIENTS:], np.concatenate(counts) / SIDE**2, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(
+            row[GRADIENTS:], np.concatenate(counts) / SIDE**2, rtol=0, atol=TOLERANCE
+        )
 
 
 def test_data_of_other_sizes_are_resized_without_aliases():
@@ -85,29 +110,65 @@ def test_data_of_other_sizes_are_resized_without_aliases():
     small = np.stack([np.stack([np.asarray(plane) for plane in image], axis=2) for image in planes])
     norm = [0.5, 0.5, 0.5], [0.25, 0.25, 0.25]
     apart = np.abs(features(images, *norm) - features(small, *norm))
-    assert np.median(apart) < TOLERANCE and np.quantile(apart, 0.99) < 0.01  # few pixels change their bin
+    # few pixels change their bin
+    assert np.median(apart) < TOLERANCE and np.quantile(apart, 0.99) < 0.01
 
 
 def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
     own = ["--data.mean", "[0.3, 0.2, 0.1]", "--data.std", "[0.5, 0.6, 0.7]", "--data.workers", 0]
-    small = ["--data.subset", "{per_class: 5}", "--train.epochs", 2, "--train.size", 32, "--train.precision", "fp32"]
+    small = [
+        "--data.subset",
+        "{per_class: 5}",
+        "--train.epochs",
+        2,
+        "--train.size",
+        32,
+        "--train.precision",
+        "fp32",
+    ]
     given = ["--model.name", "hog", *own]
     assert call(["probe", *given, "--size", 32, "--out", tmp_path / "p"]) == 0
     assert read(tmp_path / "p/result.json")["top1"] > 95
-    fitted = ["--train.classifier_init", "features", "--train.lr", 0.001, "--train.layer_decay", 0.7]
+    fitted = [
+        "--train.classifier_init",
+        "features",
+        "--train.lr",
+        0.001,
+        "--train.layer_decay",
+        0.7,
+    ]
     assert call(["finetune", *given, *small, *fitted, "--out", tmp_path / "f"]) == 0
     assert read(tmp_path / "f/result.json")["top1"] > 80
     backbone = idmm.load_backbone(tmp_path / "f")
-    assert not list(backbone.parameters()) and backbone.mean.tolist() == pytest.approx([0.3, 0.2, 0.1])
+    assert not list(backbone.parameters()) and backbone.mean.tolist() == pytest.approx(
+        [0.3, 0.2, 0.1]
+    )
     capsys.readouterr()
     assert call(["probe", "--init", tmp_path / "f", *own[4:], "--out", tmp_path / "q"]) == 0
     first, again = (read(tmp_path / name / "result.json") for name in "pq")
     assert first["readouts"] == again["readouts"]
-    assert call(["finetune", "--init", tmp_path / "f", "--data.in_chans", 1, *small, "--out", tmp_path / "g"]) == 0
+    assert (
+        call(
+            [
+                "finetune",
+                "--init",
+                tmp_path / "f",
+                "--data.in_chans",
+                1,
+                *small,
+                "--out",
+                tmp_path / "g",
+            ]
+        )
+        == 0
+    )
     assert idmm.load_backbone(tmp_path / "g").mean.shape == (1,)
     few = ["--per_class", 2, "--seeds", 1, "--data.workers", 0, "--out", tmp_path / "few"]
     assert call(["fewlabel", "--init", tmp_path / "g", "--model.name", "hog", *few]) == 0
-    assert list(json.loads((tmp_path / "few/fewlabel.json").read_text())["runs"]) == [str(tmp_path / "g"), "hog"]
+    assert list(json.loads((tmp_path / "few/fewlabel.json").read_text())["runs"]) == [
+        str(tmp_path / "g"),
+        "hog",
+    ]
 
 
 def test_pretraining_is_refused(tmp_path, capsys):
@@ -115,7 +176,16 @@ def test_pretraining_is_refused(tmp_path, capsys):
     for name in ("hog_conv", "hog"):
         argv = ["pretrain", "--model.name", name, "--views.size", 64, "--out", tmp_path / "p"]
         assert refused(capsys, argv)[-1] == why.format(name)
-    grid = ["--sources", "[digits]", "--targets", "[digits]", "--methods", "[idmm]", "--backbones", "[hog]"]
+    grid = [
+        "--sources",
+        "[digits]",
+        "--targets",
+        "[digits]",
+        "--methods",
+        "[idmm]",
+        "--backbones",
+        "[hog]",
+    ]
     argv = ["transfer", *grid, "--scratch", "true", "--seeds", "[0]", "--out", tmp_path / "g"]
     assert refused(capsys, argv)[-1] == f"backbones 'hog': {why.format('hog')}"
 
@@ -126,17 +196,25 @@ NETWORK = "{name: resnet10t, kwargs: {channels: [8, 8, 16, 16]}, size: 32}"
 
 
 def tiles(count=48, side=64):
-    """Tiles of two photographs, float32 [count, 3, 64, 64] in [0, 1], and which of them each is from."""
-    photos, rng = load_sample_images().images, np.random.default_rng(0)
-    rows, columns = rng.integers(0, 427 - side, count), rng.integers(0, 640 - side, count)
-    found = [photos[i % 2][r : r + side, c : c + side] for i, (r, c) in enumerate(zip(rows, columns, strict=True))]
+    """Tiles of two photographs, float32 [count, 3, 64, 64] in [0, 1], and which of them each is
+    from."""
+    photos = load_sample_images().images
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 427 - side, count)
+    columns = rng.integers(0, 640 - side, count)
+    found = [
+        photos[i % 2][r : r + side, c : c + side]
+        for i, (r, c) in enumerate(zip(rows, columns, strict=True))
+    ]
     return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).float() / 255, np.arange(count) % 2
 
 
 def started(images, seed=0, **kwargs):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = create_backbone("hog_conv", in_chans=images.shape[1], num_classes=0, **kwargs).eval()
+        model = create_backbone(
+            "hog_conv", in_chans=images.shape[1], num_classes=0, **kwargs
+        ).eval()
     model.set_statistics([0.0] * images.shape[1], [1.0] * images.shape[1])
     model.learn_start([{"images": part} for part in images.split(16)], seed)
     return model
@@ -145,14 +223,19 @@ def started(images, seed=0, **kwargs):
 @torch.no_grad()
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_fixed_features_are_turned_components_of_equal_variance(channels):
-    images = tiles()[0].mean(1, keepdim=True).repeat(1, channels, 1, 1) if channels != 3 else tiles()[0]
+    images = (
+        tiles()[0].mean(1, keepdim=True).repeat(1, channels, 1, 1) if channels != 3 else tiles()[0]
+    )
     model = started(images, filters=32)
     features = model(images)[:, :FIXED]
     assert features.shape == (48, FIXED) and abs(float(features.std()) - 1) < 0.1
     assert torch.equal(features, started(images, filters=32)(images)[:, :FIXED]), "from the seed"
     raw = model._raw(*model._inputs(images))
     groups = raw.split((model.hand_made, 9 * 64), dim=1)
-    scaled = [g / g.std(0, correction=0).clamp(min=1e-3 * g.std(0, correction=0).max() + 1e-6) for g in groups]
+    scaled = [
+        g / g.std(0, correction=0).clamp(min=1e-3 * g.std(0, correction=0).max() + 1e-6)
+        for g in groups
+    ]
     weighed = torch.cat([g / g.shape[1] ** 0.5 for g in scaled], dim=1)
     distances = torch.cdist(weighed, weighed), torch.cdist(features, features)
     ratio = (distances[1] / distances[0])[~torch.eye(48, dtype=bool)]
@@ -162,7 +245,9 @@ def test_fixed_features_are_turned_components_of_equal_variance(channels):
 @torch.no_grad()
 def test_more_fixed_features_than_there_are_components():
     images = torch.rand(1820, 1, 64, 64, generator=torch.Generator().manual_seed(0))
-    model = create_backbone("hog_conv", in_chans=1, num_classes=0, filters=1, fixed=1900, learned={}).eval()
+    model = create_backbone(
+        "hog_conv", in_chans=1, num_classes=0, filters=1, fixed=1900, learned={}
+    ).eval()
     assert sum(model.groups) == 1814
     model.learn_start([{"images": part} for part in images.split(455)], 0)
     features = model(images[:20])
@@ -178,7 +263,9 @@ def test_flat_images_keep_the_random_filters_and_finite_features():
 def test_the_network_learns_and_the_rest_does_not():
     images, labels = tiles()
     model = started(images, filters=32)
-    fixed = {name: value.clone() for name, value in model.state_dict().items() if "learned" not in name}
+    fixed = {
+        name: value.clone() for name, value in model.state_dict().items() if "learned" not in name
+    }
     model.train()
     model(images)[:, FIXED:].square().mean().backward()
     assert all(p.grad is not None for p in model.parameters())
@@ -187,45 +274,96 @@ def test_the_network_learns_and_the_rest_does_not():
 
 
 def test_the_convnet_has_the_margin_that_say_asks_for():
-    """Half of that of the fitted classifier, if its training ended where label smoothing asks for."""
-    model = create_backbone("hog_conv", num_classes=3, learned=CONVNET | {"size": 32}, say=0.5).eval()
-    logits, labels = torch.tensor([[3.0, 1.0, -1.0], [0.5, 2.5, 0.3]]), torch.tensor([0, 1])
+    """Half of that of the fitted classifier, if its training ended where label smoothing asks
+    for."""
+    model = create_backbone(
+        "hog_conv", num_classes=3, learned=CONVNET | {"size": 32}, say=0.5
+    ).eval()
+    logits = torch.tensor([[3.0, 1.0, -1.0], [0.5, 2.5, 0.3]])
+    labels = torch.tensor([0, 1])
     model.weigh_learned(logits, labels, 0.1)
     margins = [
-        row[k] - sum(row[j] for j in range(3) if j != k) / 2 for row, k in zip(logits.tolist(), (0, 1), strict=True)
+        row[k] - sum(row[j] for j in range(3) if j != k) / 2
+        for row, k in zip(logits.tolist(), (0, 1), strict=True)
     ]
-    trained_margin = math.log((0.9 + 0.1 / 3) / (0.1 / 3))  # of the probabilities at which the loss is least
+    # of the probabilities at which the loss is least
+    trained_margin = math.log((0.9 + 0.1 / 3) / (0.1 / 3))
     assert model.learned_weight.item() == pytest.approx(0.5 * (sum(margins) / 2) / trained_margin)
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         features = model.forward_features(x)
-        torch.testing.assert_close(features[:, model.fixed :], model.learned_weight * model.learned(x))
+        torch.testing.assert_close(
+            features[:, model.fixed :], model.learned_weight * model.learned(x)
+        )
 
 
 def test_through_the_commands(tmp_path, capsys):
     root = tree(tmp_path / "d", train={"cat": 8, "dog": 8}, test={"cat": 4, "dog": 4})
-    small = ["--data.root", root, "--data.workers", 0, "--train.epochs", 1, "--train.precision", "fp32"]
+    small = [
+        "--data.root",
+        root,
+        "--data.workers",
+        0,
+        "--train.epochs",
+        1,
+        "--train.precision",
+        "fp32",
+    ]
     model = ["--model.name", "hog_conv", "--model.kwargs", f"{{{SMALL}, frozen: {NETWORK}}}"]
-    tuned = ["finetune", *small, *model, "--train.size", 64, "--train.batch_size", 5, "--out", tmp_path / "f"]
+    tuned = [
+        "finetune",
+        *small,
+        *model,
+        "--train.size",
+        64,
+        "--train.batch_size",
+        5,
+        "--out",
+        tmp_path / "f",
+    ]
     why = "hog_conv uses its hand-made features only by a fitted classifier, expected features"
     assert refused(capsys, [*tuned, "--train.classifier_init", "random"]) == [
         f"train.classifier_init: random, but {why}"
     ]
     assert call(tuned) == 0
     assert "start_top1" in read(tmp_path / "f/result.json")
-    assert "hog_conv: filters and components from 16 training images" in (tmp_path / "f/log.txt").read_text()
-    assert call(["export", "--init", tmp_path / "f", "--format", "onnx", "--out", tmp_path / "m.onnx"]) == 0
+    assert (
+        "hog_conv: filters and components from 16 training images"
+        in (tmp_path / "f/log.txt").read_text()
+    )
+    assert (
+        call(["export", "--init", tmp_path / "f", "--format", "onnx", "--out", tmp_path / "m.onnx"])
+        == 0
+    )
     images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    found = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"images": images.numpy()})[0]
+    found = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"images": images.numpy()})[
+        0
+    ]
     with torch.inference_mode():
         np.testing.assert_allclose(found, frozen.exported(tmp_path / "f")[0](images), atol=1e-4)
 
 
-RUN = dict(stages=None, train__size=32, train__epochs=1, train__ema=None, data__subset={"per_class": 6})
+RUN = dict(
+    stages=None, train__size=32, train__epochs=1, train__ema=None, data__subset={"per_class": 6}
+)
 
 
 def probed(tmp_path, *argv):
-    assert call(["probe", "--model.name", "hog", "--data.workers", 0, *argv, "--out", tmp_path / "probe"]) == 0
+    assert (
+        call(
+            [
+                "probe",
+                "--model.name",
+                "hog",
+                "--data.workers",
+                0,
+                *argv,
+                "--out",
+                tmp_path / "probe",
+            ]
+        )
+        == 0
+    )
     return read(tmp_path / "probe/result.json")["top1"]
 
 
@@ -236,10 +374,16 @@ def test_a_run_measures_once_what_a_probe_of_hog_does(tmp_path):
     assert inside("finetune", tmp_path / "run", **RUN) == 0
     found = result(tmp_path / "run")["baseline_top1"]
     wanted = probed(tmp_path, "--size", 32, "--data.subset", "{per_class: 6}")
-    assert found == pytest.approx(wanted, abs=1) and found > 80  # crops of training images are not rounded to 8 bits
+    # crops of training images are not rounded to 8 bits
+    assert found == pytest.approx(wanted, abs=1) and found > 80
     text = logged(tmp_path / "run")
-    assert text.count(f"{found:.2f} % of 360 test images, fitted to 60 training images with C = ") == 1
-    assert f"the baseline {found:.2f}" in text and "is no better than logistic regression on hand-made features" in text
+    assert (
+        text.count(f"{found:.2f} % of 360 test images, fitted to 60 training images with C = ") == 1
+    )
+    assert (
+        f"the baseline {found:.2f}" in text
+        and "is no better than logistic regression on hand-made features" in text
+    )
 
 
 def test_what_a_start_without_a_checkpoint_remembered_is_forgotten(tmp_path):
@@ -264,25 +408,37 @@ def test_the_check_of_images_finds_the_same(side, tmp_path, capsys):
 
 
 def test_of_many_images_a_part_is_drawn_by_the_classes_shares(monkeypatch):
-    labels = np.random.default_rng(0).permutation(np.repeat([-1, 0, 1, 2, 3], [50, 600, 300, 99, 1]))
+    labels = np.random.default_rng(0).permutation(
+        np.repeat([-1, 0, 1, 2, 3], [50, 600, 300, 99, 1])
+    )
     found = baseline.sample(labels, 100)
     assert (np.diff(found) > 0).all() and np.bincount(labels[found]).tolist() == [59, 30, 10, 1]
     assert baseline.sample(labels, 1000).tolist() == np.flatnonzero(labels >= 0).tolist()
     many = np.repeat(np.arange(200), 20)
     assert len(baseline.sample_to_fit(many)) == 400_000 // 200
     monkeypatch.setattr(baseline, "MOST", 300)
-    assert np.bincount(many[baseline.sample_to_fit(many)]).tolist() == [5] * 200, "5 of each class in any case"
+    assert np.bincount(many[baseline.sample_to_fit(many)]).tolist() == [5] * 200, (
+        "5 of each class in any case"
+    )
 
 
 def test_a_baseline_of_many_images_does_not_depend_on_the_cache(tmp_path, monkeypatch):
-    """It is fitted to a part of the training images, whose number is in the result, and tested on all test images."""
+    """It is fitted to a part of the training images, whose number is in the result, and tested on
+    all test images."""
     monkeypatch.setattr(baseline, "MOST", 12)
     root = tree(tmp_path / "d", train={"a": 12, "b": 12}, test={"a": 6, "b": 6})
-    run = {"data__name": "folder", "data__root": str(root), "train__epochs": 1, "data__subset": None}
+    run = {
+        "data__name": "folder",
+        "data__root": str(root),
+        "train__epochs": 1,
+        "data__subset": None,
+    }
     for cache, how in (("auto", "decoded once"), ("off", "decoded at each use")):
         assert inside("finetune", tmp_path / cache, **{**RUN, **run}, data__cache=cache) == 0
         found = result(tmp_path / cache)
         assert (found["baseline_train_size"], found["train_size"]) == (12, 24)
         text = logged(tmp_path / cache)
-        assert how in text and " % of 12 test images, fitted to 12 training images with C = " in text
+        assert (
+            how in text and " % of 12 test images, fitted to 12 training images with C = " in text
+        )
     assert found["baseline_top1"] == result(tmp_path / "auto")["baseline_top1"]

@@ -22,7 +22,8 @@ from idmm.data.formats import BadImage
 from idmm.data.images import fitted, image_size, read_image
 from idmm.data.listing import list_images
 
-RED, WHITE = [255, 0, 0], [255, 255, 255]
+RED = [255, 0, 0]
+WHITE = [255, 255, 255]
 
 
 def encode(image, format="PNG", **options):
@@ -42,7 +43,9 @@ def png(width, height, depth, colour_type, raw, trns=b""):
     rows = b"".join(b"\0" + raw[i * stride : (i + 1) * stride] for i in range(height))
     parts = [chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0))]
     parts += [chunk(b"tRNS", trns)] if trns else []
-    return b"\x89PNG\r\n\x1a\n" + b"".join([*parts, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")])
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        [*parts, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    )
 
 
 def pixels(data, dtype=np.uint8):
@@ -107,7 +110,8 @@ def palette_image():
     return made
 
 
-BLUE, GREEN = [0, 0, 255], [0, 255, 0]
+BLUE = [0, 0, 255]
+GREEN = [0, 255, 0]
 DEEP_RGB = struct.pack(">6H", 65535, 0, 25700, 0, 65535, 257)
 ALPHA = [[[255, 0, 0, 255], [255, 0, 0, 0], [255, 0, 0, 128]]]
 COLOURS = {  # a file and its pixels
@@ -128,7 +132,8 @@ COLOURS = {  # a file and its pixels
 
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_and_transparency_on_white(name):
-    given, wanted = COLOURS[name][0](), COLOURS[name][1]
+    given = COLOURS[name][0]()
+    wanted = COLOURS[name][1]
     assert pixels(given, depth_of(name)).tolist() == wanted
 
 
@@ -150,7 +155,9 @@ UPRIGHT = {  # what a viewer makes of stored pixels, by EXIF's orientation
     7: lambda a: np.rot90(a.swapaxes(0, 1), 2),
     8: lambda a: np.rot90(a, 1),
 }
-SQUARES = np.kron(np.random.default_rng(1).integers(0, 256, (2, 4, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+SQUARES = np.kron(np.random.default_rng(1).integers(0, 256, (2, 4, 3)), np.ones((8, 8, 1))).astype(
+    np.uint8
+)
 DEEP_SQUARES = SQUARES.astype(np.uint16) * 257
 
 
@@ -193,7 +200,9 @@ TURNED = {  # files of SQUARES by their orientation
     "AVIF": by_pillow("AVIF", quality=100, subsampling="4:4:4"),
     "HEIC": lambda o: heic(Image.fromarray(SQUARES), exif=exif_of(o).tobytes()),
     "TIFF, strips": lambda o: tagged(SQUARES, o, rowsperstrip=5),
-    "TIFF, zlib tiles": lambda o: tagged(SQUARES, o, compression="zlib", predictor=True, tile=(16, 16)),
+    "TIFF, zlib tiles": lambda o: tagged(
+        SQUARES, o, compression="zlib", predictor=True, tile=(16, 16)
+    ),
     "TIFF, 16-bit strips": lambda o: tagged(DEEP_SQUARES, o, rowsperstrip=5),
     "PNG, 16 bits": with_exif,
 }
@@ -206,7 +215,9 @@ def test_exif_orientation_is_applied(name, tmp_path):
         array = pixels(TURNED[name](orientation), np.uint16 if deep else np.uint8)
         wanted = turn(DEEP_SQUARES if deep else SQUARES)
         assert array.shape == wanted.shape
-        assert np.abs(array.astype(int) - wanted).max() <= (12 if name in ("JPEG", "AVIF", "HEIC") else 0), orientation
+        assert np.abs(array.astype(int) - wanted).max() <= (
+            12 if name in ("JPEG", "AVIF", "HEIC") else 0
+        ), orientation
         (tmp_path / "file").write_bytes(TURNED[name](orientation))
         assert image_size(tmp_path / "file") == wanted.shape[:2]
 
@@ -226,9 +237,12 @@ def test_only_one_large_image_is_in_memory(write, monkeypatch):
     """In any format. Small ones are read by all threads together."""
     monkeypatch.setattr(parallel, "cores", lambda: 4)
     monkeypatch.setattr(formats, "MAX_PIXELS", 8 * 100)
-    counts, most, lock = collections.Counter(), collections.Counter(), threading.Lock()
+    counts = collections.Counter()
+    most = collections.Counter()
+    lock = threading.Lock()
     for side in (10, 11):
-        array, file = np.zeros((side, side), np.uint8), io.BytesIO()
+        array = np.zeros((side, side), np.uint8)
+        file = io.BytesIO()
         write(file, array)
         content = file.getvalue()
 
@@ -271,7 +285,9 @@ def test_long_texts_of_a_png_are_passed_over(kind):
         (encode(Image.fromarray(SQUARES)), SQUARES),
         (imagecodecs.png_encode(DEEP_SQUARES), DEEP_SQUARES),
     ):
-        np.testing.assert_array_equal(pixels(content[:33] + extra + content[33:], wanted.dtype), wanted)
+        np.testing.assert_array_equal(
+            pixels(content[:33] + extra + content[33:], wanted.dtype), wanted
+        )
 
 
 def rgba(opacity, dtype=np.uint8):
@@ -282,7 +298,10 @@ def rgba(opacity, dtype=np.uint8):
 
 CLEAR = {  # files whose opacity is 0 everywhere, and what is shown
     "PNG": (encode(Image.fromarray(rgba(0))), SQUARES),
-    "TIFF, zlib tiles": (by_tifffile(rgba(0), compression="zlib", predictor=True, tile=(16, 16)), SQUARES),
+    "TIFF, zlib tiles": (
+        by_tifffile(rgba(0), compression="zlib", predictor=True, tile=(16, 16)),
+        SQUARES,
+    ),
     "palette": (encode(palette_image(), transparency=bytes(3)), [[RED, BLUE, GREEN]]),
     "PNG, 16 bits": (imagecodecs.png_encode(rgba(0, np.uint16)), DEEP_SQUARES),
     "array": (rgba(0, np.uint16), DEEP_SQUARES),
@@ -317,7 +336,9 @@ def test_bad_files_say_why(tmp_path):
 
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     assert reason(b"just some text\n" * 20) == "not an image"
-    assert reason(encode(noise, "JPEG")[:2000]).startswith("unreadable or truncated (image file is truncated")
+    assert reason(encode(noise, "JPEG")[:2000]).startswith(
+        "unreadable or truncated (image file is truncated"
+    )
     assert reason(tmp_path / "gone.png") == "no such file or directory"
     (tmp_path / "empty.png").touch()
     assert reason(tmp_path / "empty.png") == "empty file"
@@ -328,7 +349,9 @@ def test_bombs_are_refused_by_their_header():
     huge = png(60_000, 50_000, 8, 2, b"")  # 9 GB, if it were decoded
     icon = struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 24, 1000, 22)
     for data in (huge, icon + huge):
-        with pytest.raises(BadImage, match=r"^has more than 268435456 pixels, expected smaller tiles$"):
+        with pytest.raises(
+            BadImage, match=r"^has more than 268435456 pixels, expected smaller tiles$"
+        ):
             read_image(data)
 
 

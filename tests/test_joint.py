@@ -1,4 +1,5 @@
-"""One run with labels and without: the joint loss against a naive loop, whose labels are used, runs, and mistakes."""
+"""One run with labels and without: the joint loss against a naive loop, whose labels are used,
+runs, and mistakes."""
 
 import json
 import math
@@ -44,18 +45,27 @@ def smoothed(logits, label, smoothing):
 
 def naive(method, given, key=5, left=1.0):
     """The joint loss, crop by crop; what a crop is mixed with is drawn as the method draws it."""
-    alpha, smoothing, scale = method.config.cutmix_alpha, method.config.label_smoothing, method.classifier.scale
-    instance, label, crops = 0.0, 0.0, 0
+    alpha = method.config.cutmix_alpha
+    smoothing = method.config.label_smoothing
+    scale = method.classifier.scale
+    instance = 0.0
+    label = 0.0
+    crops = 0
     for number, views in enumerate(given["views"]):
         count = views.shape[1]
         views, rows = views.flatten(0, 1), [i for i in range(len(views)) for _ in range(count)]
-        partner, lam = list(range(len(views))), 1.0
+        partner = list(range(len(views)))
+        lam = 1.0
         if alpha:
             mix = draw_cutmix(len(views), SIDE, SIDE, alpha, numpy_rng(key, "cutmix", number))
-            views, partner, lam = mix_images(views, mix), mix.partner.tolist(), mix.lam
+            views = mix_images(views, mix)
+            partner = mix.partner.tolist()
+            lam = mix.lam
         tokens = method.backbone.forward_features(views)
-        pooled, logits = method.backbone.forward_head(tokens, pre_logits=True), method.backbone.forward_head(tokens)
-        w, own = method.classifier.weight, given["index"][rows]
+        pooled = method.backbone.forward_head(tokens, pre_logits=True)
+        logits = method.backbone.forward_head(tokens)
+        w = method.classifier.weight
+        own = given["index"][rows]
         if scale is not None:
             pooled = torch.nn.functional.normalize(pooled) * scale
             w = torch.nn.functional.normalize(w)
@@ -70,7 +80,9 @@ def naive(method, given, key=5, left=1.0):
     return method.config.label_weight * label / (SHARE * crops) + left * instance
 
 
-@pytest.mark.parametrize(("alpha", "classifier", "groups"), [(0.0, "linear", 1), (0.5, "cosine", 2)])
+@pytest.mark.parametrize(
+    ("alpha", "classifier", "groups"), [(0.0, "linear", 1), (0.5, "cosine", 2)]
+)
 def test_the_loss_and_its_gradients_are_those_of_a_naive_loop(alpha, classifier, groups):
     method = joint(groups=groups, cutmix_alpha=alpha, classifier=classifier)
     assert_same_loss(method, given(), naive, rtol=1e-5, atol=1e-6)
@@ -81,17 +93,22 @@ def test_the_instance_part_fades():
     for epoch in (0, 3, 7):
         left = (1 + math.cos(math.pi * epoch / 8)) / 2
         assert float(method(given(), 5, epoch)["instance_weight"]) == pytest.approx(left)
-    assert_same_loss(method, given(), lambda m, b: naive(m, b, left=left), epoch=7, rtol=1e-5, atol=1e-6)
+    assert_same_loss(
+        method, given(), lambda m, b: naive(m, b, left=left), epoch=7, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_batch_without_labels_has_no_label_loss_and_uses_the_classifier():
-    method, bare = joint(), given(labels=(-1,) * 4)
+    method = joint()
+    bare = given(labels=(-1,) * 4)
     assert_same_loss(method, bare, lambda m, b: naive(m, b) + 0 * m.backbone.head(torch.zeros(1, 16).double()).sum(),
                      rtol=1e-5, atol=1e-6)  # fmt: skip
     out = method(bare, 5, 0)
     assert out["label_loss"] == 0 and out["loss"] == out["instance_loss"]
     out["loss"].backward()
-    assert all(p.grad is not None for p in method.parameters()), "or several processes would wait for each other"
+    assert all(p.grad is not None for p in method.parameters()), (
+        "or several processes would wait for each other"
+    )
     assert method.backbone.head.weight.grad.abs().sum() == 0
 
 
@@ -114,7 +131,10 @@ def test_logits_are_the_models_own(name, size, kwargs):
     with torch.no_grad():
         tokens = model.forward_features(images)
         pooled, logits = (
-            make("idmm", model, label_weight=1.0).eval().pooled_and_logits(tokens).split([feature_width(model), 3], 1)
+            make("idmm", model, label_weight=1.0)
+            .eval()
+            .pooled_and_logits(tokens)
+            .split([feature_width(model), 3], 1)
         )
         torch.testing.assert_close(logits, model(images))
         torch.testing.assert_close(pooled, model.forward_head(tokens, pre_logits=True))
@@ -126,11 +146,17 @@ def test_labels_are_drawn_as_a_subset_is(tmp_path):
     paint(root / "unlabelled/deep/er/x.png", 1)
     held = {"val_fraction": 0.25}
     drawn = list_images(section(root, subset=Subset(**asked), **held), labelled=True).train
-    train = list_images(section(root, labelled=Subset(**asked), **held), labelled=True, unlabelled=True).train
+    train = list_images(
+        section(root, labelled=Subset(**asked), **held), labelled=True, unlabelled=True
+    ).train
     known = train.labels >= 0
-    assert [name for name, is_known in zip(train.names, known, strict=True) if is_known] == drawn.names
+    assert [
+        name for name, is_known in zip(train.names, known, strict=True) if is_known
+    ] == drawn.names
     assert train.labels[known].tolist() == drawn.labels.tolist()
-    assert train.names[-1] == "unlabelled/deep/er/x.png" and train.labels[-1] == -1 and not known.all()
+    assert (
+        train.names[-1] == "unlabelled/deep/er/x.png" and train.labels[-1] == -1 and not known.all()
+    )
 
 
 def test_what_unlabelled_is_for(tmp_path, caplog):
@@ -140,14 +166,19 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
     (root / "unlabelled/notes.txt").write_text("")
     with caplog.at_level("INFO"):
         splits = list_images(section(root), labelled=False)
-    assert f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining only" in caplog.messages
+    assert (
+        f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining only"
+        in caplog.messages
+    )
     assert len(splits.train) == 11 and splits.train.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3
     assert len(list_images(section(root), labelled=True).train) == 8, "fine-tuning and probes"
     fields = {"subset": Subset(per_class=2), "val_fraction": 0.25, "groups": "([0-9])"}
     some = list_images(section(root, **fields), labelled=False)
     held = {name[-5] for part in (some.val, some.test) for name in part.names}
     more = [f"unlabelled/{i}.png" for i in range(3) if f"{i}" not in held]
-    assert "0" in held and [name for name in some.train.names if not name.startswith("train/")] == more
+    assert (
+        "0" in held and [name for name in some.train.names if not name.startswith("train/")] == more
+    )
 
 
 SMALL = {
@@ -158,7 +189,9 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    root = tree(tmp_path_factory.mktemp("joint") / "d", train={"a": 8, "b": 8}, test={"a": 3, "b": 3})
+    root = tree(
+        tmp_path_factory.mktemp("joint") / "d", train={"a": 8, "b": 8}, test={"a": 3, "b": 3}
+    )
     for i in range(4):
         paint(root / f"unlabelled/{i}.png", 70 + i)
     return root
@@ -176,19 +209,36 @@ def ran(root, tmp_path_factory):
 
 def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     out, _ = ran
-    found, info = result(out), json.loads((out / "model.json").read_text())
-    assert (found["train_size"], found["labelled_size"], found["test_size"], found["num_classes"]) == (20, 8, 6, 2)
+    found = result(out)
+    info = json.loads((out / "model.json").read_text())
+    assert (
+        found["train_size"],
+        found["labelled_size"],
+        found["test_size"],
+        found["num_classes"],
+    ) == (20, 8, 6, 2)
     assert {"top1_interval", "mean_per_class", "loss", "knn"} <= {*found}
-    assert info["classes"] == ["a", "b"] and info["kwargs"]["num_classes"] == 2 and info["ema"] is True
-    assert {"predictions.csv", "per_class.csv", "confusion.png", "curves.png"} <= {path.name for path in out.iterdir()}
+    assert (
+        info["classes"] == ["a", "b"] and info["kwargs"]["num_classes"] == 2 and info["ema"] is True
+    )
+    assert {"predictions.csv", "per_class.csv", "confusion.png", "curves.png"} <= {
+        path.name for path in out.iterdir()
+    }
     model, _ = exported(out)
     names = sorted((root / "test").glob("*/*"))
     images = torch.stack([timms(info)(Image.open(name)) for name in names])
     with torch.inference_mode():
-        right = [info["classes"][k] == name.parent.name for k, name in zip(model(images).argmax(1), names, strict=True)]
+        right = [
+            info["classes"][k] == name.parent.name
+            for k, name in zip(model(images).argmax(1), names, strict=True)
+        ]
     assert found["top1"] == pytest.approx(100 * np.mean(right))
     shared = weights(out)
-    assert all(torch.equal(t, shared[f"model/{n[9:]}"]) for n, t in shared.items() if n.startswith("backbone/"))
+    assert all(
+        torch.equal(t, shared[f"model/{n[9:]}"])
+        for n, t in shared.items()
+        if n.startswith("backbone/")
+    )
     assert torch.equal(shared["model/head.weight"], state(out)["ema"]["head.weight"])
     log = (out / "log.txt").read_text()
     assert "method.label_weight: 8 of 20 training images are used with their labels" in log
@@ -210,7 +260,9 @@ MISTAKES = [  # what is changed, and how the last line begins
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "line"), MISTAKES, ids=[line.split(" ")[0] for _, line in MISTAKES])
+@pytest.mark.parametrize(
+    ("changes", "line"), MISTAKES, ids=[line.split(" ")[0] for _, line in MISTAKES]
+)
 def test_mistakes_leave_no_folder(changes, line, root, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paint(tmp_path / "bare/0.png")
@@ -221,8 +273,15 @@ def test_mistakes_leave_no_folder(changes, line, root, tmp_path, capsys, monkeyp
 
 
 def test_two_processes_are_one(root, tmp_path):
-    """Few labels: most batches have none. Weights and both parts of the loss are those of one process."""
-    given = {**SMALL, **ALONE, "method__cutmix_alpha": 0, "data__labelled": {"total": 3}, "data__root": str(root)}
+    """Few labels: most batches have none. Weights and both parts of the loss are those of one
+    process."""
+    given = {
+        **SMALL,
+        **ALONE,
+        "method__cutmix_alpha": 0,
+        "data__labelled": {"total": 3},
+        "data__root": str(root),
+    }
     given |= {"train__optimizer": "sgd", "train__lr": 0.05, "train__batch_size": 5}
     one, two, _ = both("pretrain", tmp_path, **given)
     assert distance(one, two) < 1e-5

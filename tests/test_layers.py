@@ -1,4 +1,5 @@
-"""The layers of CONTRIBUTING: a module imports from its own layer or lower ones, and never in a circle."""
+"""The layers of CONTRIBUTING: a module imports from its own layer or lower ones, and never in a
+circle."""
 
 import ast
 import graphlib
@@ -11,7 +12,18 @@ import idmm
 
 PACKAGE = Path(idmm.__file__).parent
 LAYERS = (
-    ("errors", "display", "config", "seeding", "files", "distributed", "progress", "losses", "figures", "notebook"),
+    (
+        "errors",
+        "display",
+        "config",
+        "seeding",
+        "files",
+        "distributed",
+        "progress",
+        "losses",
+        "figures",
+        "notebook",
+    ),
     ("data", "models", "report"),
     ("methods",),
     ("training", "evaluation"),
@@ -22,7 +34,9 @@ LAYERS = (
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 FORBIDDEN = [("data", "models"), ("models", "data"), ("methods", "data")]  # (importer, imported)
 # tables and pictures are drawn from finished files, wherever those are read
-FORBIDDEN += [("report", package) for packages in LAYERS[1:] for package in packages if package != "report"]
+FORBIDDEN += [
+    ("report", package) for packages in LAYERS[1:] for package in packages if package != "report"
+]
 
 
 def modules():
@@ -60,18 +74,27 @@ GRAPH = {module: imported(module, path) for module, path in MODULES.items()}
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"idmm"}))
 def test_layer(module):
-    """Each module has a layer and imports nothing from above; ``idmm`` itself imports when it is asked."""
-    assert package(module) in LAYER, f"{module} has no layer: add it to CONTRIBUTING and to this test"
+    """Each module has a layer and imports nothing from above; ``idmm`` itself imports when it is
+    asked."""
+    assert package(module) in LAYER, (
+        f"{module} has no layer: add it to CONTRIBUTING and to this test"
+    )
     for other in GRAPH[module] - {"idmm"}:
-        assert LAYER[package(other)] <= LAYER[package(module)], f"{module} imports {other}, which is a layer above it"
-    assert "idmm" not in GRAPH[module] or package(module) in LAYERS[-1], f"{module} imports idmm itself"
+        assert LAYER[package(other)] <= LAYER[package(module)], (
+            f"{module} imports {other}, which is a layer above it"
+        )
+    assert "idmm" not in GRAPH[module] or package(module) in LAYERS[-1], (
+        f"{module} imports idmm itself"
+    )
 
 
 @pytest.mark.parametrize(("importer", "other"), FORBIDDEN, ids=lambda name: name)
 def test_neighbours_that_do_not_talk(importer, other):
     for module, names in GRAPH.items():
         if package(module) == importer:
-            assert not [name for name in names if package(name) == other], f"{module} imports from {other}"
+            assert not [name for name in names if package(name) == other], (
+                f"{module} imports from {other}"
+            )
 
 
 def test_no_circles():
@@ -80,7 +103,9 @@ def test_no_circles():
 
 
 def concrete_methods():
-    return {name for name in MODULES if name.startswith("idmm.methods.") and name != "idmm.methods.base"}
+    return {
+        name for name in MODULES if name.startswith("idmm.methods.") and name != "idmm.methods.base"
+    }
 
 
 def test_engine_knows_no_method():
@@ -90,7 +115,8 @@ def test_engine_knows_no_method():
 
 
 def test_plan_imports_no_torch():
-    """The grid's plan is made, and reports are drawn, where no torch may be (a cluster's front end, a laptop)."""
+    """The grid's plan is made, and reports are drawn, where no torch may be (a cluster's front end,
+    a laptop)."""
     heavy = {"torch", "torchvision", "timm", "accelerate"}
     packages = ("idmm.transfer.plan", "idmm.cli", "idmm.errors", "idmm.stages")
     for module in MODULES:
@@ -108,4 +134,6 @@ def test_benchmarks_import_what_there_is():
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "idmm":
                 module = importlib.import_module(node.module)
                 for name in (alias.name for alias in node.names):
-                    assert hasattr(module, name) or f"{node.module}.{name}" in MODULES, f"{path.name}: {name}"
+                    assert hasattr(module, name) or f"{node.module}.{name}" in MODULES, (
+                        f"{path.name}: {name}"
+                    )

@@ -1,4 +1,5 @@
-"""Every dataset opens from its official layout in the order of the lists. A line tells what is wrong with it."""
+"""Every dataset opens from its official layout in the order of the lists. A line tells what is
+wrong with it."""
 
 import os
 
@@ -38,7 +39,9 @@ def test_opens_from_its_official_layout(name, tmp_path, monkeypatch):
             assert split.items == [os.path.join(base, *name.split("/")) for name in split.names]
             assert all(read_image(item).pixels.shape == (9, 12, 3) for item in split.items)
         else:
-            np.testing.assert_array_equal(split.items, official_trees.squares(50 * (split is splits.test), len(split)))
+            np.testing.assert_array_equal(
+                split.items, official_trees.squares(50 * (split is splits.test), len(split))
+            )
             assert split.items.dtype == np.uint8
 
 
@@ -52,7 +55,9 @@ def test_a_list_that_was_edited_elsewhere(tmp_path, monkeypatch):
     base = BUILD["domainnet-real"](tmp_path)
     official_trees.images(base, [ODD])
     path = base / "real_train.txt"
-    path.write_bytes(b"\xef\xbb\xbf" + f"{path.read_text()}\n{ODD} 2\n".replace("\n", " \r\n").encode())
+    path.write_bytes(
+        b"\xef\xbb\xbf" + f"{path.read_text()}\n{ODD} 2\n".replace("\n", " \r\n").encode()
+    )
     is_as(opened("domainnet-real", tmp_path).train, {**train, ODD: 2}, classes)
 
 
@@ -69,12 +74,15 @@ def test_roots_that_are_none(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"), {"flowers": "flowers-102/setid.mat", "cub200": "CUB_200_2011/images/*/*.jpg"}.items()
+    ("name", "pattern"),
+    {"flowers": "flowers-102/setid.mat", "cub200": "CUB_200_2011/images/*/*.jpg"}.items(),
 )
 def test_what_a_folder_lacks_is_named(name, pattern, tmp_path):
     BUILD[name](tmp_path)
     [path.unlink() for path in list(tmp_path.glob(pattern))]
-    line = f"data.root: '{tmp_path}' lacks {pattern}. 'idmm data info {name}' shows the expected files"
+    line = (
+        f"data.root: '{tmp_path}' lacks {pattern}. 'idmm data info {name}' shows the expected files"
+    )
     assert layout_faults(name, tmp_path) == [line, advice(name, tmp_path)]
 
 
@@ -89,7 +97,9 @@ SPOILT = [  # dataset, what is done to the base, the line
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "spoil", "text"), SPOILT, ids=[f"{i}-{r[0]}" for i, r in enumerate(SPOILT)])
+@pytest.mark.parametrize(
+    ("name", "spoil", "text"), SPOILT, ids=[f"{i}-{r[0]}" for i, r in enumerate(SPOILT)]
+)
 def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
     base = BUILD[name](tmp_path)
     spoil(base)

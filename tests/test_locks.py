@@ -1,4 +1,5 @@
-"""The lock between processes; environment variables that other programs left, and users without a home folder."""
+"""The lock between processes; environment variables that other programs left, and users without a
+home folder."""
 
 import os
 import subprocess
@@ -32,21 +33,30 @@ print(count)
 def test_never_two_owners_at_once(tmp_path):
     """Processes that take and let go as fast as they can."""
     command = [sys.executable, "-c", HELD, str(tmp_path)]
-    streams = {"cwd": ROOT, "env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    streams = {
+        "cwd": ROOT,
+        "env": ENVIRONMENT,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     racing = [subprocess.Popen([*command, str(seed), "2"], **streams) for seed in range(3)]
     outputs = [process.communicate(timeout=120) for process in racing]
-    assert all(process.returncode == 0 for process in racing), "".join(error for _, error in outputs)
+    assert all(process.returncode == 0 for process in racing), "".join(
+        error for _, error in outputs
+    )
     assert sum(int(out) for out, _ in outputs) > 30, "they hardly met"
 
 
 def test_freed_by_a_kill_though_a_worker_lives(tmp_path):
-    """A loader's worker is forked from the process that holds the lock, and outlives it for some seconds."""
-    code = (
-        "import os, sys, time; from pathlib import Path; from idmm.files import Lock; lock = Lock(Path(sys.argv[1]));"
-    )
+    """A loader's worker is forked from the process that holds the lock, and outlives it for some
+    seconds."""
+    code = "import os, sys, time; from pathlib import Path; from idmm.files import Lock; lock = Lock(Path(sys.argv[1]));"
     code += "assert lock.acquire(); os.fork() or print(os.getpid(), flush=True); time.sleep(600)"
     command = [sys.executable, "-c", code, tmp_path / "k.lock"]
-    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as process:
         child = int(process.stdout.readline())
         lock = Lock(tmp_path / "k.lock")
         assert not lock.acquire()
@@ -71,8 +81,13 @@ def test_a_folder_is_free_after_whatever_went_wrong(tmp_path, monkeypatch):
     RunFolder(str(tmp_path / "run"), {}, "auto").close()
 
 
-QUICK = dict(train__epochs=1, train__ema=None, stages=None, train__size=16, data__subset={"total": 20})
-SHELLS = {"a scheduler's": {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, "no number": {"WORLD_SIZE": "two"}}
+QUICK = dict(
+    train__epochs=1, train__ema=None, stages=None, train__size=16, data__subset={"total": 20}
+)
+SHELLS = {
+    "a scheduler's": {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
+    "no number": {"WORLD_SIZE": "two"},
+}
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -82,4 +97,7 @@ def test_processes_that_do_not_exist(tmp_path, shell):
     ) as process:
         assert process.wait() == 2
         (line,) = process.said().splitlines()[-1:]
-        assert line.startswith("environment: accelerate cannot start (") and "Unset WORLD_SIZE, RANK" in line
+        assert (
+            line.startswith("environment: accelerate cannot start (")
+            and "Unset WORLD_SIZE, RANK" in line
+        )

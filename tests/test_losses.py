@@ -16,9 +16,11 @@ def naive(z, w, target, mixed, lam, smoothing, bias=None):
             logits = [o + bias[j] for j, o in enumerate(logits)]
         norm = torch.logsumexp(torch.stack(logits), 0)
         share = float(lam[view]) if isinstance(lam, torch.Tensor) else lam
-        i, other = int(target[view]), int(mixed[view])
+        i = int(target[view])
+        other = int(mixed[view])
         for j in range(n):
-            own = 1 - smoothing if j == i else smoothing / (n - 1)  # Eq. 17 for each of the two instances
+            # Eq. 17 for each of the two instances
+            own = 1 - smoothing if j == i else smoothing / (n - 1)
             partner = 1 - smoothing if j == other else smoothing / (n - 1)
             total = total - (share * own + (1 - share) * partner) * (logits[j] - norm)
     return total / len(z)
@@ -49,14 +51,17 @@ def test_value_and_gradients_are_the_papers(inputs, with_bias, chunk_size, smoot
     reference = naive(z, w, target, mixed, lam, smoothing, bias)
     assert ours.dtype == torch.float64
     torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
-    for got, wanted in zip(torch.autograd.grad(ours, parts), torch.autograd.grad(reference, parts), strict=True):
+    for got, wanted in zip(
+        torch.autograd.grad(ours, parts), torch.autograd.grad(reference, parts), strict=True
+    ):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_inputs_are_raised_whatever_the_autocast(dtype):
     generator = torch.Generator().manual_seed(1)
-    z, w = torch.randn(6, 8, generator=generator).to(dtype), torch.randn(20, 8, generator=generator).to(dtype)
+    z = torch.randn(6, 8, generator=generator).to(dtype)
+    w = torch.randn(20, 8, generator=generator).to(dtype)
     target = torch.arange(6)
     exact = instance_discrimination_loss(z.double(), w.double(), target)
     with torch.autocast("cpu", torch.bfloat16):
@@ -69,23 +74,32 @@ def test_half_inputs_are_raised_whatever_the_autocast(dtype):
 @pytest.mark.parametrize("kept", [0, 13, 1000])
 @pytest.mark.parametrize("tile", [(9, 7), (4, 3), (2, 1)])
 def test_tiles_of_logits_are_all_of_them(inputs, tile, kept, cosine, monkeypatch):
-    """Of so many views and rows, some of them kept for the gradients: the loss of each view, weighed by itself."""
+    """Of so many views and rows, some of them kept for the gradients: the loss of each view,
+    weighed by itself."""
     z, w, _, target, mixed = inputs
     rows = torch.nn.functional.normalize(w, dim=1) if cosine else w
-    weights = torch.linspace(-1, 2, len(z), dtype=torch.float64)  # what is downstream may have any sign
-    each = [naive(z[v, None], rows, target[v, None], mixed[v, None], 0.7, 0.1) for v in range(len(z))]
+    # what is downstream may have any sign
+    weights = torch.linspace(-1, 2, len(z), dtype=torch.float64)
+    each = [
+        naive(z[v, None], rows, target[v, None], mixed[v, None], 0.7, 0.1) for v in range(len(z))
+    ]
     monkeypatch.setattr(instance, "_tile", lambda *_: (*tile, kept))
     ours = instance.instance_losses(z, w, target, mixed, 0.7, cosine=cosine)
     torch.testing.assert_close(ours, torch.stack(each), rtol=1e-12, atol=1e-12)
-    found, wanted = (torch.autograd.grad((part * weights).sum(), [z, w]) for part in (ours, torch.stack(each)))
+    found, wanted = (
+        torch.autograd.grad((part * weights).sum(), [z, w]) for part in (ours, torch.stack(each))
+    )
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_tiles_stand_large_logits_and_rows_of_no_length():
-    """In fp32: exp of the logits themselves would be infinite, and a row of zeros has no direction."""
-    z, w = 100 * torch.eye(3, 4), 100 * torch.eye(6, 4)
-    z, w = z.requires_grad_(), w.requires_grad_()
+    """In fp32: exp of the logits themselves would be infinite, and a row of zeros has no
+    direction."""
+    z = 100 * torch.eye(3, 4)
+    w = 100 * torch.eye(6, 4)
+    z = z.requires_grad_()
+    w = w.requires_grad_()
     target = torch.tensor([0, 1, 5])
     loss = instance.instance_losses(z, w, target, smoothing=0.0, chunk_size=1)
     torch.testing.assert_close(loss, torch.tensor([0.0, 0.0, 1e4]))

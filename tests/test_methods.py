@@ -1,4 +1,5 @@
-"""Randomness, mixing, IDMM and fine-tuning as modules, against the maths written out; features and their measures."""
+"""Randomness, mixing, IDMM and fine-tuning as modules, against the maths written out; features and
+their measures."""
 
 import contextlib
 import random
@@ -45,13 +46,18 @@ def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
         mix = draw_cutmix(len(flat), 16, 16, 0.5, numpy_rng(5, "cutmix", number))
         z = method.backbone(mix_images(flat, mix)).float()
         w = method.classifier.weight
-        total = total + instance_discrimination_loss(z, w, target, target[mix.partner], mix.lam, 0.1)
+        total = total + instance_discrimination_loss(
+            z, w, target, target[mix.partner], mix.lam, 0.1
+        )
     torch.testing.assert_close(loss, total, rtol=1e-5, atol=1e-6)
 
 
 def test_finetune_with_one_kind_of_mixing_uses_it_on_all_epochs():
     images = torch.randn(4, 3, 16, 16)
-    for augment, kind in ((config.Augment(cutmix_alpha=0), None), (config.Augment(mixup_alpha=0), tuple)):
+    for augment, kind in (
+        (config.Augment(cutmix_alpha=0), None),
+        (config.Augment(mixup_alpha=0), tuple),
+    ):
         method = Finetune(backbone(3), augment)
         for epoch in (0, 1):
             mix = method._draw(images, epoch, numpy_rng(0, "x"))
@@ -62,7 +68,10 @@ def test_mixing_by_batches_draws_mixup_or_cutmix_for_each():
     images = torch.randn(4, 3, 16, 16)
     method = Finetune(backbone(3), config.Augment(mixing="batches"))
     for epoch in (0, 1):
-        blends = [method._draw(images, epoch, numpy_rng(step, "mixing")).box is None for step in range(100)]
+        blends = [
+            method._draw(images, epoch, numpy_rng(step, "mixing")).box is None
+            for step in range(100)
+        ]
         assert 35 <= sum(blends) <= 65
 
 
@@ -74,21 +83,29 @@ def test_a_frozen_backbone_trains_its_classifier_alone(name):
     trained = {n for n, p in method.named_parameters() if p.requires_grad}
     assert trained and all(n.startswith("backbone.head") for n in trained)
     assert not model.training  # no dropout, fixed batch statistics
-    method({"images": torch.randn(4, 3, 16, 16), "label": torch.arange(4) % 3}, 0, 0)["loss"].backward()
+    method({"images": torch.randn(4, 3, 16, 16), "label": torch.arange(4) % 3}, 0, 0)[
+        "loss"
+    ].backward()
     assert {n for n, p in method.named_parameters() if p.grad is not None} == trained
 
 
 def test_accuracy_counts_over_uneven_batches():
     generator = torch.Generator().manual_seed(0)
-    logits, label = torch.randn(23, 8, generator=generator), torch.randint(8, (23,), generator=generator)
+    logits = torch.randn(23, 8, generator=generator)
+    label = torch.randint(8, (23,), generator=generator)
     order = torch.randperm(23, generator=generator)  # of several processes, images come in no order
     batches = [{"images": logits[i], "label": label[i], "index": i} for i in order.split(5)]
     model = torch.nn.Identity().train()  # a classifier whose answers are known
     predictions = evaluate.predict(model, batches, "cpu")
-    assert predictions.truth.tolist() == label.tolist() and predictions.predicted.tolist() == logits.argmax(1).tolist()
+    assert (
+        predictions.truth.tolist() == label.tolist()
+        and predictions.predicted.tolist() == logits.argmax(1).tolist()
+    )
     found = predictions.scores()
     top1 = np.mean([int(row.argmax()) == int(y) for row, y in zip(logits, label, strict=True)])
-    top5 = np.mean([int(y) in row.argsort(descending=True)[:5] for row, y in zip(logits, label, strict=True)])
+    top5 = np.mean(
+        [int(y) in row.argsort(descending=True)[:5] for row, y in zip(logits, label, strict=True)]
+    )
     assert (found["top1"], found["top5"]) == pytest.approx((100 * top1, 100 * top5))
     assert model.training
 

@@ -1,4 +1,5 @@
-"""benchmarks/miniature.py on a tiny set: it makes runs, skips those that have a file, and prints verdicts."""
+"""benchmarks/miniature.py on a tiny set: it makes runs, skips those that have a file, and prints
+verdicts."""
 
 import json
 import sys
@@ -17,7 +18,14 @@ def script(tmp_path, monkeypatch, capsys):
     """The script with its folders: a function of further flags that returns what it prints."""
 
     def run(*flags):
-        folders = ["--sets", tmp_path / "sets", "--out", tmp_path / "runs", "--results", tmp_path / "results"]
+        folders = [
+            "--sets",
+            tmp_path / "sets",
+            "--out",
+            tmp_path / "runs",
+            "--results",
+            tmp_path / "results",
+        ]
         monkeypatch.setattr(sys, "argv", ["miniature.py", *map(str, folders), *flags])
         with one_thread():
             miniature.main()
@@ -29,31 +37,53 @@ def script(tmp_path, monkeypatch, capsys):
 def test_runs_and_verdicts(script, tmp_path, monkeypatch):
     tree(tmp_path / "sets" / "fashion", train={"a": 8, "b": 8}, test={"a": 5, "b": 5})
     names = ["fashion-scratch-200-[01]", "fashion-idmm-400-0", "fashion-idmm-400-0-tuned"]
-    assert "5 of 5 runs remain" in script("--runs", *names, "fashion-idmm-400-0-tuned-112", "--plan")
+    assert "5 of 5 runs remain" in script(
+        "--runs", *names, "fashion-idmm-400-0-tuned-112", "--plan"
+    )
     script("--tiny", "--runs", *names)
     assert "0 of 4 runs remain" in script("--tiny", "--runs", *names)
     files = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").iterdir()}
     tuned = files["fashion-idmm-400-0-tuned"]
-    assert "--config paper --seed 0" in tuned["command"] and "--init runs/miniature/" in tuned["command"]
+    assert (
+        "--config paper --seed 0" in tuned["command"]
+        and "--init runs/miniature/" in tuned["command"]
+    )
     right = sum(bin(byte).count("1") for byte in bytes.fromhex(tuned["right"]))
-    assert tuned["result"]["top1"] == 10 * right and {"knn", "loss"} <= set(files["fashion-idmm-400-0"]["result"])
+    assert tuned["result"]["top1"] == 10 * right and {"knn", "loss"} <= set(
+        files["fashion-idmm-400-0"]["result"]
+    )
     monkeypatch.setattr(miniature, "PAGE", tmp_path / "page.md")
-    (tmp_path / "page.md").write_text(f"# A\n\n{miniature.MARK}\n\nold\n\n{miniature.MARK}\n\nlast\n")
+    (tmp_path / "page.md").write_text(
+        f"# A\n\n{miniature.MARK}\n\nold\n\n{miniature.MARK}\n\nlast\n"
+    )
     script("--table")
     lines = (tmp_path / "page.md").read_text().splitlines()
     assert lines[0] == "# A" and lines[-1] == "last" and "old" not in lines
     rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines)}
-    assert rows["scratch"][3] == "2" and rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
+    assert (
+        rows["scratch"][3] == "2"
+        and rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
+    )
 
 
 def test_a_grid_becomes_a_table_with_verdicts(script, tmp_path):
     answers = {"none": "abab", "idmm": "aaab", "simclr": "abbb"}  # predictions, the class is a
-    rows = [("scratch", "none"), *((source, method) for source in miniature.SETS for method in ("idmm", "simclr"))]
-    cells = [cell(*each, target=target, baseline_top1=9.0, test_size=4) for each in rows for target in miniature.SETS]
+    rows = [
+        ("scratch", "none"),
+        *((source, method) for source in miniature.SETS for method in ("idmm", "simclr")),
+    ]
+    cells = [
+        cell(*each, target=target, baseline_top1=9.0, test_size=4)
+        for each in rows
+        for target in miniature.SETS
+    ]
     for one in cells:
         one["folder"] = folder = "-".join([one["source"], one["method"], one["target"]])
         (tmp_path / folder).mkdir()
-        lines = ["header", *(f"{i}.png,a,{predicted},0.9" for i, predicted in enumerate(answers[one["method"]]))]
+        lines = [
+            "header",
+            *(f"{i}.png,a,{predicted},0.9" for i, predicted in enumerate(answers[one["method"]])),
+        ]
         (tmp_path / folder / "predictions.csv").write_text("\n".join(lines))
     (tmp_path / "grid.json").write_text(json.dumps({"cells": cells}))
     script("--grid", str(tmp_path))
@@ -73,7 +103,8 @@ def test_a_grid_becomes_a_table_with_verdicts(script, tmp_path):
 
 
 def test_one_seed_has_the_spread_of_other_rows(tmp_path):
-    """A lead of 10 points on 1,000 images is much over images, but not if other rows differ as much by seed."""
+    """A lead of 10 points on 1,000 images is much over images, but not if other rows differ as much
+    by seed."""
     for name, hits in {"scratch-200-0": 496, "scratch-200-1": 624, "idmm-400-0-tuned": 600}.items():
         right = bytes([255] * (hits // 8) + [0] * (125 - hits // 8)).hex()
         found = {"result": {"test_size": 1000}, "right": right}

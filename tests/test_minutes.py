@@ -24,7 +24,8 @@ STEP = loop.Loop._step
 @pytest.fixture
 def seconds(monkeypatch):
     """A clock that only steps and checkpoints move, by as many seconds each as the list has."""
-    at, each = [0.0], [1.0, 0.0]
+    at = [0.0]
+    each = [1.0, 0.0]
     save = RunFolder.save_state
 
     def step(loop, *args):
@@ -43,15 +44,21 @@ def seconds(monkeypatch):
 
 @BOTH
 def test_a_run_ends_in_its_time(stage, seconds, tmp_path):
-    """40 images; 20 of a step in pretraining, so two steps an epoch. The learning rate ends near zero."""
+    """40 images; 20 of a step in pretraining, so two steps an epoch. The learning rate ends near
+    zero."""
     assert inside(stage, tmp_path / "run", **SMALL, train__minutes=1.0) == 0
-    found, records = result(tmp_path / "run"), metrics(tmp_path / "run")
+    found = result(tmp_path / "run")
+    records = metrics(tmp_path / "run")
     assert abs(found["seconds"] - 60) < 5 and found["minutes"] == 1.0
     assert found["epochs"] == len(records) >= found["whole_epochs"] > 5
-    *_, rates = ([r["lr"] for r in records if r["stage"] == n] for n in range(1, records[-1]["stage"] + 1))
+    *_, rates = (
+        [r["lr"] for r in records if r["stage"] == n] for n in range(1, records[-1]["stage"] + 1)
+    )
     assert rates[-1] < 0.05 * max(rates), "a cosine over the time"
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert config["train"]["epochs"] == {"pretrain": 800, "finetune": 200}[stage], "as the recipe has it"
+    assert config["train"]["epochs"] == {"pretrain": 800, "finetune": 200}[stage], (
+        "as the recipe has it"
+    )
     assert "ends at about" in logged(tmp_path / "run")
 
 
@@ -71,11 +78,15 @@ def test_sizes_share_the_minutes_by_epochs_and_pixels(seconds, tmp_path):
 
 def test_no_more_epochs_than_asked_for(seconds, tmp_path, capsys):
     """In the ratio of the sizes; progress is that of the steps then."""
-    assert inside("finetune", tmp_path / "run", **SMALL, train__minutes=60, train__max_epochs=4) == 0
+    assert (
+        inside("finetune", tmp_path / "run", **SMALL, train__minutes=60, train__max_epochs=4) == 0
+    )
     found = result(tmp_path / "run")
     assert found["epochs"] == found["whole_epochs"] == 4
     capsys.readouterr()
-    said = refused(capsys, ["finetune", *flags("finetune", tmp_path / "none", **SMALL, train__max_epochs=4)])
+    said = refused(
+        capsys, ["finetune", *flags("finetune", tmp_path / "none", **SMALL, train__max_epochs=4)]
+    )
     assert said == ["train.max_epochs: got 4 without minutes, expected minutes, or epochs instead"]
     few = {**SMALL, "train__minutes": 60, "train__max_epochs": 1}
     said = refused(capsys, ["finetune", *flags("finetune", tmp_path / "none", **few)])
@@ -97,7 +108,10 @@ def test_a_resumed_run_goes_on_with_its_time(stage, seconds, tmp_path, monkeypat
         asked = {**SMALL, "train__minutes": 3.0}
         assert inside(stage, tmp_path / "run", **{**asked, "train__save_minutes": 0}) == 130
     saved = state(tmp_path / "run")
-    assert saved["timer"]["warmup_end"] is None or saved["timer"]["warmup_end"] <= saved["timer"]["progress"]
+    assert (
+        saved["timer"]["warmup_end"] is None
+        or saved["timer"]["warmup_end"] <= saved["timer"]["progress"]
+    )
     assert saved["seconds"] > 0 and 0 < saved["timer"]["progress"] < 1
     assert inside(stage, tmp_path / "run", **asked) == 0
     assert abs(result(tmp_path / "run")["seconds"] - 180) < 5
@@ -110,7 +124,8 @@ def test_a_resumed_run_goes_on_with_its_time(stage, seconds, tmp_path, monkeypat
 
 @BOTH
 def test_the_last_epoch_is_evaluated_on_a_slow_disk(stage, seconds, tmp_path, monkeypatch):
-    """Time passes after an epoch that was not the last by the clock: steps of 0.4 s, 0.8 s to write a record."""
+    """Time passes after an epoch that was not the last by the clock: steps of 0.4 s, 0.8 s to write
+    a record."""
     seconds[0], at, add = 0.4, clock.now.__closure__[0].cell_contents, RunFolder.add_metrics
 
     def slowly(folder, record):
@@ -120,7 +135,9 @@ def test_the_last_epoch_is_evaluated_on_a_slow_disk(stage, seconds, tmp_path, mo
     monkeypatch.setattr(RunFolder, "add_metrics", slowly)
     start = {"init": str(tmp_path / "weights")} if stage == "pretrain" else {}
     if start:
-        assert inside("pretrain", start["init"], data__subset={"per_class": 4}, train__epochs=1) == 0
+        assert (
+            inside("pretrain", start["init"], data__subset={"per_class": 4}, train__epochs=1) == 0
+        )
     for more in (0.0, 0.2, 0.4, 0.6, 0.8):
         minutes = {"train__minutes": (20 + more) / 60, "train__batch_size": 40}
         assert inside(stage, tmp_path / f"run{more}", **SMALL, **start, **minutes) == 0
@@ -151,7 +168,9 @@ def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
     by_steps.advance(0.02, 2)
     assert by_steps.warmup_end is None and by_steps.schedule_progress(2) == pytest.approx(0.05)
     by_steps.advance(0.04, 4)
-    assert by_steps.warmup_end == 0.04 and by_steps.schedule_progress(4) == pytest.approx(clock.WARMUP)
+    assert by_steps.warmup_end == 0.04 and by_steps.schedule_progress(4) == pytest.approx(
+        clock.WARMUP
+    )
     by_steps.advance(1.0, 90)
     assert by_steps.schedule_progress(90) == pytest.approx(1.0)
     by_time = Timer(start=0.0, until=100.0, warmup_steps=100)

@@ -1,4 +1,5 @@
-"""What is said at once to mistakes: data that would be the wrong one, values of another type, folders that clash."""
+"""What is said at once to mistakes: data that would be the wrong one, values of another type,
+folders that clash."""
 
 import json
 import shlex
@@ -24,8 +25,15 @@ def pictures(tmp_path_factory):
 def test_a_root_without_a_name_is_a_folder(pictures, tmp_path, capsys):
     assert inside("pretrain", tmp_path / "run", **LITTLE, data__root=str(pictures)) == 0
     assert "images: 6 train" in capsys.readouterr().err
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["name"] == "folder"
-    assert inside("pretrain", tmp_path / "run", **LITTLE, data__root=str(pictures), data__name="folder") == 0
+    assert (
+        yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["name"] == "folder"
+    )
+    assert (
+        inside(
+            "pretrain", tmp_path / "run", **LITTLE, data__root=str(pictures), data__name="folder"
+        )
+        == 0
+    )
     assert "finished already" in capsys.readouterr().err, "the same run"
 
 
@@ -38,7 +46,9 @@ def test_files_of_others_stay(tmp_path, capsys):
 
 def test_digits_are_said_to_be_digits_early(whole):
     assert DIGITS in logged(whole["finetune"]).splitlines()[1]
-    assert yaml.safe_load((whole["finetune"] / "config.yaml").read_text())["data"]["name"] == "digits"
+    assert (
+        yaml.safe_load((whole["finetune"] / "config.yaml").read_text())["data"]["name"] == "digits"
+    )
 
 
 def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, capsys):
@@ -59,14 +69,18 @@ MISTAKES = [  # command line, how each line of the answer begins
     ("train nowhere --out o", ["data.root: 'nowhere' does not exist, expected a folder of images"]),
     ("pretrain --data.name flower --out o", [FLOWER]),
     ("finetune --init a --out o", [INIT]),
-    ("finetune --out o --data.labelled '{per_class: 2}'", ["data.labelled: is for pretraining, data.subset draws"]),
+    (
+        "finetune --out o --data.labelled '{per_class: 2}'",
+        ["data.labelled: is for pretraining, data.subset draws"],
+    ),
     ("data info", ["name: missing, expected dataset, one of 'idmm data list'"]),
     ("data check", ["name: missing, expected --name or --root"]),
-    ("finetune --stages '[{sise: 224}]'", ["stages[0].sise: unknown key. Did you mean 'stages[0].size'?"]),
+    (
+        "finetune --stages '[{sise: 224}]'",
+        ["stages[0].sise: unknown key. Did you mean 'stages[0].size'?"],
+    ),
 ]
-LOOP = (
-    "import json, sys; from idmm.cli import main; [print(main(argv), file=sys.stderr) for argv in json.load(sys.stdin)]"
-)
+LOOP = "import json, sys; from idmm.cli import main; [print(main(argv), file=sys.stderr) for argv in json.load(sys.stdin)]"
 
 
 def test_a_mistake_is_a_line_each_and_exit_code_2_without_torch(tmp_path):
@@ -74,7 +88,9 @@ def test_a_mistake_is_a_line_each_and_exit_code_2_without_torch(tmp_path):
     env = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     argvs = json.dumps([shlex.split(command) for command, _ in MISTAKES])
     command = [sys.executable, "-c", LOOP]
-    done = subprocess.run(command, input=argvs, cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        command, input=argvs, cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     answers = iter(done.stderr.splitlines())
     for command, lines in MISTAKES:
@@ -88,18 +104,27 @@ def test_out_may_not_be_init(tmp_path, capsys):
     a_run(tmp_path / "run")
     line = f"out: '{tmp_path}/run' is where init is. Name a new folder for all that this run writes"
     for init in (tmp_path / "run", tmp_path / "run" / "backbone.safetensors"):
-        assert refused(capsys, ["finetune", *flags("finetune", tmp_path / "run", init=str(init))]) == [line]
+        assert refused(
+            capsys, ["finetune", *flags("finetune", tmp_path / "run", init=str(init))]
+        ) == [line]
 
 
 @pytest.mark.parametrize(
     ("root", "below", "allowed"),
-    [("", "runs/a", True), ("", "train/runs/a", False), ("", "train", False), ("train", "out", False)],
+    [
+        ("", "runs/a", True),
+        ("", "train/runs/a", False),
+        ("", "train", False),
+        ("train", "out", False),
+    ],
 )
 def test_out_may_not_be_among_the_images(root, below, allowed, pictures, capsys):
     """A later run would take its pictures for a class."""
     root = pictures / root
     argv = ["pretrain", "--data.root", root, "--out", root / below, "--init", pictures / "none"]
-    line = f"out: '{root / below}' lies among the images of '{pictures / 'train'}' and would become "
+    line = (
+        f"out: '{root / below}' lies among the images of '{pictures / 'train'}' and would become "
+    )
     line += "one of their classes. Name another place"
     lines = refused(capsys, argv)
     assert (line in lines) != allowed and any("does not exist" in one for one in lines)

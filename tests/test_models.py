@@ -55,7 +55,9 @@ def saved(folder, model, name=DEIT, kwargs=VIT, size=112, stem="backbone", **ext
     return folder
 
 
-@pytest.mark.parametrize(("name", "kwargs", "sized"), FAMILIES, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("name", "kwargs", "sized"), FAMILIES, ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     model = create_backbone(name, 112, drop_path=0.1, num_classes=5, **kwargs)
     assert accepts(name, "img_size") == sized
@@ -66,11 +68,15 @@ def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     assert info["kwargs"]["num_classes"] == 0 and "drop_path_rate" not in info["kwargs"]
     assert info["kwargs"].get("img_size") == (112 if sized else None)
     again = timm.create_model(info["name"], **info["kwargs"])
-    again.load_state_dict(safetensors.torch.load_file(tmp_path / "backbone.safetensors"), strict=True)
+    again.load_state_dict(
+        safetensors.torch.load_file(tmp_path / "backbone.safetensors"), strict=True
+    )
     model.reset_classifier(0)
     with torch.no_grad():
         wanted = model.eval()(images)
-        assert torch.equal(again.eval()(images), wanted) and torch.equal(load_backbone(tmp_path)(images), wanted)
+        assert torch.equal(again.eval()(images), wanted) and torch.equal(
+            load_backbone(tmp_path)(images), wanted
+        )
     model = create_backbone(name, 112, num_classes=5, **kwargs)
     report = load(model, again.state_dict())
     assert report.loaded == list(again.state_dict()) and not report.dropped
@@ -83,12 +89,37 @@ def test_drop_path_reaches_the_models_that_have_it():
 
 
 REFUSED = [  # name, size, kwargs, and how the message begins and continues
-    ("deit_tinny_patch16_224", None, {}, "model.name: 'deit_tinny_patch16_224' is unknown. Did you mean"),
+    (
+        "deit_tinny_patch16_224",
+        None,
+        {},
+        "model.name: 'deit_tinny_patch16_224' is unknown. Did you mean",
+    ),
     ("vit_tiny_patch16_224.no", 32, {}, "model.name: 'vit_tiny_patch16_224.no' cannot be built"),
-    (DEIT, 32, {"embed_dimm": 3}, f"model.kwargs: {DEIT} refuses {{'embed_dimm': 3}}: .*unexpected keyword argument"),
-    (DEIT, 100, VIT, f"image size 100x100: {DEIT} does not accept it: expected a multiple of its patch, 16x16"),
-    ("maxvit_tiny_rw_224", 112, {}, "image size 112x112: maxvit_tiny_rw_224 does not accept it: .*window"),
-    ("swin_tiny_patch4_window7_224", (30, 32), SWIN, "image size 30x32: swin_tiny_patch4_window7_224 does not"),
+    (
+        DEIT,
+        32,
+        {"embed_dimm": 3},
+        f"model.kwargs: {DEIT} refuses {{'embed_dimm': 3}}: .*unexpected keyword argument",
+    ),
+    (
+        DEIT,
+        100,
+        VIT,
+        f"image size 100x100: {DEIT} does not accept it: expected a multiple of its patch, 16x16",
+    ),
+    (
+        "maxvit_tiny_rw_224",
+        112,
+        {},
+        "image size 112x112: maxvit_tiny_rw_224 does not accept it: .*window",
+    ),
+    (
+        "swin_tiny_patch4_window7_224",
+        (30, 32),
+        SWIN,
+        "image size 30x32: swin_tiny_patch4_window7_224 does not",
+    ),
 ]
 
 
@@ -100,27 +131,42 @@ def test_names_arguments_and_sizes_that_are_refused(name, size, kwargs, line):
 def test_arguments_with_a_field_of_their_own():
     with pytest.raises(UserError) as caught:
         check_kwargs({"pretrained": True, "drop_path_rate": 0.1, "depth": 2})
-    assert caught.value.faults[0] == "model.kwargs: pretrained is True; weights come from --init, leave it out"
+    assert (
+        caught.value.faults[0]
+        == "model.kwargs: pretrained is True; weights come from --init, leave it out"
+    )
     assert len(caught.value.faults) == 2
-    assert tiny(100, dynamic_img_size=True, dynamic_img_pad=True) is not None, "any size if the model pads"
+    assert tiny(100, dynamic_img_size=True, dynamic_img_pad=True) is not None, (
+        "any size if the model pads"
+    )
 
 
 def test_position_embedding_grows_as_timm_resizes_it():
-    small, large = tiny(112), tiny(224, num_classes=5)
+    small = tiny(112)
+    large = tiny(224, num_classes=5)
     report = load(large, small.state_dict())
     wanted = resample_abs_pos_embed(small.pos_embed, [14, 14], num_prefix_tokens=1)
     assert torch.equal(large.pos_embed, wanted)
     assert torch.equal(large.pos_embed[:, :1], small.pos_embed[:, :1])  # the class token's stays
     assert torch.equal(large.blocks[1].mlp.fc1.weight, small.blocks[1].mlp.fc1.weight)
-    assert report.resized == ["pos_embed"] and report.fresh == ["head.weight", "head.bias"] and not report.dropped
+    assert (
+        report.resized == ["pos_embed"]
+        and report.fresh == ["head.weight", "head.bias"]
+        and not report.dropped
+    )
     assert len(report.loaded) == len(small.state_dict()) - 1
 
 
 def test_relative_tables_are_resized_as_timm_does():
-    small, large = swin(112, num_classes=2), swin(224)
+    small = swin(112, num_classes=2)
+    large = swin(224)
     report = load(large, small.state_dict())
     key = "layers.3.blocks.0.attn.relative_position_bias_table"
-    assert report.resized == [key] and report.dropped == ["head.fc.weight", "head.fc.bias"] and not report.fresh
+    assert (
+        report.resized == [key]
+        and report.dropped == ["head.fc.weight", "head.fc.bias"]
+        and not report.fresh
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wanted = resize_rel_pos_bias_table(small.state_dict()[key], (7, 7), (169, 4))
@@ -128,7 +174,8 @@ def test_relative_tables_are_resized_as_timm_does():
 
 
 def test_the_classifier_is_kept_on_request():
-    old, new = tiny(32, num_classes=3), tiny(32, num_classes=3)
+    old = tiny(32, num_classes=3)
+    new = tiny(32, num_classes=3)
     assert load(new, old.state_dict()).dropped == ["head.weight", "head.bias"]
     assert not torch.equal(new.head.weight, old.head.weight)
     load(new, old.state_dict(), drop_classifier=False)
@@ -139,20 +186,28 @@ def test_a_checkpoint_of_another_model():
     model = tiny(32)
     other = Checkpoint(create_backbone("pvt_v2_b0", **PVT).state_dict(), "p.pth", "init")
     line = fails(other.load_into, model)
-    assert line.startswith("init: 'p.pth' is a checkpoint of another model: only 2 of 30 weights fit deit_tiny_patch16")
-    assert fails(load, model, other.state, source="p.pth") == line.replace("init: 'p.pth'", "p.pth:")
+    assert line.startswith(
+        "init: 'p.pth' is a checkpoint of another model: only 2 of 30 weights fit deit_tiny_patch16"
+    )
+    assert fails(load, model, other.state, source="p.pth") == line.replace(
+        "init: 'p.pth'", "p.pth:"
+    )
     assert "Missing: cls_token, pos_embed," in line and "Unknown: " in line
     before = {k: v.clone() for k, v in model.state_dict().items()}
     line = fails(load, model, tiny(32, embed_dim=64).state_dict(), source="p.pth")
     assert line.startswith("p.pth: does not fit deit_tiny_patch16_224") and "more" in line
     assert "cls_token: 1x1x64 in the checkpoint, 1x1x32 in the model" in line
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())  # nothing half-loaded
+    # nothing half-loaded
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
 def test_files_that_are_no_checkpoints(tmp_path):
     def message(path):
-        line, named = fails(read_checkpoint, path), fails(read_checkpoint, path, "init")
-        assert line.startswith(f"{path}: ") and named == line.replace(f"{path}:", f"init: '{path}'", 1)
+        line = fails(read_checkpoint, path)
+        named = fails(read_checkpoint, path, "init")
+        assert line.startswith(f"{path}: ") and named == line.replace(
+            f"{path}:", f"init: '{path}'", 1
+        )
         return line
 
     assert "does not exist, expected a run folder, or a .safetensors" in message(tmp_path / "none")

@@ -1,4 +1,5 @@
-"""The collapse and saturation monitor: its measures, what trips it in short real runs, and what does not."""
+"""The collapse and saturation monitor: its measures, what trips it in short real runs, and what
+does not."""
 
 import math
 
@@ -10,8 +11,16 @@ from test_resume import lines, stop_at
 
 from idmm.evaluation.monitor import FLOORS, effective_rank, spread
 
-# A ViT that starts with features of some size, digits as large as they bear, nothing that hides a stroke.
-PLAIN = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "global_pool": "avg", "class_token": False}
+# A ViT that starts with features of some size, digits as large as they bear, nothing that hides a
+# stroke.
+PLAIN = {
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depth": 2,
+    "num_heads": 2,
+    "global_pool": "avg",
+    "class_token": False,
+}
 RUN = dict(
     method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None, train__accumulate=None,
     data__subset={"total": 200}, train__batch_size=20, train__epochs=5, train__save_minutes=60, model__drop_path=0,
@@ -32,7 +41,11 @@ def ran(out, name, **changes):
 
 
 def warnings(out):
-    return [line.split("WARNING ")[1] for line in (out / "log.txt").read_text().splitlines() if "WARNING " in line]
+    return [
+        line.split("WARNING ")[1]
+        for line in (out / "log.txt").read_text().splitlines()
+        if "WARNING " in line
+    ]
 
 
 def test_measures_against_plain_forms():
@@ -44,16 +57,23 @@ def test_measures_against_plain_forms():
     centred = rows - rows.mean(0)
     singular = np.sqrt(np.linalg.eigvalsh(centred.T @ centred))
     share = singular / singular.sum()
-    assert effective_rank(torch.from_numpy(rows)) == pytest.approx(math.exp(-sum(p * math.log(p) for p in share)))
+    assert effective_rank(torch.from_numpy(rows)) == pytest.approx(
+        math.exp(-sum(p * math.log(p) for p in share))
+    )
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_methods_learn_and_do_not_trip(name, tmp_path):
-    """Bounds: two thirds of what was measured (feature_std 0.48 and more, rank 13.6, embedding_std 0.28)."""
+    """Bounds: two thirds of what was measured (feature_std 0.48 and more, rank 13.6, embedding_std
+    0.28)."""
     records, said = ran(tmp_path / "run", name, **HEALTHY[name])
     assert records[-1]["loss"] < records[0]["loss"] - 0.05
     for record in records:
-        assert record["feature_std"] > 0.3 and record["feature_rank"] > 9 and record["embedding_std"] > 0.18
+        assert (
+            record["feature_std"] > 0.3
+            and record["feature_rank"] > 9
+            and record["embedding_std"] > 0.18
+        )
         assert ("instance_accuracy" in record) == (name == "idmm")
     assert not [line for line in said if line.startswith("collapse")]
 
@@ -71,7 +91,9 @@ def test_a_planted_collapse_is_said_once_also_after_a_resume(tmp_path, monkeypat
     assert len(records) == 5 and max(record["embedding_std"] for record in records) == best
     assert records[-1]["embedding_std"] < 0.002
     (line,) = [line for line in warnings(out) if line.startswith("collapse")]
-    assert line.startswith("collapse: embedding_std is ") and f", {best:.3g} at best before: " in line
+    assert (
+        line.startswith("collapse: embedding_std is ") and f", {best:.3g} at best before: " in line
+    )
 
 
 SHORT = dict(data__subset={"total": 40}, train__epochs=3)

@@ -1,4 +1,5 @@
-"""What shells and notebooks show: completion, versions, messages without frames, predictions and results."""
+"""What shells and notebooks show: completion, versions, messages without frames, predictions and
+results."""
 
 import json
 import re
@@ -36,7 +37,9 @@ def test_bash_completes(words, completed, tmp_path, capsys):
     (tmp_path / "script").write_text(capsys.readouterr().out)
     (tmp_path / "file").touch()
     line = 'source ./script; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_idmm; echo "${COMPREPLY[@]}"'
-    done = subprocess.run(["bash", "-c", line, "bash", "idmm", *words], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", line, "bash", "idmm", *words], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stdout.split() == completed, done.stderr
 
 
@@ -44,7 +47,10 @@ def test_bash_completes(words, completed, tmp_path, capsys):
 def test_other_shells_know_all_flags(shell, capsys):
     assert call(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert "method.classifier_lr_scale" in script and "Train a classifier on a folder of images" in script
+    assert (
+        "method.classifier_lr_scale" in script
+        and "Train a classifier on a folder of images" in script
+    )
     if shutil.which(shell):
         subprocess.run([shell, "-n", "/dev/stdin"], input=script, text=True, check=True)
 
@@ -62,10 +68,16 @@ def test_a_notebook_shows_only_the_message(capsys):
 
 
 def test_predictions_and_results_as_tables(run):
-    classifier, photo = idmm.load_classifier(run / "run"), str(run / "photo.png")
-    one, several = classifier.predict(photo, 2), classifier.predict([photo] * 30)
+    classifier = idmm.load_classifier(run / "run")
+    photo = str(run / "photo.png")
+    one = classifier.predict(photo, 2)
+    several = classifier.predict([photo] * 30)
     assert "&lt;b&gt;dog" in one._repr_html_() and one._repr_html_().count(photo) == 2
     assert "30 in all" in several._repr_html_() and several._repr_html_().count(photo) == 20
     result = idmm.finetune(str(run / "run/config.yaml"))
-    assert json.loads(json.dumps(result)) == result == json.loads((run / "run/result.json").read_text())
+    assert (
+        json.loads(json.dumps(result))
+        == result
+        == json.loads((run / "run/result.json").read_text())
+    )
     assert re.search(rf"top1 +{result['top1']}", result._repr_html_())

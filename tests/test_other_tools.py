@@ -1,4 +1,5 @@
-"""Checkpoints of other tools as these write them: the network that fits is found, the rest named, and nothing runs."""
+"""Checkpoints of other tools as these write them: the network that fits is found, the rest named,
+and nothing runs."""
 
 import argparse
 import os
@@ -18,10 +19,23 @@ from idmm.models import create_backbone, read_checkpoint
 
 SMALL = {"vit": ("vit_tiny_patch16_224", VIT), "resnet": ("resnet18", {"layers": [1, 1, 1, 1]})}
 OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
-ARGS = argparse.Namespace(arch="vit_tiny", lr=0.1, output_dir=".", nested=argparse.Namespace(seed=0))
+ARGS = argparse.Namespace(
+    arch="vit_tiny", lr=0.1, output_dir=".", nested=argparse.Namespace(seed=0)
+)
 MLP = {f"{n}.weight": torch.ones(2, 2) for n in (0, 3)}
-LIGHTNING = {"epoch": 1, "global_step": 9, "pytorch-lightning_version": "2.5.0", "loops": {}, "callbacks": {}}
-LIGHTNING |= {"optimizer_states": [OPTIMIZER], "lr_schedulers": [], "hparams_name": "kwargs", "hyper_parameters": {}}
+LIGHTNING = {
+    "epoch": 1,
+    "global_step": 9,
+    "pytorch-lightning_version": "2.5.0",
+    "loops": {},
+    "callbacks": {},
+}
+LIGHTNING |= {
+    "optimizer_states": [OPTIMIZER],
+    "lr_schedulers": [],
+    "hparams_name": "kwargs",
+    "hyper_parameters": {},
+}
 
 
 def begun(prefix, state):
@@ -37,7 +51,10 @@ def moco(encoders, head, more):
 
 
 def wrapped(*parts):
-    return {**LIGHTNING, "state_dict": {k: v for prefix, state in parts for k, v in begun(prefix, state).items()}}
+    return {
+        **LIGHTNING,
+        "state_dict": {k: v for prefix, state in parts for k, v in begun(prefix, state).items()},
+    }
 
 
 def numbered(state):
@@ -50,7 +67,13 @@ def numbered(state):
 def dino(state, other, wrapper=""):
     student = begun("module.backbone.", other) | begun("module.head.mlp.", MLP)
     teacher = begun(wrapper, begun("backbone.", state) | begun("head.mlp.", MLP))
-    both = {"student": student, "teacher": teacher, "optimizer": OPTIMIZER, "epoch": 3, "args": ARGS}
+    both = {
+        "student": student,
+        "teacher": teacher,
+        "optimizer": OPTIMIZER,
+        "epoch": 3,
+        "args": ARGS,
+    }
     return {**both, "dino_loss": {"center": torch.ones(1, 2)}, "fp16_scaler": {"scale": 1.0}}
 
 
@@ -64,8 +87,8 @@ def timms(state, other):
     return {**both, "state_dict_ema": state}
 
 
-# by tool: the file's name, the model, the prefix, what is written of the weights to be loaded and of others, and what
-# the log has about the rest
+# by tool: the file's name, the model, the prefix, what is written of the weights to be loaded and
+# of others, and what the log has about the rest
 TOOLS = {
     "dino": ("checkpoint.pth", "vit", "teacher.backbone.", dino, "read from: teacher.backbone"),
     "dino, batch norms": (
@@ -108,7 +131,9 @@ def weights(kind, seed):
     """Random weights of a small model, of torchvision's if it is a ResNet."""
     torch.manual_seed(seed)
     name, kwargs = SMALL[kind]
-    model = create_backbone(name, 32, **kwargs) if kind == "vit" else ResNet(BasicBlock, [1, 1, 1, 1])
+    model = (
+        create_backbone(name, 32, **kwargs) if kind == "vit" else ResNet(BasicBlock, [1, 1, 1, 1])
+    )
     state = {k: v for k, v in model.state_dict().items() if not k.startswith("fc.")}
     return {k: torch.randn(v.shape) if v.is_floating_point() else v for k, v in state.items()}
 
@@ -116,7 +141,8 @@ def weights(kind, seed):
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_network_that_fits_is_loaded(tool, tmp_path):
     file, kind, prefix, write, rest = TOOLS[tool]
-    state, other = weights(kind, 0), weights(kind, 1)
+    state = weights(kind, 0)
+    other = weights(kind, 1)
     torch.save(write(state, other), tmp_path / file)
     name, kwargs = SMALL[kind]
     model = create_backbone(name, 32 if kind == "vit" else None, num_classes=4, **kwargs)
@@ -127,13 +153,20 @@ def test_the_network_that_fits_is_loaded(tool, tmp_path):
 
 
 def test_a_run_starts_from_another_tools_file(tmp_path):
-    """Through the command line: a frozen run writes the teacher's weights, and the log has the rest."""
+    """Through the command line: a frozen run writes the teacher's weights, and the log has the
+    rest."""
     state = weights("vit", 0)
     torch.save(dino(state, weights("vit", 1)), tmp_path / "checkpoint.ckpt")
-    given = {"init": str(tmp_path / "checkpoint.ckpt"), "stages": [{"size": 32}], "train__epochs": 1}
+    given = {
+        "init": str(tmp_path / "checkpoint.ckpt"),
+        "stages": [{"size": 32}],
+        "train__epochs": 1,
+    }
     assert inside("finetune", tmp_path / "a", **given, model__freeze=True, train__ema=None) == 0
     written = load_file(tmp_path / "a" / "backbone.safetensors")
-    assert written.keys() == state.keys() and all(torch.equal(written[k], v) for k, v in state.items())
+    assert written.keys() == state.keys() and all(
+        torch.equal(written[k], v) for k, v in state.items()
+    )
     assert "read from: teacher.backbone" in logged(tmp_path / "a")
 
 
@@ -150,9 +183,15 @@ def test_what_no_network_fits(tmp_path):
     state = weights("vit", 0)
     torch.save(dino(state, weights("vit", 1)), tmp_path / "a.pth")
     line = refusal(read_checkpoint(tmp_path / "a.pth").load_into, create_backbone("resnet18"))
-    assert "is a checkpoint of another model: only 0 of 60 weights fit resnet18. Missing: conv1.weight" in line
+    assert (
+        "is a checkpoint of another model: only 0 of 60 weights fit resnet18. Missing: conv1.weight"
+        in line
+    )
     model = create_backbone(SMALL["vit"][0], 32, **VIT)
-    for content in ({"a": {"c": torch.ones(2)}, ("d", "e"): 3}, {"epoch": 3, 4: {}, "state_dict": {}}):
+    for content in (
+        {"a": {"c": torch.ones(2)}, ("d", "e"): 3},
+        {"epoch": 3, 4: {}, "state_dict": {}},
+    ):
         torch.save(content, tmp_path / "b.pth")
         line = refusal(lambda: read_checkpoint(tmp_path / "b.pth").load_into(model))
         assert "Unknown: a.c" in line or "no weights (its entries: epoch, 4, state" in line
@@ -172,7 +211,8 @@ class Payload:
 @pytest.mark.parametrize("how", ["zip", "old", "whole", 0, 2, 4, "namespace", "class", "script"])
 def test_nothing_in_a_file_runs(how, tmp_path):
     """Neither in an entry beside weights, in either of torch's formats, nor in a plain pickle."""
-    path, ran = tmp_path / "a.ckpt", tmp_path / "ran"
+    path = tmp_path / "a.ckpt"
+    ran = tmp_path / "ran"
     content = {"state_dict": weights("vit", 0), "args": Payload(ran)}
     why = r"holds Python objects, which are never run \(\w+.mkdir\). Use the file that the tool exports, or save only"
     if how == "whole":

@@ -1,4 +1,5 @@
-"""A built wheel: every module, the recipes, and the command line from a folder that is no checkout."""
+"""A built wheel: every module, the recipes, and the command line from a folder that is no
+checkout."""
 
 import os
 import shutil
@@ -15,13 +16,24 @@ SOURCES = ["setup.cfg", "pyproject.toml", "README.md", "LICENSE", "idmm", "confi
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with the wheel's content, built from a copy of the sources without their version control."""
+    """A folder with the wheel's content, built from a copy of the sources without their version
+    control."""
     folder = tmp_path_factory.mktemp("wheel")
     (folder / "source").mkdir()
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / "source" / name)
-    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+    ]
     done = subprocess.run([*words, folder / "source"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
@@ -31,7 +43,8 @@ def installed(tmp_path_factory):
 
 
 def ran(installed, folder, *argv):
-    """Runs ``idmm`` with the wheel's content first on the path, from another folder; returns its standard output."""
+    """Runs ``idmm`` with the wheel's content first on the path, from another folder; returns its
+    standard output."""
     done = real(*argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(installed)})
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -43,14 +56,18 @@ def files(folder, *kinds):
 
 def test_a_wheel_holds_every_file_of_the_package_and_the_recipes(installed):
     kinds = (".py", ".yaml", ".txt", ".j2", ".css", ".js", ".sh")
-    wanted = files(ROOT / "idmm", *kinds) | {f"configs/{name}" for name in files(ROOT / "configs", ".yaml", ".sh")}
+    wanted = files(ROOT / "idmm", *kinds) | {
+        f"configs/{name}" for name in files(ROOT / "configs", ".yaml", ".sh")
+    }
     assert files(installed / "idmm", *kinds) == wanted
 
 
 def test_recipes_go_by_their_names_in_an_installed_package(installed, tmp_path):
     text = ran(installed, tmp_path, "pretrain", "--config", "idmm_fast", "--print_config")
     assert yaml.safe_load(text)["method"]["classifier"] == "cosine"
-    text = ran(installed, tmp_path, "transfer", "--config", "table5", "--out", "o", "--print_config")
+    text = ran(
+        installed, tmp_path, "transfer", "--config", "table5", "--out", "o", "--print_config"
+    )
     assert yaml.safe_load(text)["finetune"] == {"config": "paper"}
     listed = ran(installed, tmp_path, "configs").splitlines()
     assert any(line.split()[:2] == ["idmm_fast", "IDMM"] for line in listed)

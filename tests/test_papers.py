@@ -1,4 +1,5 @@
-"""The papers' tables and recipes: each table has its line in docs/reproduce.md, and its jobs are planned."""
+"""The papers' tables and recipes: each table has its line in docs/reproduce.md, and its jobs are
+planned."""
 
 import re
 import shlex
@@ -16,7 +17,12 @@ from idmm.transfer.plan import GridPlan
 PAGE = (ROOT / "docs/reproduce.md").read_text()
 PAPERS = {  # all numbered tables, and the figures with results
     "IDMM paper": [*(f"Table {n}" for n in range(1, 11)), "Figure 2", "Figure 3", "Figure 4"],
-    "drloc paper, supplement": ["Table 2a", "Table 2b", *(f"Table {n}" for n in range(1, 17) if n != 2), "Figure 3"],
+    "drloc paper, supplement": [
+        "Table 2a",
+        "Table 2b",
+        *(f"Table {n}" for n in range(1, 17) if n != 2),
+        "Figure 3",
+    ],
 }
 
 
@@ -48,14 +54,17 @@ GRIDS = [(name, how, jobs) for paper in PAPERS for name, how, jobs, *_ in lines_
 
 @pytest.fixture
 def planned(tmp_path, monkeypatch):
-    """Plans a grid without its datasets and weights; returns the jobs in their order, and the cells."""
+    """Plans a grid without its datasets and weights; returns the jobs in their order, and the
+    cells."""
     monkeypatch.chdir(tmp_path)
     for name in ("81.5_T2T_ViT_14.pth.tar", "71.7_T2T_ViT_7.pth.tar"):
         (tmp_path / name).touch()
     monkeypatch.setattr(weights, "public_file", lambda *_: tmp_path / "81.5_T2T_ViT_14.pth.tar")
 
     def plan(*argv):
-        grid = GridPlan(parse(GridConfig, ["--config", *argv, "--roots", "ROOTS", "--out", "o"], "test"))
+        grid = GridPlan(
+            parse(GridConfig, ["--config", *argv, "--roots", "ROOTS", "--out", "o"], "test")
+        )
         assert not grid.faults
         return grid.remaining(), grid
 
@@ -72,11 +81,15 @@ def test_grids_have_the_jobs_of_their_line(planned, name, how, jobs):
 
 def test_each_grid_is_on_the_page():
     names = [name for name in recipes() if name.startswith("transfer/")]
-    assert all(f"`{name.removeprefix('transfer/')}" in PAGE or f"--config {name[9:]}" in PAGE for name in names)
+    assert all(
+        f"`{name.removeprefix('transfer/')}" in PAGE or f"--config {name[9:]}" in PAGE
+        for name in names
+    )
 
 
 def cells(plan):
-    """The resolved configs of a grid's cells: (source, method, backbone, target) -> pretraining, fine-tuning."""
+    """The resolved configs of a grid's cells: (source, method, backbone, target) -> pretraining,
+    fine-tuning."""
     found = {}
     for cell, key in plan.cells.items():
         job = plan.jobs[key]
@@ -86,7 +99,8 @@ def cells(plan):
 
 
 def changed(one, other):
-    one, other = flatten(one), flatten(other)
+    one = flatten(one)
+    other = flatten(other)
     return {name for name in one | other if one.get(name) != other.get(name)}
 
 
@@ -94,20 +108,43 @@ def test_table_8_goes_one_step_at_a_time(planned):
     _, plan = planned("table8")
     rows = [start for start, _ in cells(plan).values()]
     steps = [changed(a, b) for a, b in zip(rows[:-1], rows[1:], strict=True)]
-    assert steps == [{"method.label_smoothing"}, {"views.size"}, {"views.crops"}, {"method.cutmix_alpha"}]
+    assert steps == [
+        {"method.label_smoothing"},
+        {"views.size"},
+        {"views.crops"},
+        {"method.cutmix_alpha"},
+    ]
     first, last = (build(PretrainConfig, rows[n]) for n in (0, -1))
-    assert (first.method.label_smoothing, first.method.cutmix_alpha, first.views.size) == (0, 0, 224)
+    assert (first.method.label_smoothing, first.method.cutmix_alpha, first.views.size) == (
+        0,
+        0,
+        224,
+    )
     assert [group.count for group in first.views.crops] == [2]
-    idmm, _ = build(PretrainConfig, {**rows[0], **{"method": {"name": "idmm"}, "views": {}}}).fill_from_method()
-    assert (last.method, last.views) == (idmm.method, idmm.views), "the last row is the whole recipe"
+    idmm, _ = build(
+        PretrainConfig, {**rows[0], **{"method": {"name": "idmm"}, "views": {}}}
+    ).fill_from_method()
+    assert (last.method, last.views) == (idmm.method, idmm.views), (
+        "the last row is the whole recipe"
+    )
 
 
 def test_table_9_differs_by_the_mlp(planned):
     _, plan = planned("table9")
-    rows = {method: start for (_, method, _, target), (start, _) in cells(plan).items() if target == "flowers"}
+    rows = {
+        method: start
+        for (_, method, _, target), (start, _) in cells(plan).items()
+        if target == "flowers"
+    }
     assert changed(rows["idmm"], rows["idmm + MLP"]) == {"method.projection"}
-    assert changed(rows["simclr"], rows["simclr without MLP"]) == {"method.projection", "method.dim"}
-    assert rows["idmm + MLP"]["method"]["projection"] and not rows["simclr without MLP"]["method"]["projection"]
+    assert changed(rows["simclr"], rows["simclr without MLP"]) == {
+        "method.projection",
+        "method.dim",
+    }
+    assert (
+        rows["idmm + MLP"]["method"]["projection"]
+        and not rows["simclr without MLP"]["method"]["projection"]
+    )
 
 
 def test_tables_2_and_7_are_the_papers(planned):
@@ -115,7 +152,11 @@ def test_tables_2_and_7_are_the_papers(planned):
     settings = {}
     for (source, method, _, _), (start, _) in cells(plan).items():
         if source == "flowers":
-            settings[method] = start["train"]["batch_size"], start["train"]["lr"], start["train"]["epochs"]
+            settings[method] = (
+                start["train"]["batch_size"],
+                start["train"]["lr"],
+                start["train"]["epochs"],
+            )
     assert settings == {  # None is the family's 5e-4
         "simclr": (512, 5e-4, 800), "supcon": (512, 5e-4, 800), "mocov2": (256, 5e-4, 800),
         "mocov3": (256, 1.5e-4, 800), "dino": (512, 5e-4, 800), "idmm": (256, None, 800),
@@ -123,7 +164,11 @@ def test_tables_2_and_7_are_the_papers(planned):
     _, plan = planned("table7")
     for (source, _, _, target), (start, tuned) in cells(plan).items():
         assert f"{tuned['train']['epochs']} epochs" == target and tuned["data"]["subset"] is None
-        assert (tuned["train"]["batch_size"], tuned["train"]["lr"], tuned["train"]["weight_decay"]) == (
+        assert (
+            tuned["train"]["batch_size"],
+            tuned["train"]["lr"],
+            tuned["train"]["weight_decay"],
+        ) == (
             1024,
             1e-3,
             0.05,
@@ -137,13 +182,17 @@ DRLOC = ("2", "3", "4", "5", "6", "7", "9", "16")
 
 @pytest.mark.parametrize("number", DRLOC)
 def test_drloc_grids_differ_by_drloc_only(planned, number):
-    """Networks of the same name differ in drloc and nowhere else, and have the networks' own augmentation."""
+    """Networks of the same name differ in drloc and nowhere else, and have the networks' own
+    augmentation."""
     _, plan = planned(f"drloc_table{number}")
     networks = {}
     for (source, _, _, target), (_, tuned) in cells(plan).items():
         networks.setdefault((tuned["model"]["name"], source, target), []).append(tuned)
         assert (tuned["augment"]["random_erasing"], tuned["augment"]["mixing"]) == (0.25, "batches")
-        assert (tuned["train"]["weight_decay"], tuned["train"]["classifier_init"]) == (0.05, "random")
+        assert (tuned["train"]["weight_decay"], tuned["train"]["classifier_init"]) == (
+            0.05,
+            "random",
+        )
         assert tuned["drloc"]["weight"] in (0.0, 0.01, 0.1, 0.5, 1.0)
     for (name, *_), configs in networks.items():
         if name == "swin_tiny_patch4_window7_224":
@@ -155,15 +204,27 @@ def test_drloc_grids_differ_by_drloc_only(planned, number):
 def test_drloc_weights_start_from_their_own_files(planned):
     _, plan = planned("drloc_table5")
     starts = {backbone: tuned["init"] for (_, _, backbone, _), (_, tuned) in cells(plan).items()}
-    assert all(path.endswith("81.5_T2T_ViT_14.pth.tar") for name, path in starts.items() if name.startswith("T2T"))
-    assert starts["Swin-T"] == starts["Swin-T + drloc"] == "timm:swin_tiny_patch4_window7_224.ms_in1k"
+    assert all(
+        path.endswith("81.5_T2T_ViT_14.pth.tar")
+        for name, path in starts.items()
+        if name.startswith("T2T")
+    )
+    assert (
+        starts["Swin-T"] == starts["Swin-T + drloc"] == "timm:swin_tiny_patch4_window7_224.ms_in1k"
+    )
 
 
 def test_networks_of_table_7_have_their_own_optimization(planned):
     _, plan = planned("drloc_table7")
     trains = {backbone: tuned["train"] for (_, _, backbone, _), (_, tuned) in cells(plan).items()}
-    swin, t2t = trains["Swin-T"], trains["T2T-ViT-14"]
-    assert (swin["epochs"], swin["batch_size"], swin["lr"], swin["clip_grad"]) == (300, 1024, 1e-3, 5.0)
+    swin = trains["Swin-T"]
+    t2t = trains["T2T-ViT-14"]
+    assert (swin["epochs"], swin["batch_size"], swin["lr"], swin["clip_grad"]) == (
+        300,
+        1024,
+        1e-3,
+        5.0,
+    )
     assert (t2t["epochs"], t2t["batch_size"], t2t["lr"], t2t["clip_grad"]) == (300, 512, 5e-4, None)
     assert (t2t["warmup_epochs"], t2t["ema"]) == (10, 0.99996)
 
@@ -184,15 +245,19 @@ def recipe(*names):
     ],
 )
 def test_own_recipes_of_drloc(protocol, network, drop_path, weight, kwargs):
-    """Of the networks' releases. Optimization is the paper's, as in the recipes with IDMM's augmentation."""
+    """Of the networks' releases. Optimization is the paper's, as in the recipes with IDMM's
+    augmentation."""
     config = recipe(f"drloc/{protocol}_own", f"drloc/{network}")
-    augment, model = config.augment, config.model
+    augment = config.augment
+    model = config.model
     assert (augment.random_erasing, augment.mixup_alpha, augment.cutmix_alpha) == (0.25, 0.8, 1.0)
     assert (augment.mixing, augment.randaugment) == ("batches", "rand-m9-mstd0.5-inc1")
     assert (augment.jitter_prob, augment.grey_prob, augment.label_smoothing) == (0.0, 0.0, 0.1)
     assert (model.drop_path, config.drloc.weight, model.kwargs) == (drop_path, weight, kwargs)
     usual = recipe({"scratch": "drloc/scratch_100", "finetune": "drloc/finetune"}[protocol])
-    changed = {name for name, value in vars(config.train).items() if value != getattr(usual.train, name)}
+    changed = {
+        name for name, value in vars(config.train).items() if value != getattr(usual.train, name)
+    }
     assert changed == {"clip_grad"} and config.train.clip_grad == 5.0
 
 

@@ -29,10 +29,12 @@ RUNS = {
 
 def file(folder, c, i, rng):
     """Writes an image mostly of a class's colour, of another kind of file for each number."""
-    h, w = 20 + 7 * i % 23, 20 + 11 * i % 31
+    h = 20 + 7 * i % 23
+    w = 20 + 11 * i % 31
     pixels = rng.integers(0, 120, (h, w, 3), dtype=np.uint8)
     pixels[:, :, 2 - c] += 120
-    image, path = Image.fromarray(pixels), folder / f"{i:02d}.png"
+    image = Image.fromarray(pixels)
+    path = folder / f"{i:02d}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     if i % 6 == 1:
         exif = Image.Exif()
@@ -52,7 +54,8 @@ def file(folder, c, i, rng):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
     for part, count in (("train", 8), ("test", 7)):
         for c, name in enumerate(CLASSES):
             for i in range(count):
@@ -64,10 +67,20 @@ def images(tmp_path_factory):
 def runs(images, tmp_path_factory):
     """Classifiers of these images; and a pretrained backbone."""
     folder = tmp_path_factory.mktemp("runs")
-    given = {**TINY, "data__root": str(images), "train__lr": 0.003, "train__epochs": 4, "train__eval_every": 4}
+    given = {
+        **TINY,
+        "data__root": str(images),
+        "train__lr": 0.003,
+        "train__epochs": 4,
+        "train__eval_every": 4,
+    }
     for name, changes in RUNS.items():
         assert inside("finetune", folder / name, **{**given, **changes}) == 0
-    given |= {"data__in_chans": None, "train__eval_every": None, "method__classifier_init": "random"}
+    given |= {
+        "data__in_chans": None,
+        "train__eval_every": None,
+        "method__classifier_init": "random",
+    }
     assert inside("pretrain", folder / "pretrain", **{**given, "train__epochs": 1}) == 0
     return folder
 
@@ -75,7 +88,8 @@ def runs(images, tmp_path_factory):
 def test_a_phone_photo_is_upright_in_every_path(runs, images, tmp_path):
     """Stored for training, predicted and embedded, in all of EXIF's orientations, and as HEIC."""
     upright = Image.open(images / "train/red/00.png").convert("RGB")
-    back = [upright, *(upright.transpose(t) for t in (0, 3, 1, 5, 2, 6, 4))]  # undone by the orientations 1 to 8
+    # undone by the orientations 1 to 8
+    back = [upright, *(upright.transpose(t) for t in (0, 3, 1, 5, 2, 6, 4))]
     for orientation, turned in enumerate(back, start=1):
         exif = Image.Exif()
         exif[0x0112] = orientation
@@ -84,7 +98,13 @@ def test_a_phone_photo_is_upright_in_every_path(runs, images, tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             turned.save(path, exif=exif)
     heif = pillow_heif.from_pillow(turned)
-    heif.save(tmp_path / "d/train/b/phone.heic", quality=-1, chroma=444, matrix_coefficients=0, exif=exif.tobytes())
+    heif.save(
+        tmp_path / "d/train/b/phone.heic",
+        quality=-1,
+        chroma=444,
+        matrix_coefficients=0,
+        exif=exif.tobytes(),
+    )
     store = opened(tmp_path / "d")
     assert all(torch.equal(store.image(i), store.image(0)) for i in range(16)) and len(store) == 17
     assert tuple(store.image(0).shape[1:]) == tuple(store.image(16).shape[1:]) == upright.size[::-1]
@@ -95,7 +115,9 @@ def test_a_phone_photo_is_upright_in_every_path(runs, images, tmp_path):
     assert float(rows[8]["probability"]) == pytest.approx(float(rows[0]["probability"]), abs=0.02)
     assert call(["embed", "--init", runs / "pretrain", photos, "--out", tmp_path / "f.npz"]) == 0
     features = np.load(tmp_path / "f.npz")["features"]
-    np.testing.assert_allclose(features[:8], np.broadcast_to(features[0], features[:8].shape), atol=1e-5)
+    np.testing.assert_allclose(
+        features[:8], np.broadcast_to(features[0], features[:8].shape), atol=1e-5
+    )
     np.testing.assert_allclose(features[8], features[0], atol=0.1)
 
 
@@ -110,7 +132,8 @@ def written(path):
 
 
 def by_the_run(run, images):
-    """Names, pixels [N, C, S, S] and probabilities [N, K] of test images, by the run's own transform and timm."""
+    """Names, pixels [N, C, S, S] and probabilities [N, K] of test images, by the run's own
+    transform and timm."""
     model, info = exported(run)
     crop = CentreCrop(info["size"], info["crop_pct"])
     store = opened(images, crop, "test", keep="off", labelled=True, range=info["range"])
@@ -123,30 +146,52 @@ def by_the_run(run, images):
 @pytest.mark.parametrize("name", RUNS)
 def test_what_the_run_itself_found(name, runs, images, tmp_path):
     """``idmm predict`` on a finished run's test files: its own classes, and its probabilities."""
-    run, out = runs / name, tmp_path / "p.csv"
+    run = runs / name
+    out = tmp_path / "p.csv"
     assert call(["predict", "--init", run, images / "test", "--top_k", 3, "--out", out]) == 0
     with open(run / "predictions.csv") as said:
         own = {str(images / row["path"]): row for row in csv.DictReader(said)}
     rows = written(out)
     best = {row["path"]: row for row in rows if row["rank"] == "1"}
-    assert {path: row["class"] for path, row in best.items()} == {path: row["predicted"] for path, row in own.items()}
+    assert {path: row["class"] for path, row in best.items()} == {
+        path: row["predicted"] for path, row in own.items()
+    }
     for path, row in own.items():
         if "probability" in row:
-            assert float(best[path]["probability"]) == pytest.approx(float(row["probability"]), abs=1e-5)
+            assert float(best[path]["probability"]) == pytest.approx(
+                float(row["probability"]), abs=1e-5
+            )
     names, _, shares = by_the_run(run, images)
     known = dict(zip((str(images / name) for name in names), shares, strict=True))
     assert len(rows) == 3 * len(names)
     for row in rows:
-        assert float(row["probability"]) == pytest.approx(known[row["path"]][CLASSES.index(row["class"])], abs=1e-5)
+        assert float(row["probability"]) == pytest.approx(
+            known[row["path"]][CLASSES.index(row["class"])], abs=1e-5
+        )
 
 
 def test_ranks_and_order(runs, images, tmp_path, capsys):
-    given = ["predict", "--init", runs / "rgb", "--batch_size", 4, images / "test" / "red", images / "test" / "blue"]
+    given = [
+        "predict",
+        "--init",
+        runs / "rgb",
+        "--batch_size",
+        4,
+        images / "test" / "red",
+        images / "test" / "blue",
+    ]
     assert call([*given, "--top_k", 2, "--out", tmp_path / "new" / "p.csv"]) == 0
     rows = written(tmp_path / "new" / "p.csv")
-    paths = [str(path) for name in ("red", "blue") for path in sorted((images / "test" / name).iterdir())]
-    assert [(row["path"], row["rank"]) for row in rows] == [(path, rank) for path in paths for rank in ("1", "2")]
-    assert all(float(a["probability"]) >= float(b["probability"]) for a, b in zip(rows[::2], rows[1::2], strict=True))
+    paths = [
+        str(path) for name in ("red", "blue") for path in sorted((images / "test" / name).iterdir())
+    ]
+    assert [(row["path"], row["rank"]) for row in rows] == [
+        (path, rank) for path in paths for rank in ("1", "2")
+    ]
+    assert all(
+        float(a["probability"]) >= float(b["probability"])
+        for a, b in zip(rows[::2], rows[1::2], strict=True)
+    )
     capsys.readouterr()
     assert call(["predict", images / "test", "--init", runs / "rgb", "--top_k", 9]) == 0
     assert len(predicted(capsys.readouterr().out)) == 3 * 21  # as many ranks as there are classes
@@ -168,7 +213,9 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     assert lines[1].startswith(f"  {tmp_path}/in/bro\\nken.jpg: ")
     assert lines[2] == f"  {tmp_path}/in/empty.png: empty file"
     named = tmp_path / "in" / "notes.txt"  # a file that is named is tried, whatever it is called
-    lines = refused(capsys, [*given, named, tmp_path / "in" / "empty.png", "--out", tmp_path / "p.csv"])
+    lines = refused(
+        capsys, [*given, named, tmp_path / "in" / "empty.png", "--out", tmp_path / "p.csv"]
+    )
     assert lines[0] == "paths: none of 2 images can be read:"
     assert lines[1:] == [f"  {named}: not an image", f"  {tmp_path}/in/empty.png: empty file"]
     assert not (tmp_path / "p.csv").exists()
@@ -176,7 +223,15 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
 
 def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
     (tmp_path / "none").mkdir()
-    given = ["predict", "--init", runs / "pretrain", tmp_path / "none", tmp_path / "nowhere", "--out", "p.txt"]
+    given = [
+        "predict",
+        "--init",
+        runs / "pretrain",
+        tmp_path / "none",
+        tmp_path / "nowhere",
+        "--out",
+        "p.txt",
+    ]
     assert refused(capsys, given) == [
         f"init: '{runs}/pretrain' is a run without a classifier. Fine-tune it on labelled images first: "
         f"idmm finetune --config fast --init {runs}/pretrain --data.root DIR --out NEW",
@@ -190,7 +245,9 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     (tmp_path / "folds" / "fold-1").mkdir(parents=True)
     for run, why in {
         tmp_path / "folds": f"holds k-fold runs. Give one of them ('{tmp_path}/folds/fold-1')",
-        runs / "rgb" / "backbone.safetensors": "has no classifier: its JSON lists no classes, expected",
+        runs
+        / "rgb"
+        / "backbone.safetensors": "has no classifier: its JSON lists no classes, expected",
     }.items():
         (line,) = refused(capsys, ["predict", "--init", run, images])
         assert line.startswith(f"init: '{run}' {why}")
@@ -201,27 +258,40 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
 def test_three_lines_of_python(runs, images):
     clf = idmm.load_classifier(runs / "rgb")
     path = images / "test" / "red" / "00.png"
-    image, pixels = Image.open(path), np.array(Image.open(path))
+    image = Image.open(path)
+    pixels = np.array(Image.open(path))
     found = clf.predict([path, str(path), image, pixels], top_k=2)
     assert clf.classes == list(CLASSES) and found.classes == clf.classes
     assert len(found) == 4 and found.paths == [str(path), str(path), None, None]
     assert found.probabilities.dtype == np.float32 and found.probabilities.shape == (4, 3)
-    assert found.probabilities == pytest.approx(np.broadcast_to(found.probabilities[:1], (4, 3)), abs=1e-6)
+    assert found.probabilities == pytest.approx(
+        np.broadcast_to(found.probabilities[:1], (4, 3)), abs=1e-6
+    )
     assert found.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
-    first, one = found[0], clf.predict(path)
+    first = found[0]
+    one = clf.predict(path)
     assert (first.label, first.probability) == first.top[0] and len(first.top) == 2
-    assert one.label == first.label and one.probability == pytest.approx(first.probability) and len(one.top) == 1
-    assert found.labels == [one.label] * 4 == [p.label for p in found] == [p.label for p in found[-4:]]
+    assert (
+        one.label == first.label
+        and one.probability == pytest.approx(first.probability)
+        and len(one.top) == 1
+    )
+    assert (
+        found.labels == [one.label] * 4 == [p.label for p in found] == [p.label for p in found[-4:]]
+    )
     assert clf.predict([]).probabilities.shape == (0, 3)
     whole = clf.predict(images / "test")  # a folder
     assert whole.paths == [str(path) for path in sorted((images / "test").rglob("*.*"))]
     many = clf.predict(np.stack([pixels, 255 - pixels]))
-    assert len(many) == 2 and many.probabilities[0] == pytest.approx(found.probabilities[0], abs=1e-6)
+    assert len(many) == 2 and many.probabilities[0] == pytest.approx(
+        found.probabilities[0], abs=1e-6
+    )
 
 
 def test_what_python_refuses(runs, images, tmp_path):
     clf = idmm.load_classifier(runs / "rgb")
-    good, bad = images / "test" / "red" / "00.png", tmp_path / "bad.png"
+    good = images / "test" / "red" / "00.png"
+    bad = tmp_path / "bad.png"
     bad.write_text("no image")
     for given, line in {
         (bad,): f"images: {bad}: not an image",
@@ -230,7 +300,9 @@ def test_what_python_refuses(runs, images, tmp_path):
     }.items():
         with pytest.raises(UserError, match=f"^{re.escape(line)}$"):
             clf.predict([good, *given])
-    with pytest.raises(UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\], expected a path"):
+    with pytest.raises(
+        UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\], expected a path"
+    ):
         clf.predict([np.zeros((4, 4, 3))])
     with pytest.raises(UserError, match=f"^images: {bad}: not an image$"):
         clf.predict(bad, on_error="skip")  # there would be nothing left
@@ -249,7 +321,9 @@ def test_out_of_memory_names_the_batch_size(runs, images, monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(clf._network.model, "forward", full)
-    with pytest.raises(RunError, match="out of memory with 64 images at a time. Try a smaller batch_size"):
+    with pytest.raises(
+        RunError, match="out of memory with 64 images at a time. Try a smaller batch_size"
+    ):
         clf.predict(images / "test")
 
 

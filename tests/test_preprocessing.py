@@ -1,4 +1,5 @@
-"""What a run's JSON says of its images: timm's own transform from it gives the run's own predictions."""
+"""What a run's JSON says of its images: timm's own transform from it gives the run's own
+predictions."""
 
 import json
 import re
@@ -18,7 +19,18 @@ from idmm.data.images import CentreCrop
 from idmm.data.listing import list_images
 from idmm.data.loaders import EvalTransform
 
-SIZES = [(40, 40), (24, 31), (250, 300), (90, 61), (45, 45), (33, 200), (199, 260), (41, 39), (120, 180), (64, 47)]
+SIZES = [
+    (40, 40),
+    (24, 31),
+    (250, 300),
+    (90, 61),
+    (45, 45),
+    (33, 200),
+    (199, 260),
+    (41, 39),
+    (120, 180),
+    (64, 47),
+]
 NAMES = ("astronaut", "chelsea", "coffee")
 COMMON = {
     "data__subset": None, "data__name": "folder", "model__drop_path": 0.0, "train__epochs": 12, "train__ema": None,
@@ -27,7 +39,12 @@ COMMON = {
 }  # fmt: skip
 RUNS = {
     "vit": {"stages": [{"size": 24}, {"size": 40}]},  # 40 / 0.875 is rounded down
-    "cnn": {"stages": [{"size": 40}], "augment__crop_pct": 0.9, "model__name": "test_resnet", "model__kwargs": {}},
+    "cnn": {
+        "stages": [{"size": 40}],
+        "augment__crop_pct": 0.9,
+        "model__name": "test_resnet",
+        "model__kwargs": {},
+    },
 }
 
 
@@ -35,19 +52,23 @@ def cut(name, count, rng):
     """Parts of one of scikit-image's photographs, of every size and shape, uint8 [H, W, 3] each."""
     whole = getattr(pictures, name)()
     for h, w in (SIZES * 2)[:count]:
-        top, left = rng.integers(whole.shape[0] - h + 1), rng.integers(whole.shape[1] - w + 1)
+        top = rng.integers(whole.shape[0] - h + 1)
+        left = rng.integers(whole.shape[1] - w + 1)
         yield whole[top : top + h, left : left + w]
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """JPEG and PNG photographs by what they show."""
-    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
     for part, count in (("train", 8), ("test", 13)):
         for name in NAMES:
             (root / part / name).mkdir(parents=True)
             for i, pixels in enumerate(cut(name, count, rng)):
-                Image.fromarray(pixels).save(root / part / name / f"{i:02d}.{('jpg', 'png')[i % 2]}")
+                Image.fromarray(pixels).save(
+                    root / part / name / f"{i:02d}.{('jpg', 'png')[i % 2]}"
+                )
     return root
 
 
@@ -56,7 +77,10 @@ def runs(photos, tmp_path_factory):
     """Fine-tuned on them; not to be written to."""
     folder = tmp_path_factory.mktemp("runs")
     for name, changes in RUNS.items():
-        assert inside("finetune", folder / name, **{**COMMON, **changes, "data__root": str(photos)}) == 0
+        assert (
+            inside("finetune", folder / name, **{**COMMON, **changes, "data__root": str(photos)})
+            == 0
+        )
     return folder
 
 
@@ -84,7 +108,9 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
     assert top1(logits, labels) == pytest.approx(result(runs / name)["top1"], abs=1e-9)
     assert len(logits.argmax(1).unique()) == 3 and result(runs / name)["precision"] == "fp32"
 
-    store = opened(photos, CentreCrop(info["size"], info["crop_pct"]), "test", keep="off", labelled=True)
+    store = opened(
+        photos, CentreCrop(info["size"], info["crop_pct"]), "test", keep="off", labelled=True
+    )
     crop = (info["size"], info["crop_pct"], info["mean"], info["std"])
     seen = EvalTransform(store, *crop)(0, np.arange(len(store)))["images"]  # as the run saw them
     assert torch.equal(images, seen)
@@ -92,7 +118,9 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
 
 def test_the_snippet_without_idmm(runs, photos, capsys):
     photo = photos / "test/coffee/02.jpg"
-    blocks = re.findall(r"(?s)```python\n(.*?)```", (ROOT / "docs" / "predict-export.md").read_text())
+    blocks = re.findall(
+        r"(?s)```python\n(.*?)```", (ROOT / "docs" / "predict-export.md").read_text()
+    )
     (text,) = (block for block in blocks if "create_transform" in block and "safetensors" in block)
     exec(text.replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo)), {})
     (named,) = capsys.readouterr().out.splitlines()
@@ -104,10 +132,14 @@ def test_the_snippet_without_idmm(runs, photos, capsys):
 
 @pytest.mark.parametrize(("name", "crop_pct"), [("vit", 0.875), ("cnn", 0.9)])
 def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs):
-    infos = [json.loads((runs / name / f"{stem}.json").read_text()) for stem in ("model", "backbone")]
+    infos = [
+        json.loads((runs / name / f"{stem}.json").read_text()) for stem in ("model", "backbone")
+    ]
     wanted = {"size": 40, "crop_pct": crop_pct, "interpolation": "bicubic", "channels": 3}
     for info in infos:
-        assert {key: info[key] for key in wanted} == wanted and len(info["mean"]) == len(info["std"]) == 3
+        assert {key: info[key] for key in wanted} == wanted and len(info["mean"]) == len(
+            info["std"]
+        ) == 3
     backbone = idmm.load_backbone(runs / name)
     given = resolve_model_data_config(backbone)
     assert given["input_size"] == (3, 40, 40) and given["crop_mode"] == "center"

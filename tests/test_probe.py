@@ -37,7 +37,8 @@ def run(tmp_path):
 @pytest.fixture
 def looks(monkeypatch):
     """A list that grows by the number of images that went through a network."""
-    seen, extract = [], network.extract_features
+    seen = []
+    extract = network.extract_features
 
     def counted(*args):
         found = extract(*args)
@@ -72,20 +73,29 @@ def test_score_by_hand():
 def test_the_strength_is_the_best_on_held_out_images():
     train, labels, _, _ = some_digits()
     found = evaluate.choose_strength(train, labels, seed=5)
-    folds, naive = stratified_folds(labels, None, 5), {}
+    folds = stratified_folds(labels, None, 5)
+    naive = {}
     for c in evaluate.STRENGTHS:
-        right = [linear(train[some], labels[some], c).predict(train[held]) == labels[held] for some, held in folds]
+        right = [
+            linear(train[some], labels[some], c).predict(train[held]) == labels[held]
+            for some, held in folds
+        ]
         naive[c] = 100 * np.concatenate(right).mean()
-    assert found.accuracies == pytest.approx(naive, abs=100 * 1.5 / 240)  # warm starts may turn a single image
+    # warm starts may turn a single image
+    assert found.accuracies == pytest.approx(naive, abs=100 * 1.5 / 240)
     assert found.accuracies[found.strength] == max(found.accuracies.values())
     assert found.by == "5 of 5 stratified folds of train"
     assert max(naive.values()) - min(naive.values()) > 5, "the choice matters here"
 
 
 def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch):
-    apart, labels = 100.0 * np.repeat(np.eye(3), 12, axis=0), np.repeat(np.arange(3), 12)
+    apart = 100.0 * np.repeat(np.eye(3), 12, axis=0)
+    labels = np.repeat(np.arange(3), 12)
     found = evaluate.choose_strength(apart, labels)
-    assert found.accuracies[10.0] == found.accuracies[1.0] == 100.0 and found.strength == evaluate.USUAL_STRENGTH
+    assert (
+        found.accuracies[10.0] == found.accuracies[1.0] == 100.0
+        and found.strength == evaluate.USUAL_STRENGTH
+    )
     found = evaluate.choose_strength(np.eye(3), np.arange(3))
     assert (found.strength, found.accuracies) == (
         evaluate.USUAL_STRENGTH,
@@ -93,7 +103,9 @@ def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch
     ) and "under 10 images per class" in found.by
     mixed = np.random.default_rng(0).normal(size=(27, 8))  # 9 per class
     found = evaluate.choose_strength(mixed, np.repeat(np.arange(3), 9))
-    assert found.strength == 1 and max(found.accuracies.values()) > found.accuracies[1], "few images choose nothing"
+    assert found.strength == 1 and max(found.accuracies.values()) > found.accuracies[1], (
+        "few images choose nothing"
+    )
     monkeypatch.setattr(evaluate, "ENOUGH", 12)  # folds are of 7 or 8 images
     assert evaluate.choose_strength(apart, labels).by == "2 of 5 stratified folds of train"
 
@@ -102,30 +114,55 @@ def test_figures_are_those_of_the_features(run, tmp_path, capsys):
     found = probed(run, out=tmp_path / "o")
     (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
     model = linear(train, labels, found["probe"]["strength"])
-    assert found["probe"]["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)  # an image of 360
-    knn = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07)).fit(train, labels)
+    # an image of 360
+    assert found["probe"]["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)
+    knn = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07)).fit(
+        train, labels
+    )
     assert found["knn"]["top1"] == pytest.approx(100 * knn.score(test, truth), abs=0.3)
     low, high = found["probe"]["top1_interval"]
     assert low < found["probe"]["top1"] < high and found["probe"]["top1"] > 60  # chance is 10
-    wanted = {"model": NAME, "size": 16, "dataset": "digits", "num_classes": 10, "train_size": 1437, "test_size": 360}
-    assert wanted.items() <= found.items() and found["init"] == str(run) and "mean_per_class" not in found["probe"]
+    wanted = {
+        "model": NAME,
+        "size": 16,
+        "dataset": "digits",
+        "num_classes": 10,
+        "train_size": 1437,
+        "test_size": 360,
+    }
+    assert (
+        wanted.items() <= found.items()
+        and found["init"] == str(run)
+        and "mean_per_class" not in found["probe"]
+    )
     lines = capsys.readouterr().out.splitlines()
     where = f"{run} ({NAME}, 16 px) on digits: 1,437 training and 360 test images, 10 classes"
     assert lines[0] == f"{where}, the largest 10.3 % of the test images"
     assert f"{found['knn']['top1']:.1f}" in lines[2] and f"{low:.1f} to {high:.1f}" in lines[3]
-    assert f"C = {found['probe']['strength']:g}, chosen by 4 of 5 stratified folds of train" in lines[3]
+    assert (
+        f"C = {found['probe']['strength']:g}, chosen by 4 of 5 stratified folds of train"
+        in lines[3]
+    )
 
 
 def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, looks):
-    assert probed(run, "--data.subset", "{per_class: 2}", "--size", 24, out=tmp_path / "o")["size"] == 24
+    assert (
+        probed(run, "--data.subset", "{per_class: 2}", "--size", 24, out=tmp_path / "o")["size"]
+        == 24
+    )
     anyone = {k: v for k, v in VIT.items() if k != "patch_size"}
     with seeded(0):
         model = create_backbone(NAME, 224, **anyone)
-    save_model(tmp_path / "b", "backbone", model.state_dict(), name=NAME, kwargs=anyone, mean=MEAN, std=STD)
+    save_model(
+        tmp_path / "b", "backbone", model.state_dict(), name=NAME, kwargs=anyone, mean=MEAN, std=STD
+    )
     root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
     argv = ["--data.name", "folder", "--data.root", root]
     assert probed(tmp_path / "b", *argv, out=tmp_path / "p")["size"] == 224 and looks[-1] == 2
-    assert f"size: 224 px, the default for {NAME}. --size sets another" in (tmp_path / "p/log.txt").read_text()
+    assert (
+        f"size: 224 px, the default for {NAME}. --size sets another"
+        in (tmp_path / "p/log.txt").read_text()
+    )
 
 
 def test_mean_per_class_where_the_literature_reports_it(run, tmp_path, monkeypatch, capsys):
@@ -157,7 +194,10 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     config = {"out": tmp_path / "o", "init": run, "seed": 3, "data": data}
     result = probe(config)
     by_hand = probed(run, *pictures[1], "--seed", 3, out=tmp_path / "p")
-    assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")} and result["top5"] is None
+    assert (
+        result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")}
+        and result["top5"] is None
+    )
     assert (result["top1"], result["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"])
     kept = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
     assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, 16) and looks == [8, 6, 8, 6]
@@ -173,9 +213,15 @@ def test_mistakes_are_a_line_each(run, tmp_path, capsys):
         return refused(capsys, ["probe", *(["--init", init] if init else []), *argv])[-1]
 
     assert mistake(init=None) == "init: missing, expected --init or --model.name"
-    assert mistake(init=tmp_path / "none").startswith(f"init: '{tmp_path}/none' does not exist, expected")
-    assert mistake("--size", "20").startswith("size: image size 20x20: vit_tiny_patch16_224 does not accept it")
-    assert mistake("--data.subset", "{total: 1}").startswith("data: the training images are all of one class")
+    assert mistake(init=tmp_path / "none").startswith(
+        f"init: '{tmp_path}/none' does not exist, expected"
+    )
+    assert mistake("--size", "20").startswith(
+        "size: image size 20x20: vit_tiny_patch16_224 does not accept it"
+    )
+    assert mistake("--data.subset", "{total: 1}").startswith(
+        "data: the training images are all of one class"
+    )
     (run / "backbone.json").write_text("{}")
     line = mistake(init=run / "backbone.safetensors")
     assert line.endswith("does not name its model. Give its timm name")
@@ -207,9 +253,12 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
         probe = one(found, readout="probe", per_class=number, seed=seed)
         knn = one(found, readout="knn", per_class=number, seed=seed)
         choice = evaluate.choose_strength(train[some], labels[some], seed=seed)
-        assert probe["images"] == knn["images"] == 10 * number and probe["strength"] == choice.strength
+        assert (
+            probe["images"] == knn["images"] == 10 * number and probe["strength"] == choice.strength
+        )
         model = linear(train[some], labels[some], probe["strength"])
-        assert probe["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)  # an image of 360
+        # an image of 360
+        assert probe["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)
         near = evaluate.knn_predict(train[some], labels[some], test)
         assert knn["top1"] == pytest.approx(100 * np.mean(near == truth), abs=0.3)
     assert one(found, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
@@ -217,7 +266,12 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
     capsys.readouterr()
     line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
     for other in (["[4]"], ["[4, 1, 4]", "--data.subset", "{total: 900}"]):
-        assert refused(capsys, ["fewlabel", "--init", run, "--per_class", *other, "--out", tmp_path / "o"])[-1] == line
+        assert (
+            refused(
+                capsys, ["fewlabel", "--init", run, "--per_class", *other, "--out", tmp_path / "o"]
+            )[-1]
+            == line
+        )
 
 
 def test_files_agree_with_each_other(run, tmp_path, capsys):
@@ -229,32 +283,53 @@ def test_files_agree_with_each_other(run, tmp_path, capsys):
         for readout, name in (("knn", "kNN"), ("probe", "linear probe")):
             cells = []
             for number in (1, 2, 3):
-                values = [one(found, run=label, readout=readout, per_class=number, seed=s)["top1"] for s in range(3)]
+                values = [
+                    one(found, run=label, readout=readout, per_class=number, seed=s)["top1"]
+                    for s in range(3)
+                ]
                 cells.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
             assert f"| {label}, {name} | {' | '.join(cells)} |\n" in table
     assert found["runs"][str(run)] == {"init": str(run), "model": NAME, "size": 16}
     assert found["runs"]["untrained"] == {"init": None, "model": NAME, "size": 16}
     assert {path.name for path in out.iterdir()} == set(fewlabel.FILES)
     with Image.open(out / "fewlabel.png") as image:
-        assert image.format == "PNG" and min(image.size) >= 300 and np.asarray(image.convert("RGB")).std() > 5
+        assert (
+            image.format == "PNG"
+            and min(image.size) >= 300
+            and np.asarray(image.convert("RGB")).std() > 5
+        )
 
 
 def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
     """Its weights are those that a stage would start from."""
-    found = measured(run, "--per_class", 5, "--seeds", 1, "--untrained", "--seed", 7, out=tmp_path / "o")
+    found = measured(
+        run, "--per_class", 5, "--seeds", 1, "--untrained", "--seed", 7, out=tmp_path / "o"
+    )
     model = ModelSpec(NAME, VIT, 3, list(MEAN), list(STD), 0.0, None).build(16, 7)
     fresh = a_run(tmp_path / "fresh", model=model)
     (train, labels), (test, truth), some = by_hand(fresh), by_hand(fresh, part="test"), drawn(5, 0)
     near = evaluate.knn_predict(train[some], labels[some], test)
-    assert one(found, run="untrained", readout="knn")["top1"] == pytest.approx(100 * np.mean(near == truth), abs=0.3)
-    assert one(found, run=str(run), readout="knn")["top1"] != one(found, run="untrained", readout="knn")["top1"]
+    assert one(found, run="untrained", readout="knn")["top1"] == pytest.approx(
+        100 * np.mean(near == truth), abs=0.3
+    )
+    assert (
+        one(found, run=str(run), readout="knn")["top1"]
+        != one(found, run="untrained", readout="knn")["top1"]
+    )
 
 
 def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
     root = tree(tmp_path / "d", train={"a": 3, "b": 9}, test={"a": 1, "b": 1})
     argv = ["--data.name", "folder", "--data.root", root]
     found = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
-    assert found["per_class"] == [1, 2, 3] and [r["per_class"] for r in found["records"]] == [1, 1, 2, 2, 3, 3]
+    assert found["per_class"] == [1, 2, 3] and [r["per_class"] for r in found["records"]] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
 def test_mistakes_of_fewlabel(run, tmp_path, capsys):

@@ -25,12 +25,18 @@ from idmm.stages.train_plan import Kept, Plan
 pytestmark = pytest.mark.usefixtures("own_cache")
 COLOURS = {"blue": (30, 40, 200), "red": (200, 40, 30)}
 FEW = ["--data.labelled", "{per_class: 2}"]
-MODEL = ["--model.name", "vit_tiny_patch16_224", "--model.kwargs", yaml.safe_dump(VIT, default_flow_style=True).strip()]
+MODEL = [
+    "--model.name",
+    "vit_tiny_patch16_224",
+    "--model.kwargs",
+    yaml.safe_dump(VIT, default_flow_style=True).strip(),
+]
 MODEL += ["--data.workers", 0]
 
 
 def coloured(root, **counts):
-    """Makes ROOT/SPLIT/CLASS/*.png of noise around a colour each; of a split without classes in turn."""
+    """Makes ROOT/SPLIT/CLASS/*.png of noise around a colour each; of a split without classes in
+    turn."""
     rng = np.random.default_rng(0)
     for split, count in counts.items():
         for i in range(count):
@@ -65,7 +71,9 @@ def test_spread_labels_as_the_papers_have_it():
     weight = weight + weight.T
     degree = weight.sum(axis=1)
     smooth = weight / np.sqrt(degree[:, None] * degree[None])
-    shares = np.linalg.inv(np.eye(30) - 0.9 * smooth) @ np.array([[label == c for c in range(3)] for label in labels])
+    shares = np.linalg.inv(np.eye(30) - 0.9 * smooth) @ np.array(
+        [[label == c for c in range(3)] for label in labels]
+    )
     shares = shares / shares.sum(axis=0)
     shares = shares / shares.sum(axis=1, keepdims=True)
     found = similarity.spread_labels(near, labels, 3)
@@ -74,7 +82,8 @@ def test_spread_labels_as_the_papers_have_it():
 
 
 def test_spread_labels_where_none_reaches():
-    """Two groups that no edge joins, one of them without a label; a class without a label is nobody's."""
+    """Two groups that no edge joins, one of them without a label; a class without a label is
+    nobody's."""
     features = np.repeat(np.eye(2, dtype=np.float32), 4, axis=0)
     labels = np.array([1, -1, -1, -1, -1, -1, -1, -1])
     found = similarity.spread_labels(similarity.nearest(features, 3), labels, 3)
@@ -83,12 +92,15 @@ def test_spread_labels_where_none_reaches():
 
 
 def test_spread_labels_over_many_hops():
-    """A chain of 400 rows with a label at either end: each half is of the nearer one, however little reaches it."""
+    """A chain of 400 rows with a label at either end: each half is of the nearer one, however
+    little reaches it."""
     index = np.clip(np.stack([np.arange(400) - 1, np.arange(400) + 1], axis=1), 0, 399)
     index[0], index[-1] = 1, 398
     near = similarity.Neighbours(index, np.ones((400, 2), dtype=np.float32))
     labels = np.array([0, *[-1] * 398, 1])
-    assert similarity.spread_labels(near, labels, 2).argmax(axis=1).tolist() == [0] * 200 + [1] * 200
+    assert (
+        similarity.spread_labels(near, labels, 2).argmax(axis=1).tolist() == [0] * 200 + [1] * 200
+    )
 
 
 def section_of(root, **changes):
@@ -96,7 +108,8 @@ def section_of(root, **changes):
 
 
 def labelled(run, data, out, teacher=None, seed=0, estimated=(Kept.BASELINE, Kept.JOINED_LINEAR)):
-    """Runs the step; returns what it found and the rows of its file. ``estimated``: on held-out images."""
+    """Runs the step; returns what it found and the rows of its file. ``estimated``: on held-out
+    images."""
     plan = Plan("pretrain", {}, [], size=32, label_size=48, joined=True)
     found, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", seed, out)
     assert set(candidates) == {*estimated}
@@ -110,7 +123,9 @@ def test_a_teacher_joins_the_graph_if_its_predictions_agree(run, images, tmp_pat
 
         def learned(teacher, items, *_, every=every):
             numbers = [int(os.path.basename(path)[:-4]) for path in items]
-            return np.random.default_rng(0).normal(size=(len(items), 4)), np.array(numbers) // every % 2
+            return np.random.default_rng(0).normal(size=(len(items), 4)), np.array(
+                numbers
+            ) // every % 2
 
         monkeypatch.setattr(train_pseudolabels, "_learned_by", learned)
         found, lines = labelled(run, section_of(images), tmp_path / str(every), teacher="run")
@@ -126,13 +141,17 @@ def test_what_is_written(run, images, tmp_path, caplog):
     given = [row for row in lines if row["given"] == "yes"]
     assert len(given) == 4 + 8 and all(row["share"] == "1" for row in given)
     for row in lines:
-        place, name = row["path"].split("/")[0], list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
-        assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), place
+        place = row["path"].split("/")[0]
+        name = list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
+        assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), (
+            place
+        )
     line = "pseudolabels.csv: 18 images without a label got a guessed one, from 4 that had one"
     assert f"{tmp_path}/{line}" in caplog.messages
     said = "agree on the class in 100 % of cases, corrected for chance"
     assert any(said in line for line in caplog.messages)
-    joined, network = idmm.load_backbone(tmp_path / "features"), idmm.load_backbone(run)
+    joined = idmm.load_backbone(tmp_path / "features")
+    network = idmm.load_backbone(run)
     x = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         torch.testing.assert_close(joined.frozen(x), network(x))
@@ -147,14 +166,16 @@ def test_features_that_say_nothing(run, tmp_path, caplog):
     caplog.set_level("INFO", "idmm")
     root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 2, "dog": 2})
     (root / "train/cat/5.png").write_bytes(b"no image")
-    found, lines = labelled(run, section_of(root), tmp_path, estimated=())  # one class has one image
+    # one class has one image
+    found, lines = labelled(run, section_of(root), tmp_path, estimated=())
     assert len(lines) == 27 and found.baseline_top1 is None
     assert any("skipped 1 of 24 images that cannot be read" in line for line in caplog.messages)
     assert any(line.startswith("the pseudo-labels are not used: ") for line in caplog.messages)
 
 
 def test_groups_go_along(run, tmp_path):
-    """Those of the given images; one without a group is its own. Fine-tuning on the file has them, too."""
+    """Those of the given images; one without a group is its own. Fine-tuning on the file has them,
+    too."""
     root = coloured(tmp_path / "d", train=8, test=4, unlabelled=2)
     names = [path.relative_to(root).as_posix() for path in root.rglob("*.png")]
     lines = [f"{name},{name[:-4]}g" for name in names if not name.startswith("unlabelled")]
@@ -168,12 +189,30 @@ def test_groups_go_along(run, tmp_path):
 
 def test_all_stages(images, tmp_path, monkeypatch, capsys):
     """The last stage learns from all images, the floor is that of the given labels."""
-    monkeypatch.setattr(time, "monotonic", time.process_time)  # which does not count what else the machine does
+    # which does not count what else the machine does
+    monkeypatch.setattr(time, "monotonic", time.process_time)
     out = tmp_path / "x"
-    argv = ["train", images, *MODEL, *FEW, "--device", "cpu", "--minutes", 0.5, "--size", 16, "--out", out]
+    argv = [
+        "train",
+        images,
+        *MODEL,
+        *FEW,
+        "--device",
+        "cpu",
+        "--minutes",
+        0.5,
+        "--size",
+        16,
+        "--out",
+        out,
+    ]
     assert call(argv) == 0
-    kept, said = read(out / "train.json"), capsys.readouterr().out
-    assert kept["plan"]["way"] == "pretrain" and kept["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
+    kept = read(out / "train.json")
+    said = capsys.readouterr().out
+    assert (
+        kept["plan"]["way"] == "pretrain"
+        and kept["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
+    )
     assert kept["pseudolabels"]["added"] == 18 and kept["pseudolabels"]["given"] == 4
     assert [read(out / place / "result.json")["train_size"] for place in ("stage1", "")] == [22, 22]
     assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
@@ -190,26 +229,49 @@ def test_joined_features_are_the_classifier(alone, tmp_path, capsys, monkeypatch
     """If pseudo-labels are not used: a network on pixels and hand-made features in one file."""
     monkeypatch.setattr(train_pseudolabels, "ALONE", alone)
     root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 4, "dog": 4})
-    argv = ["train", root, *FEW, "--data.workers", 0, "--device", "cpu", "--minutes", 0.2, "--out", tmp_path / "x"]
+    argv = [
+        "train",
+        root,
+        *FEW,
+        "--data.workers",
+        0,
+        "--device",
+        "cpu",
+        "--minutes",
+        0.2,
+        "--out",
+        tmp_path / "x",
+    ]
     assert call(argv) == 0
-    kept, said = read(tmp_path / "x/train.json"), capsys.readouterr().out
-    assert yaml.safe_load((tmp_path / "x/stage1/config.yaml").read_text())["train"]["max_epochs"] == 75
+    kept = read(tmp_path / "x/train.json")
+    said = capsys.readouterr().out
+    assert (
+        yaml.safe_load((tmp_path / "x/stage1/config.yaml").read_text())["train"]["max_epochs"] == 75
+    )
     assert kept["minutes"]["last"] <= 0.4 * 0.2 and kept["result"]["train_size"] == 4
     linear = kept["best"] == "linear classifier on joined features"
     assert linear == (alone < 0) and "  linear classifier on joined features: " in said
-    assert linear or "temperature 1\n" in (tmp_path / "x/log.txt").read_text(), "what training does not see"
-    assert not linear or kept["result"]["top1"] == kept["result"]["start_top1"], "nothing is trained"
+    assert linear or "temperature 1\n" in (tmp_path / "x/log.txt").read_text(), (
+        "what training does not see"
+    )
+    assert not linear or kept["result"]["top1"] == kept["result"]["start_top1"], (
+        "nothing is trained"
+    )
     info = read(tmp_path / "x/model.json")
     assert info["name"] == "hog_conv" and info["kwargs"]["frozen"]["name"] == "resnet10t"
     model = timm.create_model(info["name"], **info["kwargs"])
     model.load_state_dict(load_file(tmp_path / "x/model.safetensors"), strict=True)
-    assert linear or 0 < model.learned_weight < 1, "a ConvNet that learned from four images is too sure"
+    assert linear or 0 < model.learned_weight < 1, (
+        "a ConvNet that learned from four images is too sure"
+    )
 
 
 @pytest.mark.parametrize(("agreement", "init"), [(90, None), (20, "stage1")])
 def test_what_the_last_stage_starts_from(agreement, init, images, tmp_path, monkeypatch):
-    """With a model of one's own: fresh weights on pseudo-labels, or the learned ones on the given labels."""
-    ran, found = [], train_plan.PseudoLabels(4, 18, agreement, 40.0)
+    """With a model of one's own: fresh weights on pseudo-labels, or the learned ones on the given
+    labels."""
+    ran = []
+    found = train_plan.PseudoLabels(4, 18, agreement, 40.0)
 
     def stage(given, state, part, minutes):
         config = stage_config(given, state, part, minutes)
@@ -223,7 +285,10 @@ def test_what_the_last_stage_starts_from(agreement, init, images, tmp_path, monk
     assert call(argv) == 0, "22 images, 4 labels: by default"
     assert len(ran) == 2
     assert [minutes for *_, minutes in ran] == pytest.approx([6, 4], rel=0.03)
-    assert ran[-1][:2] == (init and str(out / init), str(out / "pseudolabels.csv") if agreement == 90 else None)
+    assert ran[-1][:2] == (
+        init and str(out / init),
+        str(out / "pseudolabels.csv") if agreement == 90 else None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,19 +299,29 @@ def test_what_the_last_stage_starts_from(agreement, init, images, tmp_path, monk
         (40, "joined features and ConvNet", None),
     ],
 )
-def test_what_learns_next_to_the_joined_features(agreement, best, frozen, images, tmp_path, monkeypatch):
-    ran, out = [], tmp_path / "x"
+def test_what_learns_next_to_the_joined_features(
+    agreement, best, frozen, images, tmp_path, monkeypatch
+):
+    ran = []
+    out = tmp_path / "x"
 
     def stage(given, state, part, minutes):
         ran.append(stage_config(given, state, part, minutes))
         return RESULT
 
     monkeypatch.setattr(train, "_stage", stage)
-    monkeypatch.setattr(train, "pseudolabel", lambda *_: (train_plan.PseudoLabels(4, 18, agreement, 40.0), {}))
+    monkeypatch.setattr(
+        train, "pseudolabel", lambda *_: (train_plan.PseudoLabels(4, 18, agreement, 40.0), {})
+    )
     assert call(["train", images, *FEW, "--minutes", 10, "--out", out]) == 0
-    config, state = ran[-1], read(out / "train.json")
-    assert config["init"] == str(out / "features") and config.get("model", {}).get("freeze") == frozen
-    assert state["best"] == best and state["result"]["baseline_top1"] == (40 if agreement == 90 else 30)
+    config = ran[-1]
+    state = read(out / "train.json")
+    assert (
+        config["init"] == str(out / "features") and config.get("model", {}).get("freeze") == frozen
+    )
+    assert state["best"] == best and state["result"]["baseline_top1"] == (
+        40 if agreement == 90 else 30
+    )
     assert state["result"]["baseline_train_size"] == (4 if agreement == 90 else 22)
     assert config["data"]["labels"] == (str(out / "pseudolabels.csv") if agreement == 90 else None)
 

@@ -15,7 +15,8 @@ from idmm.models import weights
 from idmm.models.weights import public_file
 
 NAME = "test_vit.r160_in1k"  # of 0.4 M parameters, trained at 160 px
-ARCH, REPOSITORY = "test_vit", f"timm/{NAME}"
+ARCH = "test_vit"
+REPOSITORY = f"timm/{NAME}"
 
 
 def push(cache, repository, files):
@@ -32,7 +33,8 @@ def push(cache, repository, files):
 
 
 def published(folder, seed=0):
-    """The files of a model with weights of a seed as timm saves it for the hub, with a classifier of 1000 classes."""
+    """The files of a model with weights of a seed as timm saves it for the hub, with a classifier
+    of 1000 classes."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = timm.create_model(ARCH)
@@ -85,7 +87,9 @@ def said(tmp_path, capsys):
 def tiny(out, init):
     """Flags of a fine-tuning that starts from weights, which say what the model is."""
     short = {"train__epochs": 1, "stages": [{"size": 32}], "data__subset": {"per_class": 3}}
-    return flags("finetune", out, **{"init": init, "model__name": None, "model__kwargs": None, **short})
+    return flags(
+        "finetune", out, **{"init": init, "model__name": None, "model__kwargs": None, **short}
+    )
 
 
 def config(run):
@@ -100,7 +104,8 @@ def tuned(cache, tmp_path_factory):
 
 
 def test_finetune_from_timm(tuned, files, tmp_path):
-    """The model and its channels' statistics come from timm and the hub; the classifier is a new one."""
+    """The model and its channels' statistics come from timm and the hub; the classifier is a new
+    one."""
     assert config(tuned)["init"] == f"timm:{NAME}"
     assert config(tuned)["model"]["name"] == ARCH and config(tuned)["data"]["mean"] == [0.5] * 3
     assert "77 weights loaded, 1 resized, 2 dropped" in logged(tuned)
@@ -108,13 +113,24 @@ def test_finetune_from_timm(tuned, files, tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     tuned_ones = load_file(tuned / "backbone.safetensors")
     assert tuned_ones.keys() == weights.keys() - {"head.weight", "head.bias"}
-    change = (tuned_ones["blocks.0.mlp.fc1.weight"] - weights["blocks.0.mlp.fc1.weight"]).abs().max()
+    change = (
+        (tuned_ones["blocks.0.mlp.fc1.weight"] - weights["blocks.0.mlp.fc1.weight"]).abs().max()
+    )
     assert 0 < change < 0.05, "two steps from them"
 
 
 def grid(path, **changes):
     data = {"data": {"subset": {"per_class": 3}, "workers": 0}}
-    train = {"train": {"epochs": 1, "size": 32, "batch_size": 20, "lr": 1e-3, "precision": "fp32", "device": "cpu"}}
+    train = {
+        "train": {
+            "epochs": 1,
+            "size": 32,
+            "batch_size": 20,
+            "lr": 1e-3,
+            "precision": "fp32",
+            "device": "cpu",
+        }
+    }
     keys = {
         "targets": ["digits"], "backbones": [{"name": ARCH, "label": "tiny"}], "scratch": False, "seeds": [0, 1],
         "weights": [{"label": "public", "path": f"timm:{NAME}"}], "finetune": {**data, **train}, **changes,

@@ -1,4 +1,5 @@
-"""Recipes: shipped configs against the paper's tables, by their names from any folder; what is fitted to small data."""
+"""Recipes: shipped configs against the paper's tables, by their names from any folder; what is
+fitted to small data."""
 
 import importlib.util
 import logging
@@ -34,7 +35,9 @@ TABLE_10 = {  # optimizer, batch, lr, weight decay, width, temperature, queue
     "supcon": ("sgd", 512, 5e-4, 1e-3, 256, 0.1, None),
     "dino": ("adamw", 512, 5e-4, 0.04, 256, 0.1, None),
 }
-STRONG, FLAT, BYOL = [0.8, 0.8, 0.8, 0.2], [0.4, 0.4, 0.4, 0.1], [0.4, 0.4, 0.2, 0.1]
+STRONG = [0.8, 0.8, 0.8, 0.2]
+FLAT = [0.4, 0.4, 0.4, 0.1]
+BYOL = [0.4, 0.4, 0.2, 0.1]
 
 
 def pair(low):
@@ -59,7 +62,9 @@ def shipped(*paths):
 
 def resolved(crops=None, name="idmm", **method):
     views = Views(crops=None if crops is None else [CropGroup(count=n) for n in crops])
-    return build(PretrainConfig, {"method": {"name": name, **method}, "views": views}).fill_from_method()
+    return build(
+        PretrainConfig, {"method": {"name": name, **method}, "views": views}
+    ).fill_from_method()
 
 
 def method_faults(**given):
@@ -67,20 +72,28 @@ def method_faults(**given):
 
 
 def differences(a, b):
-    a, b = flatten(to_dict(a)), flatten(to_dict(b))
+    a = flatten(to_dict(a))
+    b = flatten(to_dict(b))
     return {key for key in a if a[key] != b[key]}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_has_its_config(name):
-    """800 epochs at 112 px, a cosine; crops and the method's fields are what null means, so it changes by one word."""
+    """800 epochs at 112 px, a cosine; crops and the method's fields are what null means, so it
+    changes by one word."""
     config = shipped(f"pretrain/{name}")
     assert config.method.name == name and (config.train.epochs, config.views.size) == (800, 112)
     assert config.train.schedule == "cosine"
-    assert config.model.name is None and not config.model.kwargs, "those of --init's weights, else the default"
+    assert config.model.name is None and not config.model.kwargs, (
+        "those of --init's weights, else the default"
+    )
     plainly, _ = resolved(name=name)
-    assert config.views == plainly.views and config.train.warmup_epochs == plainly.train.warmup_epochs
-    assert config.method == (replace(plainly.method, dim=256) if name in TABLE_10 else plainly.method)
+    assert (
+        config.views == plainly.views and config.train.warmup_epochs == plainly.train.warmup_epochs
+    )
+    assert config.method == (
+        replace(plainly.method, dim=256) if name in TABLE_10 else plainly.method
+    )
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -88,15 +101,25 @@ def test_each_method_has_its_own_views_and_warmup(name):
     jitter, groups, warmup = OWN[name]
     config = shipped(f"pretrain/{name}")
     drawn = [colours_of(group, config.views) for group in config.views.crops]
-    found = [(g.count, g.scale, c.blur_prob, c.solarize_prob) for g, c in zip(config.views.crops, drawn, strict=True)]
+    found = [
+        (g.count, g.scale, c.blur_prob, c.solarize_prob)
+        for g, c in zip(config.views.crops, drawn, strict=True)
+    ]
     assert found == groups and config.train.warmup_epochs == warmup
     for colours in drawn:
-        assert (colours.jitter, colours.jitter_prob, colours.grey_prob, colours.flip) == (jitter, 0.8, 0.2, 0.5)
+        assert (colours.jitter, colours.jitter_prob, colours.grey_prob, colours.flip) == (
+            jitter,
+            0.8,
+            0.2,
+            0.5,
+        )
 
 
 def test_dinos_configs():
-    """The release's schedule of weight decay and its clipping of each tensor; the IDMM authors' settings beside it."""
-    own, theirs = shipped("pretrain/dino"), shipped("pretrain/dino_idmm")
+    """The release's schedule of weight decay and its clipping of each tensor; the IDMM authors'
+    settings beside it."""
+    own = shipped("pretrain/dino")
+    theirs = shipped("pretrain/dino_idmm")
     assert (own.train.weight_decay, own.train.weight_decay_end) == (0.04, 0.4)
     assert (own.train.clip_grad, own.train.clip_grad_mode) == (3.0, "tensor")
     assert differences(own, theirs) == {"method.teacher_temperature", "views.crops"}
@@ -123,7 +146,12 @@ def test_table_10(name):
 def test_null_is_filled_in_and_said():
     config, notes = resolved(name="mocov2", momentum=0.9)
     method = config.method
-    assert (method.projection, method.temperature, method.momentum, method.queue) == (True, 0.2, 0.9, None)
+    assert (method.projection, method.temperature, method.momentum, method.queue) == (
+        True,
+        0.2,
+        0.9,
+        None,
+    )
     assert "views.crops: 2 of 0.2 to 1 of the area, mocov2's" in notes
     assert "views.jitter: [0.4, 0.4, 0.4, 0.1], mocov2's" in notes
     assert "train.warmup_epochs: 0, mocov2's" in notes
@@ -133,16 +161,27 @@ def test_null_is_filled_in_and_said():
 
 def test_views_that_are_given_come_before_the_methods():
     given = Views(blur_prob=0.3, jitter=[0.1, 0.1, 0.1, 0.0])
-    config = PretrainConfig(method=METHODS["mocov3"](), views=given, train=PretrainTrain(warmup_epochs=3))
+    config = PretrainConfig(
+        method=METHODS["mocov3"](), views=given, train=PretrainTrain(warmup_epochs=3)
+    )
     config, notes = config.fill_from_method()
-    assert [colours_of(group, config.views).blur_prob for group in config.views.crops] == [0.3, 0.3], "for all crops"
-    assert [colours_of(group, config.views).solarize_prob for group in config.views.crops] == [0.0, 0.2]
+    assert [colours_of(group, config.views).blur_prob for group in config.views.crops] == [
+        0.3,
+        0.3,
+    ], "for all crops"
+    assert [colours_of(group, config.views).solarize_prob for group in config.views.crops] == [
+        0.0,
+        0.2,
+    ]
     assert (config.views.jitter, config.train.warmup_epochs) == ([0.1, 0.1, 0.1, 0.0], 3)
     assert not [note for note in notes if "jitter" in note or "warmup" in note]
 
 
 def test_groups_carry_any_colour_and_are_checked():
-    argv = ["--views.crops", "[{count: 1, jitter: [0.1, 0.1, 0.1, 0.9]}, {flip: 2}, {scale: [2, 1]}, {jiter: 1}]"]
+    argv = [
+        "--views.crops",
+        "[{count: 1, jitter: [0.1, 0.1, 0.1, 0.9]}, {flip: 2}, {scale: [2, 1]}, {jiter: 1}]",
+    ]
     assert faults(parse, PretrainConfig, argv, "test") == [
         "views.crops[0].jitter: got [0.1, 0.1, 0.1, 0.9], expected four numbers >= 0, the last (hue) <= 0.5",
         "views.crops[1].flip: got 2, expected less than or equal to 1",
@@ -150,14 +189,18 @@ def test_groups_carry_any_colour_and_are_checked():
         "views.crops[3].jiter: unknown key. Did you mean 'views.crops[3].jitter'?",
     ]
     crops = [{"count": 1, "scale": [0.2, 1.0], "grey_prob": 0.0}]
-    assert to_dict(parse(PretrainConfig, ["--views.crops", str(crops)], "test"))["views"]["crops"] == [
-        {"grey_prob": 0.0, "count": 1, "scale": [0.2, 1.0]}
-    ], "what is left out is not written down"
+    assert to_dict(parse(PretrainConfig, ["--views.crops", str(crops)], "test"))["views"][
+        "crops"
+    ] == [{"grey_prob": 0.0, "count": 1, "scale": [0.2, 1.0]}], (
+        "what is left out is not written down"
+    )
 
 
 def test_crops_that_a_method_compares():
     for crops in ([1], [2, 1]):
-        line = f"views.crops: got {sum(crops)} crops per image, but simclr compares crops, expected 2"
+        line = (
+            f"views.crops: got {sum(crops)} crops per image, but simclr compares crops, expected 2"
+        )
         assert method_faults(name="simclr", crops=crops) == [line]
     assert method_faults(name="dino", crops=[1]) == [
         "views.crops: got 1 crops per image, but dino compares crops, expected at least 2"
@@ -166,13 +209,22 @@ def test_crops_that_a_method_compares():
     resolved(name="idmm", crops=[1, 4])
 
 
-BARE = dict(method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None, views__crops=None)
+BARE = dict(
+    method__classifier=None,
+    method__classifier_init=None,
+    method__classifier_lr_scale=None,
+    views__crops=None,
+)
 
 
 def test_a_missing_library(tmp_path, monkeypatch, capsys):
     """idmm needs it for an MLP alone."""
     original = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "lightly" else original(name, *a))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "lightly" else original(name, *a),
+    )
     resolved(name="idmm")
     line = "needs lightly. Install it with: pip install -e '.[baselines]'"
     assert method_faults(name="idmm", projection=True) == [f"method.name: idmm: {line}"]
@@ -189,7 +241,9 @@ def made(name, caplog, images, **given):
     return method, [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-@pytest.mark.parametrize(("images", "batch_size", "length"), [(1000, 256, 744), (2304, 256, 2048), (96, 96, 48)])
+@pytest.mark.parametrize(
+    ("images", "batch_size", "length"), [(1000, 256, 744), (2304, 256, 2048), (96, 96, 48)]
+)
 @pytest.mark.parametrize("queue", [None, 2048])
 def test_the_queue_is_shorter_than_the_data(images, batch_size, length, queue, caplog):
     method, said = made("mocov2", caplog, images, batch_size=batch_size, queue=queue)
@@ -210,8 +264,12 @@ def test_dinos_warm_ups_are_a_tenth_of_a_short_run(epochs, warmup, still, caplog
     assert (method.warmup, method.head.freeze_last_layer) == (warmup, still)
 
 
-OF_IDMM = "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "
-OF_IDMM += "method.classifier_init: ignored from 'idmm_fast', as they belong to idmm and this run uses"
+OF_IDMM = (
+    "method.label_smoothing, method.cutmix_alpha, method.classifier, method.classifier_lr_scale, "
+)
+OF_IDMM += (
+    "method.classifier_init: ignored from 'idmm_fast', as they belong to idmm and this run uses"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +289,10 @@ def test_every_recipe_is_found_by_its_name(key):
     kinds |= {"detect": DetectConfig, "segment": SegmentConfig}
     kind = kinds.get(name if folder == "digits" else folder, PretrainConfig)
     if folder == "transfer":
-        grids = [parse(GridConfig, ["--config", str(at), "--out", "o", "--roots", "R"], "test") for at in (name, path)]
+        grids = [
+            parse(GridConfig, ["--config", str(at), "--out", "o", "--roots", "R"], "test")
+            for at in (name, path)
+        ]
         assert grids[0] == grids[1]  # tests/test_papers.py plans them
         return
     wanted = parsed(kind, path)
@@ -245,13 +306,21 @@ def test_no_such_recipe_is_a_line(capsys):
     assert refused(capsys, ["pretrain", "--config", "idm_fast"]) == [f"--config: 'idm_fast' {line}"]
     line = "is a recipe of idmm pretrain, not of this command. 'idmm configs' lists the recipes of each."
     for command in ("finetune", "train"):
-        assert refused(capsys, [command, "--config", "idmm_fast"])[:1] == [f"--config: 'idmm_fast' {line}"]
+        assert refused(capsys, [command, "--config", "idmm_fast"])[:1] == [
+            f"--config: 'idmm_fast' {line}"
+        ]
 
 
 def test_a_list_of_all(capsys):
     assert call(["configs"]) == 0
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    assert len(lines) == len(recipes()) == len(list(CONFIGS.glob("*/*.yaml"))) and all(len(line) == 2 for line in lines)
+    lines = [
+        line.split(maxsplit=1)
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("  ")
+    ]
+    assert len(lines) == len(recipes()) == len(list(CONFIGS.glob("*/*.yaml"))) and all(
+        len(line) == 2 for line in lines
+    )
     shown = dict(lines)
     assert shown["paper"] == "Fine-tuning of the paper's Table 2: 200 epochs at 224 px"
 

@@ -1,4 +1,5 @@
-"""Reports of runs and of grids: what their pages and pictures show, that labels stay text, what is refused."""
+"""Reports of runs and of grids: what their pages and pictures show, that labels stay text, what is
+refused."""
 
 import itertools
 import json
@@ -43,19 +44,36 @@ class Reader(HTMLParser):
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
 WIDE = {"patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2}
-ONE = {"stages": None, "train__size": 16, "train__epochs": 2, "train__warmup_epochs": 0, "train__ema": None}
+ONE = {
+    "stages": None,
+    "train__size": 16,
+    "train__epochs": 2,
+    "train__warmup_epochs": 0,
+    "train__ema": None,
+}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Pretraining, fine-tunings of two seeds from it, one of another size from scratch, and one with odd names."""
+    """Pretraining, fine-tunings of two seeds from it, one of another size from scratch, and one
+    with odd names."""
     root = tmp_path_factory.mktemp("runs")
     assert inside("pretrain", root / "pre", train__epochs=2, train__accumulate=1) == 0
     for seed in (0, 1):
-        assert inside("finetune", root / f"tuned-{seed}", **ONE, seed=seed, init=str(root / "pre")) == 0
+        assert (
+            inside("finetune", root / f"tuned-{seed}", **ONE, seed=seed, init=str(root / "pre"))
+            == 0
+        )
     assert inside("finetune", root / "wide", **ONE, model__kwargs=WIDE) == 0
     classes = dict.fromkeys(ODD, 4)
-    assert tuned(root / 'o "<i>" $x_1$', tree(root / "images", train=classes, test=classes), train__epochs=2) == 0
+    assert (
+        tuned(
+            root / 'o "<i>" $x_1$',
+            tree(root / "images", train=classes, test=classes),
+            train__epochs=2,
+        )
+        == 0
+    )
     return root
 
 
@@ -83,7 +101,9 @@ def test_it_shows_what_the_runs_measured(page, runs):
         assert f"{name} {found['top1']:.1f} {low:.1f} to {high:.1f}" in text
     assert f"{result(runs / 'pre')['loss']:.4g}" in text
     tests = [compared(runs / "tuned-0", runs / name) for name in ("tuned-1", "wide")]
-    for name, test, p in zip(("tuned-1", "wide"), tests, holm([test["p"] for test in tests]), strict=True):
+    for name, test, p in zip(
+        ("tuned-1", "wide"), tests, holm([test["p"] for test in tests]), strict=True
+    ):
         assert f"tuned-0 {name} 360 {format_number(test['points'], sign=True)} {p:.2g}" in text
     assert "These classifiers were tested on different images" in text
     titles = [image["alt"] for image in Reader(page[1]).all("img")]
@@ -97,14 +117,18 @@ def test_it_shows_what_the_runs_measured(page, runs):
 
 
 def test_runs_are_compared_on_the_images_that_both_have(runs, tmp_path):
-    """Two labels were corrected in between and one image is no test image any more: these three do not count."""
+    """Two labels were corrected in between and one image is no test image any more: these three do
+    not count."""
     other = shutil.copytree(runs / "wide", tmp_path / "other")
     rows = read_csv(other / PREDICTIONS)
     for row in rows[:2]:
         row["class"] = str((int(row["class"]) + 1) % 10)
     write_csv(other / PREDICTIONS, [rows[0], *(row.values() for row in rows[:-1])])
     test = compared(runs / "tuned-0", other)
-    first = {row["path"]: row["class"] == row["predicted"] for row in read_csv(runs / "tuned-0" / PREDICTIONS)}
+    first = {
+        row["path"]: row["class"] == row["predicted"]
+        for row in read_csv(runs / "tuned-0" / PREDICTIONS)
+    }
     both = rows[2:-1]
     lead = sum(first[row["path"]] - (row["class"] == row["predicted"]) for row in both)
     assert test["images"] == len(both) == 357 and test["points"] == pytest.approx(100 * lead / 357)
@@ -121,12 +145,21 @@ def test_curves_and_sizes_of_several_runs_are_in_one_picture(runs, tmp_path, mon
     (axis,) = epochs.axes
     assert axis.get_title() == "digits"
     for curve, name in zip(axis.containers, ("tuned-0", "wide"), strict=True):
-        records = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-        points = [(epoch, record["top1"]) for epoch, record in enumerate(records, 1) if "top1" in record]
-        assert curve.get_label() == name and [*zip(*curve.lines[0].get_data(), strict=True)] == points
+        records = [
+            json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        points = [
+            (epoch, record["top1"]) for epoch, record in enumerate(records, 1) if "top1" in record
+        ]
+        assert (
+            curve.get_label() == name and [*zip(*curve.lines[0].get_data(), strict=True)] == points
+        )
     (axis,) = sizes.axes
     starts = {curve.get_label(): curve.lines[0].get_ydata().tolist() for curve in axis.containers}
-    assert starts == {"idmm": [result(runs / "tuned-0")["top1"]], "scratch": [result(runs / "wide")["top1"]]}
+    assert starts == {
+        "idmm": [result(runs / "tuned-0")["top1"]],
+        "scratch": [result(runs / "wide")["top1"]],
+    }
 
 
 def test_names_are_text(page, runs, tmp_path):
@@ -137,7 +170,9 @@ def test_names_are_text(page, runs, tmp_path):
     (run / "explore").mkdir()
     Image.new("RGB", (30, 20), "red").save(run / "explore" / "duplicates.png")
     text = Reader(reported(tmp_path / "out", run))
-    assert text.all("img") and "a\ufffd\ufffd" in text.text and "idmm explore: duplicates" in text.text
+    assert (
+        text.all("img") and "a\ufffd\ufffd" in text.text and "idmm explore: duplicates" in text.text
+    )
 
 
 def test_folders_that_hold_runs(runs, tmp_path, capsys):
@@ -151,7 +186,9 @@ def test_folders_that_hold_runs(runs, tmp_path, capsys):
     (train / "scratch" / "config.yaml").write_text("")
     (train / "train.json").write_text("{}")
     found, notes = finished_runs([str(train)])
-    assert found == [train, train / "stage1"] and notes == [f"{train / 'scratch'} is skipped: it is not finished"]
+    assert found == [train, train / "stage1"] and notes == [
+        f"{train / 'scratch'} is skipped: it is not finished"
+    ]
     assert finished_runs([str(held)]) == ([held / "a", *found], notes)
     text = Reader(reported(tmp_path / "out", held))
     assert notes[0] in capsys.readouterr().err and notes[0] in text.text
@@ -167,21 +204,33 @@ def test_what_is_refused(runs, tmp_path, capsys):
         unfinished: "not finished. Repeat the command to resume it",
     }  # fmt: skip
     said = refused(capsys, ["report", *wanted, "--out", tmp_path / "out"])
-    assert said == [f"runs: '{path}': {words}" for path, words in wanted.items()] and not (tmp_path / "out").exists()
+    assert (
+        said == [f"runs: '{path}': {words}" for path, words in wanted.items()]
+        and not (tmp_path / "out").exists()
+    )
 
 
 def test_many_comparisons_are_adjusted(runs, tmp_path):
-    """Of 40 images the second run loses 7 and wins none: p is 0.016. One of ten such tests on a page is chance."""
+    """Of 40 images the second run loses 7 and wins none: p is 0.016. One of ten such tests on a
+    page is chance."""
     rows = [(f"{number}.png", "a", "a", 0.9) for number in range(40)]
     folders = []
     for number in range(11):
         folders.append(shutil.copytree(runs / "wide", tmp_path / f"run{number}"))
         wrong = 7 if number == 1 else number % 3
         answers = [(*row[:2], "b" if i < wrong else "a", row[3]) for i, row in enumerate(rows)]
-        write_csv(folders[-1] / "predictions.csv", [("path", "class", "predicted", "probability"), *answers])
-    alone, many = (Reader(reported(tmp_path / "out", *some)).text for some in (folders[:2], folders))
+        write_csv(
+            folders[-1] / "predictions.csv",
+            [("path", "class", "predicted", "probability"), *answers],
+        )
+    alone, many = (
+        Reader(reported(tmp_path / "out", *some)).text for some in (folders[:2], folders)
+    )
     assert "run0 run1 40 +17.5 0.016 run0 is better" in alone
-    assert "run0 run1 40 +17.5 0.16 the difference may be chance" in many and "is better" not in many.replace("'is", "")
+    assert (
+        "run0 run1 40 +17.5 0.16 the difference may be chance" in many
+        and "is better" not in many.replace("'is", "")
+    )
     assert "Holm" in many
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06]) and holm([]) == []
     assert holm([0.6, 0.001, 0.7]) == pytest.approx([1.0, 0.003, 1.0])
@@ -199,20 +248,29 @@ def test_images_in_groups_are_compared_by_groups():
     assert found["p"] == pytest.approx(np.mean([each >= abs(sum(sums)) for each in flipped]))
     assert found["points"] == pytest.approx(100 * sum(sums) / 40) and sum(sums) > 0
     alike = {n: n // 5 % 2 == 0 for n in groups}  # each patient's images are all right or all wrong
-    assert mcnemar(alike, {n: not right for n, right in alike.items()}, groups) == {"points": 0.0, "p": 1.0}
-    assert mcnemar(alike, alike | {0: False}, groups) == {"points": 2.5, "p": 1.0}, "one group differs"
+    assert mcnemar(alike, {n: not right for n, right in alike.items()}, groups) == {
+        "points": 0.0,
+        "p": 1.0,
+    }
+    assert mcnemar(alike, alike | {0: False}, groups) == {"points": 2.5, "p": 1.0}, (
+        "one group differs"
+    )
 
 
 def test_without_groups_it_is_mcnemars():
-    one, other = {n: n < 15 for n in range(20)}, {n: n >= 12 for n in range(20)}
+    one = {n: n < 15 for n in range(20)}
+    other = {n: n >= 12 for n in range(20)}
     assert mcnemar(one, other)["p"] == pytest.approx(scipy.stats.binomtest(12, 17).pvalue)
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """Figures that were saved, as objects."""
-    kept, save = [], grid_pictures.save
-    monkeypatch.setattr(grid_pictures, "save", lambda figure, path: (kept.append(figure), save(figure, path)))
+    kept = []
+    save = grid_pictures.save
+    monkeypatch.setattr(
+        grid_pictures, "save", lambda figure, path: (kept.append(figure), save(figure, path))
+    )
     return kept
 
 
@@ -221,7 +279,8 @@ def table(cells):
 
 
 def broken():
-    """Flowers' failed on pets, dtd's is missing on flowers, and one of two seeds of scratch failed on flowers."""
+    """Flowers' failed on pets, dtd's is missing on flowers, and one of two seeds of scratch failed
+    on flowers."""
     cells = changed(full(3, ("idmm",), 2, 2), failed, source="flowers", target="pets")
     cells = changed(cells, missing, source="dtd", target="flowers")
     return changed(cells, failed, source="scratch", target="flowers", seed=1)
@@ -242,7 +301,9 @@ def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
         means = [found.mean("net", row, target) for row in found.rows]
         lengths = [bar.get_width() for bar in axis.patches]
         assert lengths == [mean for mean in means if mean is not None]
-        assert [text for text in shown if text[0].isdigit()] == [f"{length:.1f}" for length in lengths]
+        assert [text for text in shown if text[0].isdigit()] == [
+            f"{length:.1f}" for length in lengths
+        ]
         bold = [text.get_text().split()[0] for text in axis.texts if text.get_weight() == "bold"]
         assert bold == [f"{max(lengths):.1f}"]
     flowers, pets = ([text.get_text() for text in axis.texts] for axis in drawn[0].axes)
@@ -251,7 +312,10 @@ def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
 
 def test_bars_of_one_source_are_named_by_method(tmp_path, drawn):
     cells = full(2, ("idmm", "simclr"), 2, 1)
-    grid_pictures.bars(table([one for one in cells if one["source"] in ("scratch", one["target"])]), tmp_path / "a.png")
+    grid_pictures.bars(
+        table([one for one in cells if one["source"] in ("scratch", one["target"])]),
+        tmp_path / "a.png",
+    )
     assert named_rows(drawn[0]) == [["from scratch", "idmm", "simclr"], []]
 
 
@@ -264,7 +328,10 @@ def test_accuracy_over_parameters(tmp_path, monkeypatch):
     found = table(cells)
     grid_pictures.parameters(found, tmp_path / "a.png")
     for axis, target in zip(figures[0].axes, found.targets, strict=True):
-        assert [label.get_text() for label in axis.get_xticklabels()] == ["tiny\n0.772 M", "larger\n44.7 M"]
+        assert [label.get_text() for label in axis.get_xticklabels()] == [
+            "tiny\n0.772 M",
+            "larger\n44.7 M",
+        ]
         for curve, row in zip(axis.containers, found.rows, strict=True):
             assert curve.get_label() == {"scratch": "from scratch", "flowers": "idmm"}[row.source]
             expected = [found.mean(name, row, target) for name in sizes]

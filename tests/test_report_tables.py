@@ -19,7 +19,8 @@ from idmm.report.table import SCRATCH, Row, Table
 
 HOSTILE = ["<script>alert(1)</script> a_b & c%", "[2] *|--`\n\"' $x^2$ {~} \\end{tabular} #1"]
 HEADER = "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status"
-WITH, WITHOUT = {"source": "flowers", "method": "idmm"}, {"source": "scratch", "method": "none"}
+WITH = {"source": "flowers", "method": "idmm"}
+WITHOUT = {"source": "scratch", "method": "none"}
 
 
 def table(cells, protocol="finetune"):
@@ -41,7 +42,11 @@ def csv_text(cells, protocol="finetune", **orders):
 def test_runs_of_one_pretraining_are_no_independent_draws():
     """Two pretrainings, three fine-tunings of each: the interval is that of two means."""
     values = {0: (90.0, 90.2, 90.1), 1: (92.0, 92.2, 92.1)}
-    cells = [cell(pretrain_seed=p, seed=s, top1=v) for p, some in values.items() for s, v in enumerate(some)]
+    cells = [
+        cell(pretrain_seed=p, seed=s, top1=v)
+        for p, some in values.items()
+        for s, v in enumerate(some)
+    ]
     found = seed_stats(cells)
     assert (found.n, found.units) == (6, 2)
     assert found.variance == pytest.approx(stats.sem([90.1, 92.1]) ** 2)
@@ -52,15 +57,22 @@ def test_runs_of_one_pretraining_are_no_independent_draws():
 
 
 def test_gain_over_scratch_is_of_the_same_backbone_and_target():
-    with_it, without = (80.0, 82.0, 81.5), (60.0, 61.0)
+    with_it = (80.0, 82.0, 81.5)
+    without = (60.0, 61.0)
     elsewhere = runs([10.0], **WITHOUT, target="cars") + runs([20.0], **WITHOUT, backbone="other")
     found = table(runs(with_it) + runs(without, **WITHOUT) + elsewhere)
     gain = found.cells["net", Row(**WITH), "pets"].gain
     assert gain.value == pytest.approx(statistics.mean(with_it) - 60.5)
     interval = stats.ttest_ind(with_it, without).confidence_interval()
     assert gain.interval == pytest.approx(tuple(interval)) and gain.excludes_zero
-    assert found.cells["net", SCRATCH, "pets"].gain is None and ("other", Row(**WITH), "pets") not in found.cells
-    for values, scratch, wanted in (([80.0] * 2, [60.0] * 2, (20.0, (20.0, 20.0))), ([80.0], [60.0], (20.0, None))):
+    assert (
+        found.cells["net", SCRATCH, "pets"].gain is None
+        and ("other", Row(**WITH), "pets") not in found.cells
+    )
+    for values, scratch, wanted in (
+        ([80.0] * 2, [60.0] * 2, (20.0, (20.0, 20.0))),
+        ([80.0], [60.0], (20.0, None)),
+    ):
         same = table(runs(values) + runs(scratch, **WITHOUT))
         assert same.cells["net", Row(**WITH), "pets"].gain == wanted
 
@@ -75,7 +87,10 @@ def test_seeds_of_a_column_tell_together_how_far_they_move_a_number():
     column = together({name: seed_stats(runs(some, source=name)) for name, some in values.items()})
     square = sum(np.var(some) * len(some) for some in values.values()) / 3
     for name, some in values.items():
-        assert (column[name].variance, column[name].freedom) == (pytest.approx(square / len(some)), 3)
+        assert (column[name].variance, column[name].freedom) == (
+            pytest.approx(square / len(some)),
+            3,
+        )
     half = stats.t.ppf(0.975, 3) * np.sqrt(square * (1 / 2 + 1))
     assert difference(column["a"], column["c"]) == (21.0, pytest.approx((21 - half, 21 + half)))
     # means of three fine-tunings do not move as single ones do
@@ -83,21 +98,31 @@ def test_seeds_of_a_column_tell_together_how_far_they_move_a_number():
     column = together({"a": seed_stats(means), "b": seed_stats(runs([1.0, 9.0]))})
     assert [one.variance for one in column.values()] == [0.25, 16.0]
     column = together({"a": seed_stats(means), "b": seed_stats(runs([1.0]))})
-    assert [(one.variance, one.freedom) for one in column.values()] == [(0.25, 1), (0.5, 1)], "better than nothing"
+    assert [(one.variance, one.freedom) for one in column.values()] == [(0.25, 1), (0.5, 1)], (
+        "better than nothing"
+    )
 
 
 def test_test_images_are_in_the_interval_also_of_a_single_run():
     """Newcombe's paper has this example: 56 of 70 against 48 of 80, 0.2000 (0.0524 to 0.3339)."""
-    one, other = (seed_stats([cell(top1=100 * h / n, test_size=n)]) for h, n in ((56, 70), (48, 80)))
+    one, other = (
+        seed_stats([cell(top1=100 * h / n, test_size=n)]) for h, n in ((56, 70), (48, 80))
+    )
     found = difference(one, other)
-    assert found.value == pytest.approx(20.0) and found.interval == pytest.approx((5.24, 33.39), abs=0.005)
+    assert found.value == pytest.approx(20.0) and found.interval == pytest.approx(
+        (5.24, 33.39), abs=0.005
+    )
     own = seed_stats([cell(top1=80.0, test_size=70, top1_interval=[70.0, 85.0])])
     assert own.images == (10.0, 5.0), "what the run says itself goes first"
     # with seeds beside, lengths add up as standard errors do
-    both = [[{**run, "test_size": 100} for run in runs(some)] for some in ((50.0, 54.0), (40.0, 44.0))]
+    both = [
+        [{**run, "test_size": 100} for run in runs(some)] for some in ((50.0, 54.0), (40.0, 44.0))
+    ]
     found = difference(*together({n: seed_stats(some) for n, some in enumerate(both)}).values())
     seeds = stats.t.ppf(0.975, 2) * np.sqrt(8.0)
-    images = [difference(*(seed_stats([cell(top1=m, test_size=100)]) for m in (52.0, 42.0))).interval]
+    images = [
+        difference(*(seed_stats([cell(top1=m, test_size=100)]) for m in (52.0, 42.0))).interval
+    ]
     assert found.interval[0] == pytest.approx(10 - np.hypot(seeds, 10 - images[0][0]), abs=0.05)
 
 
@@ -106,7 +131,12 @@ def best(found):
 
 
 def test_best_of_column_only_where_the_runs_show_it():
-    values = {("scratch", "none"): 50.0, ("a", "idmm"): 90.0, ("a", "simclr"): 70.0, ("b", "idmm"): 87.0}
+    values = {
+        ("scratch", "none"): 50.0,
+        ("a", "idmm"): 90.0,
+        ("a", "simclr"): 70.0,
+        ("b", "idmm"): 87.0,
+    }
     cells = [cell(*row, top1=value, test_size=2000) for row, value in values.items()]
     found = table(cells)
     assert best(found) == [("a", "idmm")]
@@ -116,7 +146,8 @@ def test_best_of_column_only_where_the_runs_show_it():
 
 
 def collapsed(**fields):
-    """Ten runs of two sources by two methods: nearly all say one class, as 15.6 % of 96 test images are."""
+    """Ten runs of two sources by two methods: nearly all say one class, as 15.6 % of 96 test images
+    are."""
     draw = np.random.default_rng(0)
     rows = [("scratch", "none"), *((s, m) for s in ("stamps", "coins") for m in ("idmm", "simclr"))]
     return [
@@ -126,7 +157,8 @@ def collapsed(**fields):
 
 
 def test_runs_that_say_one_class_crown_nothing():
-    """In every format: a sign with a footnote, no best source, no bold, no gain without interval."""
+    """In every format: a sign with a footnote, no best source, no bold, no gain without
+    interval."""
     found = table(collapsed())
     assert all(one.no_better for one in found.cells.values()) and not best(found)
     for name in ("grid.md", "grid.html"):
@@ -140,7 +172,9 @@ def test_runs_that_say_one_class_crown_nothing():
     html = render.page(Path("none"), sections.sections(grid(collapsed())))
     assert html.count('<span class="sign"> ‡</span>') == 10
     text = rendered("grid.tex", collapsed())
-    assert text.count(r"\rlap{$^\ddagger$}") == 10 and text.count(r"$^\ddagger$") == 10 + 1, "numbers stay in line"
+    assert text.count(r"\rlap{$^\ddagger$}") == 10 and text.count(r"$^\ddagger$") == 10 + 1, (
+        "numbers stay in line"
+    )
     better = rendered("grid.md", [{**one, "top1": 60.0} for one in collapsed()])
     assert "‡" not in better and "undecided: stamps, idmm; stamps, simclr; coins" in better
 
@@ -162,9 +196,16 @@ def test_csv_is_one_line_a_run():
 def paper():
     """A corner of Table 5, with what may go wrong."""
     cells = runs([76.0, 76.6], source="scratch", method="none", target="flowers")
-    cells += runs([92.2, 92.6], target="flowers") + runs([90.0, 90.2], method="simclr", target="flowers")
-    cells += runs([94.0, 94.0], source="pets", target="flowers") + [cell("pets", "simclr", target="flowers", top1=89.9)]
-    cells += [failed(source="pets", method="simclr", target="flowers", seed=1), cell(target="cub", top1=None)]
+    cells += runs([92.2, 92.6], target="flowers") + runs(
+        [90.0, 90.2], method="simclr", target="flowers"
+    )
+    cells += runs([94.0, 94.0], source="pets", target="flowers") + [
+        cell("pets", "simclr", target="flowers", top1=89.9)
+    ]
+    cells += [
+        failed(source="pets", method="simclr", target="flowers", seed=1),
+        cell(target="cub", top1=None),
+    ]
     cells += [failed(method="simclr", target="cub", seed=seed) for seed in (0, 1)]
     return cells
 
@@ -190,12 +231,20 @@ def test_marks_and_n_in_markdown_and_latex():
 
 
 def test_one_meaning_of_plus_minus():
-    """The standard deviation, in every format. Cells of two seeds count as such if most have one."""
-    cells = runs([20.0, 42.8], target="flowers") + [cell("pets", target="flowers", top1=22.1, test_size=1234)]
+    """The standard deviation, in every format. Cells of two seeds count as such if most have
+    one."""
+    cells = runs([20.0, 42.8], target="flowers") + [
+        cell("pets", target="flowers", top1=22.1, test_size=1234)
+    ]
     cells += runs([30.0], source="scratch", method="none", target="flowers")
     for name in ("grid.md", "grid.tex", "grid.html"):
-        text = " ".join(rendered(name, cells).replace(r"$\pm$", "±").replace(r"$\,\pm\,$", " ± ").split())
-        assert "mean ± standard deviation over n = 2 runs, another n if noted. Test images: flowers 1,234." in text
+        text = " ".join(
+            rendered(name, cells).replace(r"$\pm$", "±").replace(r"$\,\pm\,$", " ± ").split()
+        )
+        assert (
+            "mean ± standard deviation over n = 2 runs, another n if noted. Test images: flowers 1,234."
+            in text
+        )
         assert "31.4 ± 16.1" in text and "one run each" not in text
         assert set(re.findall(r"± ([\d.]+)", text)) == {"16.1"}
     text = rendered("grid.md", cells)
@@ -221,7 +270,9 @@ def structure(text, columns):
     inside = [("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")]
     assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == inside
     body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
-    lines = [line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+    lines = [
+        line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line
+    ]
     for line in lines:
         assert len(re.findall(r"(?<!\\)&", line)) == columns - 1, line
         assert not re.search(r"(?<!\\)[#%_]", line) and not re.match(r"\s*[\[*]", line), line
@@ -242,7 +293,9 @@ def test_hostile_labels_stay_text(label):
     assert "<script>alert" not in render.page(Path("none"), sections.sections(grid(cells)))
     for line in lines:
         assert len(re.findall(r"(?<!\\)\|", line)) == 4, line
-    assert [row["source"] for row in csv.DictReader(io.StringIO(csv_text(cells)))][1:] == [label] * 3
+    assert [row["source"] for row in csv.DictReader(io.StringIO(csv_text(cells)))][1:] == [
+        label
+    ] * 3
 
 
 def test_a_best_source_has_its_lead_or_none_is_shown():
@@ -254,7 +307,9 @@ def test_a_best_source_has_its_lead_or_none_is_shown():
         assert "none shown above scratch, highest: a, idmm" in said
         assert "−5.0 (−6.6 to −3.4)" in said
         few = [{**one, "test_size": 200} for one in worse]
-        assert "undecided" not in rendered(name, few), "what is shown to be worse than from scratch is no candidate"
+        assert "undecided" not in rendered(name, few), (
+            "what is shown to be worse than from scratch is no candidate"
+        )
         tied = " ".join(rendered(name, [*few[:-1], {**few[-1], "top1": 88.0}]).split())
         assert (
             "none shown above scratch, undecided: a, idmm; a, simclr; c, idmm" in tied
@@ -266,7 +321,9 @@ def test_a_best_source_has_its_lead_or_none_is_shown():
     assert "no interval" in rendered("grid.md", [cell(), cell("scratch", "none")])
 
 
-@pytest.mark.parametrize("cells", [[], [failed(), failed(seed=1)], [cell()], [missing()], paper()], ids=len)
+@pytest.mark.parametrize(
+    "cells", [[], [failed(), failed(seed=1)], [cell()], [missing()], paper()], ids=len
+)
 def test_report_never_fails(tmp_path, cells):
     given = grid(cells)
     text = render.write(tmp_path, given)

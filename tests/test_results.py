@@ -1,4 +1,5 @@
-"""What fine-tuning reports beside its accuracy, the weights that it keeps, and classes of unequal size."""
+"""What fine-tuning reports beside its accuracy, the weights that it keeps, and classes of unequal
+size."""
 
 import json
 
@@ -33,7 +34,12 @@ BEST = dict(
     train__lr=0.03, train__warmup_epochs=0,
 )  # fmt: skip
 UNEQUAL = dict(
-    data__name="folder", data__subset=None, stages=None, train__size=16, train__epochs=12, train__batch_size=24
+    data__name="folder",
+    data__subset=None,
+    stages=None,
+    train__size=16,
+    train__epochs=12,
+    train__batch_size=24,
 )
 
 
@@ -44,13 +50,18 @@ def outcome(out):
 
 @pytest.fixture(scope="module")
 def best(tmp_path_factory):
-    """A run that keeps its best weights, and the averaged weights after each epoch of its second stage."""
-    out, after, end = tmp_path_factory.mktemp("best") / "run", [], loop.Loop._end_epoch
+    """A run that keeps its best weights, and the averaged weights after each epoch of its second
+    stage."""
+    out = tmp_path_factory.mktemp("best") / "run"
+    after = []
+    end = loop.Loop._end_epoch
 
     def watched(loop, epoch):
         end(loop, epoch)
         if loop.plan.phase.number == 2:
-            after.append({name: tensor.clone() for name, tensor in loop.exported.state_dict().items()})
+            after.append(
+                {name: tensor.clone() for name, tensor in loop.exported.state_dict().items()}
+            )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Loop, "_end_epoch", watched)
@@ -60,7 +71,8 @@ def best(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unequal(tmp_path_factory):
-    """A run on 22 images of one class and 2 of another, its name in other letters; 4 test images."""
+    """A run on 22 images of one class and 2 of another, its name in other letters; 4 test
+    images."""
     folder = tmp_path_factory.mktemp("unequal")
     root = tree(folder / "images", train={"dog, big": 22, "кот": 2}, test={"dog, big": 3, "кот": 1})
     assert inside("finetune", folder / "run", **UNEQUAL, data__root=str(root)) == 0
@@ -72,26 +84,40 @@ def test_the_result_has_the_parameters_with_and_without_classifier(unequal):
     found = result(out)
     for key, name in {"params": "model", "backbone_params": "backbone"}.items():
         weights = safetensors.torch.load_file(out / f"{name}.safetensors")
-        assert found[key] == sum(tensor.numel() for tensor in weights.values()), "this network has no buffers"
+        assert found[key] == sum(tensor.numel() for tensor in weights.values()), (
+            "this network has no buffers"
+        )
     assert found["params"] > found["backbone_params"]
 
 
 def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     _, out = unequal
-    found, rows = result(out), read_csv(out / "per_class.csv")
-    assert [row["class"] for row in rows] == ["dog, big", "кот"] and [row["images"] for row in rows] == ["3", "1"]
+    found = result(out)
+    rows = read_csv(out / "per_class.csv")
+    assert [row["class"] for row in rows] == ["dog, big", "кот"] and [
+        row["images"] for row in rows
+    ] == ["3", "1"]
     hits = [int(row["correct"]) for row in rows]
     assert found["top1"] == pytest.approx(25 * sum(hits))
     assert found["mean_per_class"] == pytest.approx(100 * (hits[0] / 3 + hits[1]) / 2)
     assert found["top1_interval"] == pytest.approx(wilson_interval(sum(hits), 4))
-    assert found["largest_class"] == 75 and 0 <= found["baseline_top1"] <= 100 and "kept_epoch" not in found
+    assert (
+        found["largest_class"] == 75
+        and 0 <= found["baseline_top1"] <= 100
+        and "kept_epoch" not in found
+    )
     for row, right, images, other in zip(rows, hits, (3, 1), ("кот", "dog, big"), strict=True):
         wrong = images - right
         assert float(row["accuracy"]) == pytest.approx(100 * right / images, abs=0.01)
-        assert (row["most_confused_with"], row["times"]) == ((other, str(wrong)) if wrong else ("", ""))
+        assert (row["most_confused_with"], row["times"]) == (
+            (other, str(wrong)) if wrong else ("", "")
+        )
     text = logged(out)
     low, high = found["top1_interval"]
-    assert f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {found['mean_per_class']:.2f}, " in text
+    assert (
+        f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {found['mean_per_class']:.2f}, "
+        in text
+    )
     assert f"largest class 75.00, the baseline {found['baseline_top1']:.2f} by 24 images" in text
     assert "than always predicting the largest class (75.0 %)" in text
     with Image.open(out / "confusion.png") as picture:
@@ -99,7 +125,8 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
 
 
 def test_mistakes_are_listed_and_drawn(unequal):
-    """All wrong answers of predictions.csv, the most confident first, with a row of thumbnails per pair of classes."""
+    """All wrong answers of predictions.csv, the most confident first, with a row of thumbnails per
+    pair of classes."""
     _, out = unequal
     answers = [row for row in read_csv(out / "predictions.csv") if row["class"] != row["predicted"]]
     answers.sort(key=lambda row: -float(row["probability"]))
@@ -121,7 +148,8 @@ def test_without_mistakes_nothing_is_drawn(unequal, tmp_path):
 
 
 def test_the_split_is_a_list_that_labels_read(tmp_path):
-    """A run with split.csv, one label corrected in it, is tested on the same images as the run that wrote it."""
+    """A run with split.csv, one label corrected in it, is tested on the same images as the run that
+    wrote it."""
     root = tree(tmp_path / "d", train={"cat": 10, "dog": 10})
     options = dict(UNEQUAL, train__epochs=1, data__root=str(root))
     assert inside("finetune", tmp_path / "a", **options, data__val_fraction=0.3) == 0
@@ -130,9 +158,17 @@ def test_the_split_is_a_list_that_labels_read(tmp_path):
     text = (tmp_path / "a/split.csv").read_text()
     name = next(row["path"] for row in rows if row["split"] == "test" and row["class"] == "cat")
     (tmp_path / "corrected.csv").write_text(text.replace(f"{name},cat", f"{name},dog"))
-    assert inside("finetune", tmp_path / "b", **options, data__labels=str(tmp_path / "corrected.csv")) == 0
-    tested = [{row["path"]: row["class"] for row in read_csv(tmp_path / of / "predictions.csv")} for of in "ab"]
-    assert tested[0].keys() == tested[1].keys() and [name] == [n for n in tested[0] if tested[0][n] != tested[1][n]]
+    assert (
+        inside("finetune", tmp_path / "b", **options, data__labels=str(tmp_path / "corrected.csv"))
+        == 0
+    )
+    tested = [
+        {row["path"]: row["class"] for row in read_csv(tmp_path / of / "predictions.csv")}
+        for of in "ab"
+    ]
+    assert tested[0].keys() == tested[1].keys() and [name] == [
+        n for n in tested[0] if tested[0][n] != tested[1][n]
+    ]
     assert (tmp_path / "b/split.csv").read_text() == (tmp_path / "corrected.csv").read_text()
 
 
@@ -147,9 +183,14 @@ def test_classes_of_unequal_size_can_weigh_the_same(unequal, tmp_path):
 def test_what_is_undefined_is_not_zero(tmp_path):
     """The accuracy of a class without test images, and kNN without labels on one of the sides."""
     root = tree(tmp_path / "d", train={"a": 6, "b": 6, "c": 6}, test={"a": 3, "b": 3})
-    rows = [f"{path.relative_to(root)},{path.parent.name},{path.parts[-3]}" for path in sorted(root.rglob("*.png"))]
+    rows = [
+        f"{path.relative_to(root)},{path.parent.name},{path.parts[-3]}"
+        for path in sorted(root.rglob("*.png"))
+    ]
     (tmp_path / "labels.csv").write_text("\n".join(["path,class,split", *rows]))
-    run = dict(UNEQUAL, data__root=str(root), data__labels=str(tmp_path / "labels.csv"), train__epochs=1)
+    run = dict(
+        UNEQUAL, data__root=str(root), data__labels=str(tmp_path / "labels.csv"), train__epochs=1
+    )
     assert inside("finetune", tmp_path / "run", **run) == 0
     *others, third = read_csv(tmp_path / "run/per_class.csv")
     assert (third["class"], third["images"], third["accuracy"]) == ("c", "0", "")
@@ -171,7 +212,9 @@ def test_a_run_in_bf16_is_evaluated_as_predict_does(unequal, tmp_path):
     assert inside("finetune", tmp_path / "run", **run) == 0
     rows = read_csv(tmp_path / "run/predictions.csv")
     classifier = load_classifier(tmp_path / "run")
-    for row, found in zip(rows, classifier.predict([root / row["path"] for row in rows]), strict=True):
+    for row, found in zip(
+        rows, classifier.predict([root / row["path"] for row in rows]), strict=True
+    ):
         assert found.label == row["predicted"]
         assert found.probability == pytest.approx(float(row["probability"]), abs=2e-5)
 
@@ -187,7 +230,8 @@ def test_remarks():
     assert "(37.7 to 62.3), than always predicting the largest class (50.0 %)" in named
     assert len(said(37)) == 1 and said(38) == [], "49.0 and 50.7 are the lower bounds"
     assert (
-        "takes seconds (80.0 %, fitted to 50 of 99 training images)" in said(48, baseline_top1=80.0)[0]
+        "takes seconds (80.0 %, fitted to 50 of 99 training images)"
+        in said(48, baseline_top1=80.0)[0]
         and said(48, baseline_top1=79.0) == []
     )
 
@@ -207,7 +251,9 @@ def test_the_best_on_val_is_what_is_exported_and_reported(best):
     model = timm.create_model(info["name"], **info["kwargs"]).eval()
     model.load_state_dict(exported)
     test = list_images(config.Data(val_fraction=0.2), labelled=True).test
-    images = torch.stack([torch.from_numpy(CentreCrop(24, 0.875)(i)).permute(2, 0, 1) for i in test.items])
+    images = torch.stack(
+        [torch.from_numpy(CentreCrop(24, 0.875)(i)).permute(2, 0, 1) for i in test.items]
+    )
     mean, std = (torch.tensor(info[name]).view(3, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
         right = model((images / 255 - mean) / std).argmax(1).numpy() == test.labels
@@ -216,8 +262,13 @@ def test_the_best_on_val_is_what_is_exported_and_reported(best):
 
 @pytest.mark.parametrize("place", ["before the best", "after the best", "at the end"])
 def test_a_stopped_run_keeps_the_same(place, best, tmp_path, monkeypatch):
-    whole, kept = best[0], result(best[0])["kept_epoch"]
-    at = {"before the best": (2, 0, 2), "after the best": (2, kept, 1), "at the end": (2, EPOCHS, 0)}[place]
+    whole = best[0]
+    kept = result(best[0])["kept_epoch"]
+    at = {
+        "before the best": (2, 0, 2),
+        "after the best": (2, kept, 1),
+        "at the end": (2, EPOCHS, 0),
+    }[place]
     stop_at(monkeypatch, *at)
     assert inside("finetune", tmp_path / "run", **BEST) == 130
     monkeypatch.undo()
@@ -232,7 +283,10 @@ def test_best_by_what_is_reported_is_refused(tmp_path, capsys):
     line += "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
     assert refused(capsys, ["finetune", *argv])[-1] == line
     assert not (tmp_path / "run/last/state.pt").exists()
-    tuning = {**transfers.GRID["finetune"], "train": {**transfers.GRID["finetune"]["train"], "keep": "best"}}
+    tuning = {
+        **transfers.GRID["finetune"],
+        "train": {**transfers.GRID["finetune"]["train"], "keep": "best"},
+    }
     grid = transfers.write(tmp_path / "grid.yaml", finetune=tuning)
     wanted = [f"targets 'digits': {line}"]  # the same of 'other' is not repeated
     assert refused(capsys, ["transfer", "--config", grid, "--out", tmp_path / "grid"]) == wanted
@@ -248,20 +302,31 @@ def test_balanced_weights_are_scikit_learns():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("epoch", "alpha"), [(0, 0.5), (1, 0.5), (0, 0.0)], ids=["Mixup", "CutMix", "no mixing"])
+@pytest.mark.parametrize(
+    ("epoch", "alpha"), [(0, 0.5), (1, 0.5), (0, 0.0)], ids=["Mixup", "CutMix", "no mixing"]
+)
 def test_loss_against_a_naive_loop(epoch, alpha, weighted):
     model = backbone(num_classes=3)
-    method = Finetune(model, config.Augment(mixup_alpha=alpha, cutmix_alpha=alpha, label_smoothing=0.1)).eval()
+    method = Finetune(
+        model, config.Augment(mixup_alpha=alpha, cutmix_alpha=alpha, label_smoothing=0.1)
+    ).eval()
     if weighted:
         method.class_weight = balanced_weights(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 3)
     generator = torch.Generator().manual_seed(0)
-    given = {"images": torch.randn(5, 3, 16, 16, generator=generator), "label": torch.tensor([0, 2, 1, 0, 2])}
+    given = {
+        "images": torch.randn(5, 3, 16, 16, generator=generator),
+        "label": torch.tensor([0, 2, 1, 0, 2]),
+    }
 
     def naive(method, given):
-        images, label = given["images"], given["label"]
+        images = given["images"]
+        label = given["label"]
         mix = method._draw(images, epoch, numpy_rng(5, "mixing"))
-        assert mix is None if alpha == 0 else (mix.box is None) == (epoch % 2 == 0), "Mixup on even epochs"
-        mixed, loss = images.clone(), 0.0
+        assert mix is None if alpha == 0 else (mix.box is None) == (epoch % 2 == 0), (
+            "Mixup on even epochs"
+        )
+        mixed = images.clone()
+        loss = 0.0
         for i in range(5) if mix else ():
             other = images[mix.partner[i]]
             if mix.box is None:
@@ -271,11 +336,17 @@ def test_loss_against_a_naive_loop(epoch, alpha, weighted):
                 mixed[i, :, top:bottom, left:right] = other[:, top:bottom, left:right]
         log_p = model(mixed).log_softmax(1)
         for i in range(5):
-            shares = [(1.0, label[i])] if mix is None else [(mix.lam, label[i]), (1 - mix.lam, label[mix.partner[i]])]
+            shares = (
+                [(1.0, label[i])]
+                if mix is None
+                else [(mix.lam, label[i]), (1 - mix.lam, label[mix.partner[i]])]
+            )
             for share, of in shares:
                 target = [0.9 * (k == of) + 0.1 / 3 for k in range(3)]
                 weight = 8 / (3 * [5, 2, 1][of]) if weighted else 1.0
-                loss = loss - share * weight * sum(t * log_p[i, k] for k, t in enumerate(target)) / 5
+                loss = (
+                    loss - share * weight * sum(t * log_p[i, k] for k, t in enumerate(target)) / 5
+                )
         return loss
 
     assert_same_loss(method, given, naive, epoch=epoch, rtol=1e-4, atol=1e-6)

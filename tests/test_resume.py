@@ -1,4 +1,5 @@
-"""A run killed, interrupted or starved at any moment ends as if nothing had happened, or says in one line why not."""
+"""A run killed, interrupted or starved at any moment ends as if nothing had happened, or says in
+one line why not."""
 
 import errno
 import json
@@ -12,7 +13,18 @@ import pytest
 import torch
 import yaml
 from folders import paint, tree
-from helpers import STAGES, call, inside, metrics, outside, same, start, state, state_file, temporary
+from helpers import (
+    STAGES,
+    call,
+    inside,
+    metrics,
+    outside,
+    same,
+    start,
+    state,
+    state_file,
+    temporary,
+)
 
 from idmm.errors import Interrupted
 from idmm.files import Lock
@@ -21,7 +33,8 @@ from idmm.methods.idmm import IDMM
 from idmm.training import loop
 
 METHODS = {"pretrain": IDMM, "finetune": Finetune}
-PLACE = {"pretrain": (1, 1, 2), "finetune": (2, 0, 2)}  # stage, epoch and step at which runs are cut: in mid-epoch
+# stage, epoch and step at which runs are cut: in mid-epoch
+PLACE = {"pretrain": (1, 1, 2), "finetune": (2, 0, 2)}
 BOTH = pytest.mark.parametrize("stage", list(STAGES))
 ORIGINAL_SAVE = loop.Loop._save
 CPU_MEMORY = "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: 99 bytes."
@@ -67,7 +80,9 @@ def stamp(path):
 
 def snapshot(out):
     """Every file of a run but the log and the lock, with its time and content."""
-    kept = [path for path in out.rglob("*") if path.is_file() and path.suffix not in (".txt", ".lock")]
+    kept = [
+        path for path in out.rglob("*") if path.is_file() and path.suffix not in (".txt", ".lock")
+    ]
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept}
 
 
@@ -92,8 +107,11 @@ def once(metric_records):
 
 @BOTH
 def test_killed_at_random_moments(stage, whole, tmp_path):
-    """SIGKILL again and again, at least once in mid-epoch; then the same command once more (also: other workers)."""
-    out, rng, places = tmp_path / "run", random.Random(stage), []
+    """SIGKILL again and again, at least once in mid-epoch; then the same command once more (also:
+    other workers)."""
+    out = tmp_path / "run"
+    rng = random.Random(stage)
+    places = []
     while len(places) < 2 or not any(step % 5 for _, _, step in places):
         assert len(places) < 6, f"no kill in mid-epoch: {places}"
         with start(stage, out, data__workers=2) as process:
@@ -102,7 +120,9 @@ def test_killed_at_random_moments(stage, whole, tmp_path):
                 if not process.until(lambda before=before: stamp(state_file(out)) != before):
                     break
             time.sleep(rng.uniform(0, 0.03))  # a step takes about as long
-            assert process.popen.poll() is None, f"ended before it was killed: {places} {process.said()}"
+            assert process.popen.poll() is None, (
+                f"ended before it was killed: {places} {process.said()}"
+            )
             process.send(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
         places.append(where(out))
@@ -122,7 +142,8 @@ def test_killed_at_random_moments(stage, whole, tmp_path):
     ids=["SIGTERM", "Ctrl-C", "SIGHUP", "SIGUSR1"],
 )  # fmt: skip
 def test_asked_to_stop(stage, number, whole, tmp_path):
-    """A signal to the whole process group, loader workers included: saved, 130, and the rerun ends alike."""
+    """A signal to the whole process group, loader workers included: saved, 130, and the rerun ends
+    alike."""
     out = tmp_path / "run"
     with start(stage, out, data__workers=2, train__save_minutes=60) as process:
         assert process.until(lambda: begun(out)), process.said()
@@ -131,15 +152,19 @@ def test_asked_to_stop(stage, number, whole, tmp_path):
         said = process.said().splitlines()
     _, epoch, step = where(out)
     assert said[-1].startswith("interrupted") and "Traceback" not in "".join(said)
-    if "from epoch" in said[-1]:  # else it fell between two steps: into an evaluation, or the change of stages
-        assert said[-1] == f"interrupted. The same command resumes from epoch {epoch + 1}, step {step}"
+    # else it fell between two steps: into an evaluation, or the change of stages
+    if "from epoch" in said[-1]:
+        assert (
+            said[-1] == f"interrupted. The same command resumes from epoch {epoch + 1}, step {step}"
+        )
     assert not (out / "result.json").exists() and not temporary(out)
     assert inside(stage, out) == 0
     assert same(out, whole[stage]) and metrics(out) == metrics(whole[stage])
 
 
 def test_killed_after_the_first_step_and_in_use(whole, tmp_path, capsys):
-    """The first step is saved whatever save_minutes is. While the run lives, its folder is locked."""
+    """The first step is saved whatever save_minutes is. While the run lives, its folder is
+    locked."""
     out = tmp_path / "run"
     with start("pretrain", out, train__save_minutes=60) as process:
         assert process.until(lambda: begun(out)), process.said()
@@ -147,7 +172,9 @@ def test_killed_after_the_first_step_and_in_use(whole, tmp_path, capsys):
         assert where(out) == (1, 0, 1) and process.popen.poll() is None
         before = snapshot(out)
         assert inside("pretrain", out) == 2
-        assert lines(capsys) == [f"out: '{out}' is in use by another run. Wait for it or name another folder"]
+        assert lines(capsys) == [
+            f"out: '{out}' is in use by another run. Wait for it or name another folder"
+        ]
         assert snapshot(out) == before
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -190,7 +217,9 @@ SPOILED += [("finetune", *item) for item in SPOIL_FINETUNE.items()]
 def resumed(stage, cut, tmp_path, spoil):
     """Goes on in a copy of a run that was cut, its state spoiled."""
     out = shutil.copytree(cut[stage], tmp_path / "run")
-    assert yaml.safe_load((out / "config.yaml").read_text())["out"] != str(out), "where it lies is free to differ"
+    assert yaml.safe_load((out / "config.yaml").read_text())["out"] != str(out), (
+        "where it lies is free to differ"
+    )
     saved = state(out)
     spoil(saved)
     torch.save(saved, state_file(out))
@@ -204,9 +233,12 @@ def test_resumed_state_is_enough(stage, cut, whole, tmp_path):
     assert code == 0 and same(out, whole[stage]) and metrics(out) == metrics(whole[stage])
 
 
-@pytest.mark.parametrize(("stage", "part", "spoil"), SPOILED, ids=[f"{s}-{part}" for s, part, _ in SPOILED])
+@pytest.mark.parametrize(
+    ("stage", "part", "spoil"), SPOILED, ids=[f"{s}-{part}" for s, part, _ in SPOILED]
+)
 def test_state_is_needed(stage, part, spoil, cut, whole, tmp_path):
-    """Each part of the state that weights depend on, altered: the run refuses, or the result differs."""
+    """Each part of the state that weights depend on, altered: the run refuses, or the result
+    differs."""
     out, code = resumed(stage, cut, tmp_path, spoil)
     assert code in (1, 2) or not same(out, whole[stage])
 
@@ -224,8 +256,14 @@ def test_torn_state_is_refused(cut, tmp_path, capsys):
 
 
 def test_sums_of_the_epoch_are_kept(cut, whole, tmp_path):
-    """The loss of an epoch that was cut in two is that of all its images: it depends on the sums in the state."""
-    out, code = resumed("pretrain", cut, tmp_path, lambda saved: saved.update(sums=dict.fromkeys(saved["sums"], 0.0)))
+    """The loss of an epoch that was cut in two is that of all its images: it depends on the sums in
+    the state."""
+    out, code = resumed(
+        "pretrain",
+        cut,
+        tmp_path,
+        lambda saved: saved.update(sums=dict.fromkeys(saved["sums"], 0.0)),
+    )
     assert code == 0 and same(out, whole["pretrain"]) and metrics(out) != metrics(whole["pretrain"])
 
 
@@ -237,12 +275,19 @@ def test_metrics_are_mended(cut, whole, tmp_path):
     (out / "last" / ".state.pt.part-killed").write_bytes(b"half")
     (out / ".hub.part-killed").mkdir()  # of an export, which may be at work
     assert inside("finetune", out) == 0
-    assert metrics(out) == metrics(whole["finetune"]) and not temporary(out) and (out / ".hub.part-killed").is_dir()
+    assert (
+        metrics(out) == metrics(whole["finetune"])
+        and not temporary(out)
+        and (out / ".hub.part-killed").is_dir()
+    )
 
 
-@pytest.mark.parametrize(("stage", "own_process"), [("pretrain", False), ("finetune", "read-only"), ("pretrain", True)])
+@pytest.mark.parametrize(
+    ("stage", "own_process"), [("pretrain", False), ("finetune", "read-only"), ("pretrain", True)]
+)
 def test_finished_run_does_nothing(stage, own_process, whole, monkeypatch, capsys):
-    out, line = whole[stage], f"{whole[stage]}: finished already, nothing to do"
+    out = whole[stage]
+    line = f"{whole[stage]}: finished already, nothing to do"
     before = snapshot(out)
 
     def refuse(*_):
@@ -262,7 +307,9 @@ def test_resume_never_and_must(whole, cut, tmp_path, capsys):
     for used in (whole["pretrain"], cut["pretrain"]):
         before = snapshot(used)
         assert inside("pretrain", used, resume="never") == 2
-        assert lines(capsys) == [f"out: '{used}' holds a run already. --resume never expects a new folder"]
+        assert lines(capsys) == [
+            f"out: '{used}' holds a run already. --resume never expects a new folder"
+        ]
         assert snapshot(used) == before
     new = tmp_path / "new"
     assert inside("pretrain", new, resume="must") == 2
@@ -274,16 +321,29 @@ def test_another_config_lists_every_field(whole, cut, capsys):
     changes = {
         "seed": (0, 3),
         "data.val_fraction": ("null", 0.5),
-        "model.kwargs": ("{'patch_size': 8, 'embed_dim': 32, 'depth': 2, 'num_heads': 2}", {"patch_size": 16}),
+        "model.kwargs": (
+            "{'patch_size': 8, 'embed_dim': 32, 'depth': 2, 'num_heads': 2}",
+            {"patch_size": 16},
+        ),
         "train.lr": (0.003, 0.01),
         "method.label_smoothing": (0.1, 0.0),
         "views.flip": (0.5, 0.0),
     }
     for run in (whole["pretrain"], cut["pretrain"]):
         before = snapshot(run)
-        assert inside("pretrain", run, **{key.replace(".", "__"): new for key, (_, new) in changes.items()}) == 2
+        assert (
+            inside(
+                "pretrain",
+                run,
+                **{key.replace(".", "__"): new for key, (_, new) in changes.items()},
+            )
+            == 2
+        )
         *faults, last = lines(capsys)
-        wanted = [f"{k}: the run in '{run}' has {old}, this command has {new}" for k, (old, new) in changes.items()]
+        wanted = [
+            f"{k}: the run in '{run}' has {old}, this command has {new}"
+            for k, (old, new) in changes.items()
+        ]
         assert sorted(faults) == sorted(wanted)
         assert last == f"out: '{run}' belongs to another config. Use a new --out"
         assert snapshot(run) == before
@@ -295,17 +355,36 @@ def test_another_config_lists_every_field(whole, cut, capsys):
 def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):
     out = shutil.copytree(cut["pretrain"], tmp_path / "run")
     free = dict(data__workers=1, data__cache="off", train__save_minutes=5, resume="must")
-    assert inside("pretrain", out, **free, train__device=None if not torch.cuda.is_available() else "cpu") == 0
+    assert (
+        inside(
+            "pretrain", out, **free, train__device=None if not torch.cuda.is_available() else "cpu"
+        )
+        == 0
+    )
     assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
 
 
-def test_paths_may_be_spelled_otherwise_and_a_run_moved_with_its_images(tmp_path, monkeypatch, capsys):
+def test_paths_may_be_spelled_otherwise_and_a_run_moved_with_its_images(
+    tmp_path, monkeypatch, capsys
+):
     names = [f"train/{of}/{i}.png" for of in ("cat", "dog") for i in range(5)]
     root = tree(tmp_path / "here/images", train={"cat": 5, "dog": 5}, val={"cat": 1, "dog": 1})
-    (root.parent / "labels.csv").write_text("path,class\n" + "".join(f"{n},{n[6:9]}\n" for n in names))
+    (root.parent / "labels.csv").write_text(
+        "path,class\n" + "".join(f"{n},{n[6:9]}\n" for n in names)
+    )
     (root.parent / "exclude.txt").write_text("train/cat/4.png\n")
     monkeypatch.chdir(root.parent)
-    assert inside("pretrain", "pre", data__root="images", data__subset=None, train__batch_size=4, train__epochs=1) == 0
+    assert (
+        inside(
+            "pretrain",
+            "pre",
+            data__root="images",
+            data__subset=None,
+            train__batch_size=4,
+            train__epochs=1,
+        )
+        == 0
+    )
 
     def tune(out, root, labels, exclude, init):
         few = dict(data__subset=None, train__batch_size=4, train__epochs=2, data__val_fraction=0.5)
@@ -318,7 +397,16 @@ def test_paths_may_be_spelled_otherwise_and_a_run_moved_with_its_images(tmp_path
     monkeypatch.undo()
     monkeypatch.chdir(root.parent)
     shutil.copytree("run", "copied"), capsys.readouterr()
-    assert tune("run/", f"./{root.name}/", str(root.parent / "labels.csv"), "../here/exclude.txt", "pre/.") == 0
+    assert (
+        tune(
+            "run/",
+            f"./{root.name}/",
+            str(root.parent / "labels.csv"),
+            "../here/exclude.txt",
+            "pre/.",
+        )
+        == 0
+    )
     assert same("run", "whole")
     moved = (tmp_path / "here").rename(tmp_path / "there")
     monkeypatch.chdir(tmp_path)
@@ -346,7 +434,8 @@ def finished_commands(tmp_path, root):
 
 
 def test_finished_runs_notice_changed_images(tmp_path, capsys):
-    """Every command that resumes counts what changed, and prints its result if the images are gone."""
+    """Every command that resumes counts what changed, and prints its result if the images are
+    gone."""
     root = tree(tmp_path / "d", train={"cat": 6, "dog": 6}, test={"cat": 2, "dog": 2})
     argvs = finished_commands(tmp_path, root)
 
@@ -366,13 +455,18 @@ def test_finished_runs_notice_changed_images(tmp_path, capsys):
         changes = "1 with another label, 1 new, 0 gone, 0 with other content, 0 renamed"
         changes += " (train/dog/from_cat.png, train/dog/more.png)"
         assert code == 2, argv
-        assert said[-1] == f"data.root: the images changed since this run: {changes}. '{out_of(argv)}' {OF_OLD}"
+        assert (
+            said[-1]
+            == f"data.root: the images changed since this run: {changes}. '{out_of(argv)}' {OF_OLD}"
+        )
     (root / "train/dog/from_cat.png").rename(root / "train/cat/1.png")
     (root / "train/dog/more.png").unlink()
     paint(root / "train/dog/2.png", seed=8)
     for argv in argvs:
         code, said = repeated(argv)
-        assert code == 2 and "0 with another label, 0 new, 0 gone, 1 with other content, " in said[-1], argv
+        assert (
+            code == 2 and "0 with another label, 0 new, 0 gone, 1 with other content, " in said[-1]
+        ), argv
     shutil.rmtree(root)
     for argv in argvs:
         code, said = repeated(argv)
@@ -385,10 +479,14 @@ def out_of(argv):
 
 
 @pytest.mark.parametrize("function", ["fsync", "replace"])
-@pytest.mark.parametrize("name", ["state.pt", "backbone.safetensors", "backbone.json", "result.json"])
+@pytest.mark.parametrize(
+    "name", ["state.pt", "backbone.safetensors", "backbone.json", "result.json"]
+)
 def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
-    """A file that cannot be written (the fifth checkpoint, an export): 1, a line naming it, and nothing is lost."""
-    out, seen = tmp_path / "run", []
+    """A file that cannot be written (the fifth checkpoint, an export): 1, a line naming it, and
+    nothing is lost."""
+    out = tmp_path / "run"
+    seen = []
 
     def fail(what, *rest):
         target = os.readlink(f"/proc/self/fd/{what}") if function == "fsync" else what
@@ -413,18 +511,23 @@ def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
 
 
 def test_files_that_results_do_without_cost_a_line(whole, tmp_path, capsys):
-    out, names = tmp_path / "run", ("curves.png", "confusion.png", "log.txt")
+    out = tmp_path / "run"
+    names = ("curves.png", "confusion.png", "log.txt")
     for name in names:
         (out / name).mkdir(parents=True)  # no file can take its place
     assert inside("finetune", out) == 0 and (out / "result.json").exists()
     said = capsys.readouterr().err
-    assert all(f"{name} is not " in said for name in names[:2]) and f"{out}/log.txt: cannot be written (is a" in said
+    assert (
+        all(f"{name} is not " in said for name in names[:2])
+        and f"{out}/log.txt: cannot be written (is a" in said
+    )
     assert same(out, whole["finetune"]) and metrics(out) == metrics(whole["finetune"])
 
 
 def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
     """torch's writer hides the system's error; the line still names the file, once."""
-    out, count = tmp_path / "run", []
+    out = tmp_path / "run"
+    count = []
 
     class Full:
         def __init__(self, file):
@@ -449,8 +552,11 @@ def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
 
 
 def spoiled_forward(monkeypatch, stage, at, act):
-    """Lets the method's forward pass number ``at`` (from 1) in the training loop be ``act(its result)``."""
-    original, count, kind = loop.Loop._step, [], METHODS[stage]
+    """Lets the method's forward pass number ``at`` (from 1) in the training loop be ``act(its
+    result)``."""
+    original = loop.Loop._step
+    count = []
+    kind = METHODS[stage]
 
     def step(loop, *args):
         count.append(1)
@@ -463,15 +569,21 @@ def spoiled_forward(monkeypatch, stage, at, act):
 
 
 def finite(saved):
-    tensors = [*saved["method"].values(), *(t for v in saved["optimizer"]["state"].values() for t in v.values())]
+    tensors = [
+        *saved["method"].values(),
+        *(t for v in saved["optimizer"]["state"].values() for t in v.values()),
+    ]
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
 @pytest.mark.parametrize(("minutes", "kept"), [(0, (1, 1, 1)), (60, (1, 0, 1))])
 def test_loss_not_finite(minutes, kept, tmp_path, monkeypatch, capsys):
-    """With a checkpoint a step it stops at once, else at the epoch's end; the step named is the first bad one."""
+    """With a checkpoint a step it stops at once, else at the epoch's end; the step named is the
+    first bad one."""
     out = tmp_path / "run"
-    spoiled_forward(monkeypatch, "pretrain", 7, lambda found: {**found, "loss": found["loss"] * float("nan")})
+    spoiled_forward(
+        monkeypatch, "pretrain", 7, lambda found: {**found, "loss": found["loss"] * float("nan")}
+    )
     assert inside("pretrain", out, train__save_minutes=minutes) == 1
     said = lines(capsys)
     line = "the loss is not finite at step 7 (epoch 2, lr 0.00293). The last checkpoint is kept: lower --train.lr or"

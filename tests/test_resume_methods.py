@@ -1,4 +1,5 @@
-"""Methods with a state of their own (a queue, a teacher, a centre) go on after a kill as if nothing had happened."""
+"""Methods with a state of their own (a queue, a teacher, a centre) go on after a kill as if nothing
+had happened."""
 
 import shutil
 
@@ -9,7 +10,9 @@ from test_resume import stop_at, where
 
 from idmm.methods.dino import DINO
 
-IDMM_ONLY = dict.fromkeys(("method__classifier", "method__classifier_init", "method__classifier_lr_scale"))
+IDMM_ONLY = dict.fromkeys(
+    ("method__classifier", "method__classifier_init", "method__classifier_lr_scale")
+)
 # 5 steps an epoch, the last of 16 images; two passes a step; stochastic depth draws in each
 PAIR = dict(IDMM_ONLY, views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__epochs=2)
 RUNS = {
@@ -39,12 +42,18 @@ def schedules():
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """Runs that were never stopped, made as they are asked for."""
-    folder, made = tmp_path_factory.mktemp("uninterrupted"), {}
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    made = {}
 
     def run(name):
         if name not in made:
             made[name] = folder / name
-            assert inside("pretrain", made[name], **RUNS[name], method__name=name, train__save_minutes=60) == 0
+            assert (
+                inside(
+                    "pretrain", made[name], **RUNS[name], method__name=name, train__save_minutes=60
+                )
+                == 0
+            )
         return made[name]
 
     return run
@@ -52,8 +61,10 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory):
-    """Runs that were interrupted in their first epoch and again in mid of the second, to be copied."""
-    folder, made = tmp_path_factory.mktemp("cut"), {}
+    """Runs that were interrupted in their first epoch and again in mid of the second, to be
+    copied."""
+    folder = tmp_path_factory.mktemp("cut")
+    made = {}
 
     def run(name, to):
         if name not in made:
@@ -94,19 +105,29 @@ def test_each_part_is_in_the_state_and_needed(name, part, uninterrupted, cut, tm
         tensor.zero_() if tensor.is_floating_point() else None
     torch.save(saved, state_file(out))
     code = inside("pretrain", out, **RUNS[name], method__name=name)
-    assert code == 1 or not same(out, uninterrupted(name)) or metrics(out) != metrics(uninterrupted(name))
+    assert (
+        code == 1
+        or not same(out, uninterrupted(name))
+        or metrics(out) != metrics(uninterrupted(name))
+    )
 
 
 def test_the_loop_tells_epochs_and_steps(tmp_path, monkeypatch):
-    """Once a step whatever its passes, counted over the run; between the backward pass and the optimizer's step."""
-    before, after = [], []
+    """Once a step whatever its passes, counted over the run; between the backward pass and the
+    optimizer's step."""
+    before = []
+    after = []
 
     def before_step(method, epoch):
-        before.append((epoch, method.head.last_layer.parametrizations.weight.original1.grad is None))
+        before.append(
+            (epoch, method.head.last_layer.parametrizations.weight.original1.grad is None)
+        )
         original(method, epoch)
 
     original = DINO.before_step
     monkeypatch.setattr(DINO, "before_step", before_step)
     monkeypatch.setattr(DINO, "after_step", lambda method, step: after.append(step))
     assert inside("pretrain", tmp_path / "run", **RUNS["dino"], method__name="dino") == 0
-    assert after == list(range(10)) and before == [(epoch, False) for epoch in (0, 1) for _ in range(5)]
+    assert after == list(range(10)) and before == [
+        (epoch, False) for epoch in (0, 1) for _ in range(5)
+    ]

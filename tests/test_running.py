@@ -1,4 +1,5 @@
-"""What a run settles before its first step, logs on the way and leaves behind; refused starts; memory formats."""
+"""What a run settles before its first step, logs on the way and leaves behind; refused starts;
+memory formats."""
 
 import math
 import re
@@ -40,18 +41,28 @@ def runs(tmp_path_factory):
 
 def test_curves_show_the_whole_history(runs):
     assert same(runs / "whole", runs / "cut")
-    with Image.open(runs / "whole/curves.png") as whole, Image.open(runs / "cut/curves.png") as resumed:
+    with (
+        Image.open(runs / "whole/curves.png") as whole,
+        Image.open(runs / "cut/curves.png") as resumed,
+    ):
         assert whole.format == "PNG" and np.asarray(whole).std() > 5
-        a, b = (np.asarray(image.convert("L"))[80:] for image in (whole, resumed))  # without the folder's name
+        # without the folder's name
+        a, b = (np.asarray(image.convert("L"))[80:] for image in (whole, resumed))
         assert np.array_equal(a, b)
 
 
-LINEAR = {"method__classifier": None, "method__classifier_init": None, "method__classifier_lr_scale": None}
+LINEAR = {
+    "method__classifier": None,
+    "method__classifier_init": None,
+    "method__classifier_lr_scale": None,
+}
 
 
 def refusals(tmp_path):
     """What a run notices once its folder is there: flags, and a word of what it says."""
-    one, flat, bad = tmp_path / "one", tmp_path / "flat", tmp_path / "bad"
+    one = tmp_path / "one"
+    flat = tmp_path / "flat"
+    bad = tmp_path / "bad"
     paint(one / "a.png", 0)
     for n in range(4):
         paint(flat / f"{n}.png", n)
@@ -61,20 +72,28 @@ def refusals(tmp_path):
     return [
         ("pretrain", {**root, "data__root": str(one)}, "1 image to train on"),
         ("pretrain", {**root, "data__root": str(bad)}, "broken.png"),
-        ("pretrain", {**root, "data__root": str(flat), **LINEAR, "method__name": "supcon"}, "CLASS"),
+        (
+            "pretrain",
+            {**root, "data__root": str(flat), **LINEAR, "method__name": "supcon"},
+            "CLASS",
+        ),
     ]
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path, capsys):
     for number, (stage, changes, word) in enumerate(refusals(tmp_path)):
         out = tmp_path / f"runs-{number}" / "deep" / "run"
-        assert word in "\n".join(refused(capsys, [stage, *flags(stage, out, **changes)])[-2:]), (stage, changes)
+        assert word in "\n".join(refused(capsys, [stage, *flags(stage, out, **changes)])[-2:]), (
+            stage,
+            changes,
+        )
         assert not out.parent.parent.exists(), (stage, changes)
 
 
 @pytest.mark.parametrize("folds", [None, 3])
 def test_what_was_there_before_stays(folds, tmp_path, capsys):
-    changes = {"train__keep": "best", "data__subset": None, "data__folds": folds}  # refused once the folder is there
+    # refused once the folder is there
+    changes = {"train__keep": "best", "data__subset": None, "data__folds": folds}
     for there in ("runs/run", "runs/empty", "shelf"):
         (tmp_path / there).mkdir(parents=True)
     (tmp_path / "runs/run/notes.txt").write_text("mine")
@@ -111,16 +130,34 @@ def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch, capsy
 
 def test_a_fitted_classifier_logs_one_epoch_and_has_no_curve(tmp_path, capsys):
     """It has minutes, of which its one epoch needs a few seconds."""
-    out, fit = tmp_path / "run", {key.replace(".", "__"): value for key, value in LINEAR_FIT_ONLY.items()}
-    convnet = {"model__name": "hog_conv", "model__kwargs": {}, "model__drop_path": None, "train__ema": None}
-    fitted = {**convnet, **fit, "stages": None, "train__size": 32, "train__epochs": None, "train__batch_size": 2}
+    out = tmp_path / "run"
+    fit = {key.replace(".", "__"): value for key, value in LINEAR_FIT_ONLY.items()}
+    convnet = {
+        "model__name": "hog_conv",
+        "model__kwargs": {},
+        "model__drop_path": None,
+        "train__ema": None,
+    }
+    fitted = {
+        **convnet,
+        **fit,
+        "stages": None,
+        "train__size": 32,
+        "train__epochs": None,
+        "train__batch_size": 2,
+    }
     assert inside("finetune", out, **fitted, data__subset={"per_class": 4}, train__minutes=60) == 0
     assert "about 20 steps by train.minutes 60" in logged(out)
     assert "Layer-wise" not in capsys.readouterr().err
     assert (out / "confusion.png").exists() and not (out / "curves.png").exists()
 
 
-AUTO = {"train__precision": "auto", "train__epochs": 1, "data__subset": {"total": 40}, "train__accumulate": 1}
+AUTO = {
+    "train__precision": "auto",
+    "train__epochs": 1,
+    "data__subset": {"total": 40},
+    "train__accumulate": 1,
+}
 
 
 def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch):
@@ -138,30 +175,51 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
     assert steps == ["fp32", "bf16"] * 2 and state(tmp_path / "a")["precision"] == "bf16"
     monkeypatch.setattr(precision, "_timed_step", lambda *_: pytest.fail("timed again"))
     assert inside("pretrain", tmp_path / "a", **AUTO) == 0
-    assert "train.precision auto: bf16 (" in logged(tmp_path / "a") and state(tmp_path / "a")["precision"] == "bf16"
+    assert (
+        "train.precision auto: bf16 (" in logged(tmp_path / "a")
+        and state(tmp_path / "a")["precision"] == "bf16"
+    )
 
 
 @pytest.mark.parametrize("asked", [True, None], ids=["asked for", "a long run"])
 def test_a_compiled_run_is_the_plain_one(asked, tmp_path, monkeypatch):
-    """Without a request a run is compiled if it is long enough on its device. Model and loss are."""
+    """Without a request a run is compiled if it is long enough on its device. Model and loss
+    are."""
     monkeypatch.setitem(loop.COMPILE_FROM, "cpu", 0.0 if asked is None else math.inf)
-    plain, counter = torch.compile, CompileCounter()  # makes no code, but counts
+    # makes no code, but counts
+    plain = torch.compile
+    counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", lambda function, **_: plain(function, backend=counter))
     torch._dynamo.reset()
-    given = {**AUTO, "train__precision": "fp32", "data__subset": {"total": 200}, "train__monitor_every": 0}
+    given = {
+        **AUTO,
+        "train__precision": "fp32",
+        "data__subset": {"total": 200},
+        "train__monitor_every": 0,
+    }
     assert inside("pretrain", tmp_path / "a", **given, train__compile=asked) == 0
     torch._dynamo.reset()
     assert counter.frame_count >= 2
     assert inside("pretrain", tmp_path / "b", **given, train__compile=False) == 0
     for name, value in state(tmp_path / "b")["method"].items():
-        torch.testing.assert_close(state(tmp_path / "a")["method"][name], value, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            state(tmp_path / "a")["method"][name], value, rtol=1e-3, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize(
     ("stage", "part", "batch"),
     [
-        ("pretrain", "stages.common.extract_features", "256 images at a time. Try smaller images or batches, "),
-        ("finetune", "stages.common.extract_features", "20 images at a time. Try smaller images or batches, "),
+        (
+            "pretrain",
+            "stages.common.extract_features",
+            "256 images at a time. Try smaller images or batches, ",
+        ),
+        (
+            "finetune",
+            "stages.common.extract_features",
+            "20 images at a time. Try smaller images or batches, ",
+        ),
     ],
 )
 def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch, capsys):
@@ -169,10 +227,25 @@ def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(f"idmm.{part}", run_out)
-    more = {"model__name": None, "model__kwargs": None, "init": str(a_run(tmp_path))} if stage == "finetune" else {}
-    given = flags(stage, tmp_path / "run", **more, train__precision="auto", train__batch_size=20, train__accumulate=2)
+    more = (
+        {"model__name": None, "model__kwargs": None, "init": str(a_run(tmp_path))}
+        if stage == "finetune"
+        else {}
+    )
+    given = flags(
+        stage,
+        tmp_path / "run",
+        **more,
+        train__precision="auto",
+        train__batch_size=20,
+        train__accumulate=2,
+    )
     said = capsys.readouterr().err.splitlines() if call([stage, *given]) == 1 else []
-    assert said and said[-1].startswith(f"out of memory with {batch}") and not any("Traceback" in line for line in said)
+    assert (
+        said
+        and said[-1].startswith(f"out of memory with {batch}")
+        and not any("Traceback" in line for line in said)
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -184,11 +257,16 @@ def test_only_the_first_process_shows_what_it_warns_of(rank, tmp_path, monkeypat
     assert capsys.readouterr().err.count("in the run") == (1 if rank == 0 else 0)
 
 
-NET = {"model__name": "resnet10t", "model__kwargs": {"channels": [8, 8, 16, 16]}, "data__subset": {"total": 40}}
+NET = {
+    "model__name": "resnet10t",
+    "model__kwargs": {"channels": [8, 8, 16, 16]},
+    "data__subset": {"total": 40},
+}
 
 
 def last(tensor):
-    """Whether a convolution's weights [out, in, h, w] have a pixel's channels side by side, and could be otherwise."""
+    """Whether a convolution's weights [out, in, h, w] have a pixel's channels side by side, and
+    could be otherwise."""
     return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 

@@ -42,10 +42,13 @@ def test_warmup_is_linear_and_none_starts_at_the_peak():
 def decays(steps, end):
     """Weight decay of each step: of a layer's weights, and of its biases."""
     optimizer = create_optimizer(torch.nn.Linear(3, 2), {}, Train(weight_decay=0.04), 1e-3)
-    update, values = weight_decay_schedule(optimizer, steps, end), []
+    update = weight_decay_schedule(optimizer, steps, end)
+    values = []
     for step in range(steps + 1):
         update(step)
-        by_name = {len(group["params"][0].shape): group["weight_decay"] for group in optimizer.param_groups}
+        by_name = {
+            len(group["params"][0].shape): group["weight_decay"] for group in optimizer.param_groups
+        }
         values.append((by_name[2], by_name[1]))
     return values
 
@@ -54,16 +57,24 @@ def test_weight_decay_follows_a_cosine_where_there_is_any():
     """DINO: 0.4 + (0.04 - 0.4) (1 + cos(pi t / T)) / 2."""
     values = decays(20, 0.4)
     for step, (weight, bias) in enumerate(values):
-        assert weight == pytest.approx(0.4 - 0.36 * (1 + math.cos(math.pi * step / 20)) / 2) and bias == 0
+        assert (
+            weight == pytest.approx(0.4 - 0.36 * (1 + math.cos(math.pi * step / 20)) / 2)
+            and bias == 0
+        )
     assert values[0][0] == pytest.approx(0.04) and values[20][0] == pytest.approx(0.4)
     assert decays(5, None) == [(0.04, 0.0)] * 6
-    assert decays(4, 0.0)[4] == (0.0, 0.0) and decays(4, 0.0)[2][0] == pytest.approx(0.02), "it may fall"
+    assert decays(4, 0.0)[4] == (0.0, 0.0) and decays(4, 0.0)[2][0] == pytest.approx(0.02), (
+        "it may fall"
+    )
 
 
 def test_each_tensor_is_clipped_on_its_own():
-    """DINO's: g <- g min(1, limit / (|g| + 1e-6)); the norm of all three together would scale each."""
+    """DINO's: g <- g min(1, limit / (|g| + 1e-6)); the norm of all three together would scale
+    each."""
     given = [torch.tensor([3.0, 4.0]), torch.tensor([[0.3, 0.4]]), torch.tensor([60.0])]
-    tensors = [torch.nn.Parameter(torch.zeros_like(g)) for g in given] + [torch.nn.Parameter(torch.zeros(1))]
+    tensors = [torch.nn.Parameter(torch.zeros_like(g)) for g in given] + [
+        torch.nn.Parameter(torch.zeros(1))
+    ]
     for tensor, grad in zip(tensors, given, strict=False):
         tensor.grad = grad.clone()
     clip_gradients(torch.nn.ParameterList(tensors), 3.0, per_tensor=True)
@@ -74,7 +85,10 @@ def test_each_tensor_is_clipped_on_its_own():
 
 def test_warmup_not_shorter_than_the_run_is_shortened_and_said():
     assert warmup_length(2, 10, 100) == (20, None)
-    assert warmup_length(10, 10, 100) == (10, "warm-up of 100 steps shortened to 10: the run has 100 steps")
+    assert warmup_length(10, 10, 100) == (
+        10,
+        "warm-up of 100 steps shortened to 10: the run has 100 steps",
+    )
     assert warmup_length(2, 1, 1) == (0, "warm-up of 2 steps shortened to 0: the run has 1 step")
 
 

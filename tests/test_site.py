@@ -14,7 +14,18 @@ pytestmark = pytest.mark.slow
 def site(tmp_path_factory):
     """The built pages; warnings are errors, as in 'make docs'."""
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", f"{out}/trees", "docs", f"{out}/html"]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-d",
+        f"{out}/trees",
+        "docs",
+        f"{out}/html",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return out / "html"

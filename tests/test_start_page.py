@@ -17,7 +17,9 @@ EXIT_CODES = {"data": 1}  # the check found something to fix
 
 def commands():
     """The page's shell lines."""
-    for language, block in re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", (ROOT / "docs" / "start.md").read_text()):
+    for language, block in re.findall(
+        r"(?ms)^```(\w*)\n(.*?)^```$", (ROOT / "docs" / "start.md").read_text()
+    ):
         yield from [] if language else block.replace("\\\n", " ").splitlines()
 
 
@@ -27,11 +29,15 @@ def test_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     shell = {**ENVIRONMENT, "PATH": path, "PYTHONPATH": str(ROOT)}
-    programs, printed = [], []
+    programs = []
+    printed = []
     for line in commands():
         if line.startswith("idmm "):
             programs.append(shlex.split(re.sub("--minutes [13]", "--minutes 0.4", line))[1:])
-            assert call(programs[-1]) == EXIT_CODES.get(programs[-1][0], 0), (line, capsys.readouterr().err)
+            assert call(programs[-1]) == EXIT_CODES.get(programs[-1][0], 0), (
+                line,
+                capsys.readouterr().err,
+            )
         elif not line.startswith("pip "):
             done = subprocess.run(["bash", "-ec", line], env=shell, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
@@ -42,9 +48,17 @@ def test_commands(tmp_path, monkeypatch, capsys):
     ]
     mistakes = (tmp_path / "runs/before/mistakes.csv").read_text()
     assert "grass/hubble1.png,grass,hubble_deep_field," in mistakes, "a planted label"
-    tested = [{row["path"] for row in read_csv(tmp_path / f"runs/{of}/predictions.csv")} for of in ("before", "after")]
+    tested = [
+        {row["path"] for row in read_csv(tmp_path / f"runs/{of}/predictions.csv")}
+        for of in ("before", "after")
+    ]
     assert len(tested[0] & tested[1]) >= len(tested[1]) - 4
-    for name in ("check/exclude.txt", "x/confusion.png", "x/report/report.html", "x/stage1/explore/neighbours.png"):
+    for name in (
+        "check/exclude.txt",
+        "x/confusion.png",
+        "x/report/report.html",
+        "x/stage1/explore/neighbours.png",
+    ):
         assert (tmp_path / "runs" / name).exists(), name
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + 2 * 256
     assert re.search(r"moon/0001\.png,\w+,[\d.]+\n", "".join(printed))  # by onnxruntime only

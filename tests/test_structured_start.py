@@ -1,4 +1,5 @@
-"""Structured fresh weights (model.start): attention, positions and patch embedding by loops, and runs."""
+"""Structured fresh weights (model.start): attention, positions and patch embedding by loops, and
+runs."""
 
 import math
 
@@ -18,16 +19,24 @@ STRUCTURED = dict(model__start="structured", train__epochs=2)
 
 
 def batches(count=40, side=16, channels=3, parts=2):
-    images = 2 + torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(0)).cumsum(3) / 4
+    images = (
+        2
+        + torch.randn(
+            count, channels, side, side, generator=torch.Generator().manual_seed(0)
+        ).cumsum(3)
+        / 4
+    )
     return [{"images": part} for part in images.chunk(parts)]
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_heads_look_at_like_patches_and_take_off_what_they_find(heads):
-    """W_q' W_k is the nearest matrix of a head's rank to 0.7 Z + 0.7 I, W_proj W_v is 0.4 Z - 0.4 I."""
+    """W_q' W_k is the nearest matrix of a head's rank to 0.7 Z + 0.7 I, W_proj W_v is 0.4 Z - 0.4
+    I."""
     model = tiny.backbone(num_heads=heads, depth=2)
     init_vit(model, batches(), seed=3)
-    draw, width = torch.Generator().manual_seed(derive(3, "start")), 16
+    draw = torch.Generator().manual_seed(derive(3, "start"))
+    width = 16
     for block in model.blocks:
         query, key, value = block.attn.qkv.weight.detach().reshape(3, width, width)
         for head in range(heads):
@@ -51,18 +60,22 @@ def test_positions_are_sines_and_cosines_of_row_and_column(token):
     places = model.pos_embed.detach()[0, token:]
     for place, (row, column) in enumerate((r, c) for r in range(2) for c in range(3)):
         waves = [10000 ** (-k / 4) for k in range(4)]
-        values = [f(at * wave) for f in (math.sin, math.cos) for at in (row, column) for wave in waves]
+        values = [
+            f(at * wave) for f in (math.sin, math.cos) for at in (row, column) for wave in waves
+        ]
         torch.testing.assert_close(places[place], torch.tensor(values), atol=1e-5, rtol=0)
     assert torch.equal(model.pos_embed[:, :token], drawn[:, :token]), "the class token's stays"
 
 
 @pytest.mark.parametrize(("channels", "patch", "side"), [(3, 8, 16), (1, 2, 8)])
 def test_the_patch_embedding_whitens(channels, patch, side):
-    """Outputs have mean 0, no correlation, and a mean variance of 1; of small patches there are fewer than outputs."""
+    """Outputs have mean 0, no correlation, and a mean variance of 1; of small patches there are
+    fewer than outputs."""
     given = {**tiny.VIT, "patch_size": patch, "in_chans": channels, "embed_dim": 16}
     with seeded(0):
         model = create_backbone("vit_tiny_patch16_224", side, **given)
-    layer, drawn = model.patch_embed.proj, model.patch_embed.proj.weight.detach().clone()
+    layer = model.patch_embed.proj
+    drawn = model.patch_embed.proj.weight.detach().clone()
     made = batches(channels=channels, side=side)
     init_vit(model, made, seed=0)
     images = torch.cat([batch["images"] for batch in made])
@@ -72,7 +85,9 @@ def test_the_patch_embedding_whitens(channels, patch, side):
     torch.testing.assert_close(found.mean(0), torch.zeros(count).double(), atol=1e-3, rtol=0)
     covariance = found.T @ found / len(found)
     off = covariance - covariance.diag().diag()
-    assert float(off.abs().max()) < 1e-2 and float(covariance.diag().mean()) == pytest.approx(1, abs=0.01)
+    assert float(off.abs().max()) < 1e-2 and float(covariance.diag().mean()) == pytest.approx(
+        1, abs=0.01
+    )
     assert torch.equal(layer.weight[count:], drawn[count:])
 
 
@@ -86,11 +101,18 @@ def test_runs(tmp_path, monkeypatch):
         assert inside("pretrain", cut, **STRUCTURED) == 130
     assert inside("pretrain", cut, **STRUCTURED) == 0
     assert same(whole, cut) and not same(whole, plain)
-    assert logged(cut).count("model.start: attention, positions and the patch embedding of vit_tiny_patch16_224") == 1
+    assert (
+        logged(cut).count(
+            "model.start: attention, positions and the patch embedding of vit_tiny_patch16_224"
+        )
+        == 1
+    )
 
 
 def test_weights_to_start_from_and_other_models_stay_as_they_are(tmp_path, capsys):
-    few = dict(stages=[{"size": 16, "epochs": 1}], train__lr=1e-12, train__weight_decay=0, train__ema=None)
+    few = dict(
+        stages=[{"size": 16, "epochs": 1}], train__lr=1e-12, train__weight_decay=0, train__ema=None
+    )
     assert inside("pretrain", tmp_path / "a", train__epochs=1) == 0
     given = dict(**few, model__name=None, model__kwargs=None, init=str(tmp_path / "a"))
     assert inside("finetune", tmp_path / "b", **given, model__start="structured") == 0

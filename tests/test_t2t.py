@@ -1,4 +1,5 @@
-"""T2T-ViT and CvT: the contract of both, performers and positions, convolutional projections and drop path."""
+"""T2T-ViT and CvT: the contract of both, performers and positions, convolutional projections and
+drop path."""
 
 import pytest
 import torch
@@ -14,8 +15,14 @@ class TestT2T(Contract):
     resized = ["pos_embed"]
     layers = ["cls_token", "blocks.0.", "blocks.1.", "head."]
     official = {  # of both sizes; the positions are the public code's own
-        "t2t_vit_7": ([0.35596, -0.18962, 0.51601, 0.10589, 0.45958, -0.2189, 0.01722, -0.57], 264.08688),
-        "t2t_vit_14": ([0.24853, 0.05627, 0.27634, -0.22709, -0.33049, -0.04573, -0.57052, 0.07796], 249.2973),
+        "t2t_vit_7": (
+            [0.35596, -0.18962, 0.51601, 0.10589, 0.45958, -0.2189, 0.01722, -0.57],
+            264.08688,
+        ),
+        "t2t_vit_14": (
+            [0.24853, 0.05627, 0.27634, -0.22709, -0.33049, -0.04573, -0.57052, 0.07796],
+            249.2973,
+        ),
     }
 
     def grid_size(self, model):
@@ -23,7 +30,11 @@ class TestT2T(Contract):
         return model.patch_embed.grid_size
 
     def isolate(self, model):
-        for module in (model.patch_embed.performer1, model.patch_embed.performer2, *(b.attn for b in model.blocks)):
+        for module in (
+            model.patch_embed.performer1,
+            model.patch_embed.performer2,
+            *(b.attn for b in model.blocks),
+        ):
             torch.nn.init.zeros_(module.proj.weight)
 
 
@@ -32,25 +43,33 @@ def tiny(size=64, **kwargs):
 
 
 def test_random_features_are_orthogonal_saved_and_never_trained():
-    model, other = tiny(num_classes=2), tiny()
+    model = tiny(num_classes=2)
+    other = tiny()
     w = model.patch_embed.performer1.w
     torch.testing.assert_close(w @ w.T, 8 * torch.eye(8))  # rows of length sqrt(m)
     names = {n for n, _ in model.named_buffers()}
     assert names == {"patch_embed.performer1.w", "patch_embed.performer2.w", "pos_embed"}
-    assert names <= set(load(other, model.state_dict()).loaded) and torch.equal(other.patch_embed.performer1.w, w)
+    assert names <= set(load(other, model.state_dict()).loaded) and torch.equal(
+        other.patch_embed.performer1.w, w
+    )
 
 
 def interpolated(table, side):
     """As the release does: bicubic, not antialiased."""
     old = round((table.shape[1] - 1) ** 0.5)
     grid = table[:, 1:].mT.unflatten(2, (old, old))  # [1, D, h, w]
-    grid = torch.nn.functional.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
+    grid = torch.nn.functional.interpolate(
+        grid, size=(side, side), mode="bicubic", align_corners=False
+    )
     return torch.cat([table[:, :1], grid.flatten(2).mT], dim=1)
 
 
 def test_the_releases_table_is_loaded(tmp_path):
-    small, large = tiny(112), tiny(224)
-    released = {"module." + k: v for k, v in large.state_dict().items()} | {"module.pos_embed": torch.randn(1, 197, 32)}
+    small = tiny(112)
+    large = tiny(224)
+    released = {"module." + k: v for k, v in large.state_dict().items()} | {
+        "module.pos_embed": torch.randn(1, 197, 32)
+    }
     torch.save({"state_dict_ema": released}, tmp_path / "a.pth")
     table = released["module.pos_embed"]
     report = read_checkpoint(tmp_path / "a.pth").load_into(small)
@@ -69,7 +88,12 @@ class TestCvt(Contract):
         "stages.2.blocks.1.",
         "head.",
     ]
-    official = {"cvt_13": ([-0.13377, -0.20497, 0.00169, -0.12841, -0.03388, 0.02445, 0.08403, -0.07035], 262.79828)}
+    official = {
+        "cvt_13": (
+            [-0.13377, -0.20497, 0.00169, -0.12841, -0.03388, 0.02445, 0.08403, -0.07035],
+            262.79828,
+        )
+    }
 
     def grid_size(self, model):
         return model.grid_size

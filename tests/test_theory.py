@@ -1,4 +1,5 @@
-"""Section 3 of the IDMM paper: contrastive learning and deep clustering as special cases, and the gradients."""
+"""Section 3 of the IDMM paper: contrastive learning and deep clustering as special cases, and the
+gradients."""
 
 import math
 
@@ -45,7 +46,8 @@ def test_rows_equal_to_features_give_a_contrastive_loss(generator):
 
 
 def test_rows_equal_to_the_first_view_give_two_views(generator):
-    """Eqs. 6 and 7: w = z_A. The loss of the second view is contrastive, that of the first is Eq. 5."""
+    """Eqs. 6 and 7: w = z_A. The loss of the second view is contrastive, that of the first is Eq.
+    5."""
     first = random_rows(generator)
     second = random_rows(generator)
     for i in range(N):
@@ -110,7 +112,9 @@ def test_label_smoothing_is_two_cross_entropies(generator):
     smoothing = 0.1
     i = 3
     others = sum(w[k] @ z for k in range(N) if k != i)
-    expected = -(1 - smoothing) * (w[i] @ z) - smoothing / (N - 1) * others + torch.logsumexp(w @ z, 0)
+    expected = (
+        -(1 - smoothing) * (w[i] @ z) - smoothing / (N - 1) * others + torch.logsumexp(w @ z, 0)
+    )
     ours = loss_of_image(z, w, i, smoothing)
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
@@ -119,10 +123,13 @@ def test_cutmix_moves_two_rows_much_and_all_rows_a_little(generator):
     """Eq. 20 with the target of the others that makes all targets sum to one."""
     z = random_rows(generator, count=1)
     w = random_rows(generator).requires_grad_()
-    i, partner = 1, 4
+    i = 1
+    partner = 4
     lam = 0.7
     smoothing = 0.1
-    loss = instance_discrimination_loss(z, w, torch.tensor([i]), torch.tensor([partner]), lam, smoothing)
+    loss = instance_discrimination_loss(
+        z, w, torch.tensor([i]), torch.tensor([partner]), lam, smoothing
+    )
     (dw,) = torch.autograd.grad(loss, w)
     p = torch.softmax(w @ z[0], dim=0).detach()
     share = smoothing / (N - 1)

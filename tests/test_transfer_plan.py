@@ -1,4 +1,5 @@
-"""The plan of a transfer grid against one made by hand: its jobs, what their keys depend on, its faults."""
+"""The plan of a transfer grid against one made by hand: its jobs, what their keys depend on, its
+faults."""
 
 import itertools
 
@@ -13,7 +14,11 @@ from idmm.data.registry import DATASETS
 from idmm.transfer.config import GridConfig
 from idmm.transfer.plan import Cell, GridPlan
 
-BACKBONE = {"name": "vit_tiny_patch16_224", "label": "tiny", "kwargs": {"embed_dim": 32, "depth": 1, "num_heads": 2}}
+BACKBONE = {
+    "name": "vit_tiny_patch16_224",
+    "label": "tiny",
+    "kwargs": {"embed_dim": 32, "depth": 1, "num_heads": 2},
+}
 BASE = {
     "out": "nowhere",
     "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
@@ -65,9 +70,12 @@ def test_against_a_naive_enumeration():
     assert set(jobs) == wanted and len(wanted) == 20
     assert len({job.key for job in jobs.values()}) == 20, "each cell is a run of its own"
     made = [start for start in starts.values() if start is not None]
-    assert len(made) == 16 and len({start.key for start in made}) == 8, "both targets share a pretraining"
+    assert len(made) == 16 and len({start.key for start in made}) == 8, (
+        "both targets share a pretraining"
+    )
     for cell, job in jobs.items():
-        start, config = starts[cell], parsing.build(FinetuneConfig, job.config)
+        start = starts[cell]
+        config = parsing.build(FinetuneConfig, job.config)
         assert (job.stage, config.seed, config.init) == ("finetune", cell.seed, None)
         assert (config.data.subset is None) == (cell.target == "digits")
         assert config.model.kwargs == BACKBONE["kwargs"]
@@ -79,11 +87,15 @@ def test_against_a_naive_enumeration():
     every = plan(grid())
     order = [job.key for job in every]
     assert len(order) == 28 == len({job.folder for job in every})
-    assert all(order.index(job.needs) < order.index(job.key) for job in every if job.needs is not None)
+    assert all(
+        order.index(job.needs) < order.index(job.key) for job in every if job.needs is not None
+    )
 
 
 def test_seeds_of_either_stage():
-    jobs, _ = cells(pretrain_seeds=[3, 4], finetune_seeds=[5, 6, 7], methods=["idmm"], sources=["digits"])
+    jobs, _ = cells(
+        pretrain_seeds=[3, 4], finetune_seeds=[5, 6, 7], methods=["idmm"], sources=["digits"]
+    )
     pairs = {(cell.pretrain_seed, cell.seed) for cell in jobs if cell.source == "digits"}
     assert pairs == set(itertools.product([3, 4], [5, 6, 7]))
     assert {cell.seed for cell in jobs if cell.source == "scratch"} == {5, 6, 7}
@@ -92,25 +104,51 @@ def test_seeds_of_either_stage():
 def test_scratch_weights_and_pairs(tmp_path):
     assert not any(cell.source == "scratch" for cell in cells(scratch=False)[0])
     path = str(a_run(tmp_path / "run"))
-    jobs, _ = cells(sources=[], weights=[{"label": "IN supervised", "path": path}], targets=["digits"])
-    rows = {(c.source, c.method, c.pretrain_seed, c.seed): job.config["init"] for c, job in jobs.items()}
+    jobs, _ = cells(
+        sources=[], weights=[{"label": "IN supervised", "path": path}], targets=["digits"]
+    )
+    rows = {
+        (c.source, c.method, c.pretrain_seed, c.seed): job.config["init"] for c, job in jobs.items()
+    }
     starts = {"scratch": None, "IN supervised": path}
-    assert rows == {(source, "none", None, seed): init for source, init in starts.items() for seed in (0, 1)}
-    same, _ = cells(pairs="same", targets=["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}])
-    assert {(c.source, c.target) for c in same if c.source != "scratch"} == {("digits", "digits"), ("few", "few")}
+    assert rows == {
+        (source, "none", None, seed): init for source, init in starts.items() for seed in (0, 1)
+    }
+    same, _ = cells(
+        pairs="same",
+        targets=["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
+    )
+    assert {(c.source, c.target) for c in same if c.source != "scratch"} == {
+        ("digits", "digits"),
+        ("few", "few"),
+    }
     assert {c.target for c in same if c.source == "scratch"} == {"digits", "few"}
 
 
 def test_a_folder_is_called_by_the_end_of_its_path():
-    moss, stamps = {"name": "folder", "root": "/data/moss"}, {"root": "stamps/"}
-    sources = [moss, stamps, {**stamps, "subset": {"total": 50}}, "digits", {"name": "folder", "label": 7}]
+    moss = {"name": "folder", "root": "/data/moss"}
+    stamps = {"root": "stamps/"}
+    sources = [
+        moss,
+        stamps,
+        {**stamps, "subset": {"total": 50}},
+        "digits",
+        {"name": "folder", "label": 7},
+    ]
     found = checked(grid(sources=sources, targets=[{**moss, "label": None}])).entries
-    assert [entry.label for entry in found["sources"]] == ["moss", "stamps", "stamps-total50", "digits", "7"]
+    assert [entry.label for entry in found["sources"]] == [
+        "moss",
+        "stamps",
+        "stamps-total50",
+        "digits",
+        "7",
+    ]
     assert [entry.label for entry in found["targets"]] == ["moss"]
 
 
 PRETRAINED = "not scratch"
-FIRST, FEW = BASE["sources"][0], BASE["sources"][1]
+FIRST = BASE["sources"][0]
+FEW = BASE["sources"][1]
 VIEWS = BASE["pretrain"]
 
 
@@ -119,21 +157,43 @@ VIEWS = BASE["pretrain"]
     [
         ("finetune ", {"finetune": {"train": {"epochs": 7}}}),
         (PRETRAINED, {"pretrain": {**VIEWS, "train": {"epochs": 7}}}),
-        ("-idmm-", {"methods": [{"name": "idmm", "pretrain": {"method.label_smoothing": 0.0}}, "simclr"]}),
-        ("to-digits-s", {"targets": [{"name": "digits", "finetune": {"train.lr": 0.5}}, BASE["targets"][1]]}),
+        (
+            "-idmm-",
+            {"methods": [{"name": "idmm", "pretrain": {"method.label_smoothing": 0.0}}, "simclr"]},
+        ),
+        (
+            "to-digits-s",
+            {"targets": [{"name": "digits", "finetune": {"train.lr": 0.5}}, BASE["targets"][1]]},
+        ),
         ("finetune digits-", {"sources": [{"name": "digits", "finetune": {"train.lr": 0.5}}, FEW]}),
         (" few-", {"sources": [FIRST, {**FEW, "subset": {"total": 61}}]}),
         ("tiny", {"backbones": [{**BACKBONE, "kwargs": {**BACKBONE["kwargs"], "depth": 2}}]}),
         ("probe", {"target": {"protocol": "probe"}}),
-        (None, {"pretrain": {**VIEWS, "data": {"workers": 3, "cache": "off"}, "train": {"device": "cpu"}}}),
+        (
+            None,
+            {
+                "pretrain": {
+                    **VIEWS,
+                    "data": {"workers": 3, "cache": "off"},
+                    "train": {"device": "cpu"},
+                }
+            },
+        ),
         (None, {"pretrain": {**VIEWS, "resume": "must"}}),
-        (None, {"sources": ["digits", {**FEW, "label": "fewer"}], "backbones": [{**BACKBONE, "label": "t"}]}),
+        (
+            None,
+            {
+                "sources": ["digits", {**FEW, "label": "fewer"}],
+                "backbones": [{**BACKBONE, "label": "t"}],
+            },
+        ),
         (None, {name: BASE[name][::-1] for name in ("sources", "targets", "methods", "seeds")}),
     ],
 )
 def test_keys_change_exactly_with_what_a_job_computes(touched, change):
     """``touched`` stands in the STAGE TITLE of the jobs that are others, and of no other job."""
-    before, after = set(keys().values()), keys(**change)
+    before = set(keys().values())
+    after = keys(**change)
     if touched == PRETRAINED:
         wanted = {name for name in after if not name[1].startswith("scratch")}
     else:
@@ -145,17 +205,30 @@ def test_keys_change_exactly_with_what_a_job_computes(touched, change):
 
 def test_keys_hold_paths_from_the_folder_of_the_grid(tmp_path, monkeypatch):
     found = []
-    for out, current, root in (("a", "a", "data"), ("a", "b", "../a/data"), ("b", "b", "data"), ("a", "b", "data")):
-        (tmp_path / current / "data").mkdir(parents=True, exist_ok=True), monkeypatch.chdir(tmp_path / current)
-        found += keys(out=str(tmp_path / out / "grid"), sources=[], seeds=[0], targets=[{"root": root}]).values()
+    for out, current, root in (
+        ("a", "a", "data"),
+        ("a", "b", "../a/data"),
+        ("b", "b", "data"),
+        ("a", "b", "data"),
+    ):
+        (
+            (tmp_path / current / "data").mkdir(parents=True, exist_ok=True),
+            monkeypatch.chdir(tmp_path / current),
+        )
+        found += keys(
+            out=str(tmp_path / out / "grid"), sources=[], seeds=[0], targets=[{"root": root}]
+        ).values()
     assert found[0] == found[1] == found[2] != found[3], "b is a, moved with its images"
 
 
 def test_keys_change_with_the_content_of_lists(tmp_path):
-    file, found = tmp_path / "list.csv", set()
+    file = tmp_path / "list.csv"
+    found = set()
     for name, text in itertools.product(("labels", "groups", "exclude"), ("path", "path,class")):
         file.write_text(text)
-        found |= set(keys(sources=[], seeds=[0], targets=[{"root": str(tmp_path), name: str(file)}]).values())
+        found |= set(
+            keys(sources=[], seeds=[0], targets=[{"root": str(tmp_path), name: str(file)}]).values()
+        )
     assert len(found) == 6
 
 
@@ -165,27 +238,40 @@ def write(path, **content):
 
 
 def test_recipes_and_overrides(tmp_path):
-    """The last entry's recipe replaces the base's; the keys of all layers go over it, those of entries last."""
+    """The last entry's recipe replaces the base's; the keys of all layers go over it, those of
+    entries last."""
     base = write(tmp_path / "base.yaml", train={"epochs": 3, "lr": 0.1}, views={"size": 32})
-    own = write(tmp_path / "own.yaml", train={"epochs": 4}, method={"name": "idmm", "temperature": None})
+    own = write(
+        tmp_path / "own.yaml", train={"epochs": 4}, method={"name": "idmm", "temperature": None}
+    )
     given = {
         "pretrain": {"config": base, "train": {"lr": 0.2}, "views.crops": [{"count": 2}]},
-        "methods": ["idmm", {"name": "simclr", "pretrain": {"config": own, "method": {"temperature": 0.3}}}],
+        "methods": [
+            "idmm",
+            {"name": "simclr", "pretrain": {"config": own, "method": {"temperature": 0.3}}},
+        ],
         "sources": [{"name": "digits", "pretrain": {"train": {"batch_size": 9}}}],
     }
     _, starts = cells(**given)
     found = {cell.method: start.config for cell, start in starts.items() if start}
-    idmm, simclr = found["idmm"], found["simclr"]
+    idmm = found["idmm"]
+    simclr = found["simclr"]
     assert [idmm["train"][n] for n in ("epochs", "lr", "batch_size")] == [3, 0.2, 9]
     assert [simclr["train"][n] for n in ("epochs", "lr", "batch_size")] == [4, 0.2, 9]
-    assert [start["views"]["size"] for start in (idmm, simclr)] == [32, 112], "nothing of the base's recipe is left"
+    assert [start["views"]["size"] for start in (idmm, simclr)] == [32, 112], (
+        "nothing of the base's recipe is left"
+    )
     assert simclr["method"]["temperature"] == 0.3 and len(simclr["views"]["crops"]) == 1
 
 
 def test_roots():
     own = [{"name": "pets", "root": "/mine"}, {"name": "folder", "root": "/f"}]
     jobs, starts = cells(
-        sources=["flowers", *own, "digits"], targets=["dtd"], methods=["idmm"], roots="/data", seeds=[0]
+        sources=["flowers", *own, "digits"],
+        targets=["dtd"],
+        methods=["idmm"],
+        roots="/data",
+        seeds=[0],
     )
     found = {cell.source: start.config["data"]["root"] for cell, start in starts.items() if start}
     assert found == {"flowers": "/data/flowers", "pets": "/mine", "f": "/f", "digits": None}
@@ -193,10 +279,24 @@ def test_roots():
 
 
 def test_flags(tmp_path):
-    file = write(tmp_path / "g.yaml", sources=["digits"], targets=["digits"], pretrain={"train": {"lr": 0.1}})
-    argv = ["--config", file, "--out", "x", "--pretrain.train.epochs", "5", "--finetune.data.subset={per_class: 2}"]
+    file = write(
+        tmp_path / "g.yaml", sources=["digits"], targets=["digits"], pretrain={"train": {"lr": 0.1}}
+    )
+    argv = [
+        "--config",
+        file,
+        "--out",
+        "x",
+        "--pretrain.train.epochs",
+        "5",
+        "--finetune.data.subset={per_class: 2}",
+    ]
     argv += ["--finetune.model.freeze"]  # a switch
-    found = parse(GridConfig, [*argv, "--pretrain.config", "r.yaml", "--target.protocol", "probe"], "idmm transfer")
+    found = parse(
+        GridConfig,
+        [*argv, "--pretrain.config", "r.yaml", "--target.protocol", "probe"],
+        "idmm transfer",
+    )
     assert found.pretrain == {"train": {"lr": 0.1, "epochs": 5}, "config": "r.yaml"}
     assert found.finetune == {"data": {"subset": {"per_class": 2}}, "model": {"freeze": True}}
     assert found.target.protocol == "probe"
@@ -246,13 +346,31 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"sources": [], "scratch": False}, "sources: none, and neither scratch nor weights: there is nothing to run"),
-        ({"weights": [{"label": "digits", "path": "."}]}, "weights: 'digits' is also the label of a source"),
+        (
+            {"sources": [], "scratch": False},
+            "sources: none, and neither scratch nor weights: there is nothing to run",
+        ),
+        (
+            {"weights": [{"label": "digits", "path": "."}]},
+            "weights: 'digits' is also the label of a source",
+        ),
         ({"targets": [{"root": ""}]}, "targets[0].root: got '', expected a folder"),
-        ({"pretrain": {"out": "x"}}, "pretrain: out: 'x', but the grid's 'out' decides it. Set it there"),
-        ({"pretrain": {"config": 3}}, "pretrain of idmm on digits: config: got 3, expected the path of one YAML file"),
-        ({"targets": [{"name": "digits", "finetune": {"seed": 7}}]}, "targets[0].finetune: seed: 7, but the grid's"),
-        ({"pairs": "same", "targets": ["digits"]}, "pairs: 'same', but no target has the label 'few' of that source"),
+        (
+            {"pretrain": {"out": "x"}},
+            "pretrain: out: 'x', but the grid's 'out' decides it. Set it there",
+        ),
+        (
+            {"pretrain": {"config": 3}},
+            "pretrain of idmm on digits: config: got 3, expected the path of one YAML file",
+        ),
+        (
+            {"targets": [{"name": "digits", "finetune": {"seed": 7}}]},
+            "targets[0].finetune: seed: 7, but the grid's",
+        ),
+        (
+            {"pairs": "same", "targets": ["digits"]},
+            "pairs: 'same', but no target has the label 'few' of that source",
+        ),
     ],
 )
 def test_faults_one_by_one(change, fault):

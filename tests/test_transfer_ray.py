@@ -24,7 +24,8 @@ from idmm.transfer.preflight import check
 from idmm.transfer.run import Grid
 
 STARTING = 90  # seconds until Ray counts as unable to start here
-CHANGES = {"targets": ["digits"], "engine": "ray"}  # 2 pretrainings, 3 fine-tunings: a part of ``whole_grid``
+# 2 pretrainings, 3 fine-tunings: a part of ``whole_grid``
+CHANGES = {"targets": ["digits"], "engine": "ray"}
 
 
 @contextlib.contextmanager
@@ -51,11 +52,13 @@ def patience():
 
 @pytest.fixture(scope="module")
 def joined():
-    """The address of a cluster of one node with two cores, joined by this process; its workers are kept."""
+    """The address of a cluster of one node with two cores, joined by this process; its workers are
+    kept."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short: sockets lie in it, and their paths may not be long
+    # short: sockets lie in it, and their paths may not be long
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RAY_TMPDIR", "TMPDIR"):
             patch.setenv(name, folder)
@@ -66,7 +69,9 @@ def joined():
         started = Cluster()
         try:
             with limit(STARTING):
-                started.add_node(num_cpus=2, object_store_memory=80_000_000, include_dashboard=False)
+                started.add_node(
+                    num_cpus=2, object_store_memory=80_000_000, include_dashboard=False
+                )
                 started.wait_for_nodes()
                 ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
         except Exception as error:  # a sandbox without sockets or shared memory
@@ -103,8 +108,10 @@ def kill_worker(folder):
 
 
 def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
-    """By the command line. Each step writes a checkpoint, from which the job's next worker goes on."""
-    out, killed = tmp_path / "out", []
+    """By the command line. Each step writes a checkpoint, from which the job's next worker goes
+    on."""
+    out = tmp_path / "out"
+    killed = []
 
     def kill():
         while not killed:
@@ -118,20 +125,31 @@ def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
     assert inside(out, "--ray.address", joined, **CHANGES) == 0
     killer.join()
     wanted = cells(whole_grid)
-    assert cells(out) == {key: cell for key, cell in wanted.items() if key[1] == "digits"} and len(cells(out)) == 3
+    assert (
+        cells(out) == {key: cell for key, cell in wanted.items() if key[1] == "digits"}
+        and len(cells(out)) == 3
+    )
     assert whole(out, whole_grid) and not list((out / "jobs").iterdir())
     (folder,) = killed
     assert (folder / "log.txt").read_text().count("training on cpu") == 2 and begun(out) == 5 + 1
     assert "ray: 1 nodes, 2 cores, 0 GPUs" in capsys.readouterr().err
     before = stamps(out)
-    assert inside(out, "--ray.address", joined, **CHANGES) == 0 and stamps(out) == before, "what is done is not sent"
+    assert inside(out, "--ray.address", joined, **CHANGES) == 0 and stamps(out) == before, (
+        "what is done is not sent"
+    )
 
 
 def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, tmp_path, monkeypatch):
     """One whose images are broken, and one at which each worker dies."""
     broken = tree(tmp_path / "broken", train={"a": 3})
-    (broken / "train" / "a" / "1.png").write_bytes(b"no image")  # seen when it is decoded, not before
-    faulty = {"name": "folder", "label": "broken", "root": str(broken), "pretrain": {"data": {"subset": None}}}
+    # seen when it is decoded, not before
+    (broken / "train" / "a" / "1.png").write_bytes(b"no image")
+    faulty = {
+        "name": "folder",
+        "label": "broken",
+        "root": str(broken),
+        "pretrain": {"data": {"subset": None}},
+    }
     long = {"name": "digits", "label": "long", "pretrain": {"train": {"epochs": 5000}}}
     grid = make(tmp_path / "out", sources=[faulty, long])
 
@@ -146,10 +164,18 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, tmp_path, monkey
     failed = found["broken"]
     assert found["scratch"]["status"] == "ok"
     assert failed["status"] == "failed" and "1.png" in failed["error"]
-    assert "1.png" in (grid.out / failed["log"]).read_text() and str(failed["log"]).startswith("runs/pretrain/")
+    assert "1.png" in (grid.out / failed["log"]).read_text() and str(failed["log"]).startswith(
+        "runs/pretrain/"
+    )
     assert not (grid.out / failed["folder"]).exists(), "what waits for it is not run"
-    assert found["long"]["status"] == "failed" and found["long"]["error"].startswith("its worker died: ")
-    assert len(grid.failures()) == 2 and not grid.remaining() and not list(grid.out.glob("jobs/*.started"))
+    assert found["long"]["status"] == "failed" and found["long"]["error"].startswith(
+        "its worker died: "
+    )
+    assert (
+        len(grid.failures()) == 2
+        and not grid.remaining()
+        and not list(grid.out.glob("jobs/*.started"))
+    )
 
 
 def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, monkeypatch):
@@ -167,11 +193,17 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, monkeypa
     monkeypatch.setattr(Grid, "log_progress", stop)
     with pytest.raises(Interrupted, match="Repeat the command to resume"):
         cluster.run(grid)
-    assert not list(grid.out.glob("jobs/*.started")) and not grid.failures() and len(grid.remaining()) == 2
+    assert (
+        not list(grid.out.glob("jobs/*.started"))
+        and not grid.failures()
+        and len(grid.remaining()) == 2
+    )
     assert (folder / "last" / "state.pt").exists()
 
 
 def test_without_ray(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     grid = make(tmp_path / "out")
-    assert faults(check, grid.config, grid.plan) == ["engine: ray: needs ray. Install it with: pip install -e '.[ray]'"]
+    assert faults(check, grid.config, grid.plan) == [
+        "engine: ray: needs ray. Install it with: pip install -e '.[ray]'"
+    ]

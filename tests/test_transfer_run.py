@@ -1,4 +1,5 @@
-"""``idmm transfer``: whole tiny grids through the command line, what is run again and what is not, failures, faults."""
+"""``idmm transfer``: whole tiny grids through the command line, what is run again and what is not,
+failures, faults."""
 
 import csv
 import io
@@ -33,16 +34,30 @@ def fail(error):
 
 def test_a_grid(whole_grid):
     rows = list(csv.DictReader(io.StringIO((whole_grid / "grid.csv").read_text())))
-    assert list(rows[0]) == "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status".split(",")
+    assert list(
+        rows[0]
+    ) == "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status".split(",")
     found = {(row["source"], row["method"], row["target"]): row for row in rows}
     starts = [("scratch", "none"), ("digits", "idmm"), ("few", "idmm")]
-    assert set(found) == {(*start, target) for start in starts for target in ("digits", "other")} and len(rows) == 6
-    assert {row["status"] for row in rows} == {"ok"} and {row["backbone"] for row in rows} == {"tiny"}
-    assert all(row["seed"] == "3" and (row["pretrain_seed"] == "3") == (row["source"] != "scratch") for row in rows)
+    assert (
+        set(found) == {(*start, target) for start in starts for target in ("digits", "other")}
+        and len(rows) == 6
+    )
+    assert {row["status"] for row in rows} == {"ok"} and {row["backbone"] for row in rows} == {
+        "tiny"
+    }
+    assert all(
+        row["seed"] == "3" and (row["pretrain_seed"] == "3") == (row["source"] != "scratch")
+        for row in rows
+    )
     for cell in results(whole_grid)["cells"]:
         result = json.loads((whole_grid / cell["folder"] / "result.json").read_text())
-        assert (cell["top1"], cell["top5"], cell["seconds"]) == tuple(result[n] for n in ("top1", "top5", "seconds"))
-        assert float(found[cell["source"], cell["method"], cell["target"]]["top1"]) == pytest.approx(cell["top1"])
+        assert (cell["top1"], cell["top5"], cell["seconds"]) == tuple(
+            result[n] for n in ("top1", "top5", "seconds")
+        )
+        assert float(
+            found[cell["source"], cell["method"], cell["target"]]["top1"]
+        ) == pytest.approx(cell["top1"])
         assert cell["source_size"] == {"digits": 80, "few": 60}.get(cell["source"])
         assert result["train_size"] == {"digits": 40, "other": 20}[cell["target"]]
     assert len(runs(whole_grid)) == JOBS == begun(whole_grid)
@@ -56,7 +71,13 @@ def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
     model = {"name": "vit_tiny_patch16_224", "kwargs": VIT}
     data = {"workers": 0, "subset": {"total": 60}}
     idmm.pretrain({**pretrained, "model": model, "data": data, "out": str(tmp_path / "a")})
-    tuned = {**GRID["finetune"], "seed": 3, "model": model, "init": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    tuned = {
+        **GRID["finetune"],
+        "seed": 3,
+        "model": model,
+        "init": str(tmp_path / "a"),
+        "out": str(tmp_path / "b"),
+    }
     result = idmm.finetune(tuned)
     assert cells(whole_grid)["few", "digits", 3] == ("ok", result["top1"], result["top5"])
     (folder,) = whole_grid.glob("runs/finetune/few-*-to-digits-*")
@@ -65,7 +86,12 @@ def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
 
 def test_from_python(tmp_path, monkeypatch, capsys):
     """Jobs run in the order of their needs; cells have what results hold of the test images."""
-    told = {"top1_interval": [40.0, 60.0], "largest_class": 10.3, "test_size": 96, "baseline_top1": 33.3}
+    told = {
+        "top1_interval": [40.0, 60.0],
+        "largest_class": 10.3,
+        "test_size": 96,
+        "baseline_top1": 33.3,
+    }
     told |= {"params": 3_600_000, "backbone_params": 3_410_000}
     made = Made(monkeypatch, **told)
     found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
@@ -80,12 +106,18 @@ def test_from_python(tmp_path, monkeypatch, capsys):
         and "the largest class 10.3 %, the baseline 33.3 %" in said
     )
     for source in ("digits", "few"):
-        tuned = [made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3") for target in ("digits", "other")]
+        tuned = [
+            made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3")
+            for target in ("digits", "other")
+        ]
         assert made.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)
 
 
-def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(copied, monkeypatch, capsys):
-    before, made = stamps(copied), Made(monkeypatch)
+def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(
+    copied, monkeypatch, capsys
+):
+    before = stamps(copied)
+    made = Made(monkeypatch)
     assert inside(copied) == 0 and not made.asked
     assert stamps(copied) == before and len(before) == 2 * JOBS
     assert "6 of 6 cells done" in capsys.readouterr().out
@@ -95,13 +127,19 @@ def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(copied
     assert not made.asked
     (path,) = copied.glob("runs/finetune/few-*-to-other-*/result.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"test_size": 7}))
-    assert inside(copied) == 0 and "target 'other': its images changed between runs (7, " in capsys.readouterr().err
+    assert (
+        inside(copied) == 0
+        and "target 'other': its images changed between runs (7, " in capsys.readouterr().err
+    )
 
 
 def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     made = Made(monkeypatch)
-    made.instead = {"few-idmm-tiny": fail(RunError("the loss is nan")), "scratch-tiny-to-other": fail(KeyError("odd"))}
+    made.instead = {
+        "few-idmm-tiny": fail(RunError("the loss is nan")),
+        "scratch-tiny-to-other": fail(KeyError("odd")),
+    }
     assert inside(out) == 1
     titles = ["few-idmm-tiny-s3", "scratch-tiny-to-other-s3"]
     assert [made.asked.count(title) for title in titles] == [1, 1]
@@ -110,13 +148,20 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
     assert set(failed) == {("few", "digits"), ("few", "other"), ("scratch", "other")}
     assert {cell["status"] for cell in failed.values()} == {"failed"}
     errors = {place: cell["error"] for place, cell in failed.items()}
-    assert errors["few", "other"] == "the loss is nan" and errors["scratch", "other"] == "KeyError: 'odd'"
+    assert (
+        errors["few", "other"] == "the loss is nan"
+        and errors["scratch", "other"] == "KeyError: 'odd'"
+    )
     assert "the loss is nan" in (out / failed["few", "digits"]["log"]).read_text()
     assert "Traceback" in (out / failed["scratch", "other"]["log"]).read_text()
     said = capsys.readouterr().err
-    assert f"failed: few-idmm-tiny-s3: the loss is nan ({out}/runs/pretrain/few-idmm-tiny-s3-" in said
+    assert (
+        f"failed: few-idmm-tiny-s3: the loss is nan ({out}/runs/pretrain/few-idmm-tiny-s3-" in said
+    )
     assert "failed: scratch-tiny-to-other-s3: KeyError: 'odd'" in said
-    assert said.splitlines().count("pretrain: few-idmm-tiny-s3") == 1, "a job is named when it begins"
+    assert said.splitlines().count("pretrain: few-idmm-tiny-s3") == 1, (
+        "a job is named when it begins"
+    )
     assert status(out, capsys)[0] == "grid: 3 of 6 cells, 3 failed"
     assert inside(out, "--plan") == 0
     said = capsys.readouterr().out
@@ -124,8 +169,12 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
     assert "4 jobs for 3 cells, 3 cells are done\n" in said
     made.asked.clear(), made.instead.clear()
     assert inside(out) == 0
-    assert sorted(made.asked) == sorted([*titles, *(f"few-idmm-s3-tiny-to-{t}-s3" for t in ("digits", "other"))])
-    assert {status for status, *_ in cells(out).values()} == {"ok"} and not list((out / "jobs").glob("*.failed.json"))
+    assert sorted(made.asked) == sorted(
+        [*titles, *(f"few-idmm-s3-tiny-to-{t}-s3" for t in ("digits", "other"))]
+    )
+    assert {status for status, *_ in cells(out).values()} == {"ok"} and not list(
+        (out / "jobs").glob("*.failed.json")
+    )
 
 
 def test_a_real_job_that_fails(copied, capsys):
@@ -136,14 +185,20 @@ def test_a_real_job_that_fails(copied, capsys):
     log = (copied / cell["log"]).read_text()
     assert log.count("the loss is not finite") == 1 and "pretrain/digits-hot-tiny-s3" in cell["log"]
     advice = "lower --pretrain.train.lr or set --pretrain.train.clip_grad 1"
-    assert cell["error"].endswith(f". The last checkpoint is kept: {advice}"), "in the grid's own flags"
+    assert cell["error"].endswith(f". The last checkpoint is kept: {advice}"), (
+        "in the grid's own flags"
+    )
     assert cell["error"] in capsys.readouterr().err
     assert cells(copied)["scratch", "digits", 3][0] == "ok"
 
 
 def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
     made = Made(monkeypatch)
-    assert inside(tmp_path / "new", "--plan") == 0 and not made.asked and not (tmp_path / "new").exists()
+    assert (
+        inside(tmp_path / "new", "--plan") == 0
+        and not made.asked
+        and not (tmp_path / "new").exists()
+    )
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == JOBS and last == "8 jobs for 6 cells, 0 cells are done"
     after = [line for line in lines if "  after " in line]
@@ -153,14 +208,23 @@ def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
     assert inside(copied, "--plan", targets=more) == 0
     out = capsys.readouterr().out
-    assert out.count("-to-third-") == 3 == len(out.splitlines()) - 1 and "3 jobs for 3 cells, 6 cells are done" in out
-    assert "after" not in out and {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
+    assert (
+        out.count("-to-third-") == 3 == len(out.splitlines()) - 1
+        and "3 jobs for 3 cells, 6 cells are done" in out
+    )
+    assert (
+        "after" not in out
+        and {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
+    )
 
 
 def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatch, capsys):
-    """Also what only a run would see: a batch that the method cannot divide, a grid too small for drloc."""
-    made, out = Made(monkeypatch), tmp_path / "out"
-    unlabelled, labelled = tmp_path / "flat", tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
+    """Also what only a run would see: a batch that the method cannot divide, a grid too small for
+    drloc."""
+    made = Made(monkeypatch)
+    out = tmp_path / "out"
+    unlabelled = tmp_path / "flat"
+    labelled = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
     for n in range(3):
         paint(unlabelled / f"train/{n}.png", n)
     out.mkdir()
@@ -181,7 +245,11 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
     assert inside(out, "--finetune.train.device", "mps", **given) == 2
     said = capsys.readouterr()
     lines = said.err.splitlines()
-    assert said.out == "" and not made.asked and sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
+    assert (
+        said.out == ""
+        and not made.asked
+        and sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
+    )
     wanted = [
         "sources 'digitz': data.name: 'digitz' is not known,",
         "methods 'imdd': 'imdd' is not known,",
@@ -194,19 +262,34 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "weights 'IN': model.kwargs: depth is 2, but ",
         "finetune: train.device: 'mps' is not available",
     ]
-    assert not [want for want in wanted if not any(line.startswith(want) for line in lines)], said.err
+    assert not [want for want in wanted if not any(line.startswith(want) for line in lines)], (
+        said.err
+    )
     assert len(lines) == len(set(lines)) and "Traceback" not in said.err
     assert not [line for line in lines if "'fine'" in line.partition(":")[0]]
     small = {"name": "digits", "label": "small", "subset": {"total": 1}}
-    tuning = {**GRID["finetune"], "drloc": {"weight": 0.5}, "train": {**GRID["finetune"]["train"], "size": 8}}
-    assert inside(tmp_path / "other", methods=["simclr", "imdd"], sources=[small], finetune=tuning) == 2
+    tuning = {
+        **GRID["finetune"],
+        "drloc": {"weight": 0.5},
+        "train": {**GRID["finetune"]["train"], "size": 8},
+    }
+    assert (
+        inside(tmp_path / "other", methods=["simclr", "imdd"], sources=[small], finetune=tuning)
+        == 2
+    )
     said = capsys.readouterr().err
-    assert "sources 'small': data.root: 1 image to train on. Telling images apart needs at least 2" in said
+    assert (
+        "sources 'small': data.root: 1 image to train on. Telling images apart needs at least 2"
+        in said
+    )
     assert "drloc.weight: at 8 px the final grid is 1x1" in said and not made.asked
 
 
 def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
-    made, a_run, file, out = Made(monkeypatch), tmp_path / "run", tmp_path / "file", tmp_path / "out"
+    made = Made(monkeypatch)
+    a_run = tmp_path / "run"
+    file = tmp_path / "file"
+    out = tmp_path / "out"
     (a_run / "last").mkdir(parents=True), file.touch()
     for place, line in (
         (a_run, f"out: '{a_run}' exists and is not empty. Name a new folder"),
@@ -218,12 +301,22 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
     line = f"out: cannot write '{below}', because '{file}' is not a folder. Name another place\n"
     assert capsys.readouterr().err == line
     root = tree(tmp_path / "d", train={"a": 1})
-    assert inside(root / "train/grid", sources=[{"root": str(root / "train")}], targets=[{"root": str(root)}]) == 2
+    assert (
+        inside(
+            root / "train/grid",
+            sources=[{"root": str(root / "train")}],
+            targets=[{"root": str(root)}],
+        )
+        == 2
+    )
     line = f"out: '{root}/train/grid' lies among the images of '{root}/train' and would become one of their classes."
     assert capsys.readouterr().err.count(line) == 1
     lock = Lock(out / ".lock")
     assert lock.acquire() and inside(out) == 2 and not made.asked
-    assert capsys.readouterr().err == f"out: '{out}' is in use by another run. Wait for it or name another folder\n"
+    assert (
+        capsys.readouterr().err
+        == f"out: '{out}' is in use by another run. Wait for it or name another folder\n"
+    )
     lock.release()
     assert inside(out) == 0
 
@@ -235,7 +328,8 @@ def status(out, capsys):
 
 def test_status(tmp_path, monkeypatch, capsys):
     """Also from another folder than the one that the grid was started in."""
-    made, seen = Made(monkeypatch), []
+    made = Made(monkeypatch)
+    seen = []
     out = tmp_path / "out"
     made.instead = {
         "few-idmm-tiny": fail(RunError("nan")), "digits-idmm-s3": fail(Interrupted("enough")),
@@ -248,7 +342,9 @@ def test_status(tmp_path, monkeypatch, capsys):
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     assert seen[0].startswith("grid: ")
-    assert any(line.startswith("  running, or killed: ") and line.endswith(", start 1") for line in seen)
+    assert any(
+        line.startswith("  running, or killed: ") and line.endswith(", start 1") for line in seen
+    )
     assert status(out, capsys) == [
         "grid: 2 of 6 cells, 2 failed",
         f"  failed: few-idmm-tiny-s3: nan ({next(out.glob('runs/pretrain/few-*'))}/log.txt)",
@@ -257,7 +353,8 @@ def test_status(tmp_path, monkeypatch, capsys):
     made.instead.clear()
     monkeypatch.chdir(tmp_path)
     assert inside("out", **changes) == 0 and capsys.readouterr()
-    (out / "jobs/gone.started").symlink_to("removed")  # a job that ends now, and one that was killed with its result
+    # a job that ends now, and one that was killed with its result
+    (out / "jobs/gone.started").symlink_to("removed")
     (out / f"jobs/{next(iter(runs(out)))}.started").write_text("1")
     assert status(out, capsys) == ["grid: 6 of 6 cells", f"  results so far: {out / 'grid.md'}"]
 
@@ -266,9 +363,13 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     before = stamps(copied)
     assert inside(copied, "--target.protocol", "probe") == 0
     assert "- probe: 6 of 6 cells done" in capsys.readouterr().out
-    assert stamps(copied).items() >= before.items(), "pretrainings and fine-tunings stay as they are"
+    assert stamps(copied).items() >= before.items(), (
+        "pretrainings and fine-tunings stay as they are"
+    )
     assert len(runs(copied)) == JOBS + 6
-    found = {(c["source"], c["target"]): c for c in results(copied)["cells"] if c["protocol"] == "probe"}
+    found = {
+        (c["source"], c["target"]): c for c in results(copied)["cells"] if c["protocol"] == "probe"
+    }
     (source,) = copied.glob("runs/pretrain/few-*")
     argv = ["--init", source, "--data.workers", 0, "--seed", 3, "--out", tmp_path / "p"]
     assert call(["probe", *argv, "--data.subset", "{per_class: 2}", "--device", "cpu"]) == 0
@@ -276,7 +377,11 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     cell = found["few", "other"]
     assert (cell["top1"], cell["knn"]) == (by_hand["top1"], by_hand["knn"]) and cell["top5"] is None
     result = json.loads((copied / cell["folder"] / "result.json").read_text())
-    assert result["train_size"] == 20 and result["size"] == 16 and result["readouts"] == by_hand["readouts"]
+    assert (
+        result["train_size"] == 20
+        and result["size"] == 16
+        and result["readouts"] == by_hand["readouts"]
+    )
     assert cell["source_size"] == 60 and cell["seconds"] == result["seconds"]
     scratch = json.loads((copied / found["scratch", "other"]["folder"] / "result.json").read_text())
     assert scratch["init"] is None and scratch["seed"] == 3

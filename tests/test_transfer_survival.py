@@ -1,4 +1,5 @@
-"""A transfer grid killed at any moment, and a job that kills its process: nothing is lost or run twice."""
+"""A transfer grid killed at any moment, and a job that kills its process: nothing is lost or run
+twice."""
 
 import random
 import signal
@@ -12,25 +13,33 @@ from transfers import JOBS, Made, begun, cells, forked, inside, results, runs, s
 def assert_equal(out, whole):
     """Every cell and every exported tensor are those of the run that was left alone."""
     assert cells(out) == cells(whole) and {status for status, *_ in cells(out).values()} == {"ok"}
-    mine, others = runs(out), runs(whole)
+    mine = runs(out)
+    others = runs(whole)
     assert mine.keys() >= others.keys() and len(others) == JOBS
     assert all(same(mine[key], others[key]) for key in others)
 
 
 def test_killed_five_times_at_random(whole_grid, tmp_path):
-    rng, out, kept = random.Random(11), tmp_path / "out", {}
+    rng = random.Random(11)
+    out = tmp_path / "out"
+    kept = {}
     with forked(out) as process:  # and once stopped kindly
         assert process.until(lambda: begun(out) > 0), process.said()
-        assert process.kill(signal.SIGTERM) == 130 and set(cells(out).values()) == {("missing", None, None)}
+        assert process.kill(signal.SIGTERM) == 130 and set(cells(out).values()) == {
+            ("missing", None, None)
+        }
     # jobs that are to be finished before the kill: so no job is under way at two kills
     for turn, jobs in enumerate([0, 1, 1, 1, 1]):
-        begun_before, files = begun(out), len(kept) + 2 * jobs
+        begun_before = begun(out)
+        files = len(kept) + 2 * jobs
         with forked(out) as process:
             assert process.until(partial(more, out, begun_before, files)), process.said()
             time.sleep(rng.uniform(0, 0.2))
             assert process.kill() == -signal.SIGKILL, "it was over before it was killed"
         now = stamps(out)
-        assert {path: now[path] for path in kept} == kept, f"turn {turn}: what was finished was opened again"
+        assert {path: now[path] for path in kept} == kept, (
+            f"turn {turn}: what was finished was opened again"
+        )
         kept = now
     assert kept, "the kills came before any job was finished: they prove nothing"
     with forked(out) as process:
@@ -40,13 +49,16 @@ def test_killed_five_times_at_random(whole_grid, tmp_path):
 
 
 def more(out, count, files):
-    """Whether training was begun more often than so, and so many files of finished jobs are there."""
+    """Whether training was begun more often than so, and so many files of finished jobs are
+    there."""
     return begun(out) > count and len(stamps(out)) >= files
 
 
 def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, capsys):
-    """As of one that is too large for the memory: the third start records it and runs the others."""
-    out, long = tmp_path / "out", ("--pretrain.train.epochs", 100_000)
+    """As of one that is too large for the memory: the third start records it and runs the
+    others."""
+    out = tmp_path / "out"
+    long = ("--pretrain.train.epochs", 100_000)
     for died in (1, 2):
         with forked(out, *long) as process:
             assert process.until(lambda count=died: begun(out) == count), process.said()
@@ -54,10 +66,14 @@ def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, caps
         assert [path.read_text() for path in (out / "jobs").glob("*.started")] == [str(died)]
     assert call(["transfer", "status", out]) == 0
     said = capsys.readouterr().out
-    assert "  running, or killed: digits-idmm-tiny-s3-" in said and said.rstrip().endswith(", start 2")
+    assert "  running, or killed: digits-idmm-tiny-s3-" in said and said.rstrip().endswith(
+        ", start 2"
+    )
     made = Made(monkeypatch)
     assert inside(out, *long) == 1 and "digits-idmm-tiny-s3" not in made.asked
     found = {(cell["source"], cell["status"]) for cell in results(out)["cells"]}
     assert found == {("scratch", "ok"), ("digits", "failed"), ("few", "ok")}
     assert "digits-idmm-tiny-s3 failed: its process died, 2 times" in capsys.readouterr().err
-    assert inside(out, *long) == 0 and "digits-idmm-tiny-s3" in made.asked, "as other failed jobs it is tried again"
+    assert inside(out, *long) == 0 and "digits-idmm-tiny-s3" in made.asked, (
+        "as other failed jobs it is tried again"
+    )

@@ -16,7 +16,12 @@ from idmm.errors import UserError
 from idmm.files import read_csv as rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
-LONG = {"train__epochs": 12, "train__lr": 0.01, "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0}
+LONG = {
+    "train__epochs": 12,
+    "train__lr": 0.01,
+    "augment__mixup_alpha": 0.0,
+    "augment__cutmix_alpha": 0.0,
+}
 TOP = 3000  # of the deep pictures
 WITHOUT_TORCH = """
 import runpy, sys
@@ -34,7 +39,8 @@ CLASSES = ("crypts", "lumen", "stroma")  # which a channel tells apart
 
 
 def bands(number, seed, channels=7):
-    """An image of a class, uint16 [24, 28, C] of values up to 4095, as sensors of 12 bits have them."""
+    """An image of a class, uint16 [24, 28, C] of values up to 4095, as sensors of 12 bits have
+    them."""
     rng = np.random.default_rng([number, seed])
     image = rng.integers(100, 900, (24, 28, channels))
     top, left = rng.integers(0, (12, 14))
@@ -51,12 +57,15 @@ def band_tree(root, train=1, test=1, channels=7):
                 image = bands(number, first + i, channels)
                 planes = {} if i % 2 else {"planarconfig": "contig"}
                 image = np.moveaxis(image, 2, 0) if i % 2 else image
-                tifffile.imwrite(root / split / name / f"{i}.tif", image, photometric="minisblack", **planes)
+                tifffile.imwrite(
+                    root / split / name / f"{i}.tif", image, photometric="minisblack", **planes
+                )
     return root
 
 
 def grey(bright, seed):
-    """An X-ray, say: uint16 [H, W] of values from 400 to 3000, some of which are a bright square."""
+    """An X-ray, say: uint16 [H, W] of values from 400 to 3000, some of which are a bright
+    square."""
     image = np.random.default_rng([bright, seed]).integers(400, 900, (20, 26)).astype(np.uint16)
     image[5:15, 4:18] += 1800 * bright
     image[0, 0], image[-1, -1] = 400, TOP
@@ -98,12 +107,16 @@ def ran(*argv):
 @pytest.mark.parametrize("name", ["rgb", "some"])
 def test_the_example(runs, xrays, tiles, tmp_path, name):
     """examples/classify_onnx.py gives the run's own classes, without torch."""
-    run, root = runs / name, tiles if name == "some" else xrays
-    own, files = rows(run / "predictions.csv"), []
+    run = runs / name
+    root = tiles if name == "some" else xrays
+    own = rows(run / "predictions.csv")
+    files = []
     for n, row in enumerate(own):  # a third of them as .npy, of bands by turns [C, H, W]
         files.append(root / row["path"])
         if n % 3 == 0:
-            image = np.asarray(Image.open(files[-1])) if name != "some" else tifffile.imread(files[-1])
+            image = (
+                np.asarray(Image.open(files[-1])) if name != "some" else tifffile.imread(files[-1])
+            )
             files[-1] = tmp_path / f"{n}.npy"
             np.save(files[-1], image)
     for kind, out in (("hf", tmp_path / "hf"), ("onnx", tmp_path / "m.onnx")):
@@ -112,10 +125,14 @@ def test_the_example(runs, xrays, tiles, tmp_path, name):
     printed = ran("examples/classify_onnx.py", tmp_path / "m.onnx", *files)
     lines = [line.split(",")[1:] for line in printed.splitlines()]
     assert [label for label, _ in lines] == [row["predicted"] for row in own]
-    assert [float(p) for _, p in lines] == pytest.approx([float(row["probability"]) for row in own], abs=2e-3)
+    assert [float(p) for _, p in lines] == pytest.approx(
+        [float(row["probability"]) for row in own], abs=2e-3
+    )
     text = (tmp_path / "hf" / "README.md").read_text()
     kind = "images of 3 channels into 3" if name == "some" else "images into 2"
-    assert f"A classifier of {kind} classes" in text and "image = ...  # [1, C, H, W], by hand" in text
+    assert (
+        f"A classifier of {kind} classes" in text and "image = ...  # [1, C, H, W], by hand" in text
+    )
 
 
 def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
@@ -128,9 +145,29 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     said = f"  {tmp_path}/four.npy: has 4 channels, expected 7"
     for command in ("predict", "embed"):
         out = tmp_path / {"predict": "p.csv", "embed": "f.npz"}[command]
-        assert call([command, "--init", run, tmp_path / "four.npy", tmp_path / "seven.npy", "--out", out]) == 0
+        assert (
+            call(
+                [
+                    command,
+                    "--init",
+                    run,
+                    tmp_path / "four.npy",
+                    tmp_path / "seven.npy",
+                    "--out",
+                    out,
+                ]
+            )
+            == 0
+        )
         assert said in capsys.readouterr().err.splitlines()
-    given = ["--init", run, tmp_path / "seven.npy", tmp_path / "four.npy", "--out", tmp_path / "s.png"]
+    given = [
+        "--init",
+        run,
+        tmp_path / "seven.npy",
+        tmp_path / "four.npy",
+        "--out",
+        tmp_path / "s.png",
+    ]
     assert refused(capsys, ["similar", *given])[-1] == said
     clf = idmm.load_classifier(run)
     with pytest.raises(UserError, match=r"^images: the image: has 4 channels, expected 7$"):
@@ -150,7 +187,9 @@ def test_arrays_of_pictures(runs, xrays):
 
 def test_predict_needs_no_flag(runs, tiles, tmp_path):
     """The run's own classes and probabilities, from files of seven channels."""
-    assert call(["predict", "--init", runs / "some", tiles / "test", "--out", tmp_path / "p.csv"]) == 0
+    assert (
+        call(["predict", "--init", runs / "some", tiles / "test", "--out", tmp_path / "p.csv"]) == 0
+    )
     found = {row["path"]: row for row in rows(tmp_path / "p.csv")}
     own = rows(runs / "some" / "predictions.csv")
     assert len(found) == len(own) == 9

@@ -1,4 +1,5 @@
-"""What people keep in lists beside their images: images to leave out, classes, groups. By the real command line."""
+"""What people keep in lists beside their images: images to leave out, classes, groups. By the real
+command line."""
 
 import csv
 import json
@@ -27,8 +28,13 @@ def written(path, text):
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
     """Images with one fault of each kind."""
-    root = tree(tmp_path_factory.mktemp("faulty") / "d", train={"cat": 5, "dog": 5}, test={"cat": 2, "dog": 2})
-    train, test = root / "train", root / "test"
+    root = tree(
+        tmp_path_factory.mktemp("faulty") / "d",
+        train={"cat": 5, "dog": 5},
+        test={"cat": 2, "dog": 2},
+    )
+    train = root / "train"
+    test = root / "test"
     (train / "dog/broken.png").write_text("no image")
     shutil.copy(train / "cat/0.png", train / "cat/copy.png")
     shutil.copy(train / "cat/1.png", test / "cat/leak.png")
@@ -46,7 +52,11 @@ def checked(faulty, tmp_path_factory):
 
 def test_the_check_writes_what_to_leave_out_and_why(faulty, checked):
     lines = checked.read_text().splitlines()
-    reasons = {line: lines[i - 1].removeprefix("# ") for i, line in enumerate(lines) if not line.startswith("#")}
+    reasons = {
+        line: lines[i - 1].removeprefix("# ")
+        for i, line in enumerate(lines)
+        if not line.startswith("#")
+    }
     assert reasons == {
         "train/dog/broken.png": "unreadable (not an image)",
         "train/cat/copy.png": "the same as train/cat/0.png",
@@ -71,7 +81,10 @@ def test_odd_names_come_back_from_every_list(tmp_path):
     with open(tmp_path / "labels.csv", "w", newline="", errors="surrogateescape") as file:
         rows = csv.writer(file)
         rows.writerows(
-            [("path", "class", "split", "group"), *((n, "ab"[i % 2], "train", n) for i, n in enumerate(odd))]
+            [
+                ("path", "class", "split", "group"),
+                *((n, "ab"[i % 2], "train", n) for i, n in enumerate(odd)),
+            ]
         )
         rows.writerows([("test/a/0.png", "a", "test", "x"), ("test/b/0.png", "b", "test", "y")])
     lists = list_images(section(root, labels=str(tmp_path / "labels.csv")), labelled=True)
@@ -82,18 +95,31 @@ def test_odd_names_come_back_from_every_list(tmp_path):
     assert call(["data", "check", "--root", tmp_path / "e", "--out", tmp_path / "c"]) == 1
     own = {"root": tmp_path / "e", "exclude": str(tmp_path / "c/exclude.txt")}
     plain = list_images(section(**own, val_fraction=0.4), labelled=True)
-    assert (len(plain.train), len(plain.test), plain.excluded, plain.train.classes) == (4, 2, 2, ["#1", "dog"])
+    assert (len(plain.train), len(plain.test), plain.excluded, plain.train.classes) == (
+        4,
+        2,
+        2,
+        ["#1", "dog"],
+    )
     write_csv(tmp_path / "own.csv", class_rows(plain.parts))
     again = list_images(section(**own, labels=str(tmp_path / "own.csv")), labelled=True)
     assert (again.train.names, again.train.classes) == (plain.train.names, plain.train.classes)
     hand = written(tmp_path / "hand.txt", '# by hand\n./#1.png\n "quoted", 1.png \n')
-    assert list_images(section(root, labels=str(tmp_path / "labels.csv"), exclude=hand), labelled=True).excluded == 2
+    assert (
+        list_images(
+            section(root, labels=str(tmp_path / "labels.csv"), exclude=hand), labelled=True
+        ).excluded
+        == 2
+    )
 
 
 def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
-    out, mine = tmp_path / "run", shutil.copy(checked, tmp_path / "mine.txt")
+    out = tmp_path / "run"
+    mine = shutil.copy(checked, tmp_path / "mine.txt")
     assert tuned(out, faulty, data__exclude=str(mine)) == 0
-    assert f"data.exclude: '{mine}' leaves out 6 images (5 train, 1 test)" in capsys.readouterr().err
+    assert (
+        f"data.exclude: '{mine}' leaves out 6 images (5 train, 1 test)" in capsys.readouterr().err
+    )
     found = result(out)
     assert (found["excluded"], found["train_size"], found["test_size"]) == (6, 8, 5)
     assert yaml.safe_load((out / "config.yaml").read_text())["data"]["exclude"] == str(mine)
@@ -116,7 +142,8 @@ def test_lines_that_name_no_image(tmp_path):
     names = ["train/cat/7.png", "train/cat", str(other), "../copy/train/cat/0.png"]
     mine = written(tmp_path / "out.txt", "\n".join(["# why", "", "train/dog/1.png", *names]))
     assert faults(list_images, section(root, exclude=mine), False) == [
-        f"data.exclude: {mine}:{line}: '{name}' is no image under '{root}'" for line, name in enumerate(names, start=4)
+        f"data.exclude: {mine}:{line}: '{name}' is no image under '{root}'"
+        for line, name in enumerate(names, start=4)
     ]
     (tmp_path / "link").symlink_to(root)
     real = written(tmp_path / "real.txt", f"{root}/train/dog/1.png")
@@ -138,17 +165,23 @@ def test_lines_that_name_no_image(tmp_path):
 
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory):
-    """Two classes of three patients each, two images a patient; and two images that nobody labelled."""
+    """Two classes of three patients each, two images a patient; and two images that nobody
+    labelled."""
     root = tmp_path_factory.mktemp("flat") / "d"
     for patient in range(6):
         for i in range(2):
             paint(root / f"scans/p{patient}_{i}.png", seed=10 * patient + i)
-    for i, name in enumerate(("new/0", "new/1", "test/0")):  # without a row. The last is never trained on
+    # without a row. The last is never trained on
+    for i, name in enumerate(("new/0", "new/1", "test/0")):
         paint(root / f"{name}.png", seed=90 + i)
     return root
 
 
-ROWS = [(f"scans/p{p}_{i}.png", "ill" if p % 2 else "well", f"patient {p}") for p in range(6) for i in range(2)]
+ROWS = [
+    (f"scans/p{p}_{i}.png", "ill" if p % 2 else "well", f"patient {p}")
+    for p in range(6)
+    for i in range(2)
+]
 
 
 def table(*columns, header="path,class"):
@@ -161,20 +194,30 @@ PATHS, CLASSES, PATIENTS = (list(column) for column in zip(*ROWS, strict=True))
 def test_classes_from_a_csv(flat, tmp_path):
     """A byte order mark, Windows' line ends, a further column, whole paths."""
     paths = [f'"{flat / path}"' for path in PATHS]
-    text = "\ufeff" + table(CLASSES, map(str, range(12)), paths, header="class,age,path").replace("\n", "\r\n")
+    text = "\ufeff" + table(CLASSES, map(str, range(12)), paths, header="class,age,path").replace(
+        "\n", "\r\n"
+    )
     data = section(flat, labels=written(tmp_path / "labels.csv", text), val_fraction=0.5)
     splits = list_images(data, labelled=True)
     assert splits.train.classes == ["ill", "well"]
     seen = {}
     for part in splits.parts.values():
-        seen |= {name: part.classes[label] for name, label in zip(part.names, part.labels, strict=True)}
+        seen |= {
+            name: part.classes[label] for name, label in zip(part.names, part.labels, strict=True)
+        }
     assert seen == dict(zip(PATHS, CLASSES, strict=True))
-    assert len(list_images(data, labelled=False).train) == 14, "pretraining takes those without a row, too"
+    assert len(list_images(data, labelled=False).train) == 14, (
+        "pretraining takes those without a row, too"
+    )
 
 
 def test_without_a_column_split_the_folders_decide(tmp_path):
     root = tree(tmp_path / "d", train={"": 6}, test={"": 1}, unlabelled={"": 1})
-    text = "path,class\n" + "".join(f"train/{i}.png,{'ab'[i % 2]}\n" for i in range(4)) + "test/0.png,a\n"
+    text = (
+        "path,class\n"
+        + "".join(f"train/{i}.png,{'ab'[i % 2]}\n" for i in range(4))
+        + "test/0.png,a\n"
+    )
     data = section(root, labels=written(tmp_path / "labels.csv", text))
     train = list_images(data, labelled=True, unlabelled=True).train
     assert train.names == [f"train/{i}.png" for i in range(6)] + ["unlabelled/0.png"]
@@ -183,7 +226,9 @@ def test_without_a_column_split_the_folders_decide(tmp_path):
     plain = list_images(data, labelled=False).train
     assert sorted(plain.names) == sorted(train.names) and plain.labels is None
     file = written(tmp_path / "labels.csv", text + "unlabelled/0.png,a\n")
-    line = f"{file}:7: 'unlabelled/0.png' is outside of train, val and test, expected a column split"
+    line = (
+        f"{file}:7: 'unlabelled/0.png' is outside of train, val and test, expected a column split"
+    )
     assert faults(list_images, section(root, labels=file), True) == [f"data.labels: {line}"]
 
 
@@ -196,13 +241,25 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     said = capsys.readouterr().err
     assert f"data.labels: '{labels}' has no row for 3 of 15 images, which are left out" in said
     assert "data.groups" not in said, "no group is on both sides"
-    assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (8, 4, 2)
+    assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (
+        8,
+        4,
+        2,
+    )
     assert {row["group"] for row in read_csv(out / "predictions.csv")} == {"patient 0", "patient 1"}
-    assert result(out)["test_groups"] == 2 and "the interval is over the 2 groups of the test images" in said
+    assert (
+        result(out)["test_groups"] == 2
+        and "the interval is over the 2 groups of the test images" in said
+    )
     splits = list_images(section(flat, labels=labels), labelled=False)
-    assert len(splits.train) == 10 and not {name for name in splits.train.names if "p0" in name or "p1" in name}
+    assert len(splits.train) == 10 and not {
+        name for name in splits.train.names if "p0" in name or "p1" in name
+    }
     # a patient on both sides is logged
-    mixed = written(tmp_path / "mixed.csv", text.replace("scans/p0_0.png,well,test", "scans/p0_0.png,well,train"))
+    mixed = written(
+        tmp_path / "mixed.csv",
+        text.replace("scans/p0_0.png,well,test", "scans/p0_0.png,well,train"),
+    )
     list_images(section(flat, labels=mixed), labelled=True)
     shared = "1 group with images both in train and in val or test"
     assert f"data.groups: {shared}, so accuracies come out too high: patient 0" in caplog.text
@@ -212,8 +269,21 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     text = "path,class,split\nscans/p0_0.png,ill,train\nscans/p9_0.png,ill,train\nscans/p0_0.png,well,train\n"
     text += "scans/p1_0.png,,train\n"
     labels = written(tmp_path / "labels.csv", text)
-    argv = ["finetune", "--data.name", "folder", "--data.root", flat, "--data.labels", labels, "--out", tmp_path / "r"]
-    assert refused(capsys, argv)[-1] == f"data.labels: {labels}:5: has no class, expected path,class,split"
+    argv = [
+        "finetune",
+        "--data.name",
+        "folder",
+        "--data.root",
+        flat,
+        "--data.labels",
+        labels,
+        "--out",
+        tmp_path / "r",
+    ]
+    assert (
+        refused(capsys, argv)[-1]
+        == f"data.labels: {labels}:5: has no class, expected path,class,split"
+    )
     written(tmp_path / "labels.csv", text.replace("p1_0.png,,train", "p1_0.png,ill,trian"))
     assert refused(capsys, argv)[-3:] == [
         f"data.labels: {labels}:3: 'scans/p9_0.png' is no image under '{flat}'",
@@ -228,7 +298,10 @@ TWO = "expected two or more classes in the split train"
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("path,red\nx,y\n", "the header of 'FILE' lacks class, expected path,class. Its first line is 'path,red'"),
+        (
+            "path,red\nx,y\n",
+            "the header of 'FILE' lacks class, expected path,class. Its first line is 'path,red'",
+        ),
         ("path,class\n", f"'FILE' has no image to train on, {TWO}"),
         ("path,class\nscans/p0_0.png,a\n", f"'FILE' has one class to train on ('a'), {TWO}"),
         ("path,class,split\nnew/0.png,a,test\n", f"'FILE' has no image to train on, {TWO}"),
@@ -236,12 +309,17 @@ TWO = "expected two or more classes in the split train"
             "path,class,split\nscans/p0_0.png,a,train\nscans/p1_0.png,b,train\nscans/p2_0.png,c,test\n",
             "'FILE' has classes in test that train lacks: c",
         ),
-        ('path,class\nscans/p0_0.png,"a\n', "FILE:2: is not CSV (unexpected end of data), expected path,class"),
+        (
+            'path,class\nscans/p0_0.png,"a\n',
+            "FILE:2: is not CSV (unexpected end of data), expected path,class",
+        ),
     ],
 )
 def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
     file = written(tmp_path / "labels.csv", text)
-    assert faults(list_images, section(flat, labels=file), True) == [f"data.labels: {line.replace('FILE', file)}"]
+    assert faults(list_images, section(flat, labels=file), True) == [
+        f"data.labels: {line.replace('FILE', file)}"
+    ]
     line = f"data.labels: '{file}' is for data.name folder, and digits has classes of its own"
     assert faults(list_images, section(name="digits", labels=file), True) == [line]
 
@@ -249,14 +327,20 @@ def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
 @pytest.mark.parametrize("how", ["file", "column", "pattern"])
 def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     caplog.set_level("INFO")
-    fields, labels = {"groups": r"/(p\d)_"}, table(PATHS, CLASSES)
+    fields = {"groups": r"/(p\d)_"}
+    labels = table(PATHS, CLASSES)
     if how == "file":
-        fields["groups"] = written(tmp_path / "groups.csv", table(PATHS, PATIENTS, header="path,group"))
+        fields["groups"] = written(
+            tmp_path / "groups.csv", table(PATHS, PATIENTS, header="path,group")
+        )
     if how == "column":
-        fields, labels = {}, table(PATHS, CLASSES, PATIENTS, header="path,class,group")
+        fields = {}
+        labels = table(PATHS, CLASSES, PATIENTS, header="path,class,group")
     fields["labels"] = written(tmp_path / "labels.csv", labels)
     splits = list_images(section(flat, val_fraction=0.3, **fields), labelled=True)
-    held, left = ({name.split("/")[1][:2] for name in part.names} for part in (splits.test, splits.train))
+    held, left = (
+        {name.split("/")[1][:2] for name in part.names} for part in (splits.test, splits.train)
+    )
     assert len(held) == 2 and not held & left
     assert np.bincount(splits.test.labels).tolist() == [2, 2], "as much of each class"
     again = list_images(section(flat, val_fraction=0.3, **fields), labelled=True)
@@ -264,14 +348,17 @@ def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     assert "data.val_fraction: held out are 2 groups of 6 groups, 4 of 12 images" in caplog.text
     if how == "column":
         return
-    fields["labels"] = written(tmp_path / "labels.csv", table(PATHS[::2], CLASSES[::2]))  # one image of each patient
+    # one image of each patient
+    fields["labels"] = written(tmp_path / "labels.csv", table(PATHS[::2], CLASSES[::2]))
     splits = list_images(section(flat, val_fraction=0.3, **fields), labelled=True, unlabelled=True)
     held = {name[:8] for name in splits.test.names}
     more = [name for name in PATHS[1::2] if name[:8] not in held]
     assert len(held) == 2 and splits.train.names[4:] == ["new/0.png", "new/1.png", *more]
     assert "data.groups: left out 2 images without labels, of groups in val or test" in caplog.text
     write_csv(tmp_path / "split.csv", class_rows(splits.parts))
-    first = list_images(section(flat, **fields | {"labels": str(tmp_path / "split.csv")}), labelled=False)
+    first = list_images(
+        section(flat, **fields | {"labels": str(tmp_path / "split.csv")}), labelled=False
+    )
     assert sorted(first.train.names) == sorted(splits.train.names), "in pretraining, too"
 
 

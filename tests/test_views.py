@@ -1,4 +1,5 @@
-"""Stage 1's views against torchvision with the same parameters, also of several sizes; stage 2's images; batches."""
+"""Stage 1's views against torchvision with the same parameters, also of several sizes; stage 2's
+images; batches."""
 
 import math
 
@@ -30,8 +31,12 @@ class Store:
     def __init__(self, count=10, seed=0):
         rng = np.random.default_rng(seed)
         self.sizes = rng.integers(20, 60, (count, 2))
-        self.images = [torch.from_numpy(rng.integers(0, 256, (3, *size), dtype=np.uint8)) for size in self.sizes]
-        self.labels, self.stored_size = np.arange(count) % 3, None
+        self.images = [
+            torch.from_numpy(rng.integers(0, 256, (3, *size), dtype=np.uint8))
+            for size in self.sizes
+        ]
+        self.labels = np.arange(count) % 3
+        self.stored_size = None
 
     def image(self, i):
         return self.images[i]
@@ -41,7 +46,10 @@ def one_view(image, plan, v, size):
     """The same view by torchvision, one operation after the other."""
     top, left, height, width = plan.box[v]
     mode = tv.InterpolationMode.BICUBIC
-    x = tv.resized_crop(image, top, left, height, width, [size, size], mode, antialias=True).float() / 255
+    x = (
+        tv.resized_crop(image, top, left, height, width, [size, size], mode, antialias=True).float()
+        / 255
+    )
     x = tv.horizontal_flip(x) if plan.flip[v] else x
     if plan.jitter[v]:
         adjust = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
@@ -49,13 +57,16 @@ def one_view(image, plan, v, size):
             x = adjust[number](x, float(plan.factors[v, number]))
     x = tv.rgb_to_grayscale(x, 3) if plan.grey[v] else x
     if plan.sigma[v] > 0:
-        x = tv.gaussian_blur(x, [2 * math.ceil(3 * plan.sigma[v]) + 1] * 2, [float(plan.sigma[v])] * 2)
+        x = tv.gaussian_blur(
+            x, [2 * math.ceil(3 * plan.sigma[v]) + 1] * 2, [float(plan.sigma[v])] * 2
+        )
     return tv.solarize(x, 0.5) if plan.solarize[v] else x
 
 
 @pytest.mark.parametrize("solarized", [0.0, 0.5])
 def test_views_are_torchvisions_with_the_same_parameters(solarized):
-    store, config = Store(), Views(crops=CROPS, size=16, solarize_prob=solarized)
+    store = Store()
+    config = Views(crops=CROPS, size=16, solarize_prob=solarized)
     indices = np.arange(10)
     group = CropGroup(count=4, scale=[0.05, 0.4])
     plan = draw_views(config, group, derive(0, "t"), indices, store.sizes)
@@ -64,15 +75,23 @@ def test_views_are_torchvisions_with_the_same_parameters(solarized):
     assert ours.shape == (10, 4, 3, 16, 16)
     for v in range(40):
         wanted = one_view(store.image(v // 4), plan, v, 16)
-        torch.testing.assert_close(ours[v // 4, v % 4], wanted, atol=2e-3, rtol=0)  # torchvision rounds luma's weights
+        # torchvision rounds luma's weights
+        torch.testing.assert_close(ours[v // 4, v % 4], wanted, atol=2e-3, rtol=0)
 
 
 def test_a_groups_own_colours_come_before_those_of_all():
     config = Views(crops=CROPS, blur_prob=0.0, jitter=[0.1, 0.1, 0.1, 0.0], grey_prob=1.0)
     own = CropGroup(count=2, blur_prob=1.0, solarize_prob=1.0, flip=0.0)
-    plan, other = (draw_views(config, group, 5, np.arange(50), np.full((50, 2), 64)) for group in (own, CropGroup()))
-    assert plan.sigma.min() >= 0.1 and plan.solarize.all() and not plan.flip.any() and plan.grey.all()
-    assert not other.sigma.any() and not other.solarize.any() and other.flip.any() and other.grey.all()
+    plan, other = (
+        draw_views(config, group, 5, np.arange(50), np.full((50, 2), 64))
+        for group in (own, CropGroup())
+    )
+    assert (
+        plan.sigma.min() >= 0.1 and plan.solarize.all() and not plan.flip.any() and plan.grey.all()
+    )
+    assert (
+        not other.sigma.any() and not other.solarize.any() and other.flip.any() and other.grey.all()
+    )
     assert np.array_equal(plan.factors, other.factors) and 0.9 <= plan.factors[:, :3].min()
 
 
@@ -80,7 +99,12 @@ def test_boxes_lie_inside_and_cover_the_share_asked_for():
     sizes = np.tile([[40, 100]], (5000, 1))
     boxes = draw_boxes(sizes, (0.05, 0.4), uniforms(1, np.arange(5000), 22))
     top, left, height, width = boxes.T
-    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 40).all() and (left + width <= 100).all()
+    assert (
+        (top >= 0).all()
+        and (left >= 0).all()
+        and (top + height <= 40).all()
+        and (left + width <= 100).all()
+    )
     share = height * width / 4000
     assert 0.04 < share.min() and share.max() < 0.42
     assert share.mean() == pytest.approx(0.225, abs=0.02)
@@ -90,20 +114,26 @@ def test_boxes_lie_inside_and_cover_the_share_asked_for():
 
 
 def test_frequencies_and_strengths_are_the_configs():
-    config, indices, sizes = Views(crops=CROPS, solarize_prob=0.3), np.arange(10_000), np.full((10_000, 2), 64)
+    config = Views(crops=CROPS, solarize_prob=0.3)
+    indices = np.arange(10_000)
+    sizes = np.full((10_000, 2), 64)
     plan = draw_views(config, config.crops[0], 5, indices, sizes)
     shares = {"flip": 0.5, "jitter": 0.8, "grey": 0.2, "sigma": 0.5, "solarize": 0.3}
     for name, wanted in shares.items():
         assert (getattr(plan, name) > 0).mean() == pytest.approx(wanted, abs=0.02)
     blurred = plan.sigma[plan.sigma > 0]
-    ranges = [(plan.factors[:, i], 0.2, 1.8) for i in range(3)] + [(plan.factors[:, 3], -0.2, 0.2), (blurred, 0.1, 2)]
+    ranges = [(plan.factors[:, i], 0.2, 1.8) for i in range(3)] + [
+        (plan.factors[:, 3], -0.2, 0.2),
+        (blurred, 0.1, 2),
+    ]
     for values, low, high in ranges:
         assert low <= values.min() < low + 0.01 and high - 0.01 < values.max() <= high
     assert np.bincount(plan.order, minlength=24).min() > 600
 
 
 def test_a_view_depends_on_seed_epoch_and_image_alone():
-    store, config = Store(), Views(crops=CROPS, size=12)
+    store = Store()
+    config = Views(crops=CROPS, size=12)
     maker = MultiCropTransform(store, config, GREY, GREY, seed=1)
     batch = maker(3, np.arange(10))
     assert [tuple(v.shape) for v in batch["views"]] == [(10, 2, 3, 12, 12), (10, 4, 3, 12, 12)]
@@ -119,29 +149,40 @@ def test_a_view_depends_on_seed_epoch_and_image_alone():
 @pytest.mark.parametrize("randaugment", [None, "rand-m9-n3-inc1"])
 def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugment):
     store, indices, (mean, std) = Store(12), np.arange(12), ((0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
-    colours = dict(jitter_prob=0.0, grey_prob=0.0) if randaugment else dict(jitter_prob=0.5, grey_prob=0.3)
-    transform = TrainTransform(store, Augment(**colours, randaugment=randaugment), 16, mean, std, key=5)
+    colours = (
+        dict(jitter_prob=0.0, grey_prob=0.0)
+        if randaugment
+        else dict(jitter_prob=0.5, grey_prob=0.3)
+    )
+    transform = TrainTransform(
+        store, Augment(**colours, randaugment=randaugment), 16, mean, std, key=5
+    )
     found = transform(2, indices)["images"]
     plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes)
     assert 0 < plan.flip.sum() < 12 and bool(plan.jitter.sum()) is not bool(randaugment)
     for v, image in enumerate(map(store.image, indices)):
         wanted = one_view(image, plan, v, 16)
         if randaugment:
-            operations = rand_augment_transform(randaugment, {"translate_const": 7, "img_mean": (102, 128, 153)})
+            operations = rand_augment_transform(
+                randaugment, {"translate_const": 7, "img_mean": (102, 128, 153)}
+            )
             with seeded(derive(5, "augment", 2, v)):
                 wanted = tv.to_dtype(tv.to_image(operations(tv.to_pil_image(wanted))), scale=True)
         torch.testing.assert_close(found[v], tv.normalize(wanted, mean, std), atol=2e-2, rtol=0)
 
 
 def test_the_strongest_posterize_works():
-    maker = TrainTransform(Store(40), Augment(randaugment="rand-m10-n4-inc1"), 16, GREY, GREY, key=5)
+    maker = TrainTransform(
+        Store(40), Augment(randaugment="rand-m10-n4-inc1"), 16, GREY, GREY, key=5
+    )
     images = maker(0, np.arange(40))["images"]
     torch.testing.assert_close(maker(0, np.array([9]))["images"][0], images[9])
 
 
 @pytest.mark.parametrize("channels", [3, 5])
 def test_random_erasing_is_timms_with_a_seed_per_image(channels):
-    store, indices = Store(40), np.arange(40)
+    store = Store(40)
+    indices = np.arange(40)
     store.images = [image.repeat(2, 1, 1)[:channels] for image in store.images]
     norms = ((0.5,) * channels,) * 2
     usual = TrainTransform(store, Augment(), 16, *norms, key=5)(2, indices)["images"]
@@ -160,7 +201,9 @@ def test_random_erasing_is_timms_with_a_seed_per_image(channels):
 
 
 def test_a_randaugment_that_is_not_understood_is_the_users_to_mend():
-    with pytest.raises(UserError, match="^augment.randaugment: 'rand-q3' is unknown, expected timm's form"):
+    with pytest.raises(
+        UserError, match="^augment.randaugment: 'rand-q3' is unknown, expected timm's form"
+    ):
         TrainTransform(Store(), Augment(randaugment="rand-q3"), 16, GREY, GREY, key=5)
 
 
@@ -205,7 +248,11 @@ def dynamic(name="vit_tiny_patch16_224", size=16, **kwargs):
     [
         ("vit_tiny_patch16_224", (32, 16), VIT),
         ("deit_tiny_distilled_patch16_224", (32, 16), VIT),
-        ("swin_tiny_patch4_window7_224", (64, 32), dict(embed_dim=24, depths=(1, 1), num_heads=(1, 2))),
+        (
+            "swin_tiny_patch4_window7_224",
+            (64, 32),
+            dict(embed_dim=24, depths=(1, 1), num_heads=(1, 2)),
+        ),
         ("resnet10t", (64, 32), {}),
     ],
 )

@@ -23,7 +23,8 @@ def backbone(**kwargs):
 
 
 def make(name, of=None, told=None, drloc=None, **fields):
-    """A method by name, resolved as the command line would; ``of`` is its backbone, ``told`` its RunInfo."""
+    """A method by name, resolved as the command line would; ``of`` is its backbone, ``told`` its
+    RunInfo."""
     given = config.PretrainConfig(method=config.METHODS[name](**{**HEADS.get(name, {}), **fields}))
     resolved, _ = given.fill_from_method()
     of = backbone() if of is None else of
@@ -37,9 +38,16 @@ def batch(*counts, images=4, double=True, seed=1):
     """Groups of ``counts`` crops of each image; instances and classes are no ranges."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float64 if double else torch.float32
-    views = [torch.randn(images, n, 3, SIDE, SIDE, generator=generator, dtype=dtype) for n in counts or (2,)]
+    views = [
+        torch.randn(images, n, 3, SIDE, SIDE, generator=generator, dtype=dtype)
+        for n in counts or (2,)
+    ]
     label = torch.tensor([2, 0, 2, 1, 1, 0])[:images]
-    return {"views": views, "index": torch.randperm(11, generator=generator)[:images], "label": label}
+    return {
+        "views": views,
+        "index": torch.randperm(11, generator=generator)[:images],
+        "label": label,
+    }
 
 
 def gradients(loss, method):
@@ -50,7 +58,8 @@ def gradients(loss, method):
 
 
 def assert_same_loss(method, given, naive, epoch=0, key=5, **tolerance):
-    """The method's loss and the gradients of all its parameters are those of ``naive(method, given)``."""
+    """The method's loss and the gradients of all its parameters are those of ``naive(method,
+    given)``."""
     tolerance = tolerance or dict(rtol=1e-9, atol=1e-11)
     wanted = naive(method, given)
     wanted_grads = gradients(wanted, method)
@@ -60,5 +69,7 @@ def assert_same_loss(method, given, naive, epoch=0, key=5, **tolerance):
     assert found.keys() == wanted_grads.keys() and len(found) > 10
     assert all(bool(torch.isfinite(grad).all()) for grad in found.values())
     for name in found:
-        torch.testing.assert_close(found[name], wanted_grads[name], msg=lambda m, n=name: f"{n}: {m}", **tolerance)
+        torch.testing.assert_close(
+            found[name], wanted_grads[name], msg=lambda m, n=name: f"{n}: {m}", **tolerance
+        )
     return float(loss.detach())

@@ -19,11 +19,25 @@ GRID = {
     "pretrain": {
         "data": {"subset": {"total": 80}, "workers": 0},
         "views": {"size": 16, "crops": [{"count": 2, "scale": [0.3, 1.0]}]},
-        "train": {"epochs": 2, "batch_size": 32, "lr": 1e-3, "precision": "fp32", "device": "cpu", "save_minutes": 0},
+        "train": {
+            "epochs": 2,
+            "batch_size": 32,
+            "lr": 1e-3,
+            "precision": "fp32",
+            "device": "cpu",
+            "save_minutes": 0,
+        },
     },
     "finetune": {
         "data": {"subset": {"per_class": 4}, "workers": 0},
-        "train": {"epochs": 2, "size": 16, "batch_size": 20, "lr": 1e-3, "precision": "fp32", "device": "cpu"},
+        "train": {
+            "epochs": 2,
+            "size": 16,
+            "batch_size": 20,
+            "lr": 1e-3,
+            "precision": "fp32",
+            "device": "cpu",
+        },
     },
 }
 JOBS = 2 + 3 * 2  # two pretrainings; from each of them and from scratch to two targets
@@ -55,7 +69,9 @@ def results(out):
 def cells(out, protocol="finetune"):
     """What was measured, by source, target and seed."""
     found = [cell for cell in results(out)["cells"] if cell["protocol"] == protocol]
-    return {(c["source"], c["target"], c["seed"]): (c["status"], c["top1"], c["top5"]) for c in found}
+    return {
+        (c["source"], c["target"], c["seed"]): (c["status"], c["top1"], c["top5"]) for c in found
+    }
 
 
 def runs(out):
@@ -66,7 +82,11 @@ def runs(out):
 def stamps(out):
     """When the finished jobs' files were written; a run that is opened again adds to its log."""
     done = [path for path in runs(out).values() if (path / "result.json").exists()]
-    return {p: p.stat().st_mtime_ns for folder in done for p in (folder / "result.json", folder / "log.txt")}
+    return {
+        p: p.stat().st_mtime_ns
+        for folder in done
+        for p in (folder / "result.json", folder / "log.txt")
+    }
 
 
 def begun(out):
@@ -76,15 +96,19 @@ def begun(out):
 
 
 class Made:
-    """Jobs that are not run but made up, and no pictures: lists titles in ``asked``, does what ``instead`` says.
+    """Jobs that are not run but made up, and no pictures: lists titles in ``asked``, does what
+    ``instead`` says.
 
     Their results hold what is ``told``, too.
     """
 
     def __init__(self, monkeypatch, **told):
-        self.asked, self.instead = [], {}
+        self.asked = []
+        self.instead = {}
         self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **told}
-        monkeypatch.setattr("idmm.transfer.run.run_stage", lambda config: self(parsing.to_dict(config)))
+        monkeypatch.setattr(
+            "idmm.transfer.run.run_stage", lambda config: self(parsing.to_dict(config))
+        )
         monkeypatch.setattr(grid_pictures, "bars", lambda *_: None)
         monkeypatch.setattr(grid_pictures, "parameters", lambda *_: None)
 

@@ -2,14 +2,28 @@
 
 from inspect import get_annotations
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticKnownError
 
 _frozen = dataclass(
-    config=ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, coerce_numbers_to_str=True),
+    config=ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,
+    ),
     kw_only=True,
     frozen=True,
 )
@@ -19,7 +33,8 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Side = Annotated[int, Field(ge=8)]  # of an image (pixels)
 Device = Literal["auto", "cpu", "cuda", "mps"]
-# Default of a key that must be given. It is checked after the types, so that --print_config works without the key.
+# Default of a key that must be given. It is checked after the types, so that --print_config works
+# without the key.
 REQUIRED: Any = None
 # Keys that may differ when a run resumes: results do not depend on them.
 RESUME_IGNORED = (
@@ -39,7 +54,8 @@ class FieldErrors(ValueError):
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def section(cls: type) -> type:
-    """Make a class a frozen, checked section of a config. A field without a docstring takes its base class's.
+    """Make a class a frozen, checked section of a config. A field without a docstring takes its
+    base class's.
 
     The class variable ``STAGE`` names the stage that a config belongs to.
     """
@@ -47,7 +63,9 @@ def section(cls: type) -> type:
     made = _frozen(cls)
     for name, info in made.__pydantic_fields__.items():
         bases = [getattr(base, "__pydantic_fields__", {}).get(name) for base in made.__mro__]
-        info.description = next((base.description for base in bases if base and base.description), None)
+        info.description = next(
+            (base.description for base in bases if base and base.description), None
+        )
     return made
 
 
@@ -64,10 +82,13 @@ _NUMBERS = {int: _no_bool(int, "int_type"), float: _no_bool(float, "float_type")
 
 
 def _strict(kind: Any) -> Any:
-    """Return a type whose numbers, at any depth, are not true or false, which pydantic takes for 1 and 0."""
+    """Return a type whose numbers, at any depth, are not true or false, which pydantic takes for 1
+    and 0."""
     origin = get_origin(kind)
     if origin in (None, ClassVar, Literal):
-        return _NUMBERS[kind] if kind in (int, float) else kind
+        if kind in (int, float):
+            return _NUMBERS[kind]
+        return kind
     origin = Union if origin is UnionType else origin
     return origin[tuple(_strict(one) for one in get_args(kind))]
 
@@ -77,7 +98,9 @@ def rising(highest: float) -> Any:
 
     def check(values: list[float]) -> list[float]:
         if not 0 < values[0] <= values[1] <= highest:
-            raise ValueError(f"got {values}, expected [min, max] with 0 < min <= max <= {highest:g}")
+            raise ValueError(
+                f"got {values}, expected [min, max] with 0 < min <= max <= {highest:g}"
+            )
         return values
 
     return Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator(check)]
@@ -85,7 +108,9 @@ def rising(highest: float) -> Any:
 
 def as_list(value: Any) -> Any:
     """Return a single value as a list of one."""
-    return value if value is None or isinstance(value, (list, dict)) else [value]
+    if value is None or isinstance(value, (list, dict)):
+        return value
+    return [value]
 
 
 Texts = Annotated[list[str], BeforeValidator(as_list)]

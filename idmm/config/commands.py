@@ -5,7 +5,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from idmm.config.base import REQUIRED, Count, Device, Fraction, Probability, Side, Texts, as_list, section
+from idmm.config.base import (
+    REQUIRED,
+    Count,
+    Device,
+    Fraction,
+    Probability,
+    Side,
+    Texts,
+    as_list,
+    section,
+)
 from idmm.config.data import Data
 from idmm.config.stages import Backbone, Common, Model
 
@@ -27,18 +37,21 @@ class FeatureConfig(Inference):
     ONE_OF: ClassVar = ("init", "model.name")  # of which one must be given
 
     seed: NonNegativeInt = 0
-    """Seed of the images held out to choose the probe's strength, and of an untrained backbone's weights."""
+    """Seed of the images held out to choose the probe's strength, and of an untrained backbone's
+    weights."""
     size: Side | None = None
     """Image side (pixels). Default: the size that the model was last trained at, else timm's."""
     crop_pct: Fraction = 0.875
-    """Share of an image's side that its centre crop keeps. The short side is first resized to size / crop_pct."""
+    """Share of an image's side that its centre crop keeps. The short side is first resized to size
+    / crop_pct."""
     data: Data = field(default_factory=Data)
     model: Backbone = field(default_factory=Backbone)
 
 
 @section
 class ProbeConfig(FeatureConfig):
-    """Measure frozen features: accuracy of kNN and of a linear probe on the test images, with 95 % intervals."""
+    """Measure frozen features: accuracy of kNN and of a linear probe on the test images, with 95 %
+    intervals."""
 
     init: str | None = None
     """A run folder, a weights file with its JSON, or timm:NAME. Default: model.name, untrained."""
@@ -48,14 +61,17 @@ class ProbeConfig(FeatureConfig):
 
 @section
 class FewLabelConfig(FeatureConfig):
-    """Measure the accuracy of frozen features against labelled images per class: a table and a figure."""
+    """Measure the accuracy of frozen features against labelled images per class: a table and a
+    figure."""
 
     init: Texts = field(default_factory=list)
-    """Backbones, e.g. runs/a or '[runs/a, timm:resnet18.a1_in1k]'. model.name adds an untrained one, e.g. hog."""
+    """Backbones, e.g. runs/a or '[runs/a, timm:resnet18.a1_in1k]'. model.name adds an untrained
+    one, e.g. hog."""
     out: str = REQUIRED
     """Folder for fewlabel.json, fewlabel.md, fewlabel.png."""
     per_class: Annotated[list[Count] | None, BeforeValidator(as_list)] = Field(None, min_length=1)
-    """Labelled images per class, e.g. '[1, 5]'. Default: 1, 2, 5, 10 and 20, up to the size of the smallest class."""
+    """Labelled images per class, e.g. '[1, 5]'. Default: 1, 2, 5, 10 and 20, up to the size of the
+    smallest class."""
     seeds: Count = 5
     """Draws of labelled images. Draw n has data.subset.seed n, from 0."""
     untrained: bool = False
@@ -72,7 +88,8 @@ class TrainModel(Model):
     """The backbone."""
 
     name: str | None = None
-    """Any timm model. Default: that of --init, else a small ConvNet, if possible joined with hand-made features."""
+    """Any timm model. Default: that of --init, else a small ConvNet, if possible joined with
+    hand-made features."""
     start: Literal["timm", "structured", "auto"] = "auto"
 
 
@@ -86,8 +103,8 @@ class TrainData(Data):
 
 @section
 class TrainCommand(Common):
-    """Train a classifier on a folder of images in a given time. Backbone, image size and training stages depend on the
-    number of images and labels. The reasons are printed."""
+    """Train a classifier on a folder of images in a given time. Backbone, image size and training
+    stages depend on the number of images and labels. The reasons are printed."""
 
     ONE_OF: ClassVar = ("data.root", "data.name")
 
@@ -96,18 +113,23 @@ class TrainCommand(Common):
     minutes: PositiveFloat = 20.0
     """Time for everything, from the start of the command to its result (minutes)."""
     compare: bool = False
-    """Also train from scratch, without hand-made features, in as much time again. The result is compared with it."""
+    """Also train from scratch, without hand-made features, in as much time again. The result is
+    compared with it."""
     resume: ClassVar = "auto"
     way: Literal["auto", "scratch", "finetune", "pretrain"] = "auto"
-    """scratch: labelled images only. finetune: from --init. pretrain: all images first. auto: by the labels."""
+    """scratch: labelled images only. finetune: from --init. pretrain: all images first. auto: by
+    the labels."""
     pseudolabel: bool | None = None
-    """Guess the labels of unlabelled images and train on them, too. Default: if at most a third has a label."""
+    """Guess the labels of unlabelled images and train on them, too. Default: if at most a third has
+    a label."""
     size: Side | None = None
     """Image side (pixels). Default: the images' own size, at most 224, less if time is short."""
     flip: Probability = 0.5
-    """Probability of a horizontal flip. Set to 0 if mirroring changes the meaning (text, spectrograms)."""
+    """Probability of a horizontal flip. Set to 0 if mirroring changes the meaning (text,
+    spectrograms)."""
     jitter: NonNegativeFloat = 0.4
-    """Strength of brightness and contrast changes in pretraining. Set to 0 if brightness identifies the class."""
+    """Strength of brightness and contrast changes in pretraining. Set to 0 if brightness identifies
+    the class."""
     device: Device = "auto"
     """Device to train on. 'auto': cuda, else mps, else cpu."""
     data: TrainData = field(default_factory=TrainData)
@@ -116,20 +138,23 @@ class TrainCommand(Common):
 
 @section
 class DemoConfig:
-    """Run idmm train on scikit-learn's digits with 5 labels per class, and compare with baselines. These are training
-    from scratch and hand-made features. Exits with 1 if the mean gain over the better is under 2 points."""
+    """Run idmm train on scikit-learn's digits with 5 labels per class, and compare with baselines.
+    These are training from scratch and hand-made features. Exits with 1 if the mean gain over the
+    better is under 2 points."""
 
     out: str = "runs/demo"
     """Folder for the images, the runs, demo.json and comparison.png."""
     minutes: PositiveFloat = 1.0
     """Time for each of the two trainings of a seed (minutes)."""
     seeds: Count = 1
-    """Seeds to average over, from 0. Each drives the draw of the labelled images and the training."""
+    """Seeds to average over, from 0. Each drives the draw of the labelled images and the
+    training."""
 
 
 @section
 class CompletionConfig:
-    """Print the script with which a shell completes commands and flags. Add it to the shell's own start file."""
+    """Print the script with which a shell completes commands and flags. Add it to the shell's own
+    start file."""
 
     shell: Literal["bash", "zsh", "fish"] = REQUIRED
     """The shell."""
@@ -163,27 +188,32 @@ class DataDownloadConfig(DataInfoConfig):
 
 @section
 class DataCheckConfig:
-    """Check every image of a dataset: unreadable files, class sizes, duplicates, leaks, and a baseline to beat. Exits
-    with 1 if something should be fixed."""
+    """Check every image of a dataset: unreadable files, class sizes, duplicates, leaks, and a
+    baseline to beat. Exits with 1 if something should be fixed."""
 
     ONE_OF: ClassVar = ("name", "root")
 
     name: str | None = None
-    """Folder of your own images, or a dataset of 'idmm data list'. Default: 'folder', your images under --root."""
+    """Folder of your own images, or a dataset of 'idmm data list'. Default: 'folder', your images
+    under --root."""
     root: str | None = None
     """Folder of the dataset. Default: none."""
     out: str | None = None
-    """Folder for check.json, check.png (worst pairs) and exclude.txt (for --data.exclude). Default: only print."""
+    """Folder for check.json, check.png (worst pairs) and exclude.txt (for --data.exclude). Default:
+    only print."""
     exclude: str | None = None
-    """File of images to skip, one path under root per line. New ones are added to it in exclude.txt. Default: none."""
+    """File of images to skip, one path under root per line. New ones are added to it in
+    exclude.txt. Default: none."""
     labels: str | None = None
-    """CSV file of path,class for images that are not in class folders. Default: folders are the classes."""
+    """CSV file of path,class for images that are not in class folders. Default: folders are the
+    classes."""
 
 
 # ---------------------------------------------------------------------- commands on finished runs
 @section
 class ReportConfig:
-    """Write one page on one or several finished runs: results, curves, confusions and settings. It opens offline."""
+    """Write one page on one or several finished runs: results, curves, confusions and settings. It
+    opens offline."""
 
     runs: Texts = Field(REQUIRED, min_length=1)
     """Run folders, e.g. runs/a or '[runs/a, runs/b]', or a folder that contains runs."""
@@ -193,14 +223,17 @@ class ReportConfig:
 
 @section
 class ExploreConfig(Inference):
-    """Find likely duplicates, wrong labels and nearest images among a run's images, with thumbnails and a map."""
+    """Find likely duplicates, wrong labels and nearest images among a run's images, with thumbnails
+    and a map."""
 
     runs: Texts = Field(REQUIRED, min_length=1)
-    """A finished run folder of pretraining or fine-tuning, whose features are compared. Further ones join the map."""
+    """A finished run folder of pretraining or fine-tuning, whose features are compared. Further
+    ones join the map."""
     classes: Texts = field(default_factory=list)
     """Classes on the map, e.g. '[cat, dog]'. Default: all, the ten largest in colour."""
     out: str | None = None
-    """Folder for tables and sheets of thumbnails. Default: RUN/explore, or RUN/stage1/explore if there is a stage 1."""
+    """Folder for tables and sheets of thumbnails. Default: RUN/explore, or RUN/stage1/explore if
+    there is a stage 1."""
 
 
 @section
@@ -218,7 +251,8 @@ class PredictConfig(UseConfig):
     """Predict the classes of images with their probabilities (or boxes or masks)."""
 
     out: str | None = None
-    """CSV file for classes, or new folder for boxes and masks. Default: standard output, for classes only."""
+    """CSV file for classes, or new folder for boxes and masks. Default: standard output, for
+    classes only."""
     top_k: Count = 1
     """Most probable classes per image, one row each."""
     min_score: Probability | None = None
@@ -249,11 +283,14 @@ class SimilarConfig(UseConfig):
 
 @section
 class ExportConfig:
-    """Export the model to ONNX, or to a folder for timm or Hugging Face. The result is compared with torch."""
+    """Export the model to ONNX, or to a folder for timm or Hugging Face. The result is compared
+    with torch."""
 
     init: str = REQUIRED
-    """A run folder. A fine-tuned run is exported with its classifier, a pretrained one as a backbone."""
+    """A run folder. A fine-tuned run is exported with its classifier, a pretrained one as a
+    backbone."""
     format: Literal["onnx", "timm", "hf"] = REQUIRED
-    """'onnx': a file (needs the extra 'export'). 'timm': a folder with a model card. 'hf': the same for the Hub."""
+    """'onnx': a file (needs the extra 'export'). 'timm': a folder with a model card. 'hf': the same
+    for the Hub."""
     out: str = REQUIRED
     """File ending in .onnx, or a new or empty folder."""

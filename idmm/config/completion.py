@@ -1,4 +1,5 @@
-"""``idmm completion``: the script with which a shell completes commands and flags, made by shtab."""
+"""``idmm completion``: the script with which a shell completes commands and flags, made by
+shtab."""
 
 import argparse
 
@@ -6,7 +7,8 @@ from idmm.config.parsing import flag_parser
 
 
 def script(shell: str, commands: dict) -> str:
-    """Return the script of a shell (bash, zsh or fish) for a table of commands, each with ``config`` and ``words``."""
+    """Return the script of a shell (bash, zsh or fish) for a table of commands, each with
+    ``config`` and ``words``."""
     import shtab
 
     parser = argparse.ArgumentParser("idmm")

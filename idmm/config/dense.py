@@ -12,7 +12,8 @@ from idmm.config.data import Data
 from idmm.config.stages import Backbone, Common, Train
 
 STEP = 32  # pixels. The sides of all images are multiples of it
-DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}  # of the extra 'dense'
+# of the extra 'dense'
+DENSE_LIBRARIES = {"detect": ("pycocotools",), "segment": ("segmentation_models_pytorch",)}
 
 
 @section
@@ -22,8 +23,8 @@ class DenseData(Data):
     name: Literal["folder"] = "folder"
     """Dataset: only 'folder', your own images."""
     root: str | None = None
-    """Folder with annotations/train.json (COCO) and train/*, or with images/train/* and masks/train/*.png (255:
-    ignored), and val likewise. Required."""
+    """Folder with annotations/train.json (COCO) and train/*, or with images/train/* and
+    masks/train/*.png (255: ignored), and val likewise. Required."""
     in_chans: Literal[1, 3] | None = None
     """Channels of the model: 3 (RGB) or 1 (grey). Default: that of --init, else 3."""
     labelled: ClassVar = None
@@ -46,7 +47,8 @@ class DetectModel(DenseModel):
     """The backbone, and the detector on it."""
 
     cascade: bool = False
-    """Three heads of rising overlap, each of which refines the boxes of the one before (Cascade R-CNN)."""
+    """Three heads of rising overlap, each of which refines the boxes of the one before (Cascade
+    R-CNN)."""
 
 
 @section
@@ -73,7 +75,8 @@ class DenseTrain(Train):
     warmup_epochs: NonNegativeFloat = 1.0
     """Linear warm-up (epochs)."""
     schedule: Literal["cosine", "linear", "steps"] = "cosine"
-    """Learning rate after the warm-up: a cosine or a line to zero, or a tenth after each of lr_steps."""
+    """Learning rate after the warm-up: a cosine or a line to zero, or a tenth after each of
+    lr_steps."""
     lr_steps: list[PositiveFloat] = field(default_factory=list)
     """With schedule steps: epochs after which the lr falls to a tenth, e.g. '[8, 11]'."""
     eval_every: Count = 4
@@ -96,7 +99,8 @@ class DenseAugment:
     """Augmentation of images with their boxes or masks."""
 
     scale: rising(4.0) = field(default_factory=lambda: [0.5, 2.0])
-    """Smallest and largest factor by which images are scaled before they are cropped or padded to train.size."""
+    """Smallest and largest factor by which images are scaled before they are cropped or padded to
+    train.size."""
     flip: Probability = 0.5
     """Probability of a horizontal flip."""
     photometric: bool = True
@@ -108,8 +112,8 @@ class DetectAugment(DenseAugment):
     """Augmentation of images with their boxes."""
 
     short_side: rising(4096) | None = None
-    """Range of the short side (pixels), instead of scale and squares. train.size bounds the long side. Test images have
-    the largest. Default: squares."""
+    """Range of the short side (pixels), instead of scale and squares. train.size bounds the long
+    side. Test images have the largest. Default: squares."""
 
 
 @section
@@ -124,7 +128,8 @@ class DenseConfig(Common):
     augment: DenseAugment = field(default_factory=DenseAugment)
 
     def layers(self, classes: int, masks: bool) -> dict:
-        """Return the arguments of :func:`idmm.dense.network.build_network` for the layers on the backbone."""
+        """Return the arguments of :func:`idmm.dense.network.build_network` for the layers on the
+        backbone."""
         layers = {"task": self.STAGE, "classes": classes, "width": self.model.pyramid_width}
         if self.STAGE == "detect":
             return layers | {"masks": masks, "cascade": self.model.cascade}
@@ -133,7 +138,8 @@ class DenseConfig(Common):
 
 @section
 class DetectConfig(DenseConfig):
-    """Train a detector of boxes (and masks if there are any), from a pretrained backbone or from scratch."""
+    """Train a detector of boxes (and masks if there are any), from a pretrained backbone or from
+    scratch."""
 
     STAGE: ClassVar = "detect"
 
@@ -148,15 +154,22 @@ class DetectConfig(DenseConfig):
 
 @section
 class SegmentConfig(DenseConfig):
-    """Train a semantic segmentation (a class per pixel), from a pretrained backbone or from scratch."""
+    """Train a semantic segmentation (a class per pixel), from a pretrained backbone or from
+    scratch."""
 
     STAGE: ClassVar = "segment"
 
     model: SegmentModel = field(default_factory=SegmentModel)
-    eval_scales: list[Annotated[float, Field(gt=0, le=4)]] = Field(default_factory=lambda: [1.0], min_length=1)
-    """Factors of train.size at which test images are predicted and averaged at the end, e.g. '[0.5, 1.0, 1.5]'."""
+    eval_scales: list[Annotated[float, Field(gt=0, le=4)]] = Field(
+        default_factory=lambda: [1.0], min_length=1
+    )
+    """Factors of train.size at which test images are predicted and averaged at the end, e.g. '[0.5,
+    1.0, 1.5]'."""
 
 
 def tested_sides(size: int, scales: Sequence[float]) -> list[int]:
-    """Return the side (pixels) at which images of ``size`` are predicted per scale: a multiple of 32, or ``size``."""
-    return [size if scale == 1 else max(STEP, round(size * scale / STEP) * STEP) for scale in scales]
+    """Return the side (pixels) at which images of ``size`` are predicted per scale: a multiple of
+    32, or ``size``."""
+    return [
+        size if scale == 1 else max(STEP, round(size * scale / STEP) * STEP) for scale in scales
+    ]

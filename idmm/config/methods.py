@@ -1,8 +1,9 @@
 """The pretraining methods: one class each with its options, default views, colours and needs.
 
-To add a method, write a class here, add it to ``AnyMethod``, and put its loss into ``idmm/methods/NAME.py`` and its
-recipe into ``configs/pretrain/NAME.yaml``. Widths and temperatures are from Table 10 of the IDMM paper. Values that the
-table leaves out are from the methods' own papers and releases.
+To add a method, write a class here, add it to ``AnyMethod``, and put its loss into
+``idmm/methods/NAME.py`` and its recipe into ``configs/pretrain/NAME.yaml``. Widths and temperatures
+are from Table 10 of the IDMM paper. Values that the table leaves out are from the methods' own
+papers and releases.
 """
 
 from typing import Annotated, ClassVar, Literal, get_args
@@ -17,7 +18,8 @@ BYOL_JITTER = [0.4, 0.4, 0.2, 0.1]  # of BYOL, also used by MoCo v3 and DINO
 
 
 def byol_crops(low: float) -> tuple[CropGroup, CropGroup]:
-    """Return BYOL's two global crops: the first is always blurred, the second rarely, but it may be solarized."""
+    """Return BYOL's two global crops: the first is always blurred, the second rarely, but it may be
+    solarized."""
     scale = [low, 1.0]
     return (
         CropGroup(count=1, scale=scale, blur_prob=1.0),
@@ -37,11 +39,14 @@ class Method:
     LIBRARIES: ClassVar = ()  # of the extra 'baselines'
 
     name: str
-    """Pretraining method. supcon and supervised need labels. All but idmm and supervised need the extra 'baselines'."""
+    """Pretraining method. supcon and supervised need labels. All but idmm and supervised need the
+    extra 'baselines'."""
 
     def check_libraries(self) -> None:
         """Raise UserError if a library is missing."""
-        libraries = {*self.LIBRARIES} | ({"lightly"} if getattr(self, "projection", False) else set())
+        libraries = {*self.LIBRARIES} | (
+            {"lightly"} if getattr(self, "projection", False) else set()
+        )
         needed(f"method.name: {self.name}", sorted(libraries), "baselines")
 
     def check_crops(self, crops: list[CropGroup]) -> None:
@@ -70,31 +75,37 @@ class Projected(Method):
     projection: bool = True
     """Put a projection head (a two-layer MLP) between the features and the loss."""
     hidden_dim: Count | None = None
-    """Hidden width of the projection head. Default: the width of the features, for mocov3 4096, for dino 2048."""
+    """Hidden width of the projection head. Default: the width of the features, for mocov3 4096, for
+    dino 2048."""
     dim: Count | None = None
     """Output width of the projection head. Default: 256."""
 
 
 @section
 class IDMM(Projected, Mixed):
-    """Parametric instance discrimination with label smoothing, CutMix and small crops (ECCV 2022)."""
+    """Parametric instance discrimination with label smoothing, CutMix and small crops (ECCV
+    2022)."""
 
     CROPS: ClassVar = (CropGroup(count=2, scale=[0.14, 1.0]), CropGroup(count=4, scale=[0.05, 0.4]))
 
     name: Literal["idmm"] = "idmm"
     projection: bool = False
     classifier: Literal["linear", "cosine"] = "linear"
-    """N-way layer (a classifier over the N images): 'linear' as in the paper, or 'cosine' with a learned scale."""
+    """N-way layer (a classifier over the N images): 'linear' as in the paper, or 'cosine' with a
+    learned scale."""
     classifier_scale: PositiveFloat = 16.0
     """Initial value of the cosine layer's learned scale."""
     classifier_lr_scale: PositiveFloat = 1.0
     """Learning rate of the N-way layer, as a multiple of train.lr."""
     classifier_init: Literal["random", "features"] = "random"
-    """Initial rows of the N-way layer: 'random', or each image's 'features' before training, centred and normalised."""
+    """Initial rows of the N-way layer: 'random', or each image's 'features' before training,
+    centred and normalised."""
     label_weight: NonNegativeFloat = 0.0
-    """Weight of a cross-entropy on the labelled images, next to the N-way loss on all images. 0: no labels."""
+    """Weight of a cross-entropy on the labelled images, next to the N-way loss on all images. 0: no
+    labels."""
     instance_decay: Literal["none", "cosine"] = "none"
-    """Weight of the N-way loss if label_weight is above 0: constant, or falling to zero along half a 'cosine'."""
+    """Weight of the N-way loss if label_weight is above 0: constant, or falling to zero along half
+    a 'cosine'."""
 
 
 @section
@@ -138,7 +149,8 @@ class MoCoV2(Projected):
 
 @section
 class MoCoV3(Method):
-    """Contrast two crops of an image with the other images of the batch, by a momentum encoder (ICCV 2021)."""
+    """Contrast two crops of an image with the other images of the batch, by a momentum encoder
+    (ICCV 2021)."""
 
     CROPS: ClassVar = byol_crops(0.08)
     COLOURS: ClassVar = {"jitter": BYOL_JITTER}
@@ -190,5 +202,7 @@ AnyMethod = IDMM | SimCLR | SupCon | MoCoV2 | MoCoV3 | DINO | Supervised
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in get_args(AnyMethod)}
 
 
-_named = BeforeValidator(lambda options: {"name": "idmm", **options} if isinstance(options, dict) else options)
+_named = BeforeValidator(
+    lambda options: {"name": "idmm", **options} if isinstance(options, dict) else options
+)
 MethodOptions = Annotated[AnyMethod, Field(discriminator="name"), _named]

@@ -28,8 +28,8 @@ class Model(Backbone):
     """The backbone."""
 
     start: Literal["timm", "structured", "auto"] = "timm"
-    """Initialisation: timm's, 'structured' (mimetic attention, sin-cos positions, whitened patches) for timm's ViTs, or
-    'auto': structured for them."""
+    """Initialisation: timm's, 'structured' (mimetic attention, sin-cos positions, whitened patches)
+    for timm's ViTs, or 'auto': structured for them."""
 
 
 @section
@@ -44,18 +44,22 @@ class FinetuneModel(Model):
 class Train:
     """The training loop."""
 
-    schedule: ClassVar = "cosine"  # after the warm-up. Only detection and segmentation can choose it
+    # after the warm-up. Only detection and segmentation can choose it
+    schedule: ClassVar = "cosine"
 
     epochs: Count = 800
     """Passes over the training images (epochs)."""
     minutes: PositiveFloat | None = None
-    """Time for the whole run instead of epochs (minutes). Schedules follow the clock. Default: epochs count."""
+    """Time for the whole run instead of epochs (minutes). Schedules follow the clock. Default:
+    epochs count."""
     max_epochs: Count | None = None
-    """With minutes: most epochs over all stages, so that few images are not overfitted. Default: no limit."""
+    """With minutes: most epochs over all stages, so that few images are not overfitted. Default: no
+    limit."""
     batch_size: Count = 256
     """Images per optimizer step, over all processes. The last, smaller batch is kept."""
     lr: PositiveFloat | None = None
-    """Peak learning rate. Default: that of the backbone's family (5e-4, for PVTv2 and T2T-ViT 1e-3)."""
+    """Peak learning rate. Default: that of the backbone's family (5e-4, for PVTv2 and T2T-ViT
+    1e-3)."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or SGD with momentum 0.9."""
     weight_decay: NonNegativeFloat = 1e-3
@@ -63,23 +67,29 @@ class Train:
     weight_decay_end: NonNegativeFloat | None = None
     """Weight decay at the end of the run, reached along half a cosine. Default: constant."""
     layer_decay: Fraction | None = None
-    """Layer-wise lr decay: each layer's lr is this times that of the layer above. Heads use the full lr. Default: 1."""
+    """Layer-wise lr decay: each layer's lr is this times that of the layer above. Heads use the
+    full lr. Default: 1."""
     warmup_epochs: NonNegativeFloat | None = None
     """Linear warm-up (epochs). Default: 2, for PVTv2 and T2T-ViT 10."""
     accumulate: Count = 1
-    """Passes that a batch is split into, to save memory. Contrastive methods then compare images within a pass."""
+    """Passes that a batch is split into, to save memory. Contrastive methods then compare images
+    within a pass."""
     clip_grad: PositiveFloat | None = None
     """Largest norm of the gradient. Default: no clipping."""
     clip_grad_mode: Literal["norm", "tensor"] = "norm"
-    """Norm that clip_grad limits: the whole gradient's, or each 'tensor's own as in DINO's release."""
+    """Norm that clip_grad limits: the whole gradient's, or each 'tensor's own as in DINO's
+    release."""
     ema: float | None = Field(None, gt=0, lt=1)
-    """Decay per step of averaged weights (EMA), which are then evaluated and exported. It warms up. Default: no EMA."""
+    """Decay per step of averaged weights (EMA), which are then evaluated and exported. It warms up.
+    Default: no EMA."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic. 'auto': bf16 on GPUs that have it, the faster of fp32 and bf16 on CPUs, measured once."""
+    """Arithmetic. 'auto': bf16 on GPUs that have it, the faster of fp32 and bf16 on CPUs, measured
+    once."""
     device: Device = "auto"
     """Device to train on. 'auto': cuda, else mps, else cpu."""
     compile: bool | None = None
-    """Compile model and loss with torch.compile, which takes a minute. Default: on a GPU, if 5 minutes are expected."""
+    """Compile model and loss with torch.compile, which takes a minute. Default: on a GPU, if 5
+    minutes are expected."""
     save_minutes: NonNegativeFloat = 5.0
     """Time between checkpoints (minutes). 0: every step."""
 
@@ -96,9 +106,11 @@ class PretrainTrain(Train):
     """The training loop."""
 
     warmup_epochs: NonNegativeFloat | None = None
-    """Linear warm-up (epochs). Default: mocov2 0, mocov3 40, dino 10, others 2, or 10 for PVTv2 and T2T-ViT."""
+    """Linear warm-up (epochs). Default: mocov2 0, mocov3 40, dino 10, others 2, or 10 for PVTv2 and
+    T2T-ViT."""
     knn_every: NonNegativeInt = 0
-    """Epochs between kNN accuracies on val or test. 0: only at the start and end of runs with --init, else never."""
+    """Epochs between kNN accuracies on val or test. 0: only at the start and end of runs with
+    --init, else never."""
     monitor_every: NonNegativeInt = 1
     """Epochs between checks for collapse, on up to 512 training images. 0: never."""
 
@@ -111,29 +123,35 @@ class FinetuneTrain(Train):
     size: Side = 224
     """Image side, if no stages are given (pixels)."""
     classifier_init: Literal["random", "features"] | None = None
-    """Initial classifier: random, or a logistic regression on features. Default: features with --init or hog_conv."""
+    """Initial classifier: random, or a logistic regression on features. Default: features with
+    --init or hog_conv."""
     eval_every: Count = 10
     """Epochs between evaluations. Each stage's last epoch is always evaluated."""
     keep: Literal["last", "best"] = "last"
     """Weights to report and export: the last epoch's, or the best on 'val' in the last stage."""
     class_weights: Literal["none", "balanced"] = "none"
-    """Weights of images in the loss. 'balanced': all classes count the same, however many images they have."""
+    """Weights of images in the loss. 'balanced': all classes count the same, however many images
+    they have."""
 
 
 @section
 class DrLoc:
-    """Dense relative localization, an extra loss on the grid of final embeddings (Liu et al., NeurIPS 2021)."""
+    """Dense relative localization, an extra loss on the grid of final embeddings (Liu et al.,
+    NeurIPS 2021)."""
 
     weight: NonNegativeFloat = 0.0
-    """Weight of the loss. The paper uses 0.5 for Swin, 0.1 for T2T-ViT and CvT, 0.01 for ViT-B. 0: off."""
+    """Weight of the loss. The paper uses 0.5 for Swin, 0.1 for T2T-ViT and CvT, 0.01 for ViT-B. 0:
+    off."""
     mode: Literal["l1", "l1_signed", "ce", "reg", "l1_all"] = "l1"
-    """Loss on distances (l1), signed offsets, offsets as classes (ce) or distribution (reg), or l1 at every block."""
+    """Loss on distances (l1), signed offsets, offsets as classes (ce) or distribution (reg), or l1
+    at every block."""
     pairs: Count = 64
     """Random pairs of positions per image."""
     hidden_dim: Count = 512
     """Width of the head's two hidden layers."""
     grid_size: int = Field(7, ge=2)
-    """Positions per side. Finer grids are average-pooled to it. 56 keeps all grids of l1_all (Eq. 7) at 224 px."""
+    """Positions per side. Finer grids are average-pooled to it. 56 keeps all grids of l1_all (Eq.
+    7) at 224 px."""
 
 
 @section
@@ -191,15 +209,22 @@ class PretrainConfig(Common):
         Raises:
             UserError: Crops or labels that the method cannot use, or a missing library.
         """
-        method, notes = self.method, []
-        fixed = {name for name in COLOURS if getattr(self.views, name) is not None}  # these count for all crops
+        method = self.method
+        notes = []
+        # these count for all crops
+        fixed = {name for name in COLOURS if getattr(self.views, name) is not None}
         crops = self.views.crops
         if crops is None:
             crops = [replace(group, **dict.fromkeys(fixed)) for group in method.CROPS]
             notes.append(f"views.crops: {', '.join(map(str, crops))} of the area, {method.name}'s")
-        notes += [f"views.{key}: {value}, {method.name}'s" for key, value in method.COLOURS.items() if key not in fixed]
+        notes += [
+            f"views.{key}: {value}, {method.name}'s"
+            for key, value in method.COLOURS.items()
+            if key not in fixed
+        ]
         colours = vars(colours_of(self.views, Colours(**method.COLOURS)))
-        config, warmup = replace(self, views=replace(self.views, crops=crops, **colours)), method.WARMUP_EPOCHS
+        config = replace(self, views=replace(self.views, crops=crops, **colours))
+        warmup = method.WARMUP_EPOCHS
         if self.train.warmup_epochs is None and warmup is not None:
             config = replace(config, train=replace(self.train, warmup_epochs=warmup))
             notes.append(f"train.warmup_epochs: {warmup:g}, {method.name}'s")
@@ -220,7 +245,8 @@ class FinetuneConfig(Common):
     STAGE: ClassVar = "finetune"
 
     stages: list[Stage] | None = Field(None, min_length=1)
-    """Image sizes one after the other, e.g. '[{size: 224}, {size: 448, epochs: 100}]'. Default: one, train.size."""
+    """Image sizes one after the other, e.g. '[{size: 224}, {size: 448, epochs: 100}]'. Default:
+    one, train.size."""
     model: FinetuneModel = field(default_factory=FinetuneModel)
     train: FinetuneTrain = field(default_factory=FinetuneTrain)
     augment: Augment = field(default_factory=Augment)
@@ -228,7 +254,8 @@ class FinetuneConfig(Common):
 
     @model_validator(mode="after")
     def _check(self):
-        epochs, stages = self.train.max_epochs, len(self.stages or [])
+        epochs = self.train.max_epochs
+        stages = len(self.stages or [])
         if epochs is not None and epochs < stages:
             what = f"got {epochs}, expected at least one epoch for each of {stages} stages"
             raise FieldErrors({"train.max_epochs": what})
@@ -238,6 +265,9 @@ class FinetuneConfig(Common):
         """Return the stages, with null filled in from ``train``."""
         inherited = ("epochs", "lr", "batch_size")
         return [
-            replace(stage, **{name: getattr(stage, name) or getattr(self.train, name) for name in inherited})
+            replace(
+                stage,
+                **{name: getattr(stage, name) or getattr(self.train, name) for name in inherited},
+            )
             for stage in self.stages or [Stage(size=self.train.size)]
         ]

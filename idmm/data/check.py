@@ -1,4 +1,5 @@
-"""Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images and classes."""
+"""Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images and
+classes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,7 +14,16 @@ from PIL import Image
 from idmm import config
 from idmm.data.formats import BadImage, NoPicture
 from idmm.data.image_store import measure_range
-from idmm.data.images import AUTO, WHITE, Bands, RangeUnknown, ValueRange, composite, digest, read_image
+from idmm.data.images import (
+    AUTO,
+    WHITE,
+    Bands,
+    RangeUnknown,
+    ValueRange,
+    composite,
+    digest,
+    read_image,
+)
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.split import LabelsMissing, Listing, Split, counted
@@ -22,13 +32,16 @@ from idmm.errors import UserError, one_line
 from idmm.files import expand_home, write_bytes
 
 HASH_BITS = 64
-NEAR_BITS = 12  # perceptual hashes that differ in at most so many bits are compared by their thumbnails
+# perceptual hashes that differ in at most so many bits are compared by their thumbnails
+NEAR_BITS = 12
 NEAR_CORRELATION = 0.9  # of the thumbnails of nearly equal images
 THUMB = 16  # side of a thumbnail (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
-NEAR_MOST = 20  # near-duplicates of an image that are listed in each split: plain images are all alike
+# near-duplicates of an image that are listed in each split: plain images are all alike
+NEAR_MOST = 20
 _BLOCK = 2048
-_SPLITS = ("unlabelled", "train", "val", "test")  # of equal images, the one in the last of these stays
+# of equal images, the one in the last of these stays
+_SPLITS = ("unlabelled", "train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -63,8 +76,11 @@ class Pair:
 
     @property
     def certain(self) -> bool:
-        """Whether it is a fault: they are the same, and not only pretraining would see pixels of a test image."""
-        return self.exact and not (self.leaks and "unlabelled" in (self.first.split, self.second.split))
+        """Whether it is a fault: they are the same, and not only pretraining would see pixels of a
+        test image."""
+        return self.exact and not (
+            self.leaks and "unlabelled" in (self.first.split, self.second.split)
+        )
 
     @property
     def disagrees(self) -> bool:
@@ -81,21 +97,30 @@ class DatasetReport:
     images: dict[str, int] = field(default_factory=dict)  # of each split
     layout: list[str] = field(default_factory=list)  # why fine-tuning would refuse the dataset
     unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
-    one_colour: list[dict] = field(default_factory=list)  # {"split", "name"}: every pixel is the same
-    dark: list[str] = field(default_factory=list)  # more than 8 bits, all values in the lowest eighth of the range
+    # {"split", "name"}: every pixel is the same
+    one_colour: list[dict] = field(default_factory=list)
+    # more than 8 bits, all values in the lowest eighth of the range
+    dark: list[str] = field(default_factory=list)
     range: ValueRange = None  # of training images of more than 8 bits under data.range auto
     bands: Bands | None = None  # channels that are used. None: the images are pictures
-    classes: dict[str, dict[str, int]] = field(default_factory=dict)  # images of each class of each split
-    sides: dict[str, list[int]] = field(default_factory=dict)  # smallest, median and largest short side (pixels)
+    # images of each class of each split
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    # smallest, median and largest short side (pixels)
+    sides: dict[str, list[int]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
-    # the baseline: {"baseline_top1", "largest_class", "train_images", "images", "of"}. None: no labels
+    # the baseline: {"baseline_top1", "largest_class", "train_images", "images", "of"}. None: no
+    # labels
     floor: dict | None = None
     enough_to_pretrain: bool = True  # no fault of the layout matters to pretraining
 
     @property
     def clean(self) -> bool:
         """Whether there is nothing to fix. Near-duplicates and the like may be intended."""
-        return self.enough_to_pretrain and not self.unreadable and not any(pair.certain for pair in self.pairs)
+        return (
+            self.enough_to_pretrain
+            and not self.unreadable
+            and not any(pair.certain for pair in self.pairs)
+        )
 
     def to_dict(self) -> dict:
         """Return it for JSON."""
@@ -151,11 +176,13 @@ def check(data: config.Data) -> tuple[DatasetReport, Listing]:
 
 
 def _open(data: config.Data, report: DatasetReport) -> Listing:
-    """Open the dataset as fine-tuning does. If that fails as pretraining does, and note what fine-tuning lacks."""
+    """Open the dataset as fine-tuning does. If that fails as pretraining does, and note what
+    fine-tuning lacks."""
     try:
         return list_images(data, labelled=True, unlabelled=True, joined=False)
     except UserError as error:
-        report.layout, report.enough_to_pretrain = list(error.faults), isinstance(error, LabelsMissing)
+        report.layout = list(error.faults)
+        report.enough_to_pretrain = isinstance(error, LabelsMissing)
     # with a CSV file of labels, all that is missing may be something to evaluate on
     labelled = report.enough_to_pretrain and data.labels is not None
     return list_images(data, labelled, evaluated=False, unlabelled=True, joined=False)
@@ -173,16 +200,24 @@ def _usual_bands(train: Split) -> Bands | None:
         except BadImage:
             pass
     usual = max(counts, key=counts.count, default=0)
-    return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None) if usual else None
+    if usual:
+        return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None)
+    return None
 
 
 def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary | BadImage]:
-    """Read a split's images. The first one of more than 8 bits has the value range measured, then all start again."""
+    """Read a split's images. The first one of more than 8 bits has the value range measured, then
+    all start again."""
 
     def summary(i: int, value_range: ValueRange) -> _Summary:
         decoded = read_image(split.items[i], value_range, report.bands)
-        image, picture = decoded.pixels, Image.fromarray(composite(decoded.pixels))  # [H, W, C]
-        label = None if split.labels is None or split.labels[i] < 0 else split.classes[split.labels[i]]
+        # [H, W, C]
+        image = decoded.pixels
+        picture = Image.fromarray(composite(decoded.pixels))
+        if split.labels is None or split.labels[i] < 0:
+            label = None
+        else:
+            label = split.classes[split.labels[i]]
         return _Summary(
             ref=ImageRef(part, i, split.names[i], label),
             file=decoded.digest,
@@ -191,11 +226,17 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
             one_colour=bool((image == image[0, 0]).all()),
             dark=bool(image.itemsize > 1 and image.max() < WHITE / 8),
             hash=perceptual_hash(picture),
-            thumb=np.asarray(picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32),
+            thumb=np.asarray(
+                picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32
+            ),
         )
 
     def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:
-        return [*parallel_map(lambda i: summary(i, value_range), len(split), split.place, f"checking {part}")]
+        return [
+            *parallel_map(
+                lambda i: summary(i, value_range), len(split), split.place, f"checking {part}"
+            )
+        ]
 
     try:
         return summaries(report.range or AUTO)
@@ -207,14 +248,16 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
 
 # ---------------------------------------------------------------------- images that are alike
 def perceptual_hash(picture: Image.Image) -> ndarray:
-    """Return an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its cosine transform."""
+    """Return an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its
+    cosine transform."""
     return imagehash.phash(picture).hash.ravel()
 
 
 def _pairs(summaries: list[_Summary]) -> list[Pair]:
     """Return all pairs, exact ones first.
 
-    Each image is paired with at most :data:`NEAR_MOST` later ones of a split, so memory does not grow with the square.
+    Each image is paired with at most :data:`NEAR_MOST` later ones of a split, so memory does not
+    grow with the square.
     """
     same: dict[bytes, list[_Summary]] = defaultdict(list)
     for summary in summaries:
@@ -226,16 +269,25 @@ def _pairs(summaries: list[_Summary]) -> list[Pair]:
     ]
     # near ones agree in hashes and thumbnails, as a hash is coarse, above all for plain images
     unique = [
-        min((one for one in group if one.ref.split == group[0].ref.split), key=lambda one: len(one.ref.name))
+        min(
+            (one for one in group if one.ref.split == group[0].ref.split),
+            key=lambda one: len(one.ref.name),
+        )
         for group in same.values()  # the one that stays, see exclusions()
     ]
-    signs = np.array([summary.hash for summary in unique], dtype=np.float32).reshape(-1, HASH_BITS) * 2 - 1  # [N, 64]
+    # [N, 64]
+    signs = (
+        np.array([summary.hash for summary in unique], dtype=np.float32).reshape(-1, HASH_BITS) * 2
+        - 1
+    )
     pairs: list[Pair] = []
     counts: Counter = Counter()  # pairs so far, by first image and split of the second
     for start in range(0, len(unique), _BLOCK):
-        agreeing = signs[start : start + _BLOCK] @ signs[start:].T  # [R, M]: bits that agree less those that differ
+        # [R, M]: bits that agree less those that differ
+        agreeing = signs[start : start + _BLOCK] @ signs[start:].T
         for i, j in np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start:
-            first, second = unique[i], unique[j]
+            first = unique[i]
+            second = unique[j]
             place = (i, second.ref.split)
             if i >= j or counts[place] >= NEAR_MOST:  # a pair is found from its earlier image
                 continue
@@ -247,22 +299,27 @@ def _pairs(summaries: list[_Summary]) -> list[Pair]:
 
 
 def similarity(one: ndarray, two: ndarray) -> float:
-    """Return the correlation of two thumbnails [T, T, 3], each colour about its mean. Of plain ones, 1 or 0."""
+    """Return the correlation of two thumbnails [T, T, 3], each colour about its mean. Of plain
+    ones, 1 or 0."""
     means = one.mean((0, 1)) - two.mean((0, 1))  # [3]
-    a, b = one - one.mean((0, 1)), two - two.mean((0, 1))
+    a = one - one.mean((0, 1))
+    b = two - two.mean((0, 1))
     if min(a.std(), b.std()) < FLAT:
         return float(max(a.std(), b.std()) < FLAT and np.abs(means).max() < 2 * FLAT)
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
 # ---------------------------------------------------------------------- the file for data.exclude
-def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colour: Sequence[dict] = ()) -> list[str]:
+def exclusions(
+    pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colour: Sequence[dict] = ()
+) -> list[str]:
     """Return the lines of a file for ``data.exclude``, each under a comment with all reasons.
 
-    Broken files come first, then images that are the same, then those that are nearly so. Of images that are the same
-    one stays: that with the shortest name in the test split, else in val, else in train. If those of that split are of
-    different classes none stays, as one of them is wrong. Nearly equal ones are commented out: of a pair across splits
-    the training image, else the second. Those of different classes come first. So are images of one colour.
+    Broken files come first, then images that are the same, then those that are nearly so. Of images
+    that are the same one stays: that with the shortest name in the test split, else in val, else in
+    train. If those of that split are of different classes none stays, as one of them is wrong.
+    Nearly equal ones are commented out: of a pair across splits the training image, else the
+    second. Those of different classes come first. So are images of one colour.
     """
     reasons: dict[str, list[str]] = defaultdict(list)
     for bad in unreadable:
@@ -277,7 +334,8 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
         conflict = len({image.label for image in remaining} - {None}) > 1
         stays = min(remaining, key=lambda image: len(image.name))  # not "x (copy).jpg"
         for image in images:
-            other, why = stays, ""
+            other = stays
+            why = ""
             if conflict and image in remaining:
                 other = next(other for other in remaining if other.label != image.label)
                 why = f", but of class '{image.label}', not '{other.label}': one is wrong"
@@ -293,16 +351,23 @@ def exclusions(pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colou
             if pair.disagrees:
                 why += f", but of class '{out.label}', not '{other.label}': one may be wrong"
             reasons[out.name].append(why)
-    lines = ["# a # before a path: only suspected, left out once you remove it"] if reasons.keys() - certain else []
+    if reasons.keys() - certain:
+        lines = ["# a # before a path: only suspected, left out once you remove it"]
+    else:
+        lines = []
     for name, why in reasons.items():
-        lines.append(f"# {one_line('; '.join(why))}\n{'' if name in certain else '#'}{exclude_line(name)}")
+        lines.append(
+            f"# {one_line('; '.join(why))}\n{'' if name in certain else '#'}{exclude_line(name)}"
+        )
     return lines
 
 
 def write_exclusions(command: str, before: str | None, lines: list[str], path: Path) -> str:
-    """Write the ``lines`` of :func:`exclusions`, which ``command`` found, to a file and return a line on its use.
+    """Write the ``lines`` of :func:`exclusions`, which ``command`` found, to a file and return a
+    line on its use.
 
-    They follow the lines of ``before``, the file of the images that are left out already, if there is one.
+    They follow the lines of ``before``, the file of the images that are left out already, if there
+    is one.
     """
     head = one_line(f"# for --data.exclude: the findings of '{command}'")
     if before is not None:

@@ -1,6 +1,8 @@
-"""Random views made on the network's device: each operation runs on many views at once, with parameters per view.
+"""Random views made on the network's device: each operation runs on many views at once, with
+parameters per view.
 
-The images lie there as bytes. The draws are those of :mod:`idmm.data.views`, and so are the views, up to rounding.
+The images lie there as bytes. The draws are those of :mod:`idmm.data.views`, and so are the views,
+up to rounding.
 """
 
 import logging
@@ -22,14 +24,20 @@ log = logging.getLogger(__name__)
 WORKING_BYTES = 2**29  # of the views that are made at once, beside those that are finished
 COPIES = 12  # of a view that its colours take, at most
 SIDE_STEP = 32  # padded sides of windows are multiples of it, so that freed memory is used again
-CONTRAST, SATURATION, HUE = 1, 2, 3  # numbers of adjustments
-DEVICE, LOADER = "device", "loader"
+# numbers of adjustments
+CONTRAST = 1
+SATURATION = 2
+HUE = 3
+DEVICE = "device"
+LOADER = "loader"
 NO_MEMORY = "views: the device ran out of memory. Loader workers make them from now on"
 
 
 def free_memory(device) -> int:
     """Return the free memory of a GPU (bytes), and 0 for other devices."""
-    return torch.cuda.mem_get_info(device)[0] if torch.device(device).type == "cuda" else 0
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return 0
 
 
 def send(values: ndarray | Tensor, device) -> Tensor:
@@ -42,10 +50,11 @@ def send(values: ndarray | Tensor, device) -> Tensor:
 
 # ---------------------------------------------------------------------- who makes the views
 def place_views(views: Callable, device, decided: str | None, workers: int | None) -> Callable:
-    """Return the :class:`DeviceViews` of ``views`` if the device makes them, else ``views``. The log states which.
+    """Return the :class:`DeviceViews` of ``views`` if the device makes them, else ``views``. The
+    log states which.
 
-    It is the device if there is a GPU, half of its free memory holds all images, and each operation has a plan. All
-    processes must call together.
+    It is the device if there is a GPU, half of its free memory holds all images, and each operation
+    has a plan. All processes must call together.
 
     Args:
         views: A :data:`idmm.data.loaders.BatchFn`.
@@ -59,7 +68,10 @@ def place_views(views: Callable, device, decided: str | None, workers: int | Non
     obstacle = None if decided == DEVICE else _obstacle(views, free)
     if distributed.largest(obstacle is not None)[0]:
         if free:
-            log.info("views: made by loader workers, because %s", obstacle or "another GPU lacks the memory")
+            log.info(
+                "views: made by loader workers, because %s",
+                obstacle or "another GPU lacks the memory",
+            )
         return views
     try:
         made = DeviceViews(views, device, workers)
@@ -72,7 +84,8 @@ def place_views(views: Callable, device, decided: str | None, workers: int | Non
 
 
 def _obstacle(views: Callable, free: int) -> str | None:
-    """Return why a device with that much free memory (bytes) cannot make the views, None if it can."""
+    """Return why a device with that much free memory (bytes) cannot make the views, None if it
+    can."""
     if not isinstance(views, RandomViews):
         return "boxes and masks move with them"
     if views.needs_workers:
@@ -89,7 +102,9 @@ def _obstacle(views: Callable, free: int) -> str | None:
 
 def place_of(views: Callable) -> str:
     """Return DEVICE or LOADER, whichever makes the views."""
-    return DEVICE if isinstance(views, DeviceViews) and views.images is not None else LOADER
+    if isinstance(views, DeviceViews) and views.images is not None:
+        return DEVICE
+    return LOADER
 
 
 # ---------------------------------------------------------------------- the images
@@ -114,7 +129,11 @@ class DeviceImages:
         self.starts = np.cumsum(counts) - counts
         is_rgb8 = store.pixel_bytes[0] == store.channels == 3
         self.is_rounded = bool(is_rgb8)  # such images are resized as bytes
-        bits = torch.int16 if store.high_bit else torch.uint8  # few operations know uint16
+        # few operations know uint16
+        if store.high_bit:
+            bits = torch.int16
+        else:
+            bits = torch.uint8
         self.pixels = torch.empty(store.channels, counts.sum(), dtype=bits, device=device)  # [C, P]
         for i, (start, count) in enumerate(zip(self.starts, counts, strict=True)):
             pixels = store.image(i).permute(1, 2, 0).flatten(0, 1)  # [H W, C]
@@ -140,7 +159,8 @@ class DeviceImages:
         order = np.argsort(-sides, kind="stable")  # windows of a part are alike
         while len(order):
             side = -(-int(sides[order[0]]) // SIDE_STEP) * SIDE_STEP
-            # places of 8 bytes, values as bytes and twice as floats, matrices of weights, and between the products
+            # places of 8 bytes, values as bytes and twice as floats, matrices of weights, and
+            # between the products
             each = side * (side * (8 + 9 * channels) + 4 * size * (4 + 3 * channels))
             count = max(1, WORKING_BYTES // each)
             part = order[:count]
@@ -151,9 +171,11 @@ class DeviceImages:
             out = torch.where(_column(is_turned, out), out.mT, out)
         return out
 
-    def _crop(self, plan: ViewPlan, part: ndarray, numbers: ndarray, side: int, size: int) -> Tensor:
-        """Return the views of a part of a plan, before transpositions, [v, C, size, size]. Windows are padded to
-        ``side``."""
+    def _crop(
+        self, plan: ViewPlan, part: ndarray, numbers: ndarray, side: int, size: int
+    ) -> Tensor:
+        """Return the views of a part of a plan, before transpositions, [v, C, size, size]. Windows
+        are padded to ``side``."""
         low, lengths = plan.box[part].T.reshape(2, 2, -1)  # of rows, of columns, [2, v]
         turns = plan.turns[part]  # each is a transposition and a flip
         flips = plan.vflip[part] ^ (turns > 1), plan.flip[part] ^ (turns % 3 > 0)
@@ -177,11 +199,14 @@ class DeviceImages:
         return small.float().clamp_(0, 255).div_(255)
 
     def _rounded(self, values: Tensor) -> Tensor:
-        return values.round_().clamp_(0, 255) if self.is_rounded else values
+        if self.is_rounded:
+            return values.round_().clamp_(0, 255)
+        return values
 
 
 def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -> Tensor:
-    """Return the weights that resize a side by antialiased bicubic interpolation, as ``F.interpolate`` has them.
+    """Return the weights that resize a side by antialiased bicubic interpolation, as
+    ``F.interpolate`` has them.
 
     Args:
         length: Side of each window (pixels), int64 [...].
@@ -202,7 +227,8 @@ def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -
     distance = ((place + 0.5 - centre) / stretch).abs()
     near = (1 - distance).clamp(min=0)
     far = (2 - distance).clamp(min=0)
-    weight = far.square() * (far - 1) / 2 + near.square() * (1 - 2 * near)  # the cubic kernel with a = -0.5
+    # the cubic kernel with a = -0.5
+    weight = far.square() * (far - 1) / 2 + near.square() * (1 - 2 * near)
     weight *= place < length
     weight /= weight.sum(-1, keepdim=True)
     matrix = torch.zeros(*weight.shape[:-1], padded, dtype=dtype, device=weight.device)
@@ -211,7 +237,8 @@ def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -
 
 # ---------------------------------------------------------------------- the colours
 def blend(views: Tensor, factor: Tensor, is_contrast: Tensor, is_saturation: Tensor) -> Tensor:
-    """Return views [V, C, S, S] times their factors plus the rest of black, of their mean or of their grey.
+    """Return views [V, C, S, S] times their factors plus the rest of black, of their mean or of
+    their grey.
 
     Channels that are no colours have their own means.
     """
@@ -240,7 +267,8 @@ KERNELS = blend, turn_hue
 
 
 def recolour(views: Tensor, plan: ViewPlan, kernels: tuple[Callable, Callable] = KERNELS) -> Tensor:
-    """Jitter, grey, blur and solarize V views, each by its own parameters, as :func:`idmm.data.views.recolour` does.
+    """Jitter, grey, blur and solarize V views, each by its own parameters, as
+    :func:`idmm.data.views.recolour` does.
 
     Args:
         views: float32 in [0, 1], [V, C, S, S], which may be overwritten.
@@ -255,7 +283,9 @@ def recolour(views: Tensor, plan: ViewPlan, kernels: tuple[Callable, Callable] =
     blurred = np.flatnonzero(plan.sigma)
     if len(blurred):
         rows = send(blurred, views.device)
-        weights = blur_weights(send(plan.sigma[blurred], views.device), views.shape[-1]).float()[:, None]
+        weights = blur_weights(send(plan.sigma[blurred], views.device), views.shape[-1]).float()[
+            :, None
+        ]
         views[rows] = weights @ views[rows] @ weights.mT
     if plan.solarize.any():
         is_inverted = _column(plan.solarize, views) & (views >= SOLARIZE_FROM)
@@ -265,7 +295,11 @@ def recolour(views: Tensor, plan: ViewPlan, kernels: tuple[Callable, Callable] =
 
 def _jitter(views: Tensor, plan: ViewPlan, blend: Callable, turn_hue: Callable) -> Tensor:
     """Change brightness, contrast, saturation and hue of each view in its own order."""
-    last = HUE if views.shape[1] == 3 else SATURATION  # the first that is no blend with another image
+    # the first that is no blend with another image
+    if views.shape[1] == 3:
+        last = HUE
+    else:
+        last = SATURATION
     for number in np.array(ORDERS)[plan.order].T:  # [V], of each view its adjustment of this step
         factor = plan.factors[np.arange(len(number)), number]
         is_blend = plan.jitter & (number < last)
@@ -285,7 +319,8 @@ def _column(values: ndarray, views: Tensor) -> Tensor:
 
 
 def blur_weights(sigma: Tensor, size: int) -> Tensor:
-    """Return the matrices of Gaussian blurs that reach three sigma, borders reflected, [v, size, size].
+    """Return the matrices of Gaussian blurs that reach three sigma, borders reflected, [v, size,
+    size].
 
     Args:
         sigma: Of each view (pixels), [v]. At most a third of ``size`` - 1.
@@ -293,7 +328,8 @@ def blur_weights(sigma: Tensor, size: int) -> Tensor:
     """
     sigma = sigma[:, None]
     distance = torch.arange(2 * size, device=sigma.device)
-    taps = torch.exp(-0.5 * (distance / sigma).square()) * (distance <= (3 * sigma).ceil())  # [v, 2 S]
+    # [v, 2 S]
+    taps = torch.exp(-0.5 * (distance / sigma).square()) * (distance <= (3 * sigma).ceil())
     taps /= 2 * taps.sum(1, keepdim=True) - taps[:, :1]
     j = distance[:size]
     i = j[:, None]

@@ -23,11 +23,14 @@ _CLOCK = 2.0  # seconds by which a file system's times may be behind
 
 
 def digests(split: Split) -> list[bytes]:
-    """Return the BLAKE2b of each image's file, or of its pixels if it has none. A file is read once per process.
+    """Return the BLAKE2b of each image's file, or of its pixels if it has none. A file is read once
+    per process.
 
     A file that cannot be read has the digest of its path.
     """
-    return list(parallel_map(lambda i: _digest(split.items[i]), len(split), split.place, "reading files"))
+    return list(
+        parallel_map(lambda i: _digest(split.items[i]), len(split), split.place, "reading files")
+    )
 
 
 def _digest(item: str | np.ndarray) -> bytes:
@@ -48,10 +51,11 @@ def _file_digest(path: str, size: int, modified_at: int, changed_at: int) -> byt
 
 # ---------------------------------------------------------------------- fingerprints
 def fingerprint(images, contents: Sequence[str]) -> dict:
-    """Return what identifies images, for JSON: ``{"classes": [...] or None, "images": {name: "digest label"}}``.
+    """Return what identifies images, for JSON: ``{"classes": [...] or None, "images": {name:
+    "digest label"}}``.
 
-    Digests are cut to 16 hexadecimal digits. The label is the class, or that of boxes or a mask. Images without a label
-    have none. The order counts.
+    Digests are cut to 16 hexadecimal digits. The label is the class, or that of boxes or a mask.
+    Images without a label have none. The order counts.
 
     Args:
         images: A split or its store, with or without labels.
@@ -63,7 +67,10 @@ def fingerprint(images, contents: Sequence[str]) -> dict:
     elif images.labels is not None:
         labels = [images.classes[number] if number >= 0 else "" for number in images.labels]
     rows = zip(images.names, contents, labels, strict=True)
-    return {"classes": images.classes, "images": {name: f"{text[:16]} {label}" for name, text, label in rows}}
+    return {
+        "classes": images.classes,
+        "images": {name: f"{text[:16]} {label}" for name, text, label in rows},
+    }
 
 
 def listing_fingerprint(listing: Listing, saved: dict | None = None) -> dict:
@@ -71,11 +78,12 @@ def listing_fingerprint(listing: Listing, saved: dict | None = None) -> dict:
 
     Args:
         listing: Nothing of it is decoded.
-        saved: An earlier result with ``time``, when none of its files had been read yet. Only files that were written
-            to or moved since then are read.
+        saved: An earlier result with ``time``, when none of its files had been read yet. Only files
+            that were written to or moved since then are read.
     """
     saved = saved or {"time": 0.0}
-    known, result = _images_of(saved), {}
+    known = _images_of(saved)
+    result = {}
     for part, split in listing.parts.items():
         images = list(zip(split.names, split.items, strict=True))
         is_known = [name in known and _is_older(item, saved["time"]) for name, item in images]
@@ -87,7 +95,8 @@ def listing_fingerprint(listing: Listing, saved: dict | None = None) -> dict:
 
 
 def _is_older(item: str | np.ndarray, time: float) -> bool:
-    """Return whether a file, its folder and the one above were last changed before a time (seconds)."""
+    """Return whether a file, its folder and the one above were last changed before a time
+    (seconds)."""
     if not isinstance(item, str):
         return False
     folder = os.path.dirname(item)
@@ -98,12 +107,16 @@ def _is_older(item: str | np.ndarray, time: float) -> bool:
 
 
 def seen_in_training(run: AnyPath, paths: Sequence[str]) -> int:
-    """Return how many files have the content of a training image of a run. 0 if it has no list of these."""
+    """Return how many files have the content of a training image of a run. 0 if it has no list of
+    these."""
     file = expand_home(run) / "last/images.json"
     if not file.exists():
         return 0
     with reading(file, WITHOUT):
-        known = {text.partition(" ")[0] for text in json.loads(file.read_bytes())["train"]["images"].values()}
+        known = {
+            text.partition(" ")[0]
+            for text in json.loads(file.read_bytes())["train"]["images"].values()
+        }
     return sum(_digest(path).hex()[:16] in known for path in paths)
 
 
@@ -119,11 +132,14 @@ def _images_of(parts: dict) -> dict[str, tuple[str, str]]:
 
 
 def image_changes(old: dict, new: dict) -> str:
-    """Return how two fingerprints by split differ, in words: counts, and some names. Empty: image i is still image i.
+    """Return how two fingerprints by split differ, in words: counts, and some names. Empty: image i
+    is still image i.
 
-    A file of another name with the same content is the same image. Moved between class folders it has another label.
+    A file of another name with the same content is the same image. Moved between class folders it
+    has another label.
     """
-    before, now = _images_of(old), _images_of(new)
+    before = _images_of(old)
+    now = _images_of(new)
     added = defaultdict(list)  # names by content
     for name, (content, _) in now.items():
         if name not in before:
@@ -147,8 +163,12 @@ def image_changes(old: dict, new: dict) -> str:
     if names:
         counts = ", ".join(f"{len(group)} {kind}" for kind, group in found.items())
         return one_line(f"{counts} ({listed(names, 3)})")
-    is_same = json.dumps([old.get(part) for part in PARTS]) == json.dumps([new.get(part) for part in PARTS])
-    return "" if is_same else "their order, their splits or the list of classes is another"
+    is_same = json.dumps([old.get(part) for part in PARTS]) == json.dumps(
+        [new.get(part) for part in PARTS]
+    )
+    if is_same:
+        return ""
+    return "their order, their splits or the list of classes is another"
 
 
 def refuse_changes(changes: str, out: AnyPath) -> None:

@@ -1,4 +1,5 @@
-"""A user's folder of images: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test). Without labels, any tree."""
+"""A user's folder of images: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test). Without labels, any
+tree."""
 
 import functools
 import logging
@@ -29,24 +30,35 @@ def root_folder(data: config.Data) -> Path:
     """Return ``data.root``. FilesMissing if it is not given, missing, or no folder."""
     is_folder = data.name == "folder"
     if not data.root:
-        expected = "a folder of images" if is_folder else f"its folder ('idmm data info {data.name}' shows it)"
+        if is_folder:
+            expected = "a folder of images"
+        else:
+            expected = f"its folder ('idmm data info {data.name}' shows it)"
         raise FilesMissing(f"data.root: missing, data.name '{data.name}' expects {expected}")
     root = expand_home(data.root)
     if not isdir(root):
-        fault = "is not a folder" if os.path.exists(root) else "does not exist"
-        expected = "a folder of images" if is_folder else f"the folder that holds {data.name}"
+        if os.path.exists(root):
+            fault = "is not a folder"
+        else:
+            fault = "does not exist"
+        if is_folder:
+            expected = "a folder of images"
+        else:
+            expected = f"the folder that holds {data.name}"
         raise FilesMissing(f"data.root: '{data.root}' {fault}, expected {expected}")
     return root
 
 
 @dataclass
 class _Tree:
-    """The images under a folder as tuples of path parts, what was skipped, and the folders at its top."""
+    """The images under a folder as tuples of path parts, what was skipped, and the folders at its
+    top."""
 
     path: str
     key: str = "data.root"  # of the config. Messages begin with it
     images: list[tuple[str, ...]] = field(default_factory=list)
-    others: Counter = field(default_factory=Counter)  # endings of other files, and links to what is read without them
+    # endings of other files, and links to what is read without them
+    others: Counter = field(default_factory=Counter)
     folders: list[str] = field(default_factory=list)
     places: set[str] = field(default_factory=set)  # real paths of all folders that were read
 
@@ -74,16 +86,21 @@ class _Tree:
 
 # ---------------------------------------------------------------------- datasets
 def read_labelled(root: str, parts: Sequence[str] = PARTS) -> Listing:
-    """Read ROOT/train/CLASS/**, and the other ``parts`` likewise if they exist. Without ``train``, ROOT/CLASS/**.
+    """Read ROOT/train/CLASS/**, and the other ``parts`` likewise if they exist. Without ``train``,
+    ROOT/CLASS/**.
 
     Raises:
-        LabelsMissing: No train folder, or one with a single class or none, and nothing else is wrong.
+        LabelsMissing: No train folder, or one with a single class or none, and nothing else is
+            wrong.
         UserError: Images outside of class folders, empty or differing classes, or one class only.
     """
     trees = _trees(root, parts)
     if not trees:  # ROOT itself if its folders can be classes
         tree = _walk(root)
-        nested = all(len(names) > 1 for names in tree.images) and len({names[0] for names in tree.images}) > 1
+        nested = (
+            all(len(names) > 1 for names in tree.images)
+            and len({names[0] for names in tree.images}) > 1
+        )
         if not nested or tree.has_parts:
             expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
             if UNLABELLED in tree.folders:
@@ -98,17 +115,23 @@ def read_labelled(root: str, parts: Sequence[str] = PARTS) -> Listing:
         if tree.images and train.images:  # else that is the fault
             faults += _disagreements(train, tree)
     if len(train.classes) == 1:
-        faults.append(f"data.root: '{train.path}' has one class only ('{train.classes[0]}'), expected two or more")
+        faults.append(
+            f"data.root: '{train.path}' has one class only ('{train.classes[0]}'), expected two or more"
+        )
     if faults:
-        enough_to_pretrain = len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2
+        enough_to_pretrain = (
+            len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2
+        )
         raise (LabelsMissing if enough_to_pretrain else UserError)(*faults)
     return arranged({name: _split(root, tree, train.classes) for name, tree in trees.items()})
 
 
 def read_any(root: str) -> Listing:
-    """Read the images of ROOT/train if it exists, else all under ROOT, with labels if the tree has classes.
+    """Read the images of ROOT/train if it exists, else all under ROOT, with labels if the tree has
+    classes.
 
-    val and test come along only if their classes are those of a labelled train folder. UserError: no image at all.
+    val and test come along only if their classes are those of a labelled train folder. UserError:
+    no image at all.
     """
     trees = _trees(root, PARTS) or {"train": _walk(root)}
     train = _not_empty(trees["train"])
@@ -116,7 +139,11 @@ def read_any(root: str) -> Listing:
     flat = filled == set(train.folders) and all(len(parts) == 2 for parts in train.images)
     if not flat or len(train.classes) < 2 or (train.path == root and train.has_parts):
         return Listing(_split(root, train))
-    agree = {name: tree for name, tree in trees.items() if not _class_faults(tree) + _disagreements(train, tree)}
+    agree = {
+        name: tree
+        for name, tree in trees.items()
+        if not _class_faults(tree) + _disagreements(train, tree)
+    }
     return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
 
 
@@ -125,7 +152,9 @@ def read_unlabelled(root: str) -> Split | None:
     if not all(isdir(join(root, name)) for name in (UNLABELLED, "train")):
         return None
     tree = _walk_parts(root, (UNLABELLED, *PARTS[1:]))[UNLABELLED]
-    return _split(root, tree) if tree.images else None
+    if tree.images:
+        return _split(root, tree)
+    return None
 
 
 def images_under(root: str) -> list[str]:
@@ -137,14 +166,21 @@ def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     """Return the folders of splits that there are. Nothing without ``train``."""
     if not isdir(join(root, "train")):
         return {}
-    others = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
+    others = {
+        entry.name
+        for entry in os.scandir(root)
+        if entry.is_dir() and not entry.name.startswith(".")
+    }
     if others := sorted(others - {*PARTS, UNLABELLED}):
-        log.warning("data.root: '%s': these folders next to train are not read: %s", root, listed(others))
+        log.warning(
+            "data.root: '%s': these folders next to train are not read: %s", root, listed(others)
+        )
     return _walk_parts(root, parts)
 
 
 def _walk_parts(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
-    """List those of the folders ROOT/PART that there are. Links from one to images of a later one are skipped."""
+    """List those of the folders ROOT/PART that there are. Links from one to images of a later one
+    are skipped."""
     trees: dict[str, _Tree] = {}
     later: set[str] = set()
     for name in reversed(parts):
@@ -164,17 +200,25 @@ def _not_empty(tree: _Tree) -> _Tree:
 def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _Tree:
     """List a tree in a fixed order, without hidden files.
 
-    Links are followed, after the folders of the tree, unless they lead to a folder that is read already, to one of
-    ``later`` trees, or to one that contains ``top``.
+    Links are followed, after the folders of the tree, unless they lead to a folder that is read
+    already, to one of ``later`` trees, or to one that contains ``top``.
     """
-    tree, errors, home = _Tree(top, key), [], realpath(top)
-    folders, links = [(top, ())], []  # still to read: paths, and their parts under top
+    tree = _Tree(top, key)
+    errors = []
+    home = realpath(top)
+    # still to read: paths, and their parts under top
+    folders = [(top, ())]
+    links = []
     while folders or links:
         path, parts = folders.pop() if folders else links.pop()
         real = realpath(path)
         if real in later:
             tree.others["links to other splits"] += 1
-        if real in tree.places or real in later or (parts and os.path.commonpath([real, home]) == real):
+        if (
+            real in tree.places
+            or real in later
+            or (parts and os.path.commonpath([real, home]) == real)
+        ):
             continue
         tree.places.add(real)
         try:
@@ -183,7 +227,8 @@ def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _T
             errors.append(f"{key}: '{path}' cannot be read ({reason(error)})")
             continue
         for entry in entries:
-            place, ending = (*parts, entry.name), os.path.splitext(entry.name)[1].lower()
+            place = (*parts, entry.name)
+            ending = os.path.splitext(entry.name)[1].lower()
             is_link = entry.is_symlink()
             if entry.name.startswith("."):
                 continue
@@ -192,7 +237,8 @@ def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _T
                 tree.folders += place if not parts else ()
             elif is_link and dirname(realpath(entry.path)) in later:
                 tree.others["links to other splits"] += 1
-            elif ending in SUFFIXES and (is_link or entry.is_file()):  # a broken link is a broken image
+            # a broken link is a broken image
+            elif ending in SUFFIXES and (is_link or entry.is_file()):
                 tree.images.append(place)
             else:
                 tree.others[ending or "without ending"] += 1
@@ -208,7 +254,8 @@ def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _T
 def _class_faults(tree: _Tree) -> list[str]:
     if not tree.images:
         return [tree.no_images(f"{tree.path}/CLASS/*")]
-    filled, faults = {parts[0] for parts in tree.images if len(parts) > 1}, []
+    filled = {parts[0] for parts in tree.images if len(parts) > 1}
+    faults = []
     if loose := [parts[0] for parts in tree.images if len(parts) == 1]:
         faults.append(
             f"data.root: '{tree.path}' has {counted(len(loose), 'image')} outside of class folders "
@@ -216,17 +263,26 @@ def _class_faults(tree: _Tree) -> list[str]:
         )
     if empty := [name for name in tree.folders if name not in filled]:
         links = [name for name in empty if Path(tree.path, name).is_symlink()]
-        why = f" ({listed(links)}: a link to images that are read already)" if links else ""
-        faults.append(f"data.root: '{tree.path}' has classes without images: {listed(empty)}{why}. Fill or remove them")
+        if links:
+            why = f" ({listed(links)}: a link to images that are read already)"
+        else:
+            why = ""
+        faults.append(
+            f"data.root: '{tree.path}' has classes without images: {listed(empty)}{why}. Fill or remove them"
+        )
     return faults
 
 
 def _disagreements(train: _Tree, held: _Tree) -> list[str]:
     faults = []
     if missing := sorted({*train.classes} - {*held.classes}):
-        faults.append(f"data.root: '{held.path}' lacks classes of '{train.path}': {listed(missing)}")
+        faults.append(
+            f"data.root: '{held.path}' lacks classes of '{train.path}': {listed(missing)}"
+        )
     if extra := sorted({*held.classes} - {*train.classes}):
-        faults.append(f"data.root: '{held.path}' has classes that '{train.path}' lacks: {listed(extra)}")
+        faults.append(
+            f"data.root: '{held.path}' has classes that '{train.path}' lacks: {listed(extra)}"
+        )
     return faults
 
 
@@ -235,31 +291,40 @@ def _split(root: str, tree: _Tree, classes: list[str] | None = None) -> Split:
     below = [part for part in os.path.relpath(tree.path, root).split(os.sep) if part != os.curdir]
     names = ["/".join((*below, *parts)) for parts in tree.images]
     numbers = {name: i for i, name in enumerate(classes or ())}
-    labels = [numbers[class_of(parts[0])] for parts in tree.images] if classes else None
+    if classes:
+        labels = [numbers[class_of(parts[0])] for parts in tree.images]
+    else:
+        labels = None
     return split_of(root, names, labels, classes)
 
 
 # ---------------------------------------------------------------------- files that a command names
 def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
-    """Return named files, whatever their suffix, and the images in named folders, at any depth and sorted, each once.
+    """Return named files, whatever their suffix, and the images in named folders, at any depth and
+    sorted, each once.
 
     Args:
         paths: Files and folders, in order.
         key: Of the config. Messages begin with it.
 
     Raises:
-        UserError: A line for each path that does not exist, and each folder without images or that cannot be read.
+        UserError: A line for each path that does not exist, and each folder without images or that
+            cannot be read.
     """
 
     def files_of(path: str) -> list[str]:
         if isdir(path):
             return [join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
         if not os.path.lexists(path):
-            raise UserError(f"{key}: '{path}' does not exist, expected images, or folders of images")
+            raise UserError(
+                f"{key}: '{path}' does not exist, expected images, or folders of images"
+            )
         return [path]
 
     images: dict[str, str] = {}
-    for files in checked(*(functools.partial(files_of, os.path.expanduser(path)) for path in paths)):
+    for files in checked(
+        *(functools.partial(files_of, os.path.expanduser(path)) for path in paths)
+    ):
         for file in files:
             images.setdefault(same_place(file), file)
     return list(images.values())

@@ -1,7 +1,9 @@
-"""The decoded images of a split: each file is read once, checked, hashed, reduced, and kept in the cache folder.
+"""The decoded images of a split: each file is read once, checked, hashed, reduced, and kept in the
+cache folder.
 
-An entry of the cache is a folder for one split of a dataset at one size. It holds ``SIGNATURE.pixels`` (all images end
-to end) and ``SIGNATURE.npz`` (the index, which is written last), named by the signature of the images' files.
+An entry of the cache is a folder for one split of a dataset at one size. It holds
+``SIGNATURE.pixels`` (all images end to end) and ``SIGNATURE.npz`` (the index, which is written
+last), named by the signature of the images' files.
 """
 
 import functools
@@ -55,7 +57,9 @@ class Reading:
     @property
     def channels(self) -> int:
         """Channels of a stored image."""
-        return self.bands.used if self.bands else 3
+        if self.bands:
+            return self.bands.used
+        return 3
 
     def read(self, item: str | ndarray) -> Decoded:
         """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
@@ -79,7 +83,8 @@ class Index:
 
 
 class ImageStore:
-    """The images of a split as uint8 or uint16 tensors, in the split's order. :func:`store_split` makes it.
+    """The images of a split as uint8 or uint16 tensors, in the split's order. :func:`store_split`
+    makes it.
 
     It holds flat buffers only, which forked loader workers share.
 
@@ -102,20 +107,32 @@ class ImageStore:
     """
 
     def __init__(self, split: Split, index: Index, pixels: Path | None, reading: Reading):
-        self.names, self.labels, self.classes, self.groups = split.names, split.labels, split.classes, split.groups
-        self.targets, self.sizes = split.targets, index.sizes
+        self.names = split.names
+        self.labels = split.labels
+        self.classes = split.classes
+        self.groups = split.groups
+        self.targets = split.targets
+        self.sizes = index.sizes
         self.pixel_bytes = index.pixel_bytes
-        self.channels, self.bands, self.stored_size = reading.channels, reading.bands, reading.stored_size
+        self.channels = reading.channels
+        self.bands = reading.bands
+        self.stored_size = reading.stored_size
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
         self.value_range = reading.value_range if self.high_bit else None
         if self.value_range == AUTO:
             self.value_range = index.range.tolist()
         self.decodes = pixels is None and not isinstance(split.items, ndarray)
-        self._index, self._ends, self._reading = index, index.ends, replace(reading, value_range=self.value_range)
-        self._file, self._items = pixels, split.items if pixels is None else None
+        self._index, self._ends, self._reading = (
+            index,
+            index.ends,
+            replace(reading, value_range=self.value_range),
+        )
+        self._file = pixels
+        self._items = split.items if pixels is None else None
         if pixels is not None:  # stays mapped if another process removes the file
             _mapped(pixels, int(self._ends[-1]))
-        if isinstance(self._items, list):  # workers would copy the shared pages of strings to count references
+        # workers would copy the shared pages of strings to count references
+        if isinstance(self._items, list):
             self._items = np.array([os.fsencode(path) for path in self._items])
 
     def __len__(self) -> int:
@@ -129,14 +146,19 @@ class ImageStore:
     def image(self, i: int) -> torch.Tensor:
         """Return image ``i``, uint8 [C, H, W], or uint16 if it has more than 8 bits.
 
-        It is a view of [H, W, C] that must not be written to. :func:`idmm.data.images.unit` makes floats of it. If
-        ``stored_size`` is a centre crop, it is that crop, [C, size, size].
+        It is a view of [H, W, C] that must not be written to. :func:`idmm.data.images.unit` makes
+        floats of it. If ``stored_size`` is a centre crop, it is that crop, [C, size, size].
 
         Raises:
-            RunError: Its file is gone or was changed since it was loaded (only if it is decoded at each use).
+            RunError: Its file is gone or was changed since it was loaded (only if it is decoded at
+                each use).
         """
         if self._file is not None:
-            (h, w), pixel_bytes, end = self.sizes[i].tolist(), int(self.pixel_bytes[i]), int(self._ends[i])
+            (h, w), pixel_bytes, end = (
+                self.sizes[i].tolist(),
+                int(self.pixel_bytes[i]),
+                int(self._ends[i]),
+            )
             flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
             if pixel_bytes > self.channels:
                 flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)
@@ -144,7 +166,8 @@ class ImageStore:
         else:
             image = torch.from_numpy(self._decode(i))  # [H, W, C]
         crop = self.stored_size
-        if isinstance(crop, CentreCrop) and image.shape[:2] != (crop.size, crop.size):  # a small image is stored whole
+        # a small image is stored whole
+        if isinstance(crop, CentreCrop) and image.shape[:2] != (crop.size, crop.size):
             image = torch.from_numpy(crop(image.numpy()))
         return image.permute(2, 0, 1)  # [C, H, W]
 
@@ -157,7 +180,9 @@ class ImageStore:
         try:
             decoded = self._reading.read(os.fsdecode(item) if isinstance(item, bytes) else item)
         except BadImage as error:
-            raise RunError(f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}") from error
+            raise RunError(
+                f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}"
+            ) from error
         if decoded.digest != bytes(self._index.digests[i]):
             raise RunError(f"data.root: '{self.names[i]}' was changed while in use")
         return decoded.pixels
@@ -165,7 +190,8 @@ class ImageStore:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(file: Path, size: int) -> torch.Tensor:
-    """Map a file of pixels in this process, uint8 [size], read when used. RunError: gone or cut short."""
+    """Map a file of pixels in this process, uint8 [size], read when used. RunError: gone or cut
+    short."""
     try:
         pages = np.memmap(file, mode="r", shape=size)  # a writable map would need memory
     except (OSError, ValueError) as error:  # ValueError: cut short
@@ -187,12 +213,16 @@ def store_split(
     value_range: ValueRange = None,
     bands: Bands | None = None,
 ) -> ImageStore:
-    """Read, check, hash and decode all images of a split in parallel, or find that done in the cache.
+    """Read, check, hash and decode all images of a split in parallel, or find that done in the
+    cache.
 
     Args:
-        stored_size: Longest short side (pixels), or the centre crop, that is stored of each image. None: all of it.
-        data: The config's section: channels (``in_chans``, ``bands``) and the cache (``cache``, ``cache_dir``).
-        value_range, bands: Of images of more than 8 bits, and the channels of all files. None: as in ``data``.
+        stored_size: Longest short side (pixels), or the centre crop, that is stored of each image.
+            None: all of it.
+        data: The config's section: channels (``in_chans``, ``bands``) and the cache (``cache``,
+            ``cache_dir``).
+        value_range, bands: Of images of more than 8 bits, and the channels of all files. None: as
+            in ``data``.
 
     Raises:
         UserError: Images that cannot be used, all of them in one.
@@ -202,7 +232,9 @@ def store_split(
     if bands is not None and bands.count is None:  # that of the first readable file
         for item in split.items:
             with suppress(BadImage):
-                bands = bands._replace(count=images.read_image(item, (0, 1), Bands()).pixels.shape[2])
+                bands = bands._replace(
+                    count=images.read_image(item, (0, 1), Bands()).pixels.shape[2]
+                )
                 break
     reading = Reading(stored_size, value_range or data.range, bands)
     if data.cache == "auto" and isinstance(split.items, list):
@@ -216,7 +248,8 @@ def store_split(
 def _decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
     """Read all images of a split and append their pixels to ``file``, if there is one.
 
-    The first image of more than 8 bits under AUTO starts the measuring of all values, then everything again.
+    The first image of more than 8 bits under AUTO starts the measuring of all values, then
+    everything again.
     """
     try:
         return _decode_images(split, reading, file)
@@ -230,9 +263,13 @@ def _decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Ind
 
 
 def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
-    sizes, digests, pixel_bytes = [], [], []
+    sizes = []
+    digests = []
+    pixel_bytes = []
     bad: dict[int, str] = {}  # image -> reason
-    results = parallel_map(lambda i: reading.read(split.items[i]), len(split), split.place, "reading images")
+    results = parallel_map(
+        lambda i: reading.read(split.items[i]), len(split), split.place, "reading images"
+    )
     with closing(results):
         for i, result in enumerate(results):
             if isinstance(result, BadImage):
@@ -260,9 +297,13 @@ def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> In
 def measure_range(split: Split, bands: Bands | None) -> ValueRange:
     """Return the value range of a split's images of more than 8 bits, of bands one per channel."""
     results = parallel_map(
-        lambda i: images.min_max_of(split.items[i], bands), len(split), split.place, "measuring values"
+        lambda i: images.min_max_of(split.items[i], bands),
+        len(split),
+        split.place,
+        "measuring values",
     )
-    pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])  # [D, 1 or C, 2]
+    # [D, 1 or C, 2]
+    pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])
     ranges = np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist()
     value_range = ranges if bands else ranges[0]
     tops = pairs[..., 1].max(axis=1)
@@ -291,8 +332,15 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
     Raises:
         RunError: The cache folder cannot be written, or there is no room.
     """
-    root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
-    names = () if split.whole else split.names  # a whole split keeps its entry when images are added
+    if data.root:
+        root = os.path.realpath(os.path.expanduser(data.root))
+    else:
+        root = None
+    # a whole split keeps its entry when images are added
+    if split.whole:
+        names = ()
+    else:
+        names = split.names
     name = f"{data.name}-{part}-{_hashed(_FORMAT, data.name, root, part, names, reading)[:10]}"
     folder = cache_folder(data.cache_dir) / name
     pixels = folder / f"{_signature(split)}.pixels"
@@ -301,14 +349,18 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
     with closing(Lock(folder.with_name(f"{folder.name}.lock"))) as lock:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire(lambda: log.info("cache: waiting for another process that fills '%s'", folder))
+            lock.acquire(
+                lambda: log.info("cache: waiting for another process that fills '%s'", folder)
+            )
             sweep(folder)  # what a kill left
         except OSError as error:
             raise RunError(f"cannot write to '{folder.parent}' ({reason(error)})") from None
         if index := _read_index(pixels):
             return index, pixels
         sampled = split.sample()
-        need, free = 0, shutil.disk_usage(folder).free  # need: by the headers of a sample
+        # need: by the headers of a sample
+        need = 0
+        free = shutil.disk_usage(folder).free
         for item in sampled:
             with suppress(BadImage):  # bad images take no room
                 size = images.fitted_size(*images.image_size(item), reading.stored_size)
@@ -320,7 +372,12 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
                 f"cache: '{folder.parent}' has {tqdm.format_sizeof(free, 'B')} free, "
                 f"the decoded images need about {size}"
             )
-        log.info("cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size)
+        log.info(
+            "cache: '%s' is filled, decoding %s, about %s",
+            folder,
+            counted(len(split), "image"),
+            size,
+        )
         with replacing(pixels) as file:
             index = _decode_split(split, reading, file)
         with replacing(pixels.with_suffix(".npz")) as file:
@@ -336,19 +393,23 @@ def _read_index(pixels: Path) -> Index | None:
     try:
         with open(pixels.with_suffix(".npz"), "rb") as file, np.load(file) as arrays:
             index = Index(**arrays)
-        return index if pixels.stat().st_size == index.ends[-1:].sum() else None
+        if pixels.stat().st_size == index.ends[-1:].sum():
+            return index
+        return None
     except Exception as error:  # not there, or torn: numpy and zipfile raise a dozen types
         log.debug("%s: %s", pixels, error)
         return None
 
 
 def _signature(split: Split) -> str:
-    """Return a hash that differs if any file was added, removed, renamed, written to, or would be read differently."""
+    """Return a hash that differs if any file was added, removed, renamed, written to, or would be
+    read differently."""
     states = []
     for path in split.items:
         try:
             status = os.stat(path)
-            states.append((status.st_size, status.st_mtime_ns, status.st_ctime_ns))  # ctime cannot be set back
+            # ctime cannot be set back
+            states.append((status.st_size, status.st_mtime_ns, status.st_ctime_ns))
         except OSError as error:
             states.append(error.errno)
     # names, as paths differ with how root is written

@@ -1,8 +1,9 @@
 """Images as pixels, 8 or 16 bits: pictures as RGB, other images as the channels that they have.
 
-0 and 1 of images of more than 8 bits stand for one range of values. ``data.range`` gives it, or it goes from the
-smallest to the largest value of all training images, for bands of each channel. Each image's 1 in 10,000 most extreme
-pixels at either end are left out, so that hot and dead pixels of a sensor do not set it.
+0 and 1 of images of more than 8 bits stand for one range of values. ``data.range`` gives it, or it
+goes from the smallest to the largest value of all training images, for bands of each channel. Each
+image's 1 in 10,000 most extreme pixels at either end are left out, so that hot and dead pixels of a
+sensor do not set it.
 """
 
 import hashlib
@@ -21,7 +22,8 @@ from idmm.errors import reason
 from idmm.files import AnyPath
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a random crop, as torchvision's RandomResizedCrop
-_TRIMMED = 1e-4  # share of an image's pixels at either end that its smallest and largest value leave out
+# share of an image's pixels at either end that its smallest and largest value leave out
+_TRIMMED = 1e-4
 _SHOWN = (1, 99)  # percentiles of a channel that are black and full colour in pictures for people
 AUTO = "auto"
 # AUTO, smallest and largest value, both for each channel, or None: the full range of 16 bits
@@ -43,25 +45,34 @@ class Bands(NamedTuple):
     @property
     def used(self) -> int:
         """Number of channels that are used."""
-        return len(self.chosen) if self.chosen else self.count
+        if self.chosen:
+            return len(self.chosen)
+        return self.count
 
 
-def bands_of(in_chans: int | None, bands: Sequence[int] | None, count: int | None = None) -> Bands | None:
-    """Return the bands of ``data.in_chans`` and ``data.bands`` for files of ``count`` channels. None: pictures."""
+def bands_of(
+    in_chans: int | None, bands: Sequence[int] | None, count: int | None = None
+) -> Bands | None:
+    """Return the bands of ``data.in_chans`` and ``data.bands`` for files of ``count`` channels.
+    None: pictures."""
     if bands is not None:
         return Bands(count, tuple(bands))
-    return None if in_chans in (None, *PICTURE_CHANNELS) else Bands(in_chans)
+    if in_chans in (None, *PICTURE_CHANNELS):
+        return None
+    return Bands(in_chans)
 
 
 class Decoded(NamedTuple):
     """An image."""
 
-    pixels: ndarray  # uint8 or, of more than 8 bits, uint16 [H, W, C], contiguous. The largest value stands for 1
+    # uint8 or, of more than 8 bits, uint16 [H, W, C], contiguous. The largest value stands for 1
+    pixels: ndarray
     digest: bytes  # BLAKE2b of its file, or of the pixels if it has none
 
 
 def read(path: AnyPath) -> bytes:
-    """Return a file's bytes. BadImage if it is gone, no regular file, may not be read, or is empty."""
+    """Return a file's bytes. BadImage if it is gone, no regular file, may not be read, or is
+    empty."""
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise BadImage("not a regular file")
     try:
@@ -79,24 +90,26 @@ def digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-Item = bytes | AnyPath | ndarray | Image.Image  # a file's content or path, numbers, or an open image
+# a file's content or path, numbers, or an open image
+Item = bytes | AnyPath | ndarray | Image.Image
 
 
 def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
     """Decode an image, upright by EXIF's orientation. Of an animation the first frame counts.
 
-    A picture has three channels, which are equal if it is grey. Its transparent pixels are white. If all are, its
-    colours are used as if it had no opacity. Bands are the channels of the file. Those of a palette are its colours'.
+    A picture has three channels, which are equal if it is grey. Its transparent pixels are white.
+    If all are, its colours are used as if it had no opacity. Bands are the channels of the file.
+    Those of a palette are its colours'.
 
     Args:
-        item: A file's path or content, numbers as files have them ([H, W] or [H, W, C]), or an open image of Pillow's,
-            which has 8 bits of colours only.
+        item: A file's path or content, numbers as files have them ([H, W] or [H, W, C]), or an open
+            image of Pillow's, which has 8 bits of colours only.
         value_range: Of images of more than 8 bits. Values outside are clipped.
         bands: Channels that are used. None: a picture.
 
     Raises:
-        BadImage: No such file, empty, not an image, truncated, too large, other channels than expected, as a picture
-            several pages, values that are not finite or without a range.
+        BadImage: No such file, empty, not an image, truncated, too large, other channels than
+            expected, as a picture several pages, values that are not finite or without a range.
         RangeUnknown: It has more than 8 bits, and ``value_range`` is AUTO.
     """
     content = read(item) if isinstance(item, AnyPath) else item
@@ -106,10 +119,14 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
             raise RangeUnknown
         value_range = value_range or ([0, WHITE] if values.dtype == np.uint16 else None)
         if value_range is None:
-            raise BadImage(f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits")
+            raise BadImage(
+                f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits"
+            )
         low, high = np.array(value_range, dtype=np.float64).T  # [] or [C]
         factor = np.divide(WHITE, high - low, out=np.zeros_like(high), where=high > low)
-        values = np.clip(np.rint((values.astype(np.float64) - low) * factor), 0, WHITE).astype(np.uint16)
+        values = np.clip(np.rint((values.astype(np.float64) - low) * factor), 0, WHITE).astype(
+            np.uint16
+        )
     if alpha is not None and (alpha > 0).any():
         values = _on_white(values, alpha)
     if bands is None and values.shape[2] == 1:
@@ -119,8 +136,12 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
 
 
 def _on_white(values: ndarray, alpha: ndarray) -> ndarray:
-    """Return an image, uint8 or uint16 [H, W, C], blended with white by its opacity in the file's numbers [H, W, 1]."""
-    opaque = 1.0 if alpha.dtype.kind == "f" else np.iinfo(alpha.dtype).max
+    """Return an image, uint8 or uint16 [H, W, C], blended with white by its opacity in the file's
+    numbers [H, W, 1]."""
+    if alpha.dtype.kind == "f":
+        opaque = 1.0
+    else:
+        opaque = np.iinfo(alpha.dtype).max
     if (alpha >= opaque).all():
         return values
     if values.dtype == np.uint8:  # 65152: 255 * 255 + 127, which rounds
@@ -130,28 +151,39 @@ def _on_white(values: ndarray, alpha: ndarray) -> ndarray:
 
 
 def min_max_of(path: Item, bands: Bands | None) -> list[list[float]]:
-    """Return smallest and largest value of an image of more than 8 bits, of bands one pair per channel. Else [].
+    """Return smallest and largest value of an image of more than 8 bits, of bands one pair per
+    channel. Else [].
 
     The most extreme pixels do not count.
     """
     values, _ = _values(read(path), bands)
     if values.dtype == np.uint8:
         return []
-    channels = values.reshape(1, -1) if bands is None else np.moveaxis(values, 2, 0).reshape(values.shape[2], -1)
+    if bands is None:
+        channels = values.reshape(1, -1)
+    else:
+        channels = np.moveaxis(values, 2, 0).reshape(values.shape[2], -1)
     cut = int(channels.shape[1] * _TRIMMED)
     ends = [cut, channels.shape[1] - 1 - cut]
     return np.partition(channels, ends, axis=1)[:, ends].astype(np.float64).tolist()
 
 
-def _values(content: bytes | ndarray | Image.Image, bands: Bands | None) -> tuple[ndarray, ndarray | None]:
-    """Return the used channels [H, W, C] in the numbers of the file, and the opacity of a picture [H, W, 1]."""
-    values, alpha = decode(content, picture=bands is None), None
+def _values(
+    content: bytes | ndarray | Image.Image, bands: Bands | None
+) -> tuple[ndarray, ndarray | None]:
+    """Return the used channels [H, W, C] in the numbers of the file, and the opacity of a picture
+    [H, W, 1]."""
+    values = decode(content, picture=bands is None)
+    alpha = None
     if bands is not None:
-        channels, chosen = values.shape[2], list(bands.chosen or range(values.shape[2]))
+        channels = values.shape[2]
+        chosen = list(bands.chosen or range(values.shape[2]))
         if bands.count not in (None, channels):
             raise BadImage(f"has {counted(channels, 'channel')}, expected {bands.count}")
         if max(chosen) >= channels:
-            raise BadImage(f"has {counted(channels, 'channel')}, and data.bands has {max(chosen)}, counted from 0")
+            raise BadImage(
+                f"has {counted(channels, 'channel')}, and data.bands has {max(chosen)}, counted from 0"
+            )
         values = values[:, :, chosen]
     elif values.shape[2] in (2, 4):
         values, alpha = values[:, :, :-1], values[:, :, -1:]
@@ -161,8 +193,11 @@ def _values(content: bytes | ndarray | Image.Image, bands: Bands | None) -> tupl
 
 
 def image_size(item: Item) -> tuple[int, int]:
-    """Return height and width of an image in upright position (pixels). BadImage as :func:`read_image`."""
-    return item.shape[:2] if isinstance(item, ndarray) else image_header(item).size
+    """Return height and width of an image in upright position (pixels). BadImage as
+    :func:`read_image`."""
+    if isinstance(item, ndarray):
+        return item.shape[:2]
+    return image_header(item).size
 
 
 def image_header(path: AnyPath) -> Header:
@@ -178,18 +213,28 @@ def unit(image):
 
 # ---------------------------------------------------------------------- sizes
 def resized(pixels: ndarray, height: int, width: int) -> ndarray:
-    """Resize an image, bicubic with antialiasing, uint8 or uint16 [H, W, C] -> [height, width, C]."""
+    """Resize an image, bicubic with antialiasing, uint8 or uint16 [H, W, C] -> [height, width,
+    C]."""
     bicubic = Image.Resampling.BICUBIC
     if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
         return np.array(Image.fromarray(pixels).resize((width, height), bicubic))
-    planes = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32)
-    planes = [Image.fromarray(planes[:, :, c]).resize((width, height), bicubic) for c in range(pixels.shape[2])]
+    if pixels.dtype == np.uint8:
+        planes = pixels
+    else:
+        planes = pixels.astype(np.float32)
+    planes = [
+        Image.fromarray(planes[:, :, c]).resize((width, height), bicubic)
+        for c in range(pixels.shape[2])
+    ]
     made = np.stack([np.asarray(plane) for plane in planes], axis=2)  # [height, width, C]
-    return made if pixels.dtype == np.uint8 else np.clip(np.rint(made), 0, WHITE).astype(pixels.dtype)
+    if pixels.dtype == np.uint8:
+        return made
+    return np.clip(np.rint(made), 0, WHITE).astype(pixels.dtype)
 
 
 class CentreCrop(NamedTuple):
-    """The image for evaluation: its short side is resized to size / crop_pct, then the centre is cut out."""
+    """The image for evaluation: its short side is resized to size / crop_pct, then the centre is
+    cut out."""
 
     size: int  # side of the result (pixels)
     crop_pct: float  # share of the resized short side that the result covers, in (0, 1]
@@ -197,24 +242,28 @@ class CentreCrop(NamedTuple):
     def __call__(self, array: ndarray) -> ndarray:
         """Return the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].
 
-        For a picture of 8 bits it equals timm's ``create_transform(size, crop_pct=crop_pct, interpolation="bicubic")``
-        to the last bit, before the tensor is made.
+        For a picture of 8 bits it equals timm's ``create_transform(size, crop_pct=crop_pct,
+        interpolation="bicubic")`` to the last bit, before the tensor is made.
         """
         (h, w), (rows, columns) = self.place(*array.shape[:2])
         return np.ascontiguousarray(resized(array, h, w)[rows, columns])
 
     def place(self, h: int, w: int) -> tuple[tuple[int, int], tuple[slice, slice]]:
-        """Return the sides (pixels) that an image of ``h`` x ``w`` is resized to, and the rows and columns of the crop.
+        """Return the sides (pixels) that an image of ``h`` x ``w`` is resized to, and the rows and
+        columns of the crop.
 
         As in timm, sides are rounded down, and margins of half a pixel to the even number.
         """
-        size, short = self.size, math.floor(self.size / self.crop_pct)
+        size = self.size
+        short = math.floor(self.size / self.crop_pct)
         h, w = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)
-        top, left = round((h - size) / 2), round((w - size) / 2)
+        top = round((h - size) / 2)
+        left = round((w - size) / 2)
         return (h, w), (slice(top, top + size), slice(left, left + size))
 
 
-# What is stored of an image: a short side up to so many pixels, its centre crop, or with None all of it
+# What is stored of an image: a short side up to so many pixels, its centre crop, or with None all
+# of it
 StoredSize = int | CentreCrop | None
 
 
@@ -226,29 +275,39 @@ def short_side_bound(size: int, smallest_scale: float) -> int:
 def fitted(array: ndarray, stored_size: StoredSize) -> ndarray:
     """Return an image, uint8 or uint16 [H, W, C], at its stored size. It is never enlarged.
 
-    A longer short side is shrunk, bicubic with antialiasing, the aspect kept to the nearest pixel. An image of fewer
-    pixels than its centre crop stays as it is.
+    A longer short side is shrunk, bicubic with antialiasing, the aspect kept to the nearest pixel.
+    An image of fewer pixels than its centre crop stays as it is.
     """
     size = fitted_size(*array.shape[:2], stored_size)
     if isinstance(stored_size, CentreCrop):
-        return stored_size(array) if size == (stored_size.size, stored_size.size) else array
-    return array if size == array.shape[:2] else resized(array, *size)
+        if size == (stored_size.size, stored_size.size):
+            return stored_size(array)
+        return array
+    if size == array.shape[:2]:
+        return array
+    return resized(array, *size)
 
 
 def fitted_size(h: int, w: int, stored_size: StoredSize) -> tuple[int, int]:
     """Return height and width (pixels) that :func:`fitted` gives to an image."""
     if isinstance(stored_size, CentreCrop):
-        return (stored_size.size, stored_size.size) if h * w >= stored_size.size**2 else (h, w)
+        if h * w >= stored_size.size**2:
+            return (stored_size.size, stored_size.size)
+        return (h, w)
     if stored_size is None or min(h, w) <= stored_size:
         return h, w
-    return (round(h * stored_size / w), stored_size) if w <= h else (stored_size, round(w * stored_size / h))
+    if w <= h:
+        return (round(h * stored_size / w), stored_size)
+    return (stored_size, round(w * stored_size / h))
 
 
 # ---------------------------------------------------------------------- for people
 def composite(image: ndarray) -> ndarray:
-    """Return a picture of an image for people: three channels as colours, two as red and green, one as grey.
+    """Return a picture of an image for people: three channels as colours, two as red and green, one
+    as grey.
 
-    8-bit RGB and grey stay as they are. All else is stretched, each channel between its 1st and 99th percentile.
+    8-bit RGB and grey stay as they are. All else is stretched, each channel between its 1st and
+    99th percentile.
 
     Args:
         image: [H, W, C], uint8, uint16 or floats.
@@ -263,4 +322,6 @@ def composite(image: ndarray) -> ndarray:
         channels = np.clip(np.rint((channels - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
     if channels.shape[2] == 2:
         return np.dstack([channels, np.zeros_like(channels[..., :1])])
-    return np.ascontiguousarray(channels) if channels.shape[2] == 3 else np.repeat(channels, 3, axis=2)
+    if channels.shape[2] == 3:
+        return np.ascontiguousarray(channels)
+    return np.repeat(channels, 3, axis=2)

@@ -15,15 +15,22 @@ Result = TypeVar("Result")
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def parallel_map(
-    work: Callable[[int], Result], count: int, place: Callable[[int], str], label: str | None, ahead: int = 0
+    work: Callable[[int], Result],
+    count: int,
+    place: Callable[[int], str],
+    label: str | None,
+    ahead: int = 0,
 ) -> Iterator[Result | BadImage]:
     """Yield ``work(i)`` for each of ``count`` images in order, or the BadImage that it raised.
 
-    Threads work on a few images ahead of the caller, so memory stays bounded. Pillow decodes without Python's lock.
+    Threads work on a few images ahead of the caller, so memory stays bounded. Pillow decodes
+    without Python's lock.
 
     Args:
         place: Returns the path of image ``i`` for messages.
@@ -48,7 +55,13 @@ def parallel_map(
 
     threads = cores()
     waiting = deque()
-    bar = Bar(total=count, desc=label, unit="img", delay=1, disable=label is None or distributed.rank() > 0)
+    bar = Bar(
+        total=count,
+        desc=label,
+        unit="img",
+        delay=1,
+        disable=label is None or distributed.rank() > 0,
+    )
     with bar, ThreadPoolExecutor(threads) as pool:
         try:
             for i in range(count):

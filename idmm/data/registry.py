@@ -1,4 +1,5 @@
-"""The datasets by name, the rows of ``datasets.yaml``: how their images are listed, and how they are downloaded."""
+"""The datasets by name, the rows of ``datasets.yaml``: how their images are listed, and how they
+are downloaded."""
 
 import contextlib
 import logging
@@ -41,7 +42,8 @@ class Spec:
     citation: str = ""
     licence: str = ""  # in a few words, no legal advice
     source: str = ""
-    layout: Sequence[str] = ()  # patterns of the files under data.root, as published. Empty: a package ships it
+    # patterns of the files under data.root, as published. Empty: a package ships it
+    layout: Sequence[str] = ()
     archives: dict[str, str] = field(default_factory=dict)  # URLs to download, and their md5 sums
     into: str = ""  # folder under data.root that archives are unpacked (other files: put) into
     manual: str = ""  # how to get it if it cannot be downloaded without a login or at all
@@ -56,7 +58,9 @@ def spec_of(name: str) -> Spec:
             f"data.name: '{name}' is a folder, expected the name of a dataset. Pass a folder by --data.root DIR, "
             "or --root DIR of idmm data"
         )
-    raise UserError(f"data.name: '{name}' is not known, expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}")
+    raise UserError(
+        f"data.name: '{name}' is not known, expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}"
+    )
 
 
 def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
@@ -91,7 +95,8 @@ def check_folder(data: config.Data, out: str | None) -> None:
 
 
 def read_dataset(data: config.Data, labelled: bool) -> Listing:
-    """List all images of ``data.name``. FilesMissing or UserError as of its reader. ``labelled``: labels are needed."""
+    """List all images of ``data.name``. FilesMissing or UserError as of its reader. ``labelled``:
+    labels are needed."""
     if data.name == "digits":
         return official.read_digits()
     root = root_folder(data)
@@ -99,7 +104,9 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
         return read_with_labels(str(root), data.labels, labelled)
     if data.name == "folder":
         return (read_labelled if labelled else read_any)(str(root))
-    if missing := [pattern for pattern in DATASETS[data.name].layout if not any(root.glob(pattern))]:
+    if missing := [
+        pattern for pattern in DATASETS[data.name].layout if not any(root.glob(pattern))
+    ]:
         raise FilesMissing(
             f"data.root: '{root}' lacks {listed(missing)}. 'idmm data info {data.name}' shows the expected files"
         )
@@ -107,21 +114,31 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
     try:
         return getattr(official, f"read_{kind}")(root, *filter(None, [domain]))
     except (LookupError, ValueError, OSError) as error:
-        raise FilesMissing(f"data.root: a list in '{root}' is damaged ({in_short(error)})") from None
+        raise FilesMissing(
+            f"data.root: a list in '{root}' is damaged ({in_short(error)})"
+        ) from None
     except UserError as error:
         raise FilesMissing(*error.faults) from None
 
 
-DATASETS = {name: Spec(name, **row) for name, row in read_file(files("idmm.data") / "datasets.yaml").items()}
+DATASETS = {
+    name: Spec(name, **row) for name, row in read_file(files("idmm.data") / "datasets.yaml").items()
+}
 
 
-# ---------------------------------------------------------------------- the commands idmm data list, info, download
+# ------------------------------------------------------ the commands idmm data list, info, download
 def table(_: DataListConfig) -> str:
     """Return the datasets, one line each."""
     rows = [("name", "classes", "train", "test", "download", "what it is")]
     for spec in DATASETS.values():
-        figures = ["" if n is None else f"{n:,}" for n in (spec.num_classes, spec.train_size, spec.test_size)]
-        how = "yes" if spec.archives else "no" if spec.manual else "not needed"
+        figures = [
+            "" if n is None else f"{n:,}"
+            for n in (spec.num_classes, spec.train_size, spec.test_size)
+        ]
+        if spec.archives:
+            how = "yes"
+        else:
+            how = "no" if spec.manual else "not needed"
         rows.append((spec.name, *figures, how, spec.title))
     return "\n".join(aligned(rows, right=(1, 2, 3)))
 
@@ -137,15 +154,17 @@ def info(command: DataInfoConfig) -> str:
 def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """Download and unpack a dataset into its ``root``, unless it is there.
 
-    Its files are checked and unpacked aside, then moved into place. Whole files of an interrupted call are not fetched
-    again.
+    Its files are checked and unpacked aside, then moved into place. Whole files of an interrupted
+    call are not fetched again.
 
     Raises:
         UserError: There is nothing to download it from, or ``root`` cannot be written.
         RunError: The network, a checksum, an archive or the disk failed.
     """
     if not spec.archives:
-        raise UserError(f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}")
+        raise UserError(
+            f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}"
+        )
     root = expand_home(root)
     with contextlib.suppress(FilesMissing):
         read_dataset(config.Data(name=spec.name, root=str(root)), True)
@@ -156,7 +175,9 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"data.root: cannot write to '{root}' ({reason(error)}), expected a folder") from None
+        raise UserError(
+            f"data.root: cannot write to '{root}' ({reason(error)}), expected a folder"
+        ) from None
     from torchvision.datasets.utils import download_url, extract_archive
 
     timeout = socket.getdefaulttimeout()

@@ -12,7 +12,8 @@ from idmm.errors import UserError, one_line
 
 
 class LabelsMissing(UserError):
-    """The images are enough for pretraining, but fine-tuning needs labels, or labelled images to evaluate on."""
+    """The images are enough for pretraining, but fine-tuning needs labels, or labelled images to
+    evaluate on."""
 
 
 def counted(n: int, what: str) -> str:
@@ -26,7 +27,8 @@ def composed(name: str) -> str:
 
 
 def class_of(folder: str) -> str:
-    """Return the name of the class whose images a folder holds, on one line without blanks around it."""
+    """Return the name of the class whose images a folder holds, on one line without blanks around
+    it."""
     return one_line(composed(folder).strip())
 
 
@@ -38,8 +40,10 @@ class Split:
     names: list[str]  # of the images, independent of the dataset's place, with '/' for separator
     labels: ndarray | None  # int64 [N]. In training images of stage 1, -1 for none
     classes: list[str] | None  # name of each label
-    whole: bool = True  # whether it is a part of the dataset as listed. False: some images were left out or added
-    groups: ndarray | None = None  # name of each image's group, [N]. A group is never divided between splits
+    # whether it is a part of the dataset as listed. False: some images were left out or added
+    whole: bool = True
+    # name of each image's group, [N]. A group is never divided between splits
+    groups: ndarray | None = None
     targets: list | None = None  # boxes or mask of each image, see :mod:`idmm.dense.targets`
 
     def __len__(self) -> int:
@@ -47,7 +51,9 @@ class Split:
 
     def place(self, i: int) -> str:
         """Return the path of image ``i`` for messages."""
-        return self.items[i] if isinstance(self.items, list) else self.names[i]
+        if isinstance(self.items, list):
+            return self.items[i]
+        return self.names[i]
 
     def sample(self) -> list[str] | ndarray:
         """Return at most 64 of ``items``, evenly spread over all of them."""
@@ -67,27 +73,36 @@ class Split:
 
 
 def split_of(
-    root: str | os.PathLike, names: list[str], labels: Sequence[int] | None = None, classes: list[str] | None = None
+    root: str | os.PathLike,
+    names: list[str],
+    labels: Sequence[int] | None = None,
+    classes: list[str] | None = None,
 ) -> Split:
     """Return the named files of a folder, '/' between, with their labels if they have some."""
     items = [os.path.join(root, *name.split("/")) for name in names]
-    return Split(items, names, None if labels is None else np.array(labels, dtype=np.int64), classes)
+    return Split(
+        items, names, None if labels is None else np.array(labels, dtype=np.int64), classes
+    )
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a dataset. ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``."""
+    """The images of a dataset. ``val`` is evaluated while training, ``test`` at the end. A single
+    one is ``test``."""
 
     train: Split
     val: Split | None = None
     test: Split | None = None
     excluded: int = 0  # images that data.exclude left out
-    unlabelled: Split | None = None  # images without labels, for pretraining, that are not in train (yet)
+    # images without labels, for pretraining, that are not in train (yet)
+    unlabelled: Split | None = None
 
     @property
     def remarks(self) -> dict:
         """Entries of ``result.json`` about the data."""
-        return {"excluded": self.excluded} if self.excluded else {}
+        if self.excluded:
+            return {"excluded": self.excluded}
+        return {}
 
     @property
     def parts(self) -> dict[str, Split]:
@@ -97,17 +112,27 @@ class Listing:
 
 
 def arranged(splits: dict[str, Split | None]) -> Listing:
-    """Return ``train``, ``val`` and ``test`` by these names. A single one to evaluate on is ``test``."""
-    val, test = splits.get("val"), splits.get("test")
-    return Listing(splits["train"], test=val) if test is None else Listing(splits["train"], val, test)
+    """Return ``train``, ``val`` and ``test`` by these names. A single one to evaluate on is
+    ``test``."""
+    val = splits.get("val")
+    test = splits.get("test")
+    if test is None:
+        return Listing(splits["train"], test=val)
+    return Listing(splits["train"], val, test)
 
 
 def with_unlabelled(listing: Listing) -> Listing:
-    """Return the splits with the images without labels appended to those to train on, with the label -1."""
-    more, train = listing.unlabelled, listing.train
+    """Return the splits with the images without labels appended to those to train on, with the
+    label -1."""
+    more = listing.unlabelled
+    train = listing.train
     if more is None:
         return listing
-    more_groups = more.names if more.groups is None else more.groups  # one without a group is its own
+    # one without a group is its own
+    if more.groups is None:
+        more_groups = more.names
+    else:
+        more_groups = more.groups
     joined = replace(
         train,
         items=[*train.items, *more.items],

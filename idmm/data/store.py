@@ -18,11 +18,14 @@ from idmm.errors import UserError
 
 @dataclass(frozen=True)
 class Stores:
-    """The decoded images of a run: to train on, to evaluate between epochs, to report at the end."""
+    """The decoded images of a run: to train on, to evaluate between epochs, to report at the
+    end."""
 
     train: ImageStore
-    crops: dict[int, dict[str, ImageStore]]  # ``val`` and ``test`` at each size (pixels), if there are any
-    value_range: ValueRange  # of images of more than 8 bits. None: there are none and the run was given no range
+    # ``val`` and ``test`` at each size (pixels), if there are any
+    crops: dict[int, dict[str, ImageStore]]
+    # of images of more than 8 bits. None: there are none and the run was given no range
+    value_range: ValueRange
     mean: list[float]  # of each channel, on values in [0, 1]
     std: list[float]
     remarks: dict  # entries of ``result.json`` about the data
@@ -39,7 +42,8 @@ class Stores:
         return replace(self, **self.crops[size])
 
     def fingerprint(self) -> dict:
-        """Return what a resumed run must find unchanged, for JSON: images, value range, mean and std."""
+        """Return what a resumed run must find unchanged, for JSON: images, value range, mean and
+        std."""
         images = {part: fingerprint(store, store.digests) for part, store in self.parts.items()}
         return {**images, "range": self.value_range, "mean": self.mean, "std": self.std}
 
@@ -54,13 +58,15 @@ def store_images(
     mean: list[float] | None = None,
     std: list[float] | None = None,
 ) -> Stores:
-    """Read every image, and decide value range, mean and standard deviation once. All processes must call together.
+    """Read every image, and decide value range, mean and standard deviation once. All processes
+    must call together.
 
     Args:
         train_size: What is stored of training images, see :class:`idmm.data.image_store.Reading`.
-        eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are evaluated at.
-        value_range, mean, std: If they are known (from the config, the checkpoint or the run's saved state). AUTO and
-            None: measured from the training images.
+        eval_sizes: What is stored of ``val`` and ``test`` for each size (pixels) that they are
+            evaluated at.
+        value_range, mean, std: If they are known (from the config, the checkpoint or the run's
+            saved state). AUTO and None: measured from the training images.
 
     Raises:
         UserError: Bad images of all splits in one.
@@ -76,9 +82,13 @@ def store_images(
             faults.extend(fault for fault in error.faults if fault not in faults)
 
     train = store(listing.train, "train", train_size, value_range=value_range)
-    values = {"value_range": (train and train.value_range) or value_range, "bands": train and train.bands}
+    values = {
+        "value_range": (train and train.value_range) or value_range,
+        "bands": train and train.bands,
+    }
     if train and not train.high_bit and value_range == AUTO:
-        values["value_range"] = [0, WHITE]  # as predictions have it: the training images give no range
+        # as predictions have it: the training images give no range
+        values["value_range"] = [0, WHITE]
     crops = {
         size: {part: store(split, part, stored, **values) for part, split in evaluated.items()}
         for size, stored in eval_sizes.items()
@@ -89,31 +99,50 @@ def store_images(
         grey = data.channels == 1 and train.bands is None  # of the brightness
         measured = None
         if distributed.rank() == 0:
-            place, count = train.names.__getitem__, len(train)
-            results = parallel_map(lambda i: moments(train.image(i).numpy(), grey), count, place, "measuring mean")
+            place = train.names.__getitem__
+            count = len(train)
+            results = parallel_map(
+                lambda i: moments(train.image(i).numpy(), grey), count, place, "measuring mean"
+            )
             measured = mean_and_std(sum(results))  # of [C, 3]
         measured = distributed.broadcast(measured)
-        mean, std = mean or measured[0], std or measured[1]
-    is_deep = any(one.high_bit for one in (train, *(one for at_size in crops.values() for one in at_size.values())))
-    known_range = values["value_range"] if is_deep or value_range != AUTO else None
+        mean = mean or measured[0]
+        std = std or measured[1]
+    is_deep = any(
+        one.high_bit
+        for one in (train, *(one for at_size in crops.values() for one in at_size.values()))
+    )
+    if is_deep or value_range != AUTO:
+        known_range = values["value_range"]
+    else:
+        known_range = None
     return Stores(train, crops, known_range, mean, std, listing.remarks)
 
 
 # ---------------------------------------------------------------------- mean and standard deviation
 def moments(pixels: ndarray, grey: bool) -> ndarray:
-    """Return number of pixels, sum and sum of squares of each channel, values in [0, 1], float64 [C, 3].
+    """Return number of pixels, sum and sum of squares of each channel, values in [0, 1], float64
+    [C, 3].
 
     Args:
         pixels: uint8 or uint16 [C, H, W].
         grey: Of the brightness of RGB instead of each channel.
     """
     values = pixels / np.iinfo(pixels.dtype).max
-    values = np.rint(np.tensordot(LUMA, values, axes=1) * WHITE)[None] / WHITE if grey else values
-    return np.stack([np.full(len(values), values[0].size), values.sum((1, 2)), (values * values).sum((1, 2))], axis=1)
+    if grey:
+        values = np.rint(np.tensordot(LUMA, values, axes=1) * WHITE)[None] / WHITE
+    else:
+        values = values
+    return np.stack(
+        [np.full(len(values), values[0].size), values.sum((1, 2)), (values * values).sum((1, 2))],
+        axis=1,
+    )
 
 
 def mean_and_std(total: ndarray) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation (of a constant 1) per channel from the sum of :func:`moments`."""
-    mean, square = total[:, 1] / total[:, 0], total[:, 2] / total[:, 0]
+    """Return mean and standard deviation (of a constant 1) per channel from the sum of
+    :func:`moments`."""
+    mean = total[:, 1] / total[:, 0]
+    square = total[:, 2] / total[:, 0]
     std = np.sqrt(np.maximum(square - mean * mean, 0))
     return [float(f"{m:.6g}") for m in mean], [float(f"{s:.6g}") if s > 1e-6 else 1.0 for s in std]

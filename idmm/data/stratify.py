@@ -1,7 +1,7 @@
 """Folds of labelled images: each has its share of every class, and no group is divided.
 
-All estimates on held-out training images use them: the strength of a linear classifier, its temperature, probes, the
-trial of ``idmm train``, and ``data.folds``.
+All estimates on held-out training images use them: the strength of a linear classifier, its
+temperature, probes, the trial of ``idmm train``, and ``data.folds``.
 """
 
 import logging
@@ -25,7 +25,9 @@ Fold = tuple[ndarray, ndarray]
 
 def _units(labels: ndarray, groups: ndarray | None) -> ndarray:
     """Return the number of each image's group, [N]. Without groups each image is its own."""
-    return np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    if groups is None:
+        return np.arange(len(labels))
+    return np.unique(groups, return_inverse=True)[1]
 
 
 def units_per_class(labels: ndarray, groups: ndarray | None, classes: int = 0) -> ndarray:
@@ -37,7 +39,8 @@ def units_per_class(labels: ndarray, groups: ndarray | None, classes: int = 0) -
 
 
 def divide(labels: ndarray, groups: ndarray | None, number: int, seed: int = 0) -> list[Fold]:
-    """Divide images into folds by scikit-learn's StratifiedKFold, or groups by its StratifiedGroupKFold.
+    """Divide images into folds by scikit-learn's StratifiedKFold, or groups by its
+    StratifiedGroupKFold.
 
     Each image is held out once. Other arguments are those of :func:`stratified_folds`.
     """
@@ -54,8 +57,8 @@ def stratified_folds(
 ) -> list[Fold]:
     """Divide images into :data:`FOLDS` folds, or as many as the second largest class has groups.
 
-    A class with fewer groups than folds is held out in no fold. Images that share a group with one that is held out are
-    not trained on.
+    A class with fewer groups than folds is held out in no fold. Images that share a group with one
+    that is held out are not trained on.
 
     Args:
         labels: Class of each image, int64 [N].
@@ -64,7 +67,8 @@ def stratified_folds(
         classes: Names of classes, for a warning that names those left out. None: no warning.
 
     Returns:
-        Folds that can be estimated on. Training images are of two classes at least. Without any fold it is [].
+        Folds that can be estimated on. Training images are of two classes at least. Without any
+        fold it is [].
     """
     labels, units, folds = np.asarray(labels), _units(labels, groups), []
     count = units_per_class(labels, groups)

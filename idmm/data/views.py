@@ -1,10 +1,12 @@
-"""Random views of images: crops, then colours, each a function of (seed, epoch, image). Stage 1 has groups of them.
+"""Random views of images: crops, then colours, each a function of (seed, epoch, image). Stage 1 has
+groups of them.
 
-All random numbers of a batch are drawn first, into a :class:`ViewPlan`. The pixels follow from it, one view after the
-other, so that a view stays in the processor's cache from its crop to its normalised channels.
+All random numbers of a batch are drawn first, into a :class:`ViewPlan`. The pixels follow from it,
+one view after the other, so that a view stays in the processor's cache from its crop to its
+normalised channels.
 
-Images have any number of channels, of 8 or 16 bits. Three are RGB. RGB of 8 bits is resized as bytes, all other images
-as floats. Hue, saturation and grey apply to RGB only.
+Images have any number of channels, of 8 or 16 bits. Three are RGB. RGB of 8 bits is resized as
+bytes, all other images as floats. Hue, saturation and grey apply to RGB only.
 """
 
 import functools
@@ -35,7 +37,8 @@ BLUR_SIGMA = 0.1, 2.0  # pixels
 SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255
 DRAWS = 2 * TRIES + 2 + 12  # numbers per view
 
-cv2.setNumThreads(0)  # loader workers are the parallel part, and OpenCV's own threads do not survive a fork
+# loader workers are the parallel part, and OpenCV's own threads do not survive a fork
+cv2.setNumThreads(0)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def draw_boxes(sizes: ndarray, scale: tuple[float, float], u: ndarray) -> ndarra
         u: Numbers in [0, 1), [V, 2 * TRIES + 2].
 
     Returns:
-        Top, left, height, width, int64 [V, 4]. If no try fits, the largest centred box of an allowed ratio.
+        Top, left, height, width, int64 [V, 4]. If no try fits, the largest centred box of an
+        allowed ratio.
     """
     limits = sizes.T[..., None].astype(float)  # of rows, of columns, [2, V, 1]
     area = limits.prod(0) * (scale[0] + (scale[1] - scale[0]) * u[:, :TRIES])  # [V, T]
@@ -74,11 +78,14 @@ def draw_boxes(sizes: ndarray, scale: tuple[float, float], u: ndarray) -> ndarra
     sides = np.take_along_axis(sides, fits.argmax(1)[None, :, None], 2)  # [2, V, 1]
     corner = np.floor(u.T[-2:, :, None] * (limits - sides + 1))
     largest = np.minimum(limits, np.rint(limits[::-1] * RATIO[1]))
-    box = np.where(fits.any(1)[:, None], [corner, sides], [(limits - largest) // 2, largest])  # [2, 2, V, 1]
+    # [2, 2, V, 1]
+    box = np.where(fits.any(1)[:, None], [corner, sides], [(limits - largest) // 2, largest])
     return box.reshape(4, -1).T.astype(np.int64)
 
 
-def draw_views(config: Views, group: CropGroup, key: int, indices: ndarray, sizes: ndarray) -> ViewPlan:
+def draw_views(
+    config: Views, group: CropGroup, key: int, indices: ndarray, sizes: ndarray
+) -> ViewPlan:
     """Draw ``group.count`` views of each image.
 
     Args:
@@ -90,10 +97,12 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: ndarray, size
     Returns:
         The plan of V = B * count views. Those of one image are neighbours.
     """
-    count, colours = group.count, colours_of(group, config)
+    count = group.count
+    colours = colours_of(group, config)
     u = uniforms(key, indices, count * DRAWS).reshape(-1, DRAWS)  # [B, count * D] -> [V, D]
     box = draw_boxes(np.repeat(sizes, count, 0), tuple(group.scale), u[:, :-12])
-    flip, jitter, order, grey, blur, sigma, *strengths, solarize = u[:, -12:-1].T  # the last is spare
+    # the last is spare
+    flip, jitter, order, grey, blur, sigma, *strengths, solarize = u[:, -12:-1].T
     factors = np.stack(strengths, 1) * 2 - 1  # [V, 4] in [-1, 1)
     factors = factors * colours.jitter + [1.0, 1.0, 1.0, 0.0]
     low, high = BLUR_SIGMA
@@ -113,7 +122,8 @@ def draw_views(config: Views, group: CropGroup, key: int, indices: ndarray, size
 
 
 def resize(image: Tensor, shape: list[int]) -> Tensor:
-    """Resize an image (bicubic, antialiased): uint8 [3, H, W] stays uint8, others become float32 in [0, 1]."""
+    """Resize an image (bicubic, antialiased): uint8 [3, H, W] stays uint8, others become float32 in
+    [0, 1]."""
     how = {"size": shape, "mode": "bicubic", "antialias": True, "align_corners": False}
     if is_rgb8(image):
         return F.interpolate(image[None], **how)[0]
@@ -128,7 +138,8 @@ def is_rgb8(image: Tensor) -> bool:
 def recolour(view: ndarray, plan: ViewPlan, v: int) -> ndarray:
     """Flip, jitter, grey, blur and solarize view ``v`` of a plan, RGB as torchvision does.
 
-    Channels that are no colours have no saturation, hue and grey. All have the same factors of brightness and contrast.
+    Channels that are no colours have no saturation, hue and grey. All have the same factors of
+    brightness and contrast.
 
     Args:
         view: float32 in [0, 1], which may be overwritten: RGB [H, W, 3], other channels [C, H, W].
@@ -136,9 +147,13 @@ def recolour(view: ndarray, plan: ViewPlan, v: int) -> ndarray:
     Returns:
         The same shape and range.
     """
-    rgb, sigma = view.shape[2] == 3, float(plan.sigma[v])
+    rgb = view.shape[2] == 3
+    sigma = float(plan.sigma[v])
     if plan.flip[v]:
-        view = cv2.flip(view, 1) if rgb else np.ascontiguousarray(view[:, :, ::-1])
+        if rgb:
+            view = cv2.flip(view, 1)
+        else:
+            view = np.ascontiguousarray(view[:, :, ::-1])
     if plan.jitter[v]:
         for number in ORDERS[plan.order[v]]:
             view = _adjust(view, number, float(plan.factors[v, number]))
@@ -146,8 +161,13 @@ def recolour(view: ndarray, plan: ViewPlan, v: int) -> ndarray:
         view = _grey(view)
     if sigma:
         side = 2 * math.ceil(3 * sigma) + 1  # it reaches three sigma
-        blur = functools.partial(cv2.GaussianBlur, ksize=(side, side), sigmaX=sigma, borderType=cv2.BORDER_REFLECT_101)
-        view = blur(view) if rgb else np.stack([blur(plane) for plane in view])
+        blur = functools.partial(
+            cv2.GaussianBlur, ksize=(side, side), sigmaX=sigma, borderType=cv2.BORDER_REFLECT_101
+        )
+        if rgb:
+            view = blur(view)
+        else:
+            view = np.stack([blur(plane) for plane in view])
     if plan.solarize[v]:
         view = np.where(view >= SOLARIZE_FROM, 1 - view, view)
     return view
@@ -159,7 +179,8 @@ def grey(images: Tensor) -> Tensor:
 
 
 def normalise(images: Tensor, mean, std) -> Tensor:
-    """Subtract mean and divide by std, [V, C, H, W] of the same shape. One mean makes RGB grey, [V, 1, H, W].
+    """Subtract mean and divide by std, [V, C, H, W] of the same shape. One mean makes RGB grey, [V,
+    1, H, W].
 
     ``mean`` and ``std`` are sequences, or tensors on the images' device.
     """
@@ -169,11 +190,13 @@ def normalise(images: Tensor, mean, std) -> Tensor:
     return (images - torch.as_tensor(mean).reshape(shape)) / torch.as_tensor(std).reshape(shape)
 
 
-Extra = Callable[[ndarray, int], ndarray]  # (view float32 [S, S, 3] in [0, 1], its number) -> another
+# (view float32 [S, S, 3] in [0, 1], its number) -> another
+Extra = Callable[[ndarray, int], ndarray]
 
 
 def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None = None) -> Tensor:
-    """Make normalised views of images, uint8 or uint16 [C, H, W], by a plan with the same number for each.
+    """Make normalised views of images, uint8 or uint16 [C, H, W], by a plan with the same number
+    for each.
 
     Args:
         mean, std: Of each channel. One value makes the views of RGB images grey.
@@ -186,10 +209,14 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
     views = np.empty((len(plan.box), len(mean), size, size), dtype=np.float32)
     for v, out in enumerate(views):
         top, left, height, width = plan.box[v].tolist()
-        crop = resize(images[v // count][:, top : top + height, left : left + width], [size, size])  # [C, S, S]
-        rgb, view, axes = len(crop) == 3, crop.numpy(), (1, 2)
+        # [C, S, S]
+        crop = resize(images[v // count][:, top : top + height, left : left + width], [size, size])
+        rgb = len(crop) == 3
+        view = crop.numpy()
+        axes = (1, 2)
         if rgb:
-            scale, axes = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1), (0, 1)
+            scale = np.float32(1 / 255 if crop.dtype == torch.uint8 else 1)
+            axes = (0, 1)
             view = np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C")  # [S, S, 3]
         view = recolour(view, plan, v)
         view = extra(view, v) if extra is not None and rgb else view
@@ -199,7 +226,8 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
         if not rgb:
             out[:] = normalise(torch.from_numpy(view)[None], mean, std)[0]
             continue
-        view = cv2.transform(view, _affine(tuple(mean), tuple(std)))  # [S, S, len(mean)], of one channel [S, S]
+        # [S, S, len(mean)], of one channel [S, S]
+        view = cv2.transform(view, _affine(tuple(mean), tuple(std)))
         for channel, plane in enumerate(out):
             cv2.extractChannel(view, channel, dst=plane)
     return torch.from_numpy(views).unflatten(0, (-1, count))
@@ -208,17 +236,22 @@ def make_views(images, plan: ViewPlan, size: int, mean, std, extra: Extra | None
 @functools.cache
 def _affine(mean: tuple, std: tuple) -> ndarray:
     """Return :func:`normalise` as a matrix for pixels (red, green, blue, 1), float32 [C, 4]."""
-    channels = np.array([LUMA]) if len(mean) == 1 else np.eye(3)  # [C, 3]
+    # [C, 3]
+    if len(mean) == 1:
+        channels = np.array([LUMA])
+    else:
+        channels = np.eye(3)
     scale = 1 / np.array(std)[:, None]
     return np.hstack([channels * scale, -np.array(mean)[:, None] * scale]).astype(np.float32)
 
 
 class RandomViews:
-    """Makes random views of a batch, a :data:`idmm.data.loaders.BatchFn`. Subclasses draw them and name the batch.
+    """Makes random views of a batch, a :data:`idmm.data.loaders.BatchFn`. Subclasses draw them and
+    name the batch.
 
     Args:
-        store: Images by number: ``store.image(i)`` -> uint8 or uint16 [C, H, W], ``store.sizes`` [N, 2],
-            ``store.labels`` int64 [N] or None.
+        store: Images by number: ``store.image(i)`` -> uint8 or uint16 [C, H, W], ``store.sizes``
+            [N, 2], ``store.labels`` int64 [N] or None.
         size: Side of the views (pixels).
         mean, std: Of each channel. One value makes the views of RGB images grey.
 
@@ -264,21 +297,25 @@ class MultiCropTransform(RandomViews):
         return plans
 
     def batch(self, views: list[Tensor], indices: ndarray) -> dict:
-        """Return ``views`` (a list of float [B, count, C, S, S], one per group), ``index`` and ``label``."""
+        """Return ``views`` (a list of float [B, count, C, S, S], one per group), ``index`` and
+        ``label``."""
         return numbered({"views": views}, self.store, indices)
 
     def __call__(self, epoch: int, indices: ndarray) -> dict:
         """Return :meth:`batch` of images in an epoch."""
         images = [self.store.image(i) for i in indices]
         plans = self.plans(epoch, indices)
-        return self.batch([make_views(images, plan, self.size, self.mean, self.std) for plan in plans], indices)
+        return self.batch(
+            [make_views(images, plan, self.size, self.mean, self.std) for plan in plans], indices
+        )
 
 
 class TrainTransform(RandomViews):
     """Makes the augmented images of stage 2.
 
-    Random resized crop, flip, colour jitter and grey are those of stage 1. Then comes timm's RandAugment for RGB images
-    of 8 bits, then turns. timm's RandomErasing is last. Both have seeds of their own from (seed, stage, epoch, image).
+    Random resized crop, flip, colour jitter and grey are those of stage 1. Then comes timm's
+    RandAugment for RGB images of 8 bits, then turns. timm's RandomErasing is last. Both have seeds
+    of their own from (seed, stage, epoch, image).
 
     Args:
         store, size, mean, std: See :class:`RandomViews`.
@@ -289,9 +326,14 @@ class TrainTransform(RandomViews):
     def __init__(self, store, config: Augment, size: int, mean, std, key: int):
         super().__init__(store, size, mean, std)
         self.key = key
-        self.randaugment = _randaugment(config.randaugment, size, mean) if config.randaugment else None
+        if config.randaugment:
+            self.randaugment = _randaugment(config.randaugment, size, mean)
+        else:
+            self.randaugment = None
         shared = {name: getattr(config, name) for name in COLOURS if hasattr(config, name)}
-        self.crop = CropGroup(count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared)
+        self.crop = CropGroup(
+            count=1, scale=config.scale, blur_prob=0.0, solarize_prob=0.0, **shared
+        )
         self.erasing = RandomErasing(config.random_erasing, mode="pixel", device="cpu")
         self.needs_workers = bool(config.randaugment or config.random_erasing)
 
@@ -317,8 +359,10 @@ class TrainTransform(RandomViews):
             return np.asarray(made, dtype=np.float32) / 255
 
         extra = randomly if self.randaugment else None
-        with seeded(self.key):  # restores the caller's generators, once per batch because saving them takes time
-            views = make_views(images, plan, self.size, self.mean, self.std, extra)  # [B, 1, C, S, S]
+        # restores the caller's generators, once per batch because saving them takes time
+        with seeded(self.key):
+            # [B, 1, C, S, S]
+            views = make_views(images, plan, self.size, self.mean, self.std, extra)
             if self.erasing.probability:
                 for view, index in zip(views[:, 0], indices, strict=True):
                     key = derive(self.key, "erasing", epoch, index)
@@ -344,7 +388,11 @@ def _adjust(view: ndarray, number: int, factor: float) -> ndarray:
     if view.shape[2] != 3:
         if number > 1 or factor == 1:
             return view
-        mean = view.mean((1, 2), keepdims=True) if number else 0.0  # [C, 1, 1]
+        # [C, 1, 1]
+        if number:
+            mean = view.mean((1, 2), keepdims=True)
+        else:
+            mean = 0.0
         view *= np.float32(factor)
         view += np.float32(1 - factor) * mean
     elif number == 3:
@@ -354,7 +402,10 @@ def _adjust(view: ndarray, number: int, factor: float) -> ndarray:
     elif number == 2:
         view = cv2.addWeighted(view, factor, _grey(view), 1 - factor, 0)
     else:
-        mean = cv2.mean(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY))[0] if number else 0.0
+        if number:
+            mean = cv2.mean(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY))[0]
+        else:
+            mean = 0.0
         view = cv2.addWeighted(view, factor, view, 0, mean * (1 - factor))
     return np.clip(view, 0, 1, out=view)
 
@@ -365,10 +416,13 @@ def _grey(view: ndarray) -> ndarray:
 
 
 def _randaugment(text: str, size: int, mean):
-    """Return timm's RandAugment. Its strongest posterize keeps 0 bits, which Pillow 13 refuses: 1 is the least."""
+    """Return timm's RandAugment. Its strongest posterize keeps 0 bits, which Pillow 13 refuses: 1
+    is the least."""
     fill = tuple(round(255 * m) for m in (mean * 3)[:3])  # pixels moved in from outside the image
     try:
-        transform = rand_augment_transform(text, {"translate_const": int(size * 0.45), "img_mean": fill})
+        transform = rand_augment_transform(
+            text, {"translate_const": int(size * 0.45), "img_mean": fill}
+        )
     except (AssertionError, ValueError, KeyError, IndexError):
         raise UserError(
             f"augment.randaugment: '{text}' is unknown, expected timm's form, e.g. rand-m9-mstd0.5-inc1, or null"

@@ -1,4 +1,5 @@
-"""Cascade R-CNN (Cai and Vasconcelos, CVPR 2018): three heads, each of which refines the boxes of the one before."""
+"""Cascade R-CNN (Cai and Vasconcelos, CVPR 2018): three heads, each of which refines the boxes of
+the one before."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -31,7 +32,8 @@ class SharedBoxPredictor(FastRCNNPredictor):
         self.bbox_pred = nn.Linear(in_channels, 4)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [R, K] and offsets [R, 4 K], the same for each class, of features [R, d]."""
+        """Return logits [R, K] and offsets [R, 4 K], the same for each class, of features [R,
+        d]."""
         logits, offsets = super().forward(x)
         return logits, offsets.repeat(1, logits.shape[1])
 
@@ -39,11 +41,12 @@ class SharedBoxPredictor(FastRCNNPredictor):
 class CascadeHeads(nn.Module):
     """Three heads of torchvision in place of one.
 
-    In training each head samples its own boxes by its own threshold. In evaluation the class logits and the masks'
-    probabilities are means over the heads, and the boxes are those of the last one.
+    In training each head samples its own boxes by its own threshold. In evaluation the class logits
+    and the masks' probabilities are means over the heads, and the boxes are those of the last one.
 
     Args:
-        heads: One per threshold of :data:`IOUS` and :data:`BOX_WEIGHTS`, with a :class:`SharedBoxPredictor` each.
+        heads: One per threshold of :data:`IOUS` and :data:`BOX_WEIGHTS`, with a
+            :class:`SharedBoxPredictor` each.
     """
 
     def __init__(self, heads: list[RoIHeads]):
@@ -51,23 +54,30 @@ class CascadeHeads(nn.Module):
         self.heads = nn.ModuleList(heads)
 
     def forward(
-        self, features: Tensors, proposals: list[Tensor], sizes: list[Size], targets: list[Tensors] | None
+        self,
+        features: Tensors,
+        proposals: list[Tensor],
+        sizes: list[Size],
+        targets: list[Tensors] | None,
     ) -> tuple[list[Tensors], Tensors]:
-        """Return detections and losses, as :class:`torchvision.models.detection.roi_heads.RoIHeads` does.
+        """Return detections and losses, as :class:`torchvision.models.detection.roi_heads.RoIHeads`
+        does.
 
         Args:
             features: Maps of the pyramid, [B, D, h, w] each.
             proposals: Boxes of each image, [R, 4] (x1, y1, x2, y2, pixels).
             sizes: Height and width of each image (pixels).
-            targets: ``boxes`` [n, 4], ``labels`` int64 [n] from 1, and with masks ``masks`` uint8 [n, H, W] of each
-                image. None: evaluation.
+            targets: ``boxes`` [n, 4], ``labels`` int64 [n] from 1, and with masks ``masks`` uint8
+                [n, H, W] of each image. None: evaluation.
         """
         images = _Images(features, sizes)
         if targets is None:
             return self._detections(images, proposals), {}
         return [], self._losses(images, proposals, targets)
 
-    def _losses(self, images: "_Images", proposals: list[Tensor], targets: list[Tensors]) -> Tensors:
+    def _losses(
+        self, images: "_Images", proposals: list[Tensor], targets: list[Tensors]
+    ) -> Tensors:
         totals: Tensors = defaultdict(float)
         for head, weight in zip(self.heads, LOSS_WEIGHTS, strict=True):
             boxes, matches, labels, wanted = head.select_training_samples(proposals, targets)
@@ -76,7 +86,9 @@ class CascadeHeads(nn.Module):
             totals["loss_classifier"] += weight * classifier_loss
             totals["loss_box_reg"] += weight * box_loss
             if head.has_mask():
-                totals["loss_mask"] += weight * images.mask_loss(head, boxes, targets, matches, labels)
+                totals["loss_mask"] += weight * images.mask_loss(
+                    head, boxes, targets, matches, labels
+                )
             true_boxes = [target["boxes"] for target in targets]
             proposals = _without(images.refined(head, offsets, boxes), boxes, true_boxes)
         return dict(totals)
@@ -90,10 +102,17 @@ class CascadeHeads(nn.Module):
             if head is not last:
                 proposals = images.refined(head, offsets, proposals)
         mean_logits = torch.stack(all_logits).mean(0)  # [R, K + 1]
-        boxes, scores, labels = last.postprocess_detections(mean_logits, offsets, proposals, images.sizes)
-        detections = [{"boxes": b, "scores": s, "labels": k} for b, s, k in zip(boxes, scores, labels, strict=True)]
+        boxes, scores, labels = last.postprocess_detections(
+            mean_logits, offsets, proposals, images.sizes
+        )
+        detections = [
+            {"boxes": b, "scores": s, "labels": k}
+            for b, s, k in zip(boxes, scores, labels, strict=True)
+        ]
         if last.has_mask():
-            per_head = [maskrcnn_inference(images.mask_logits(head, boxes), labels) for head in self.heads]
+            per_head = [
+                maskrcnn_inference(images.mask_logits(head, boxes), labels) for head in self.heads
+            ]
             for detection, masks in zip(detections, zip(*per_head, strict=True), strict=True):
                 detection["masks"] = torch.stack(masks).mean(0)  # [n, 1, 28, 28]
         return detections
@@ -126,20 +145,28 @@ class _Images(NamedTuple):
         """Return the loss of the masks within boxes that are objects."""
         objects = [label > 0 for label in labels]
         object_boxes = [box[is_object] for box, is_object in zip(boxes, objects, strict=True)]
-        object_matches = [match[is_object] for match, is_object in zip(matches, objects, strict=True)]
+        object_matches = [
+            match[is_object] for match, is_object in zip(matches, objects, strict=True)
+        ]
         masks = [target["masks"] for target in targets]
         classes = [target["labels"] for target in targets]
-        return maskrcnn_loss(self.mask_logits(head, object_boxes), object_boxes, masks, classes, object_matches)
+        return maskrcnn_loss(
+            self.mask_logits(head, object_boxes), object_boxes, masks, classes, object_matches
+        )
 
     def refined(self, head: RoIHeads, offsets: Tensor, boxes: list[Tensor]) -> list[Tensor]:
-        """Return the boxes moved by a head's offsets, within their images. No gradient goes through them."""
+        """Return the boxes moved by a head's offsets, within their images. No gradient goes through
+        them."""
         moved = head.box_coder.decode(offsets.detach(), boxes)[:, 0]  # [R, K + 1, 4] -> [R, 4]
         parts = moved.split([len(box) for box in boxes])
-        return [clip_boxes_to_image(part, size) for part, size in zip(parts, self.sizes, strict=True)]
+        return [
+            clip_boxes_to_image(part, size) for part, size in zip(parts, self.sizes, strict=True)
+        ]
 
 
 def _without(refined: list[Tensor], boxes: list[Tensor], true_boxes: list[Tensor]) -> list[Tensor]:
-    """Return the refined boxes without those that were true boxes: each head samples these itself."""
+    """Return the refined boxes without those that were true boxes: each head samples these
+    itself."""
     remaining = []
     for moved, before, true in zip(refined, boxes, true_boxes, strict=True):
         is_true = (before[:, None] == true.to(before.dtype)).all(2).any(1)  # [R, n, 4] -> [R]

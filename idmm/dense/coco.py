@@ -27,7 +27,8 @@ from idmm.errors import UserError, capped, checked, listed
 from idmm.progress import log
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
-FAR = 2.0  # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
+# coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
+FAR = 2.0
 LONGEST_RUN = 2**32  # of an RLE (pixels), in pycocotools
 
 
@@ -78,7 +79,11 @@ class _RunLengths:
     counts: str | list[Annotated[int, Field(ge=0)]]
 
 
-_FIELDS = {name for kind in (_Image, _Category, _Annotation, _File, _RunLengths) for name in kind.__annotations__}
+_FIELDS = {
+    name
+    for kind in (_Image, _Category, _Annotation, _File, _RunLengths)
+    for name in kind.__annotations__
+}
 _FILE, _RUN_LENGTHS = map(TypeAdapter, (_File, _RunLengths))
 _POLYGONS = TypeAdapter(list[list[float]], config=_STRICT)
 
@@ -109,14 +114,25 @@ def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int
                 files[part] = path
     if "train" not in files:
         layout = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
-        raise UserError(f"data.root: '{root}' has no annotations of objects to train on, expected {layout}")
-    opened = dict(zip(files, checked(*(partial(_opened, path) for path in files.values())), strict=True))
-    names = {part: {row.id: class_of(row.name) for row in file.categories} for part, file in opened.items()}
+        raise UserError(
+            f"data.root: '{root}' has no annotations of objects to train on, expected {layout}"
+        )
+    opened = dict(
+        zip(files, checked(*(partial(_opened, path) for path in files.values())), strict=True)
+    )
+    names = {
+        part: {row.id: class_of(row.name) for row in file.categories}
+        for part, file in opened.items()
+    }
     classes = dict(sorted(names["train"].items()))
     for part, others in names.items():
-        if odd := [f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name]:
+        if odd := [
+            f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name
+        ]:
             train = f"'{files['train']}'"
-            faults.append(f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}")
+            faults.append(
+                f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}"
+            )
     labels = {str(number): label for label, number in enumerate(classes)}
     parts = {part: _part(root, files[part], file, labels, faults) for part, file in opened.items()}
     return parts, classes
@@ -133,12 +149,18 @@ def _opened(path: Path) -> _File:
         lines = {}
         for fault in error.errors(include_url=False):
             lines.setdefault(fault["loc"][:3], f"  {_fault(fault)}")  # the first one of a union
-        raise UserError(f"data.root: '{path}' is not in COCO's format:", *capped([*lines.values()])) from None
+        raise UserError(
+            f"data.root: '{path}' is not in COCO's format:", *capped([*lines.values()])
+        ) from None
     except UnicodeError as error:
         raise UserError(f"data.root: '{path}' is no text in UTF-8 ({error})") from None
     for what, rows in (("images", file.images), ("categories", file.categories)):
-        if repeated := [number for number, count in Counter(str(row.id) for row in rows).items() if count > 1]:
-            raise UserError(f"data.root: '{path}' has several {what} with the id {listed(repeated)}")
+        if repeated := [
+            number for number, count in Counter(str(row.id) for row in rows).items() if count > 1
+        ]:
+            raise UserError(
+                f"data.root: '{path}' has several {what} with the id {listed(repeated)}"
+            )
     return file
 
 
@@ -147,7 +169,8 @@ def _part(root: Path, path: Path, file: _File, labels: dict[str, int], faults: l
     images = {str(image.id): image for image in file.images}
     objects = _objects(path, file, images, labels, faults)
     folder = root / path.stem.removeprefix("instances_")
-    places, reasons = {}, []
+    places = {}
+    reasons = []
     for key, image in images.items():
         try:
             places[key] = _place(image.file_name, folder)
@@ -163,7 +186,12 @@ def _part(root: Path, path: Path, file: _File, labels: dict[str, int], faults: l
             reasons.append(f"image '{images[key].file_name}': {fault}")
     faults += unusable(path, counted(len(images), "image"), reasons)
 
-    outlines = [segment is not None for rows in objects.values() for _, _, segment, crowd in rows if not crowd]
+    outlines = [
+        segment is not None
+        for rows in objects.values()
+        for _, _, segment, crowd in rows
+        if not crowd
+    ]
     outlined = bool(outlines) and all(outlines)
     if any(outlines) and not outlined:
         count = f"{outlines.count(False)} of {counted(len(outlines), 'object')}"
@@ -172,21 +200,30 @@ def _part(root: Path, path: Path, file: _File, labels: dict[str, int], faults: l
     for key in places:
         image = images[key]
         boxes, numbers, segments, crowd = ([row[n] for row in objects[key]] for n in range(4))
-        boxes, crowd = np.array(boxes, dtype=np.float32).reshape(-1, 4), np.array(crowd, dtype=bool)
+        boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
+        crowd = np.array(crowd, dtype=bool)
         segments = segments if outlined else None
-        targets.append(BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, image.size, image.id))
+        targets.append(
+            BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, image.size, image.id)
+        )
     return replace(split, targets=targets)
 
 
 def _objects(
     path: Path, file: _File, images: dict[str, _Image], labels: dict[str, int], faults: list[str]
 ) -> dict[str, list[tuple]]:
-    """Return box, label, outline and whether it is a crowd of each object, by the id of its image."""
-    objects, reasons, without_area = defaultdict(list), [], 0
+    """Return box, label, outline and whether it is a crowd of each object, by the id of its
+    image."""
+    objects = defaultdict(list)
+    reasons = []
+    without_area = 0
     for row in file.annotations:
-        key, category = str(row.image_id), str(row.category_id)
+        key = str(row.image_id)
+        category = str(row.category_id)
         if key not in images or category not in labels:
-            reasons.append(f"annotation {row.id}: image_id {key} or category_id {category} is not in the list")
+            reasons.append(
+                f"annotation {row.id}: image_id {key} or category_id {category} is not in the list"
+            )
             continue
         image = images[key]
         try:
@@ -203,13 +240,16 @@ def _objects(
             outline = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
         objects[key].append((box, labels[category], outline, crowd))
     if without_area:
-        log.warning("data.root: '%s': left out %s without area", path, counted(without_area, "object"))
+        log.warning(
+            "data.root: '%s': left out %s without area", path, counted(without_area, "object")
+        )
     faults += unusable(path, counted(len(file.annotations), "annotation"), reasons)
     return objects
 
 
 def _place(name: str, folder: Path) -> str:
-    """Return an image's path below its folder. ValueError: it has none. A link to a file is in the link's folder."""
+    """Return an image's path below its folder. ValueError: it has none. A link to a file is in the
+    link's folder."""
     path = os.path.join(folder, name)  # an absolute name stays
     if not os.path.exists(path):
         path = os.path.join(folder, name.replace("\\", "/"))  # as Windows has it
@@ -223,7 +263,8 @@ def _place(name: str, folder: Path) -> str:
 
 # ---------------------------------------------------------------------- objects
 def _box(bbox: list[float], size: Size) -> np.ndarray:
-    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, clipped. ValueError: it is not in an image of ``size``."""
+    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, clipped. ValueError: it is not in an
+    image of ``size``."""
     x, y, w, h = bbox
     corners = np.array([x, y, x + w, y + h])
     box = corners.clip(0, [*size[::-1]] * 2)
@@ -249,15 +290,22 @@ def _outline(segment: Any, size: Size) -> list[np.ndarray] | dict | None:
         kind = _POLYGONS if isinstance(segment, list) else _RUN_LENGTHS
         outline = kind.validate_python(segment)
     except ValidationError as error:
-        raise ValueError(f"{_fault(error.errors()[-1], ('segmentation',))} (polygons or RLE)") from None
+        raise ValueError(
+            f"{_fault(error.errors()[-1], ('segmentation',))} (polygons or RLE)"
+        ) from None
     if isinstance(outline, list):
         for polygon in outline:
             far = max(map(abs, polygon), default=0) > FAR * max(size)
             if far or len(polygon) < 6 or len(polygon) % 2:
                 expected = f"x and y of three points or more in the image ({as_text(size)} pixels)"
-                raise ValueError(f"segmentation has the polygon {reprlib.repr(polygon)}, expected {expected}")
+                raise ValueError(
+                    f"segmentation has the polygon {reprlib.repr(polygon)}, expected {expected}"
+                )
         return [np.array(polygon, dtype=np.float32) for polygon in outline]
-    counts = _unpacked(outline.counts) if isinstance(outline.counts, str) else outline.counts
+    if isinstance(outline.counts, str):
+        counts = _unpacked(outline.counts)
+    else:
+        counts = outline.counts
     pixels = size[0] * size[1]
     if outline.size != size or sum(counts) != pixels or min(counts) < 0 or pixels >= LONGEST_RUN:
         has = f"its RLE of {as_text(outline.size)} pixels has runs of {sum(counts)}"
@@ -266,11 +314,14 @@ def _outline(segment: Any, size: Size) -> list[np.ndarray] | dict | None:
 
 
 def _unpacked(text: str) -> list[int]:
-    """Return the runs of COCO's compressed RLE: 5 bits per letter, from the third on differences to the last but one.
+    """Return the runs of COCO's compressed RLE: 5 bits per letter, from the third on differences to
+    the last but one.
 
     ValueError: It is none.
     """
-    runs, value, shift = [], 0, 0
+    runs = []
+    value = 0
+    shift = 0
     for letter in text:
         digit = ord(letter) - 48
         if not 0 <= digit < 64 or shift > 30:
@@ -282,7 +333,8 @@ def _unpacked(text: str) -> list[int]:
         if digit & 16:
             value -= 1 << shift
         runs.append(value + runs[-2] if len(runs) > 2 else value)
-        value, shift = 0, 0
+        value = 0
+        shift = 0
     else:
         if runs and not shift:
             return runs

@@ -1,4 +1,5 @@
-"""Metrics: COCO's average precision of boxes and masks, and intersection over union of a segmentation."""
+"""Metrics: COCO's average precision of boxes and masks, and intersection over union of a
+segmentation."""
 
 import contextlib
 import io
@@ -18,7 +19,8 @@ from idmm.dense.transforms import letterboxed
 from idmm.models.base import Tensors, resized
 
 Scores = dict[str, float | None]  # in percent. None: undefined
-THRESHOLDS = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}  # of COCO's 0.50, 0.55 ... 0.95
+# of COCO's 0.50, 0.55 ... 0.95
+THRESHOLDS = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}
 
 
 # ---------------------------------------------------------------------- boxes
@@ -29,7 +31,8 @@ class Objects:
     boxes: np.ndarray  # float32 [n, 4]: x1, y1, x2, y2 (pixels of the file)
     labels: np.ndarray  # int64 [n], from 0
     scores: np.ndarray  # float32 [n], from 0 to 1
-    segments: list[dict] | None  # masks as COCO's RLE of the file's size. None: no masks were predicted
+    # masks as COCO's RLE of the file's size. None: no masks were predicted
+    segments: list[dict] | None
 
     def results(self, image_id: int | str, categories: Sequence[int]) -> list[dict]:
         """Return one entry per object in COCO's result format.
@@ -40,25 +43,40 @@ class Objects:
         """
         x1, y1, x2, y2 = self.boxes.astype(float).T
         boxes = np.stack([x1, y1, x2 - x1, y2 - y1], axis=1).tolist()
-        outlines = [{}] * len(boxes) if self.segments is None else [{"segmentation": rle} for rle in self.segments]
+        if self.segments is None:
+            outlines = [{}] * len(boxes)
+        else:
+            outlines = [{"segmentation": rle} for rle in self.segments]
         return [
-            {"image_id": image_id, "category_id": categories[label], "bbox": box, "score": float(score), **outline}
-            for box, label, score, outline in zip(boxes, self.labels, self.scores, outlines, strict=True)
+            {
+                "image_id": image_id,
+                "category_id": categories[label],
+                "bbox": box,
+                "score": float(score),
+                **outline,
+            }
+            for box, label, score, outline in zip(
+                boxes, self.labels, self.scores, outlines, strict=True
+            )
         ]
 
 
 def on_file(output: Tensors, size: Size, side: int, short: float | None = None) -> Objects:
     """Return a detector's output for a letterboxed canvas in pixels of the image's file.
 
-    Masks are drawn at the file's size directly. torchvision's RoIAlign is not aligned, so it trains masks half a pixel
-    of the canvas too far to the upper left. This is corrected here. Its own drawing is coarser.
+    Masks are drawn at the file's size directly. torchvision's RoIAlign is not aligned, so it trains
+    masks half a pixel of the canvas too far to the upper left. This is corrected here. Its own
+    drawing is coarser.
 
     Args:
         output: Of one image, see :meth:`idmm.dense.network.Detector.forward`.
         size: Height and width of the file (pixels).
         side, short: Of the canvas (pixels), see :func:`idmm.dense.transforms.letterboxed`.
     """
-    output = {name: value.float().cpu() if value.is_floating_point() else value.cpu() for name, value in output.items()}
+    output = {
+        name: value.float().cpu() if value.is_floating_point() else value.cpu()
+        for name, value in output.items()
+    }
     (h, w), (height, width) = size, letterboxed(size, side, short=short)
     factor = torch.tensor([w / width, h / height] * 2)
     boxes = (output["boxes"] * factor).clamp(min=0).minimum(torch.tensor([w, h] * 2))
@@ -66,18 +84,33 @@ def on_file(output: Tensors, size: Size, side: int, short: float | None = None) 
     segments = None
     if "masks" in output:
         unclipped = ((output["boxes"][inside] + 0.5) * factor).tolist()
-        segments = [_run_lengths(mask, box, size) for mask, box in zip(output["masks"][inside], unclipped, strict=True)]
-    return Objects(boxes[inside].numpy(), output["labels"][inside].numpy(), output["scores"][inside].numpy(), segments)
+        segments = [
+            _run_lengths(mask, box, size)
+            for mask, box in zip(output["masks"][inside], unclipped, strict=True)
+        ]
+    return Objects(
+        boxes[inside].numpy(),
+        output["labels"][inside].numpy(),
+        output["scores"][inside].numpy(),
+        segments,
+    )
 
 
 def _run_lengths(mask: Tensor, box: list[float], size: Size) -> dict:
-    """Return a mask [1, 28, 28] (probabilities within a box), drawn into an image of ``size``, as COCO's RLE."""
+    """Return a mask [1, 28, 28] (probabilities within a box), drawn into an image of ``size``, as
+    COCO's RLE."""
     from pycocotools import mask as coco
 
     (x1, y1, x2, y2), (h, w) = box, size
-    rows, columns = (range(max(0, int(a)), min(n, math.ceil(b))) for a, b, n in ((y1, y2, h), (x1, x2, w)))
-    y, x = ((torch.tensor(r) + 0.5 - a) / (b - a) * 2 - 1 for r, a, b in ((rows, y1, y2), (columns, x1, x2)))
-    points = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # [rows, columns, 2], -1 to 1 within the box
+    rows, columns = (
+        range(max(0, int(a)), min(n, math.ceil(b))) for a, b, n in ((y1, y2, h), (x1, x2, w))
+    )
+    y, x = (
+        (torch.tensor(r) + 0.5 - a) / (b - a) * 2 - 1
+        for r, a, b in ((rows, y1, y2), (columns, x1, x2))
+    )
+    # [rows, columns, 2], -1 to 1 within the box
+    points = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
     canvas = np.zeros(size, dtype=np.uint8, order="F")
     inside = F.grid_sample(mask[None], points[None], align_corners=False)[0, 0] >= 0.5
     canvas[rows.start : rows.stop, columns.start : columns.stop] = inside.numpy()
@@ -89,23 +122,28 @@ def detection_scores(
 ) -> tuple[Scores, dict[str, np.ndarray]]:
     """Return COCO's average precisions, by pycocotools.
 
-    Up to 100 predictions per image count. Crowds neither help nor hurt. Means skip classes without a true object.
+    Up to 100 predictions per image count. Crowds neither help nor hurt. Means skip classes without
+    a true object.
 
     Returns:
-        In percent ``ap`` (mean over intersections over union of 0.50 to 0.95), ``ap50`` and ``ap75``. If predictions
-        and truth have outlines, also ``mask_ap``, ``mask_ap50`` and ``mask_ap75``. All are None if there is no true
-        object. Then the same per class, float64 [K] each, NaN if it has no true object.
+        In percent ``ap`` (mean over intersections over union of 0.50 to 0.95), ``ap50`` and
+        ``ap75``. If predictions and truth have outlines, also ``mask_ap``, ``mask_ap50`` and
+        ``mask_ap75``. All are None if there is no true object. Then the same per class, float64 [K]
+        each, NaN if it has no true object.
     """
     from pycocotools.cocoeval import COCOeval
 
-    true, predicted, numbers = [], [], range(len(classes))
+    true = []
+    predicted = []
+    numbers = range(len(classes))
     for image_id, (target, objects) in enumerate(zip(truth, predictions, strict=True)):
         same = Objects(target.boxes, target.labels, np.ones(len(target.boxes)), target.segments)
         rows = zip(same.results(image_id, numbers), target.crowd, strict=True)
         true += [{**row, "iscrowd": int(crowd)} for row, crowd in rows]
         predicted += objects.results(image_id, numbers)
     sizes = [target.size for target in truth]
-    true, predicted = _coco(true, sizes, len(classes)), _coco(predicted, sizes, len(classes))
+    true = _coco(true, sizes, len(classes))
+    predicted = _coco(predicted, sizes, len(classes))
     outlined = [target.segments is not None or not len(target.boxes) for target in truth]
     outlined += [objects.segments is not None for objects in predictions]
     per_class = {}
@@ -114,7 +152,8 @@ def detection_scores(
             evaluation = COCOeval(true, predicted, kind)
             evaluation.evaluate()
             evaluation.accumulate()
-        # by threshold, recall (0 to 1) and class, for objects of all sizes and up to 100 predictions. -1: no object
+        # by threshold, recall (0 to 1) and class, for objects of all sizes and up to 100
+        # predictions. -1: no object
         precision = evaluation.eval["precision"][:, :, :, 0, -1]  # [10, 101, K]
         for name, thresholds in THRESHOLDS.items():
             values = precision[thresholds].reshape(-1, len(classes))
@@ -125,7 +164,9 @@ def detection_scores(
 def defined_mean(values: np.ndarray) -> float | None:
     """Return the mean of the values that are not NaN, None if there are none."""
     values = values[~np.isnan(values)]
-    return float(values.mean()) if values.size else None
+    if values.size:
+        return float(values.mean())
+    return None
 
 
 def _coco(annotations: list[dict], sizes: list[Size], classes: int):
@@ -135,7 +176,9 @@ def _coco(annotations: list[dict], sizes: list[Size], classes: int):
     coco.dataset = {
         "images": [{"id": number, "height": h, "width": w} for number, (h, w) in enumerate(sizes)],
         "categories": [{"id": number, "name": str(number)} for number in range(classes)],
-        "annotations": [{"area": 0, "iscrowd": 0, **row, "id": n} for n, row in enumerate(annotations, start=1)],
+        "annotations": [
+            {"area": 0, "iscrowd": 0, **row, "id": n} for n, row in enumerate(annotations, start=1)
+        ],
     }
     coco.createIndex()
     return coco
@@ -146,11 +189,14 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
     """Return each pixel's class probabilities, the mean over scales, float32 [B, K, S, S].
 
     Args:
-        network: In evaluation mode. Its backbone accepts images of all :func:`idmm.config.dense.tested_sides`.
+        network: In evaluation mode. Its backbone accepts images of all
+            :func:`idmm.config.dense.tested_sides`.
         images: [B, C, S, S].
         scales: Of S.
     """
-    size, total, sides = images.shape[-1], 0.0, tested_sides(images.shape[-1], scales)
+    size = images.shape[-1]
+    total = 0.0
+    sides = tested_sides(images.shape[-1], scales)
     for side in sides:
         probabilities = network(resized(images, side)).float().softmax(1)  # [B, K, side, side]
         total = total + resized(probabilities, size)  # in turn: each needs gigabytes
@@ -158,7 +204,8 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
 
 
 def classes_on_file(logits: Tensor, size: Size, side: int) -> Tensor:
-    """Return the class of each pixel of an image's file, int64 [H, W] on the CPU, of logits [K, S, S] on its canvas.
+    """Return the class of each pixel of an image's file, int64 [H, W] on the CPU, of logits [K, S,
+    S] on its canvas.
 
     Classes are compared in turn. All of them at the size of a photograph would need gigabytes.
     """
@@ -166,28 +213,36 @@ def classes_on_file(logits: Tensor, size: Size, side: int) -> Tensor:
     best = torch.full(size, -torch.inf, device=logits.device)
     classes = torch.zeros(size, dtype=torch.int64, device=logits.device)
     for number, plane in enumerate(logits[:, :h, :w].float()):
-        enlarged = F.interpolate(plane[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+        enlarged = F.interpolate(
+            plane[None, None], size=size, mode="bilinear", align_corners=False
+        )[0, 0]
         classes[enlarged > best] = number
         best = torch.maximum(best, enlarged)
     return classes.cpu()
 
 
 def segmentation_scores(confusion) -> tuple[Scores, dict[str, np.ndarray]]:
-    """Return mean intersection over union, mean accuracy (share of a class's pixels that are right) and all pixels'.
+    """Return mean intersection over union, mean accuracy (share of a class's pixels that are right)
+    and all pixels'.
 
     Args:
         confusion: Pixels by true class (rows) and predicted class, int64 [K, K].
 
     Returns:
-        In percent ``miou`` over classes in truth or predictions, ``macc`` over classes in truth, and
-        ``pixel_accuracy``. All are None if no pixel has a class. Then ``iou`` and ``accuracy`` per class, float64 [K]
-        each, NaN if a class occurs in neither of both, or not in truth.
+        In percent ``miou`` over classes in truth or predictions, ``macc`` over classes in truth,
+        and ``pixel_accuracy``. All are None if no pixel has a class. Then ``iou`` and ``accuracy``
+        per class, float64 [K] each, NaN if a class occurs in neither of both, or not in truth.
     """
     counts = np.asarray(confusion).astype(np.float64)
-    right, true = counts.diagonal(), counts.sum(1)
+    right = counts.diagonal()
+    true = counts.sum(1)
     union = true + counts.sum(0) - right
     with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
-        iou, accuracy = 100 * (right / union), 100 * (right / true)
+        iou = 100 * (right / union)
+        accuracy = 100 * (right / true)
         pixel_accuracy = 100 * right.sum() / counts.sum()
     means = {"miou": iou, "macc": accuracy, "pixel_accuracy": pixel_accuracy}
-    return {name: defined_mean(values) for name, values in means.items()}, {"iou": iou, "accuracy": accuracy}
+    return {name: defined_mean(values) for name, values in means.items()}, {
+        "iou": iou,
+        "accuracy": accuracy,
+    }

@@ -13,14 +13,19 @@ from idmm.progress import log
 
 
 def unusable(source: Path, total: str, reasons: Sequence[str]) -> list[str]:
-    """Return the faults of a file or folder: the objects or images (of ``total``) that cannot be used, by reason."""
+    """Return the faults of a file or folder: the objects or images (of ``total``) that cannot be
+    used, by reason."""
     line = f"data.root: '{source}': {len(reasons)} of {total} cannot be used:"
-    return [line, *capped([f"  {reason}" for reason in reasons])] if reasons else []
+    if reasons:
+        return [line, *capped([f"  {reason}" for reason in reasons])]
+    return []
 
 
 def read_each(split: Split, read_one: Callable) -> list:
     """Return ``read_one(path)`` of each file, or a BadImage if it cannot be used."""
-    return list(parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes"))
+    return list(
+        parallel_map(lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes")
+    )
 
 
 def as_text(size: Size) -> str:
@@ -29,7 +34,8 @@ def as_text(size: Size) -> str:
 
 
 def misfits(source: Path, split: Split, sizes: Sequence[Size | None]) -> list[str | None]:
-    """Return how the size of each image's boxes or mask contradicts the image. None: it does not, or there is no size.
+    """Return how the size of each image's boxes or mask contradicts the image. None: it does not,
+    or there is no size.
 
     Warns of images that are turned, as their labels may be of the stored pixels.
     """
@@ -44,11 +50,11 @@ def misfits(source: Path, split: Split, sizes: Sequence[Size | None]) -> list[st
                 turned.append(f"'{name}' ({header.orientation})")
                 remedy = "remove the tag (exiftool -Orientation= FILE), else export them anew"
                 upright = f" when upright (EXIF orientation {header.orientation})"
-                fault = fault and f"{fault}{upright}. If the labels are of the stored pixels, {remedy}"
+                fault = (
+                    fault and f"{fault}{upright}. If the labels are of the stored pixels, {remedy}"
+                )
         faults.append(fault)
     if turned:
-        line = (
-            "data.root: '%s': these files have an EXIF orientation: %s. Boxes and masks must be of the upright images"
-        )
+        line = "data.root: '%s': these files have an EXIF orientation: %s. Boxes and masks must be of the upright images"
         log.warning(line, source, listed(turned))
     return faults

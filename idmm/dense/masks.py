@@ -1,4 +1,5 @@
-"""Read masks: ROOT/images/PART with ROOT/masks/PART, or ADE20K's layout (http://sceneparsing.csail.mit.edu)."""
+"""Read masks: ROOT/images/PART with ROOT/masks/PART, or ADE20K's layout
+(http://sceneparsing.csail.mit.edu)."""
 
 import os
 from dataclasses import replace
@@ -27,7 +28,8 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = (
-    Layout("annotations", {"train": "training", "val": "validation"}, "objectInfo150.txt", 1),  # ADE20K
+    # ADE20K
+    Layout("annotations", {"train": "training", "val": "validation"}, "objectInfo150.txt", 1),
     Layout("masks", {part: part for part in PARTS}, "classes.txt", 0),
 )
 
@@ -42,11 +44,15 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
         UserError: There is no such layout.
     """
     for layout in LAYOUTS:
-        if all((root / kind / layout.folders["train"]).is_dir() for kind in ("images", layout.masks)):
+        if all(
+            (root / kind / layout.folders["train"]).is_dir() for kind in ("images", layout.masks)
+        ):
             break
     else:
         expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
-        raise UserError(f"data.root: '{root}' has no images with masks to train on, expected {expected}")
+        raise UserError(
+            f"data.root: '{root}' has no images with masks to train on, expected {expected}"
+        )
 
     def target_of(path: str) -> MaskTarget:
         values, digest = read_mask(path)
@@ -54,12 +60,17 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
 
     splits = {}
     for part, folder in layout.folders.items():
-        image_folder, mask_folder = root / "images" / folder, root / layout.masks / folder
+        image_folder = root / "images" / folder
+        mask_folder = root / layout.masks / folder
         if image_folder.is_dir() and mask_folder.is_dir():
-            pairs = {name: f"{os.path.splitext(name)[0]}.png" for name in images_under(str(image_folder))}
+            pairs = {
+                name: f"{os.path.splitext(name)[0]}.png" for name in images_under(str(image_folder))
+            }
             missing = set(absent(mask_folder, list(pairs.values())))
             bare = [name for name, mask in pairs.items() if mask in missing]
-            reasons = [f"'{name}' has no mask, expected '{mask_folder}/{pairs[name]}'" for name in bare]
+            reasons = [
+                f"'{name}' has no mask, expected '{mask_folder}/{pairs[name]}'" for name in bare
+            ]
             faults += unusable(image_folder, counted(len(pairs), "image"), reasons)
             names = [name for name in pairs if name not in bare]
             masks = split_of(root, [f"{layout.masks}/{folder}/{pairs[name]}" for name in names])
@@ -68,7 +79,8 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
     classes = _classes(root, layout, splits["train"][2], faults)
     parts = {}
     for part, (images, masks, targets) in splits.items():
-        found = misfits(root, images, [getattr(target, "size", None) for target in targets])  # None: a BadImage
+        # None: a BadImage
+        found = misfits(root, images, [getattr(target, "size", None) for target in targets])
         wrong = []
         for path, target, misfit in zip(masks.items, targets, found, strict=True):
             if fault := misfit or _fault(target, len(classes)):
@@ -78,11 +90,15 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
     return parts, dict(enumerate(classes, start=layout.first))
 
 
-def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], faults: list[str]) -> list[str]:
+def _classes(
+    root: Path, layout: Layout, train: list[MaskTarget | BadImage], faults: list[str]
+) -> list[str]:
     """Return the class names, or numbers if there is no file of names."""
     path = root / layout.names
     if not path.exists():
-        values = {layout.first}.union(*(target.values for target in train if isinstance(target, MaskTarget)))
+        values = {layout.first}.union(
+            *(target.values for target in train if isinstance(target, MaskTarget))
+        )
         numbers = range(layout.first, max(values - {IGNORED}) + 1)
         if gaps := sorted({*numbers} - values):
             line = f"has the values {listed(map(str, sorted(values)))}, but not {listed(map(str, gaps))}"
@@ -97,9 +113,13 @@ def _classes(root: Path, layout: Layout, train: list[MaskTarget | BadImage], fau
         lines = [line.split("\t")[-1] for line in lines if line[:1].isdigit()]
     classes = [class_of(line) for line in lines]
     if not all(classes):
-        faults.append(f"data.root: '{path}' has an empty line, expected the name of class {classes.index('')}")
+        faults.append(
+            f"data.root: '{path}' has an empty line, expected the name of class {classes.index('')}"
+        )
     if not 2 <= len(classes) <= IGNORED:
-        faults.append(f"data.root: '{path}' has {len(classes)} as number of classes, expected 2 to {IGNORED}")
+        faults.append(
+            f"data.root: '{path}' has {len(classes)} as number of classes, expected 2 to {IGNORED}"
+        )
     return classes
 
 
@@ -107,7 +127,9 @@ def _fault(target: MaskTarget | BadImage, classes: int) -> str | None:
     """Return the fault of a mask by itself."""
     if isinstance(target, BadImage):
         return target.reason
-    if odd := [value for value in target.values if value >= target.first + classes and value != IGNORED]:
+    if odd := [
+        value for value in target.values if value >= target.first + classes and value != IGNORED
+    ]:
         expected = f"expected {target.first} to {target.first + classes - 1}, and {IGNORED} for ignored pixels"
         return f"values without a class: {listed(map(str, odd))}, {expected}"
     return None

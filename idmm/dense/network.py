@@ -1,7 +1,8 @@
 """Networks for detection and segmentation on any backbone whose features form a grid.
 
-Detection is torchvision's Faster and Mask R-CNN. Segmentation is UPerNet (Xiao et al., ECCV 2018), as in the drloc
-supplement. Its decoder is that of segmentation_models_pytorch, whose models do not accept maps of any backbone.
+Detection is torchvision's Faster and Mask R-CNN. Segmentation is UPerNet (Xiao et al., ECCV 2018),
+as in the drloc supplement. Its decoder is that of segmentation_models_pytorch, whose models do not
+accept maps of any backbone.
 """
 
 from collections import OrderedDict
@@ -43,9 +44,10 @@ _TERMS = {  # torchvision's: ours
 class Detector(MultiScaleBackbone):
     """torchvision's Faster R-CNN, or Mask R-CNN, on a feature pyramid of any backbone.
 
-    The pyramid is an FPN (Lin et al., CVPR 2017) if the backbone has maps of several strides, else ViTDet's simple one.
-    Widths follow ``width`` and are torchvision's at 256. If images are smaller than 640 pixels, anchors are smaller in
-    proportion, and so is the size by which boxes choose a map.
+    The pyramid is an FPN (Lin et al., CVPR 2017) if the backbone has maps of several strides, else
+    ViTDet's simple one. Widths follow ``width`` and are torchvision's at 256. If images are smaller
+    than 640 pixels, anchors are smaller in proportion, and so is the size by which boxes choose a
+    map.
 
     Args:
         backbone: A timm model without a classifier, built for ``size``.
@@ -72,18 +74,24 @@ class Detector(MultiScaleBackbone):
         cascade: bool = False,
     ):
         if size % STRIDES[-1]:
-            raise SizeError(f"image size {size}x{size}: expected a multiple of {STRIDES[-1]} pixels for detection")
+            raise SizeError(
+                f"image size {size}x{size}: expected a multiple of {STRIDES[-1]} pixels for detection"
+            )
         super().__init__(backbone, size, in_chans)
         self.masks = masks
         if self.several:
-            self.pyramid = FeaturePyramidNetwork(self.channels, width, LastLevelMaxPool(), norm_layer=LayerNorm2d)
+            self.pyramid = FeaturePyramidNetwork(
+                self.channels, width, LastLevelMaxPool(), norm_layer=LayerNorm2d
+            )
         else:
             self.pyramid = _SimplePyramid(self.channels, width)
         share = min(1.0, size / FULL_SIZE)
         anchors = _Anchors(tuple((8 * s * share,) for s in (*STRIDES, 64)), ((0.5, 1.0, 2.0),) * 5)
 
         def pool(side: int) -> MultiScaleRoIAlign:
-            return MultiScaleRoIAlign(["0", "1", "2", "3"], side, sampling_ratio=2, canonical_scale=224 * share)
+            return MultiScaleRoIAlign(
+                ["0", "1", "2", "3"], side, sampling_ratio=2, canonical_scale=224 * share
+            )
 
         def model(iou: float, box_weights: tuple[float, ...]) -> FasterRCNN:
             mask_heads = {}
@@ -107,7 +115,10 @@ class Detector(MultiScaleBackbone):
                 **mask_heads,
             )
 
-        settings = list(zip(IOUS, BOX_WEIGHTS, strict=True)) if cascade else [(IOUS[0], BOX_WEIGHTS[0])]
+        if cascade:
+            settings = list(zip(IOUS, BOX_WEIGHTS, strict=True))
+        else:
+            settings = [(IOUS[0], BOX_WEIGHTS[0])]
         models = [model(*each) for each in settings]
         heads = [each.roi_heads for each in models]
         self.rpn = models[0].rpn
@@ -119,18 +130,20 @@ class Detector(MultiScaleBackbone):
         """Find objects in images [B, C, H, W], in evaluation mode. 32 divides H and W.
 
         Returns:
-            Per image ``boxes`` [n, 4] (x1, y1, x2, y2, pixels), ``labels`` int64 [n] from 0, ``scores`` [n]
-            descending, and with masks ``masks`` [n, 1, 28, 28]: probabilities within the boxes.
+            Per image ``boxes`` [n, 4] (x1, y1, x2, y2, pixels), ``labels`` int64 [n] from 0,
+            ``scores`` [n] descending, and with masks ``masks`` [n, 1, 28, 28]: probabilities within
+            the boxes.
         """
         outputs, _ = self._run(images, None)
-        return [{**output, "labels": output["labels"] - 1} for output in outputs]  # torchvision's 0 is the background
+        # torchvision's 0 is the background
+        return [{**output, "labels": output["labels"] - 1} for output in outputs]
 
     def loss(self, batch: Tensors) -> Tensors:
         """Return the ``loss`` of a batch, in training mode, and the terms that it is the sum of.
 
         Args:
-            batch: ``images`` [B, C, H, W], ``boxes`` [B, M, 4] (pixels), ``labels`` int64 [B, M] (-1: no box), with
-                masks ``masks`` uint8 [B, M, H, W].
+            batch: ``images`` [B, C, H, W], ``boxes`` [B, M, 4] (pixels), ``labels`` int64 [B, M]
+                (-1: no box), with masks ``masks`` uint8 [B, M, H, W].
         """
         targets = {"boxes": batch["boxes"], "labels": batch["labels"] + 1}
         if self.masks:
@@ -144,7 +157,9 @@ class Detector(MultiScaleBackbone):
         return {"loss": sum(terms.values()), **terms}
 
     def _run(self, images: Tensor, targets: list[dict] | None) -> tuple[list[dict], Tensors]:
-        maps = OrderedDict((str(number), features) for number, features in enumerate(self.forward_features(images)))
+        maps = OrderedDict(
+            (str(number), features) for number, features in enumerate(self.forward_features(images))
+        )
         features = self.pyramid(maps)  # five, of strides 4 to 64
         sizes = [tuple(images.shape[-2:])] * len(images)
         proposals, rpn_losses = self.rpn(ImageList(images, sizes), features, targets)
@@ -160,8 +175,12 @@ class _Anchors(AnchorGenerator):
 
 
 def _in_fp32(module: nn.Module, inputs: tuple, outputs: tuple) -> tuple:
-    """Make offsets fp32. torchvision computes boxes in their dtype, and bf16 skips every other pixel beyond 256."""
-    return tuple([one.float() for one in value] if isinstance(value, list) else value.float() for value in outputs)
+    """Make offsets fp32. torchvision computes boxes in their dtype, and bf16 skips every other
+    pixel beyond 256."""
+    return tuple(
+        [one.float() for one in value] if isinstance(value, list) else value.float()
+        for value in outputs
+    )
 
 
 class _SimplePyramid(nn.Module):
@@ -170,7 +189,9 @@ class _SimplePyramid(nn.Module):
     def __init__(self, channels: list[int], width: int):
         super().__init__()
         conv = partial(Conv2dNormActivation, norm_layer=LayerNorm2d, activation_layer=None)
-        self.levels = nn.ModuleList(nn.Sequential(conv(c, width, 1), conv(width, width, 3)) for c in channels)
+        self.levels = nn.ModuleList(
+            nn.Sequential(conv(c, width, 1), conv(width, width, 3)) for c in channels
+        )
 
     def forward(self, maps: Tensors) -> Tensors:
         outputs = {name: level(maps[name]) for name, level in zip(maps, self.levels, strict=True)}
@@ -183,7 +204,8 @@ class Segmenter(MultiScaleBackbone):
     Args:
         backbone, size, width, in_chans: As for :class:`Detector`. Any size is accepted.
         classes: K.
-        auxiliary: Weight of the loss of a second head, on the map of stride 16 (Zhao et al., CVPR 2017). 0: none.
+        auxiliary: Weight of the loss of a second head, on the map of stride 16 (Zhao et al., CVPR
+            2017). 0: none.
 
     Raises:
         UserError: The backbone's features do not form a grid.
@@ -199,7 +221,8 @@ class Segmenter(MultiScaleBackbone):
         auxiliary: float = 0.0,
     ):
         super().__init__(backbone, size, in_chans)
-        from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder  # of the extra 'dense'
+        # of the extra 'dense'
+        from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
 
         self.decoder = UPerNetDecoder([0, 0, *self.channels], decoder_channels=width)
         self.head = nn.Conv2d(width, classes, kernel_size=1)
@@ -224,7 +247,8 @@ class Segmenter(MultiScaleBackbone):
         return _enlarged(self.head(features), size)
 
     def loss(self, batch: Tensors) -> Tensors:
-        """Return the ``loss`` of ``images`` [B, C, S, S] with the class of each pixel, ``mask`` int64 [B, S, S].
+        """Return the ``loss`` of ``images`` [B, C, S, S] with the class of each pixel, ``mask``
+        int64 [B, S, S].
 
         With an auxiliary head also its unweighted part, ``auxiliary``.
         """
@@ -234,7 +258,8 @@ class Segmenter(MultiScaleBackbone):
         loss = pixel_cross_entropy(self._logits(maps, images.shape[-2:]), mask)
         if self.auxiliary is None:
             return {"loss": loss}
-        logits = _enlarged(self.auxiliary(maps[2]), images.shape[-2:])  # [B, K, S / 16, S / 16] -> [B, K, S, S]
+        # [B, K, S / 16, S / 16] -> [B, K, S, S]
+        logits = _enlarged(self.auxiliary(maps[2]), images.shape[-2:])
         auxiliary = pixel_cross_entropy(logits, mask)
         return {"loss": loss + self.auxiliary_weight * auxiliary, "auxiliary": auxiliary}
 
@@ -246,26 +271,33 @@ def _enlarged(logits: Tensor, size: Size) -> Tensor:
 def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
     """Return the cross-entropy of each pixel's class, a scalar.
 
-    The mean is over an image's pixels with a class, then over images. So the loss does not depend on how a batch is
-    split. An image without such pixels adds 0.
+    The mean is over an image's pixels with a class, then over images. So the loss does not depend
+    on how a batch is split. An image without such pixels adds 0.
 
     Args:
         logits: [B, K, S, S].
         mask: Class of each pixel, int64 [B, S, S]. 255: none.
     """
-    losses = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=IGNORED, reduction="none")  # [B, S, S]
+    # [B, S, S]
+    losses = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=IGNORED, reduction="none")
     return (losses.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
 
 
-def build_network(backbone: nn.Module, size: int, in_chans: int, task: str, **layers) -> Detector | Segmenter:
-    """Put a :class:`Detector` (``task`` detect) or :class:`Segmenter` (segment) with their arguments on a backbone."""
+def build_network(
+    backbone: nn.Module, size: int, in_chans: int, task: str, **layers
+) -> Detector | Segmenter:
+    """Put a :class:`Detector` (``task`` detect) or :class:`Segmenter` (segment) with their
+    arguments on a backbone."""
     network = {"detect": Detector, "segment": Segmenter}[task]
     return network(backbone, size, in_chans=in_chans, **layers)
 
 
 def saved_network(saved: Checkpoint) -> Detector | Segmenter:
-    """Return the network of a run of ``idmm detect`` or ``idmm segment`` with its weights, in evaluation mode."""
-    kwargs = {key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")}
+    """Return the network of a run of ``idmm detect`` or ``idmm segment`` with its weights, in
+    evaluation mode."""
+    kwargs = {
+        key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")
+    }
     dynamic = saved.extra["short_side"] is not None
     backbone = create_backbone(saved.name, saved.size, dynamic_size=dynamic, **kwargs)
     network = build_network(backbone, saved.size, saved.in_chans, **saved.extra["layers"])

@@ -1,4 +1,5 @@
-"""Read the images of the ``data`` section with their boxes or masks: check, hold out, draw a subset."""
+"""Read the images of the ``data`` section with their boxes or masks: check, hold out, draw a
+subset."""
 
 from dataclasses import replace
 
@@ -18,24 +19,31 @@ BINARY = f". {IGNORED} means no class. If it is your object, write 1, e.g. with 
 
 
 def read_images(task: str, data: config.Data) -> DenseListing:
-    """Return the images of a folder with their boxes (``task`` detect) or masks (segment), by the ``data`` section.
+    """Return the images of a folder with their boxes (``task`` detect) or masks (segment), by the
+    ``data`` section.
 
-    ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws some. Logs a warning
-    about classes without a box or pixel in a split.
+    ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws
+    some. Logs a warning about classes without a box or pixel in a split.
 
     Raises:
         UserError: All faults of the files, or there is nothing to train on.
         LabelsMissing: There is nothing to evaluate on.
     """
-    root, faults = root_folder(data), []
+    root = root_folder(data)
+    faults = []
     parts, classes = (read_coco if task == "detect" else read_masks)(root, faults)
     if faults:
         raise UserError(*faults)
     # as for class labels, with all images in one class
-    labelled = {p: replace(split, labels=np.zeros(len(split), int), classes=["image"]) for p, split in parts.items()}
+    labelled = {
+        p: replace(split, labels=np.zeros(len(split), int), classes=["image"])
+        for p, split in parts.items()
+    }
     listing = hold_out(narrowed(arranged(labelled), data, labelled=True), data.val_fraction)
     names = list(classes.values())
-    splits = {part: replace(split, classes=names, labels=None) for part, split in listing.parts.items()}
+    splits = {
+        part: replace(split, classes=names, labels=None) for part, split in listing.parts.items()
+    }
     listing = DenseListing(**{**vars(listing), **splits}, categories=list(classes))
     if data.subset is not None:
         listing = replace(listing, train=draw_subset(listing.train, data.subset))

@@ -1,4 +1,5 @@
-"""Detection and segmentation: from images with boxes or masks to a trained network, its scores and predictions."""
+"""Detection and segmentation: from images with boxes or masks to a trained network, its scores and
+predictions."""
 
 import json
 from abc import abstractmethod
@@ -15,7 +16,14 @@ from idmm import distributed
 from idmm.config import DetectConfig, SegmentConfig, parsing
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_share
-from idmm.dense.evaluate import Scores, classes_on_file, detection_scores, on_file, segmentation_scores, segmented
+from idmm.dense.evaluate import (
+    Scores,
+    classes_on_file,
+    detection_scores,
+    on_file,
+    segmentation_scores,
+    segmented,
+)
 from idmm.dense.network import Detector, Segmenter, build_network
 from idmm.dense.read import split_classes
 from idmm.dense.targets import outlined
@@ -40,21 +48,25 @@ from idmm.training.stage import RunSetup
 
 
 def detect(config: DetectConfig | dict | str) -> dict:
-    """Train a detector and write it, its average precision and its boxes on the test images to ``config.out``.
+    """Train a detector and write it, its average precision and its boxes on the test images to
+    ``config.out``.
 
-    The network is torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN if all training boxes
-    have an outline. With ``model.cascade`` three heads refine the boxes. Images lie on a square of ``train.size``, or
-    with ``augment.short_side`` on a canvas of the batch. Boxes and masks are compared at the size of the files.
+    The network is torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN if
+    all training boxes have an outline. With ``model.cascade`` three heads refine the boxes. Images
+    lie on a square of ``train.size``, or with ``augment.short_side`` on a canvas of the batch.
+    Boxes and masks are compared at the size of the files.
 
     Args:
-        config: A DetectConfig, a mapping of its keys ('idmm detect --help'), or the name of a YAML file or recipe.
+        config: A DetectConfig, a mapping of its keys ('idmm detect --help'), or the name of a YAML
+            file or recipe.
 
     Returns:
-        The content of ``result.json``. It has ``ap`` (COCO's: the mean over classes and intersections over union of
-        0.50 to 0.95), ``ap50`` and ``ap75``, with masks also ``mask_ap``, ``mask_ap50`` and ``mask_ap75``, in percent
-        on the test split, of the last epoch or, with ``train.keep`` best, of ``kept_epoch``. They are None if the split
-        has no object. Further keys are ``num_classes``, ``train_size``, ``test_size``, ``epochs``, ``minutes`` (if
-        set), ``seed``, ``seconds`` over all resumes and ``precision``.
+        The content of ``result.json``. It has ``ap`` (COCO's: the mean over classes and
+        intersections over union of 0.50 to 0.95), ``ap50`` and ``ap75``, with masks also
+        ``mask_ap``, ``mask_ap50`` and ``mask_ap75``, in percent on the test split, of the last
+        epoch or, with ``train.keep`` best, of ``kept_epoch``. They are None if the split has no
+        object. Further keys are ``num_classes``, ``train_size``, ``test_size``, ``epochs``,
+        ``minutes`` (if set), ``seed``, ``seconds`` over all resumes and ``precision``.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -65,19 +77,22 @@ def detect(config: DetectConfig | dict | str) -> dict:
 
 
 def segment(config: SegmentConfig | dict | str) -> dict:
-    """Train a semantic segmentation and write it, its mIoU and its masks of the test images to ``config.out``.
+    """Train a semantic segmentation and write it, its mIoU and its masks of the test images to
+    ``config.out``.
 
-    The network is UPerNet on the backbone's maps. Images lie on a square of ``train.size``. Masks are compared at the
-    size of the files.
+    The network is UPerNet on the backbone's maps. Images lie on a square of ``train.size``. Masks
+    are compared at the size of the files.
 
     Args:
-        config: A SegmentConfig, a mapping of its keys ('idmm segment --help'), or the name of a YAML file or recipe.
+        config: A SegmentConfig, a mapping of its keys ('idmm segment --help'), or the name of a
+            YAML file or recipe.
 
     Returns:
-        The content of ``result.json``. It has ``miou`` (the mean of the classes' intersection over union), ``macc``
-        (the mean share of their pixels that are right) and ``pixel_accuracy``, in percent on the test split, of the
-        last epoch or, with ``train.keep`` best, of ``kept_epoch``. They are None if no pixel has a class.
-        Further keys are those of :func:`idmm.detect`.
+        The content of ``result.json``. It has ``miou`` (the mean of the classes' intersection over
+        union), ``macc`` (the mean share of their pixels that are right) and ``pixel_accuracy``, in
+        percent on the test split, of the last epoch or, with ``train.keep`` best, of
+        ``kept_epoch``. They are None if no pixel has a class. Further keys are those of
+        :func:`idmm.detect`.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -99,7 +114,9 @@ def run_one(setup: RunSetup) -> dict:
         # ------------------------------------------------------------------ images
         listing = setup.stage.list_images()
         if config.train.keep == "best" and not split_classes(listing.val):
-            raise UserError("train.keep: best chooses by val, which has no object. Add some, or use --train.keep last")
+            raise UserError(
+                "train.keep: best chooses by val, which has no object. Add some, or use --train.keep last"
+            )
         setup, stores = common.store_run_images(setup, listing, run.folder)
         has_outlines = outlined(stores.train.targets)
 
@@ -115,7 +132,9 @@ def run_one(setup: RunSetup) -> dict:
         transform = DenseTransform(
             stores.train, config.train.size, setup.spec.mean, setup.spec.std, config.augment, key
         )
-        loop = Loop(run, method, common.plan_phase(setup, phase, stores, transform, [evaluator], metric))
+        loop = Loop(
+            run, method, common.plan_phase(setup, phase, stores, transform, [evaluator], metric)
+        )
         loop.fit()
 
         # ------------------------------------------------------------------ results
@@ -123,11 +142,15 @@ def run_one(setup: RunSetup) -> dict:
         if stores.val is not None:
             evaluator = evaluator_class(run, setup, stores.test, listing.categories)
         advice = "Repeat the command with more free memory to continue from here"
-        with enough_memory(RunError(f"out of memory with {evaluator.batch_size} images at a time. {advice}")):
+        with enough_memory(
+            RunError(f"out of memory with {evaluator.batch_size} images at a time. {advice}")
+        ):
             scores = evaluator.latest or evaluator.scores(loop.exported, final=True)
         if run.folder.leader:
             evaluator.write(run.folder.path)
-        shown = {name: "undefined" if value is None else f"{value:.2f}" for name, value in scores.items()}
+        shown = {
+            name: "undefined" if value is None else f"{value:.2f}" for name, value in scores.items()
+        }
         text = ", ".join(map(" ".join, shown.items()))
         log.info("%s: %s on %d test images", run.folder.path, text, len(stores.test))
         info = {
@@ -185,15 +208,24 @@ class DenseEvaluator(Evaluator):
     per_class: dict[str, np.ndarray]
     counts: np.ndarray
 
-    def __init__(self, run: RunContext, setup: RunSetup, store: ImageStore, categories: Sequence[int]):
-        self.run, self.setup, self.store, self.categories = run, setup, store, categories
-        self.targets, self.classes = store.targets, store.classes
-        self.images, self.every = len(store), setup.config.train.eval_every
+    def __init__(
+        self, run: RunContext, setup: RunSetup, store: ImageStore, categories: Sequence[int]
+    ):
+        self.run = run
+        self.setup = setup
+        self.store = store
+        self.categories = categories
+        self.targets = store.targets
+        self.classes = store.classes
+        self.images = len(store)
+        self.every = setup.config.train.eval_every
         (phase,) = setup.phases
         self.size = setup.config.train.size
         self.short = setup.config.tested_short_side
         # images per forward pass, as in training
-        self.batch_size = -(-phase.batch_size // (distributed.world() * setup.config.train.accumulate))
+        self.batch_size = -(
+            -phase.batch_size // (distributed.world() * setup.config.train.accumulate)
+        )
         if self.short is not None:
             self.batch_size = 1  # an image's own canvas, as in idmm predict
 
@@ -202,13 +234,22 @@ class DenseEvaluator(Evaluator):
         return {name: value for name, value in self.scores(network).items() if name in SCORES}
 
     def batches(self, final: bool) -> Iterator[dict]:
-        """Yield this process's letterboxed images until the run is interrupted. ``final``: log the progress."""
-        run, spec = self.run, self.setup.spec
-        transform = DenseTransform(self.store, self.size, spec.mean, spec.std, only_images=True, short=self.short)
+        """Yield this process's letterboxed images until the run is interrupted. ``final``: log the
+        progress."""
+        run = self.run
+        spec = self.setup.spec
+        transform = DenseTransform(
+            self.store, self.size, spec.mean, spec.std, only_images=True, short=self.short
+        )
         batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * self.size**2
-        batches = own_share(transform, np.arange(len(self.store)), self.batch_size, run.workers, batch_bytes)
-        batches, label = run.interrupts.watch(batches), f"{self.COUNTED} of the test images"
-        return counting(batches, len(self.store), label) if final and run.folder.leader else batches
+        batches = own_share(
+            transform, np.arange(len(self.store)), self.batch_size, run.workers, batch_bytes
+        )
+        batches = run.interrupts.watch(batches)
+        label = f"{self.COUNTED} of the test images"
+        if final and run.folder.leader:
+            return counting(batches, len(self.store), label)
+        return batches
 
     @abstractmethod
     def scores(self, network: nn.Module, final: bool = False) -> Scores:
@@ -220,8 +261,12 @@ class DenseEvaluator(Evaluator):
     def write(self, folder: Path) -> None:
         """Write the latest scores per class."""
         rows = [("class", self.COUNTED, *self.per_class)]
-        for name, count, *scores in zip(self.classes, self.counts, *self.per_class.values(), strict=True):
-            rows.append([name, count, *("" if np.isnan(score) else round(score, 2) for score in scores)])
+        for name, count, *scores in zip(
+            self.classes, self.counts, *self.per_class.values(), strict=True
+        ):
+            rows.append(
+                [name, count, *("" if np.isnan(score) else round(score, 2) for score in scores)]
+            )
         write_csv(folder / "per_class.csv", rows)
 
 
@@ -239,12 +284,18 @@ class BoxEvaluator(DenseEvaluator):
                 with self.run.autocast():
                     outputs = network(images)
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):
-                    objects[number] = on_file(output, self.targets[number].size, self.size, self.short)
-        gathered = {number: one for part in distributed.gather(objects) for number, one in part.items()}
+                    objects[number] = on_file(
+                        output, self.targets[number].size, self.size, self.short
+                    )
+        gathered = {
+            number: one for part in distributed.gather(objects) for number, one in part.items()
+        }
         self.objects = dict(sorted(gathered.items()))
         labels = np.concatenate([target.labels[~target.crowd] for target in self.targets])
         self.counts = np.bincount(labels, minlength=len(self.classes))
-        self.latest, self.per_class = detection_scores(list(self.objects.values()), self.targets, self.classes)
+        self.latest, self.per_class = detection_scores(
+            list(self.objects.values()), self.targets, self.classes
+        )
         return self.latest
 
     def write(self, folder):
@@ -268,7 +319,8 @@ class PixelEvaluator(DenseEvaluator):
         with evaluating(network):
             for batch in self.batches(final):
                 with self.run.autocast():
-                    outputs = segmented(network, batch["images"].to(self.run.device), scales)  # [B, K, S, S]
+                    # [B, K, S, S]
+                    outputs = segmented(network, batch["images"].to(self.run.device), scales)
                 for number, output in zip(batch["index"].tolist(), outputs, strict=True):
                     target = self.targets[number]
                     predicted = classes_on_file(output, target.size, self.size).numpy()  # [H, W]
@@ -276,10 +328,13 @@ class PixelEvaluator(DenseEvaluator):
                     pairs = (truth * classes + predicted)[truth < classes]
                     confusion += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
                     if final:  # a grey PNG with the dataset's own numbers of classes
-                        name = Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")  # in images/PART
+                        # in images/PART
+                        name = Path(*Path(self.store.names[number]).parts[2:]).with_suffix(".png")
                         path = self.run.folder.path / "masks" / name
                         with replacing(path) as file:
-                            Image.fromarray((predicted + target.first).astype(np.uint8)).save(file, format="PNG")
+                            Image.fromarray((predicted + target.first).astype(np.uint8)).save(
+                                file, format="PNG"
+                            )
         confusion = sum(distributed.gather(confusion))
         self.counts = confusion.sum(1)
         scores, self.per_class = segmentation_scores(confusion)

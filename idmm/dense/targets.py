@@ -22,7 +22,8 @@ class BoxTarget:
 
     boxes: np.ndarray  # float32 [n, 4]: x1, y1, x2, y2 (pixels of the file)
     labels: np.ndarray  # int64 [n], from 0
-    segments: list | None  # per object polygons (float32 [2 k]) or COCO's compressed RLE. None: only boxes
+    # per object polygons (float32 [2 k]) or COCO's compressed RLE. None: only boxes
+    segments: list | None
     crowd: np.ndarray  # bool [n]: a group of objects in one annotation
     size: Size  # height and width (pixels)
     image_id: int | str  # in the annotation file
@@ -35,7 +36,10 @@ class BoxTarget:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that differ between targets."""
-        segments = [s if isinstance(s, dict) else [polygon.tolist() for polygon in s] for s in self.segments or ()]
+        segments = [
+            s if isinstance(s, dict) else [polygon.tolist() for polygon in s]
+            for s in self.segments or ()
+        ]
         arrays = [array.tolist() for array in (self.boxes, self.labels, self.crowd)]
         return digest(repr([self.size, arrays, segments]).encode())[:8].hex()
 
@@ -47,7 +51,9 @@ class BoxTarget:
         masks = np.zeros((len(self.segments), height, width), dtype=np.uint8)
         for number, segment in enumerate(self.segments):
             if isinstance(segment, list):
-                scaled = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segment]
+                scaled = [
+                    (np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segment
+                ]
                 masks[number] = coco.decode(coco.merge(coco.frPyObjects(scaled, height, width)))
             else:
                 masks[number] = nearest(coco.decode(segment), (height, width))
@@ -70,19 +76,26 @@ class MaskTarget:
         return {value - self.first for value in self.values if self.first <= value != IGNORED}
 
     def mask(self) -> np.ndarray:
-        """Return the class of each pixel, uint8 [H, W], :data:`IGNORED` if none. RunError: the file changed by now."""
+        """Return the class of each pixel, uint8 [H, W], :data:`IGNORED` if none. RunError: the file
+        changed by now."""
         try:
             values, found = read_mask(self.path)
         except BadImage as error:
-            raise RunError(f"data.root: '{self.path}' was fine when checked, but now: {error.reason}") from error
+            raise RunError(
+                f"data.root: '{self.path}' was fine when checked, but now: {error.reason}"
+            ) from error
         if found != self.digest:
             raise RunError(f"data.root: '{self.path}' was changed while in use")
-        return np.where(values == IGNORED, IGNORED, values.astype(np.int16) - self.first).astype(np.uint8)  # -1: 255
+        # -1: 255
+        return np.where(values == IGNORED, IGNORED, values.astype(np.int16) - self.first).astype(
+            np.uint8
+        )
 
 
 @dataclass(frozen=True)
 class DenseListing(Listing):
-    """Images with their targets and the names of classes, as ``targets`` and ``classes`` of each split."""
+    """Images with their targets and the names of classes, as ``targets`` and ``classes`` of each
+    split."""
 
     categories: Sequence[int] = ()  # number of each class in the dataset's own files
 
@@ -116,10 +129,14 @@ def mask_values(content: bytes) -> np.ndarray:
         form = image.tile[0][3] if image.tile else None
         values = np.asarray(image) // GREYS.get(form, 1)
         if exif_orientation(image) > 1:
-            raise BadImage("has an EXIF orientation, expected upright pixels without it (exiftool -Orientation= FILE)")
+            raise BadImage(
+                "has an EXIF orientation, expected upright pixels without it (exiftool -Orientation= FILE)"
+            )
     if mode not in ("L", "P", "1", "I") and not mode.startswith("I;16"):
         kind = "an image" if mode in ("F", "LA") else "a colour image"
-        raise BadImage(f"{kind} ({mode}), expected a grey or palette PNG whose numbers are the classes")
+        raise BadImage(
+            f"{kind} ({mode}), expected a grey or palette PNG whose numbers are the classes"
+        )
     if values.min() < 0 or values.max() > IGNORED:
         raise BadImage(f"values from {values.min()} to {values.max()}, expected 0 to {IGNORED}")
     return values.astype(np.uint8)

@@ -1,7 +1,8 @@
 """Batches of images with boxes or masks on a canvas: letterboxed, and augmented for training.
 
-An image keeps its aspect and lies in the upper left of its canvas. The rest has the mean colour. Masks ignore it.
-The canvas is a square, or with a short side the smallest that holds the images of the batch.
+An image keeps its aspect and lies in the upper left of its canvas. The rest has the mean colour.
+Masks ignore it. The canvas is a square, or with a short side the smallest that holds the images of
+the batch.
 """
 
 import math
@@ -26,16 +27,25 @@ from idmm.models.base import Tensors
 from idmm.seeding import derive, seeded
 
 # Strengths of SSD (Liu et al., ECCV 2016) without its channel swaps, each with probability 0.5
-COLOURS = {"brightness": (0.875, 1.125), "contrast": (0.5, 1.5), "saturation": (0.5, 1.5), "hue": (-0.05, 0.05)}
-DISTORT = v2.Compose([v2.RandomApply([v2.ColorJitter(**{name: span})]) for name, span in COLOURS.items()])
+COLOURS = {
+    "brightness": (0.875, 1.125),
+    "contrast": (0.5, 1.5),
+    "saturation": (0.5, 1.5),
+    "hue": (-0.05, 0.05),
+}
+DISTORT = v2.Compose(
+    [v2.RandomApply([v2.ColorJitter(**{name: span})]) for name, span in COLOURS.items()]
+)
 # removes objects whose boxes have less than a pixel (of the canvas) in the image
 SANITIZE = v2.Compose([v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=1.0)])
 
 
 def letterboxed(size: Size, side: int, scale: float = 1.0, short: float | None = None) -> Size:
-    """Return height and width (pixels, at least 1) of an image whose long side becomes ``side`` times ``scale``.
+    """Return height and width (pixels, at least 1) of an image whose long side becomes ``side``
+    times ``scale``.
 
-    With ``short`` the short side becomes ``short``, unless the long side would be more than ``side``.
+    With ``short`` the short side becomes ``short``, unless the long side would be more than
+    ``side``.
     """
     factor = side / max(size) * scale
     if short is not None:
@@ -46,7 +56,9 @@ def letterboxed(size: Size, side: int, scale: float = 1.0, short: float | None =
 def resized_to(image: Tensor, shape: Size) -> Tensor:
     """Return an image, uint8 or uint16 [C, H, W], resized to float32 [C, *shape] in [0, 1]."""
     resized = resize(image, list(shape))
-    return unit(resized) if resized.dtype == torch.uint8 else resized
+    if resized.dtype == torch.uint8:
+        return unit(resized)
+    return resized
 
 
 def canvas_of(shapes: Iterable[Size], side: int, short: float | None) -> Size:
@@ -58,7 +70,8 @@ def canvas_of(shapes: Iterable[Size], side: int, short: float | None) -> Size:
 
 
 def on_canvas(array: Tensor, canvas: Size, fill: int = 0) -> Tensor:
-    """Return an array [C, h, w] in the upper left of a canvas of height and width (H, W), [C, H, W]."""
+    """Return an array [C, h, w] in the upper left of a canvas of height and width (H, W), [C, H,
+    W]."""
     height, width = array.shape[1:]
     return torch.nn.functional.pad(array, (0, canvas[1] - width, 0, canvas[0] - height), value=fill)
 
@@ -67,16 +80,17 @@ def on_canvas(array: Tensor, canvas: Size, fill: int = 0) -> Tensor:
 class DenseTransform:
     """Makes a batch of letterboxed images, as a :data:`idmm.data.loaders.BatchFn`.
 
-    With ``augment`` each image has a seed of its own from (key, epoch, image). It is letterboxed times a random scale,
-    cropped at random if it is larger than the canvas, flipped and recoloured, by torchvision.
+    With ``augment`` each image has a seed of its own from (key, epoch, image). It is letterboxed
+    times a random scale, cropped at random if it is larger than the canvas, flipped and recoloured,
+    by torchvision.
 
     Args:
         store: Images by number, with targets of one kind.
         size: Side of the canvas, or with ``short`` the longest side of an image (pixels).
         mean, std: One value per channel. A single one makes RGB images grey.
-        augment: Has ``scale`` (lowest and highest, of the letterboxed size), ``flip`` (probability) and
-            ``photometric`` (whether colours change). Boxes have ``short_side`` (its range, or None). None: no
-            augmentation, for evaluation.
+        augment: Has ``scale`` (lowest and highest, of the letterboxed size), ``flip`` (probability)
+            and ``photometric`` (whether colours change). Boxes have ``short_side`` (its range, or
+            None). None: no augmentation, for evaluation.
         key: From :func:`idmm.seeding.derive`, different per seed and stage.
         only_images: Leave out the targets.
         short: Short side of images for evaluation (pixels). None: the canvas is a square.
@@ -100,16 +114,20 @@ class DenseTransform:
     def __call__(self, epoch: int, indices: np.ndarray) -> dict:
         """Return a batch of B images as padded tensors.
 
-        Canvases have height H and width W. The batch has ``images`` (float32 [B, C, H, W]) and ``index`` (int64 [B]).
-        Detection adds ``boxes`` (float32 [B, M, 4], on the canvas, M the most of an image), ``labels`` (int64 [B, M],
-        -1 for padding) and, if the data have outlines, ``masks`` (uint8 [B, M, H, W]). Segmentation adds ``mask``
-        (int64 [B, H, W], 255 ignored).
+        Canvases have height H and width W. The batch has ``images`` (float32 [B, C, H, W]) and
+        ``index`` (int64 [B]). Detection adds ``boxes`` (float32 [B, M, 4], on the canvas, M the
+        most of an image), ``labels`` (int64 [B, M], -1 for padding) and, if the data have outlines,
+        ``masks`` (uint8 [B, M, H, W]). Segmentation adds ``mask`` (int64 [B, H, W], 255 ignored).
         """
         samples = [self._sample(epoch, int(i)) for i in indices]
-        samples = [{name: value.as_subclass(Tensor) for name, value in sample.items()} for sample in samples]
+        samples = [
+            {name: value.as_subclass(Tensor) for name, value in sample.items()}
+            for sample in samples
+        ]
         images = [normalise(sample["image"][None], self.mean, self.std)[0] for sample in samples]
         canvas = canvas_of([image.shape[1:] for image in images], self.size, self.short)
-        batch = {"images": torch.stack([on_canvas(image, canvas) for image in images])}  # padded with the mean
+        # padded with the mean
+        batch = {"images": torch.stack([on_canvas(image, canvas) for image in images])}
         if "labels" in samples[0]:
             batch["boxes"] = pad_sequence([sample["boxes"] for sample in samples], batch_first=True)
             labels = [sample["labels"] for sample in samples]
@@ -129,9 +147,13 @@ class DenseTransform:
             scale, top, left, flip = torch.rand(4).tolist()
             low, high = self.short_range or self.augment.scale
             drawn = low + (high - low) * scale
-            sample = self._scaled(i, 1.0, drawn) if self.short_range else self._scaled(i, drawn)
+            if self.short_range:
+                sample = self._scaled(i, 1.0, drawn)
+            else:
+                sample = self._scaled(i, drawn)
             h, w = sample["image"].shape[1:]
-            height, width = min(h, self.size), min(w, self.size)
+            height = min(h, self.size)
+            width = min(w, self.size)
             if (height, width) != (h, w):
                 box = (round(top * (h - height)), round(left * (w - width)), height, width)
                 sample = _apply(sample, lambda value: F.crop(value, *box))
@@ -145,8 +167,9 @@ class DenseTransform:
     def _scaled(self, i: int, scale: float, short: float | None = None) -> Tensors:
         """Return image ``i``, letterboxed times ``scale``, or to the short side, with its target.
 
-        It has ``image`` float32 [C, h, w] in [0, 1]. Detection adds ``boxes`` [n, 4], ``labels`` [n] and, with
-        outlines, ``masks`` uint8 [n, h, w]. Segmentation adds ``masks`` uint8 [1, h, w].
+        It has ``image`` float32 [C, h, w] in [0, 1]. Detection adds ``boxes`` [n, 4], ``labels``
+        [n] and, with outlines, ``masks`` uint8 [n, h, w]. Segmentation adds ``masks`` uint8 [1, h,
+        w].
         """
         target = self.store.targets[i]
         h, w = letterboxed(target.size, self.size, scale, short)
@@ -154,8 +177,12 @@ class DenseTransform:
         if self.only_images:
             return sample
         if not isinstance(target, BoxTarget):
-            return sample | {"masks": tv_tensors.Mask(torch.from_numpy(nearest(target.mask(), (h, w)))[None])}
-        boxes, labels = (torch.from_numpy(array[~target.crowd]) for array in (target.boxes, target.labels))
+            return sample | {
+                "masks": tv_tensors.Mask(torch.from_numpy(nearest(target.mask(), (h, w)))[None])
+            }
+        boxes, labels = (
+            torch.from_numpy(array[~target.crowd]) for array in (target.boxes, target.labels)
+        )
         boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=target.size)
         sample |= {"boxes": F.resize(boxes, [h, w]), "labels": labels}
         if self.outlined:
@@ -165,4 +192,6 @@ class DenseTransform:
 
 def _apply(sample: Tensors, function: Callable) -> Tensors:
     """Apply a function of torchvision to image, boxes and masks."""
-    return {name: function(v) if isinstance(v, tv_tensors.TVTensor) else v for name, v in sample.items()}
+    return {
+        name: function(v) if isinstance(v, tv_tensors.TVTensor) else v for name, v in sample.items()
+    }

@@ -1,4 +1,5 @@
-"""The baseline of every accuracy: logistic regression on hand-made features (:mod:`idmm.models.hog`)."""
+"""The baseline of every accuracy: logistic regression on hand-made features
+(:mod:`idmm.models.hog`)."""
 
 import contextlib
 import time
@@ -14,11 +15,15 @@ from idmm.models import create_backbone
 from idmm.progress import duration, log
 from idmm.seeding import numpy_rng
 
-BASELINE, BASELINE_SIZE = "baseline_top1", "baseline_train_size"  # keys in result.json
+# keys in result.json
+BASELINE = "baseline_top1"
+BASELINE_SIZE = "baseline_train_size"
 MOST = 5000  # most images to fit to, whether or not they are decoded at each use
 WEIGHTS = 400_000  # images times classes that a fit takes in seconds
 EACH = 5  # images of each class that are always used
-CHOSEN, CLASSES = 500, 50  # most images, and most of their classes, to choose C on
+# most images, and most of their classes, to choose C on
+CHOSEN = 500
+CLASSES = 50
 
 
 def sample(labels: ndarray, most: int) -> ndarray:
@@ -38,7 +43,8 @@ def sample(labels: ndarray, most: int) -> ndarray:
 
 
 def sample_to_fit(labels: ndarray) -> ndarray:
-    """Return the same for training images, at most :data:`MOST`. With many classes, which take longer, it is fewer."""
+    """Return the same for training images, at most :data:`MOST`. With many classes, which take
+    longer, it is fewer."""
     classes = len(np.unique(labels[labels >= 0]))
     return sample(labels, max(EACH * classes, min(MOST, WEIGHTS // max(1, classes))))
 
@@ -75,14 +81,18 @@ def measure(
     """
     subset = np.arange(len(labels))
     if len(classes := np.unique(labels)) > CLASSES:
-        subset = np.flatnonzero(np.isin(labels, numpy_rng(0, "baseline").permutation(classes)[:CLASSES]))
+        subset = np.flatnonzero(
+            np.isin(labels, numpy_rng(0, "baseline").permutation(classes)[:CLASSES])
+        )
     subset = subset[sample(labels[subset], CHOSEN)]
     subset_groups = None if groups is None else groups[subset]
     strength = choose_strength(train[subset], labels[subset], groups=subset_groups).strength
     correct = probe_predict(train, labels, test, strength) == truth
     top1 = 100 * float(correct.mean())
     if began is not None:
-        line = "the baseline (logistic regression on hand-made features): %.2f %% of %d test images, "
+        line = (
+            "the baseline (logistic regression on hand-made features): %.2f %% of %d test images, "
+        )
         line += "fitted to %d training images with C = %g in %s"
         log.info(line, top1, len(truth), len(labels), strength, duration(time.monotonic() - began))
     return top1

@@ -1,4 +1,5 @@
-"""Accuracy of a classifier, and of frozen features by nearest neighbours (kNN) and a linear probe."""
+"""Accuracy of a classifier, and of frozen features by nearest neighbours (kNN) and a linear
+probe."""
 
 import contextlib
 import math
@@ -22,16 +23,19 @@ KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
 NEIGHBOURS = 20
 STRENGTHS = tuple(10.0**n for n in range(-4, 3))  # of the probe: scikit-learn's C
 USUAL_STRENGTH = 1.0  # with few images. Of equally good strengths the nearest to it is chosen
-FEW = 10  # images per class, under which a choice is more noise than gain (benchmarks/results/minutes.md)
+# images per class, under which a choice is more noise than gain (benchmarks/results/minutes.md)
+FEW = 10
 HOTTEST = 20.0  # highest temperature of a fitted classifier: a fold of few images may fit any
 PROBE_STEPS = 2000  # most steps of the probe's fit
 ONE_THREAD = 20_000_000  # most numbers in the features of a fit for which one thread is the fastest
-ENOUGH = 1000  # held-out images that settle the choice of a strength. With fewer, more folds are used
+# held-out images that settle the choice of a strength. With fewer, more folds are used
+ENOUGH = 1000
 
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode inside the block, and each submodule back to its own mode after it."""
+    """Put a module in evaluation mode inside the block, and each submodule back to its own mode
+    after it."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -56,15 +60,19 @@ class Predictions:
         return self.ranked[:, 0]
 
     def scores(self, groups: ndarray | None = None) -> dict[str, float]:
-        """Return ``top1``, its interval, ``top5`` and ``mean_per_class`` in percent, see :func:`score`.
+        """Return ``top1``, its interval, ``top5`` and ``mean_per_class`` in percent, see
+        :func:`score`.
 
         With fewer than five classes, top-5 is 100.
         """
         hits = self.ranked == self.truth[:, None]  # [N, min(5, K)]
-        return score(self.predicted, self.truth, groups) | {"top5": float(100 * hits.any(1).sum() / len(hits))}
+        return score(self.predicted, self.truth, groups) | {
+            "top5": float(100 * hits.any(1).sum() / len(hits))
+        }
 
     def confusion(self, classes: int) -> ndarray:
-        """Return the number of images by true class (rows) and predicted class, int64 [K, K] of K ``classes``."""
+        """Return the number of images by true class (rows) and predicted class, int64 [K, K] of K
+        ``classes``."""
         from sklearn.metrics import confusion_matrix
 
         return confusion_matrix(self.truth, self.predicted, labels=range(classes))
@@ -72,20 +80,24 @@ class Predictions:
 
 @torch.no_grad()
 def predict(model: nn.Module, batches: Iterable[dict], device) -> Predictions:
-    """Run a classifier over all processes' batches of ``images``, ``label`` and ``index``. All must call together.
+    """Run a classifier over all processes' batches of ``images``, ``label`` and ``index``. All must
+    call together.
 
     It is in fp32 whatever the precision of training, as the exported classifier is.
 
     Raises:
         RunError: A probability is not a number.
     """
-    results = []  # per batch: index [B], label [B], likeliest classes [B, min(5, K)], probability of the first [B]
+    # per batch: index [B], label [B], likeliest classes [B, min(5, K)], probability of the first
+    # [B]
+    results = []
     with evaluating(model):
         for batch in batches:
             logits = model(batch["images"].to(device, non_blocking=True)).float()  # [B, K]
             ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [B, min(5, K)]
             probability = logits.softmax(1).gather(1, ranked[:, :1])[:, 0]  # [B]
-            numbers, labels = batch["index"].numpy(), batch["label"].numpy()
+            numbers = batch["index"].numpy()
+            labels = batch["label"].numpy()
             results.append((numbers, labels, ranked.cpu().numpy(), probability.cpu().numpy()))
     columns = zip(*(result for part in distributed.gather(results) for result in part), strict=True)
     index, *values = (np.concatenate(column) for column in columns)
@@ -97,7 +109,8 @@ def predict(model: nn.Module, batches: Iterable[dict], device) -> Predictions:
 
 # ---------------------------------------------------------------------- frozen features
 def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> ndarray:
-    """Return the class of each row of ``test`` [M, d] by ``train`` [N, d] and its classes [N], int64 [M].
+    """Return the class of each row of ``test`` [M, d] by ``train`` [N, d] and its classes [N],
+    int64 [M].
 
     It is the weighted vote of the k nearest by cosine, of N at most (Wu et al., CVPR 2018).
     """
@@ -112,7 +125,8 @@ def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> ndarray:
 
 
 def probe_predict(train, train_labels, test, strength: float = USUAL_STRENGTH) -> ndarray:
-    """Return the same by logistic regression on standardised features. ``strength`` is scikit-learn's C."""
+    """Return the same by logistic regression on standardised features. ``strength`` is
+    scikit-learn's C."""
     return _fitted(train, train_labels, strength).predict(test)
 
 
@@ -124,20 +138,25 @@ def fit_linear(
     Args:
         train: Features [N, d].
         labels: Their classes [N], at least two different ones.
-        classes: K. A class without an image gets weight zero and bias -inf, so that it is never predicted.
+        classes: K. A class without an image gets weight zero and bias -inf, so that it is never
+            predicted.
         strength: As for :func:`probe_predict`.
-        class_weight: Of scikit-learn's regression. With 'balanced' all classes count the same, whatever their size.
+        class_weight: Of scikit-learn's regression. With 'balanced' all classes count the same,
+            whatever their size.
 
     Returns:
         weight [K, d] and bias [K], float64.
     """
     scaler, linear = (step for _, step in _fitted(train, labels, strength, class_weight).steps)
-    rows, shift = linear.coef_.astype(np.float64), linear.intercept_.astype(np.float64)
+    rows = linear.coef_.astype(np.float64)
+    shift = linear.intercept_.astype(np.float64)
     if len(rows) == 1:  # with two classes scikit-learn has only the difference of the logits
-        rows, shift = np.concatenate([-rows, rows]) / 2, np.concatenate([-shift, shift]) / 2
+        rows = np.concatenate([-rows, rows]) / 2
+        shift = np.concatenate([-shift, shift]) / 2
     rows = rows / scaler.scale_
     shift = shift - rows @ scaler.mean_
-    weight, bias = np.zeros((classes, rows.shape[1])), np.full(classes, -np.inf)
+    weight = np.zeros((classes, rows.shape[1]))
+    bias = np.full(classes, -np.inf)
     weight[linear.classes_], bias[linear.classes_] = rows, shift
     return weight, bias
 
@@ -149,12 +168,14 @@ def _fitted(train, labels, strength: float, class_weight: str | None = None):
     from sklearn.preprocessing import StandardScaler
 
     model = LogisticRegression(C=strength, max_iter=PROBE_STEPS, class_weight=class_weight)
-    with _threads(train), warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
+    # scikit-learn suspects few images per class
+    with _threads(train), warnings.catch_warnings(action="ignore"):
         return make_pipeline(StandardScaler(), model).fit(train, labels)
 
 
 def _threads(train: ndarray) -> threadpool_limits:
-    """Return a block with one thread for a small fit: many short products wait for threads longer than they take."""
+    """Return a block with one thread for a small fit: many short products wait for threads longer
+    than they take."""
     return threadpool_limits(1 if train.size <= ONE_THREAD else None)
 
 
@@ -178,10 +199,14 @@ def score(predicted, truth, groups: ndarray | None = None) -> dict[str, Any]:
     }
 
 
-def hit_counts(predicted, truth, classes: int, groups: ndarray | None = None) -> dict[str, dict[str, list[int]]]:
-    """Return ``per_class`` and, with groups, ``per_group``: the ``images`` of each and how many are ``correct``.
+def hit_counts(
+    predicted, truth, classes: int, groups: ndarray | None = None
+) -> dict[str, dict[str, list[int]]]:
+    """Return ``per_class`` and, with groups, ``per_group``: the ``images`` of each and how many are
+    ``correct``.
 
-    Folds are added up by these counts. Arguments are those of :func:`score`, and the least number of classes.
+    Folds are added up by these counts. Arguments are those of :func:`score`, and the least number
+    of classes.
     """
     correct = np.asarray(predicted) == np.asarray(truth)
     units = {"per_class": np.asarray(truth)}
@@ -197,7 +222,8 @@ def hit_counts(predicted, truth, classes: int, groups: ndarray | None = None) ->
 
 # ---------------------------------------------------------------------- the probe's strength
 class Choice(NamedTuple):
-    """The chosen strength (scikit-learn's C), what it was chosen by, and the held-out accuracy of each (percent)."""
+    """The chosen strength (scikit-learn's C), what it was chosen by, and the held-out accuracy of
+    each (percent)."""
 
     strength: float
     by: str
@@ -219,20 +245,24 @@ def choose_strength(
     Args:
         train, labels: Features [N, d] and classes [N].
         seed: Of the folds.
-        val: Features and classes to choose by. None: stratified folds of ``train``, each held out once, until they
-            add up to :data:`ENOUGH` images. With under :data:`FEW` images per class it is
-            :data:`USUAL_STRENGTH`.
+        val: Features and classes to choose by. None: stratified folds of ``train``, each held out
+            once, until they add up to :data:`ENOUGH` images. With under :data:`FEW` images per
+            class it is :data:`USUAL_STRENGTH`.
         class_weight: As for :func:`fit_linear`.
         groups, classes: As for :func:`idmm.data.stratify.stratified_folds`.
     """
-    train, labels = np.asarray(train), np.asarray(labels)
+    train = np.asarray(train)
+    labels = np.asarray(labels)
     if val is not None:
-        splits, by = [(train, labels, *val)], "val"
+        splits = [(train, labels, *val)]
+        by = "val"
     else:
         folds = stratified_folds(labels, groups, seed, classes)
         sizes = [len(held) for _, held in folds]
         used = min(len(folds), 1 + int((np.cumsum(sizes) < ENOUGH).sum()))
-        splits = [(train[one], labels[one], train[held], labels[held]) for one, held in folds[:used]]
+        splits = [
+            (train[one], labels[one], train[held], labels[held]) for one, held in folds[:used]
+        ]
         by = f"{used} of {len(folds)} stratified folds of train"
     accuracies = {}
     if splits:
@@ -241,7 +271,9 @@ def choose_strength(
         shares = 100 * hits / sum(len(split[3]) for split in splits)
         accuracies = dict(zip(STRENGTHS, shares.tolist(), strict=True))
     if val is None and len(labels) < FEW * len(np.unique(labels)):
-        return Choice(USUAL_STRENGTH, f"default, as there are under {FEW} images per class", accuracies)
+        return Choice(
+            USUAL_STRENGTH, f"default, as there are under {FEW} images per class", accuracies
+        )
     if not accuracies:
         return Choice(USUAL_STRENGTH, "default, as no group can be held out", accuracies)
     best = [c for c, accuracy in accuracies.items() if accuracy == max(accuracies.values())]
@@ -258,7 +290,8 @@ def fit_temperature(
     class_weight: str | None = None,
     groups: ndarray | None = None,
 ) -> float:
-    """Return the divisor of :func:`fit_linear`'s logits with the least cross-entropy on a held-out stratified fold.
+    """Return the divisor of :func:`fit_linear`'s logits with the least cross-entropy on a held-out
+    stratified fold.
 
     It is at least 1, and 1 if no image can be held out (Guo et al., ICML 2017, section 4.2).
 
@@ -272,39 +305,52 @@ def fit_temperature(
     from scipy.optimize import minimize_scalar
     from sklearn.utils.class_weight import compute_sample_weight
 
-    features, labels = np.asarray(features), np.asarray(labels)
+    features = np.asarray(features)
+    labels = np.asarray(labels)
     folds = stratified_folds(labels, groups, seed)
     if not folds:
         return 1.0
     train, held = folds[0]
-    weight, bias = fit_linear(features[train], labels[train], int(labels.max()) + 1, strength, class_weight)
-    logits = torch.from_numpy(features[held] @ weight.T + bias)[:, np.unique(labels)]  # [M, classes with images]
+    weight, bias = fit_linear(
+        features[train], labels[train], int(labels.max()) + 1, strength, class_weight
+    )
+    # [M, classes with images]
+    logits = torch.from_numpy(features[held] @ weight.T + bias)[:, np.unique(labels)]
     truth = torch.from_numpy(np.unique(labels, return_inverse=True)[1][held])
     weights = torch.from_numpy(compute_sample_weight(class_weight, labels[held]))
 
     def loss(log_temperature: float) -> float:
         scaled = logits / math.exp(log_temperature)
-        losses = nn.functional.cross_entropy(scaled, truth, label_smoothing=smoothing, reduction="none")
+        losses = nn.functional.cross_entropy(
+            scaled, truth, label_smoothing=smoothing, reduction="none"
+        )
         return float((losses * weights).sum())
 
     return math.exp(minimize_scalar(loss, bounds=(0, math.log(HOTTEST)), method="bounded").x)
 
 
 def _held_out_hits(train, labels, held_out, truth, class_weight: str | None) -> ndarray:
-    """Return the correct predictions on held-out images for each strength. Each fit starts from the one before."""
+    """Return the correct predictions on held-out images for each strength. Each fit starts from the
+    one before."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
     scaler = StandardScaler().fit(train)
-    train, held_out = scaler.transform(train), scaler.transform(held_out)
-    if train.shape[1] > len(train):  # in the rows' space the solution is the same, and fits are several times faster
+    train = scaler.transform(train)
+    held_out = scaler.transform(held_out)
+    # in the rows' space the solution is the same, and fits are several times faster
+    if train.shape[1] > len(train):
         axes = np.linalg.svd(train, full_matrices=False)[2].T
-        train, held_out = train @ axes, held_out @ axes
+        train = train @ axes
+        held_out = held_out @ axes
     model = LogisticRegression(max_iter=500, warm_start=True, class_weight=class_weight)
     hits = []
-    with warnings.catch_warnings(action="ignore"):  # also of fits that did not converge, which are near enough
+    # also of fits that did not converge, which are near enough
+    with warnings.catch_warnings(action="ignore"):
         for strength in STRENGTHS:
-            hits.append((model.set_params(C=strength).fit(train, labels).predict(held_out) == truth).sum())
+            hits.append(
+                (model.set_params(C=strength).fit(train, labels).predict(held_out) == truth).sum()
+            )
     return np.array(hits)
 
 
@@ -323,7 +369,8 @@ def readouts(
     classes: Sequence[str] | None = None,
     counted: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Measure frozen features by kNN and by a linear probe whose strength :func:`choose_strength` chooses.
+    """Measure frozen features by kNN and by a linear probe whose strength :func:`choose_strength`
+    chooses.
 
     Args:
         train, labels: Features [N, d] and their classes [N], at least two different ones.
@@ -331,12 +378,14 @@ def readouts(
         seed, val, groups, classes: As for :func:`choose_strength`.
         metric: The one that the dataset's literature reports, ``top1`` or ``mean_per_class``.
         test_groups: Name of each test image's group, [M].
-        counted: Whether hits are counted, as each of several folds needs. Then ``classes`` is needed.
+        counted: Whether hits are counted, as each of several folds needs. Then ``classes`` is
+            needed.
 
     Returns:
-        ``knn`` and ``probe`` as ``result.json`` has them: ``top1``, ``top1_interval`` and, if the literature reports
-        it, ``mean_per_class`` in percent. Of a fold those of :func:`hit_counts`. Of kNN ``k``, of the probe
-        ``strength``, ``chosen_by`` and ``accuracies``, see :class:`Choice`.
+        ``knn`` and ``probe`` as ``result.json`` has them: ``top1``, ``top1_interval`` and, if the
+        literature reports it, ``mean_per_class`` in percent. Of a fold those of :func:`hit_counts`.
+        Of kNN ``k``, of the probe ``strength``, ``chosen_by`` and ``accuracies``, see
+        :class:`Choice`.
     """
     choice = choose_strength(train, labels, seed, val, groups=groups, classes=classes)
     accuracies = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}

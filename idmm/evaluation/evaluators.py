@@ -1,4 +1,5 @@
-"""The evaluators of a training run: each is called with a model and returns numbers for ``metrics.jsonl``."""
+"""The evaluators of a training run: each is called with a model and returns numbers for
+``metrics.jsonl``."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
@@ -29,7 +30,8 @@ class Evaluator(ABC):
 
 
 Extract = Callable[..., Tensor]
-"""(backbone, store, images=None) -> pooled features of a split's images, all or those of the given numbers, [n, d]."""
+"""(backbone, store, images=None) -> pooled features of a split's images, all or those of the given
+numbers, [n, d]."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class KNNAccuracy(Evaluator):
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``knn``, the accuracy in percent."""
         labelled = np.flatnonzero(self.train.labels >= 0)
-        train, held_out = self.extract(model, self.train, labelled), self.extract(model, self.held_out)
+        train = self.extract(model, self.train, labelled)
+        held_out = self.extract(model, self.held_out)
         predicted = knn_predict(train, self.train.labels[labelled], held_out)
         return {"knn": 100 * float(np.mean(predicted == self.held_out.labels))}
 
@@ -74,4 +77,8 @@ class Accuracy(Evaluator):
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return the ``metrics`` in percent."""
-        return {name: score for name, score in self.predict(model).scores().items() if name in self.metrics}
+        return {
+            name: score
+            for name, score in self.predict(model).scores().items()
+            if name in self.metrics
+        }

@@ -1,4 +1,5 @@
-"""Common to the commands that use a run on files: the checks before the work, and messages on the files."""
+"""Common to the commands that use a run on files: the checks before the work, and messages on the
+files."""
 
 import contextlib
 import sys
@@ -41,17 +42,25 @@ def inputs(
 
 
 def report_unreadable(unreadable: dict[str, str], count: int, field: str = "paths") -> None:
-    """Log the images that could not be read, of ``count`` in ``field``. UserError if none could be read."""
+    """Log the images that could not be read, of ``count`` in ``field``. UserError if none could be
+    read."""
     lines = capped([f"  {path}: {reason}" for path, reason in unreadable.items()])
     if lines and len(unreadable) == count:
         raise UserError(f"{field}: none of {counted(count, 'image')} can be read:", *lines)
     if lines:
         images = counted(count, "image")
-        log.warning("%s: skipped %d of %s that cannot be read:\n%s", field, len(unreadable), images, "\n".join(lines))
+        log.warning(
+            "%s: skipped %d of %s that cannot be read:\n%s",
+            field,
+            len(unreadable),
+            images,
+            "\n".join(lines),
+        )
 
 
 def print_bytes(data: bytes) -> None:
-    """Write UTF-8 to standard output, whatever the locale. Names of files that are not UTF-8 are preserved."""
+    """Write UTF-8 to standard output, whatever the locale. Names of files that are not UTF-8 are
+    preserved."""
     with contextlib.suppress(AttributeError, ValueError):  # no stream of bytes, or a closed one
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     print(data.decode("utf-8", "surrogateescape"), end="")

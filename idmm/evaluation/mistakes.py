@@ -13,7 +13,9 @@ from idmm.report.sheets import COLUMNS, LARGE, caption_sheet, in_rows, thumbnail
 DRAWN = 7 * COLUMNS  # images on the sheet at most. A row per pair of classes at most
 
 
-def write_mistakes(folder: Path, predictions: Predictions, test: ImageStore, classes: list[str]) -> None:
+def write_mistakes(
+    folder: Path, predictions: Predictions, test: ImageStore, classes: list[str]
+) -> None:
     """Write ``mistakes.csv``, the most confident first, and ``mistakes.png`` if there are mistakes.
 
     Args:

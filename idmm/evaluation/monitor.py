@@ -13,26 +13,29 @@ from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
 from idmm.progress import log
 
-# Values below a floor, or below a share of the run's best, mean a collapse. Runs that learned had an embedding_std of
-# at least 0.012, planted collapses of at most 0.0043 from the start (tests/test_monitor.py).
+# Values below a floor, or below a share of the run's best, mean a collapse. Runs that learned had
+# an embedding_std of at least 0.012, planted collapses of at most 0.0043 from the start
+# (tests/test_monitor.py).
 FLOORS = {"feature_std": 0.005, "embedding_std": 0.005, "feature_rank": 1.5}
 SHARE = 0.1
 FEWEST = 3  # images, whose rank is low anyway
 
 
 def spread(rows: Tensor) -> float:
-    """Return the standard deviation of unit vectors per dimension, times the root of their number: [N, d] -> [0, 1].
+    """Return the standard deviation of unit vectors per dimension, times the root of their number:
+    [N, d] -> [0, 1].
 
-    It is 0 if all rows point the same way and 1 if they are spread evenly (SimSiam, Chen and He, CVPR 2021, Fig. 2,
-    without their division by sqrt(d)).
+    It is 0 if all rows point the same way and 1 if they are spread evenly (SimSiam, Chen and He,
+    CVPR 2021, Fig. 2, without their division by sqrt(d)).
     """
     unit = F.normalize(rows.double(), dim=1)
     return float(unit.var(0, unbiased=False).sum().sqrt())
 
 
 def effective_rank(rows: Tensor) -> float:
-    """Return exp of the entropy of the normalised singular values of centred rows [N, d] (Roy and Vetterli, EUSIPCO
-    2007): from 1, if all lie on a line, to min(N - 1, d). It is 0 if all are one point."""
+    """Return exp of the entropy of the normalised singular values of centred rows [N, d] (Roy and
+    Vetterli, EUSIPCO 2007): from 1, if all lie on a line, to min(N - 1, d). It is 0 if all are one
+    point."""
     centred = rows.double() - rows.double().mean(0)
     values = torch.linalg.svdvals(centred)
     if float(values.sum()) <= 1e-12 * max(1.0, float(rows.abs().max())):
@@ -58,7 +61,8 @@ class CollapseMonitor(Evaluator):
         return len(self.numbers)
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Return ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own values."""
+        """Return ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own
+        values."""
         device = next(self.method.parameters()).device
         features = self.extract(self.method.exported)
         values = {"feature_std": spread(features), "feature_rank": effective_rank(features)}
@@ -66,14 +70,19 @@ class CollapseMonitor(Evaluator):
             on_device = features.to(device)
             values["embedding_std"] = spread(self.method.embed(on_device).float().cpu())
             values |= self.method.diagnose(on_device, torch.from_numpy(self.numbers).to(device))
-        if len(self.numbers) > FEWEST and not self.warned and (line := collapse(values, self.history())):
+        if (
+            len(self.numbers) > FEWEST
+            and not self.warned
+            and (line := collapse(values, self.history()))
+        ):
             self.warned = True
             log.warning("%s", line)
         return {name: round(value, 4) for name, value in values.items()}
 
 
 def collapse(values: dict[str, float], history: list[dict]) -> str | None:
-    """Return a warning if one of the ``values`` is below its floor, or far below the best in ``history``."""
+    """Return a warning if one of the ``values`` is below its floor, or far below the best in
+    ``history``."""
     for name, floor in FLOORS.items():
         best = max((record[name] for record in history if name in record), default=0.0)
         if values[name] < max(floor, SHARE * best):

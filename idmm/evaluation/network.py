@@ -1,4 +1,5 @@
-"""The predictor of finished runs: a network with its preprocessing, on files, open images or a run's split."""
+"""The predictor of finished runs: a network with its preprocessing, on files, open images or a
+run's split."""
 
 import contextlib
 import re
@@ -15,7 +16,17 @@ from torch import Tensor, nn
 from idmm import distributed
 from idmm.data.formats import BadImage
 from idmm.data.image_store import ImageStore
-from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, Item, ValueRange, bands_of, read_image, unit
+from idmm.data.images import (
+    AUTO,
+    Bands,
+    CentreCrop,
+    Decoded,
+    Item,
+    ValueRange,
+    bands_of,
+    read_image,
+    unit,
+)
 from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split, counted
@@ -36,11 +47,17 @@ def pooled(backbone: nn.Module, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def extract_features(
-    backbone: nn.Module, batches: Iterable[dict], device, autocast, forward: Forward = pooled, local: bool = False
+    backbone: nn.Module,
+    batches: Iterable[dict],
+    device,
+    autocast,
+    forward: Forward = pooled,
+    local: bool = False,
 ) -> Tensor:
     """Return the outputs of ``forward`` for all images in their order, float32 [N, d] on the CPU.
 
-    The images are those of all processes, or with ``local`` only those of this process. Without any it is [0, 0].
+    The images are those of all processes, or with ``local`` only those of this process. Without any
+    it is [0, 0].
     """
     results = []  # per batch: index [B], output [B, d]
     with evaluating(backbone):
@@ -49,7 +66,8 @@ def extract_features(
                 output = forward(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
             results.append((batch["index"].numpy(), output.float().cpu().numpy()))
     if not local:
-        results = [result for part in distributed.gather(results) for result in part]  # a process may have no image
+        # a process may have no image
+        results = [result for part in distributed.gather(results) for result in part]
     if not results:
         return torch.zeros(0, 0)
     index, features = map(np.concatenate, zip(*results, strict=True))
@@ -72,22 +90,30 @@ class Network:
     bands: Bands | None = None  # the channels of files that it uses. None: pictures
 
     @classmethod
-    def from_checkpoint(cls, saved: Checkpoint, num_classes: int, device: str, batch_size: int) -> "Network":
-        """Build the network of a finished run with a classifier of ``num_classes``, or without one (0).
+    def from_checkpoint(
+        cls, saved: Checkpoint, num_classes: int, device: str, batch_size: int
+    ) -> "Network":
+        """Build the network of a finished run with a classifier of ``num_classes``, or without one
+        (0).
 
         Raises:
             UserError: It cannot be built, or the device does not exist.
             RunError: The device has no memory for it.
         """
-        device, model = pick_device(device), build_saved(saved, None, num_classes)
-        with enough_memory(RunError(f"{saved.source}: {device} is out of memory. Free some, or use another device")):
+        device = pick_device(device)
+        model = build_saved(saved, None, num_classes)
+        with enough_memory(
+            RunError(f"{saved.source}: {device} is out of memory. Free some, or use another device")
+        ):
             model = model.to(device)
         return cls.around(saved, model, model.pretrained_cfg["input_size"][-1], device, batch_size)
 
     @classmethod
-    def around(cls, saved: Checkpoint, model: nn.Module, size: int, device: str, batch_size: int) -> "Network":
-        """Add the preprocessing of a checkpoint's JSON to its model, which is built and on the device, for images of
-        ``size`` (pixels)."""
+    def around(
+        cls, saved: Checkpoint, model: nn.Module, size: int, device: str, batch_size: int
+    ) -> "Network":
+        """Add the preprocessing of a checkpoint's JSON to its model, which is built and on the
+        device, for images of ``size`` (pixels)."""
         bands = bands_of(saved.in_chans, saved.extra.get("bands"), saved.extra.get("file_channels"))
         preprocessing = (size, saved.crop_pct, saved.mean, saved.std)
         return cls(model, *preprocessing, device, batch_size, saved.source, saved.range, bands)
@@ -100,29 +126,40 @@ class Network:
             RunError: There is too little memory.
         """
         with self.enough_memory():
-            outputs = extract_features(self.model, batches, self.device, contextlib.nullcontext, forward, True).numpy()
+            outputs = extract_features(
+                self.model, batches, self.device, contextlib.nullcontext, forward, True
+            ).numpy()
         if not np.isfinite(outputs).all():
-            raise UserError(f"{self.label}: its outputs are not finite. Train again with a lower --train.lr")
+            raise UserError(
+                f"{self.label}: its outputs are not finite. Train again with a lower --train.lr"
+            )
         return outputs
 
     def enough_memory(self) -> contextlib.AbstractContextManager:
         """Raise RunError if memory runs out inside the block."""
         return enough_memory(
-            RunError(f"{self.label}: out of memory with {self.batch_size} images at a time. Try a smaller batch_size")
+            RunError(
+                f"{self.label}: out of memory with {self.batch_size} images at a time. Try a smaller batch_size"
+            )
         )
 
     def split_features(self, store: ImageStore, workers: int | None, part: str) -> ndarray:
-        """Return the pooled features of all images of a split, called ``part``, float32 [N, d]. Errors as of
-        :meth:`outputs`."""
+        """Return the pooled features of all images of a split, called ``part``, float32 [N, d].
+        Errors as of :meth:`outputs`."""
         started_at = time.monotonic()
-        batches = centre_crops(store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, workers)
+        batches = centre_crops(
+            store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, workers
+        )
         features = self.outputs(counting(batches, len(store), f"features of {part}"))
         seconds = duration(time.monotonic() - started_at)
-        log.info("%s: features of %s (%s) in %s", self.label, part, counted(len(store), "image"), seconds)
+        log.info(
+            "%s: features of %s (%s) in %s", self.label, part, counted(len(store), "image"), seconds
+        )
         return features
 
     def readable(self, split: Split, forward: Forward, label: str) -> tuple[Split, ndarray]:
-        """Return the readable images of a split, and the outputs of ``forward`` for them, float32 [N, k].
+        """Return the readable images of a split, and the outputs of ``forward`` for them, float32
+        [N, k].
 
         ``label`` is that of the progress bar. Errors as of :meth:`outputs`.
         """
@@ -138,13 +175,15 @@ class Network:
         unreadable: dict[str, str],
         prepare: Callable[[int, ndarray], Tensor] | None = None,
     ) -> Iterator[dict]:
-        """Yield ``images`` [B, C, S, S] and ``index`` of files and open images, while the next ones are decoded.
+        """Yield ``images`` [B, C, S, S] and ``index`` of files and open images, while the next ones
+        are decoded.
 
         Args:
             images: As for :meth:`read`.
             names: Their names in messages.
             unreadable: Takes the images that cannot be read: name -> reason.
-            prepare: Turns an image's number and pixels [H, W, C] into the network's input [C, S, S]. None: its centre.
+            prepare: Turns an image's number and pixels [H, W, C] into the network's input [C, S,
+                S]. None: its centre.
         """
         prepare = prepare or self._centre
         index: list[int] = []
@@ -158,18 +197,24 @@ class Network:
             for i, result in enumerate(results):
                 if isinstance(result, BadImage):
                     # the run fixes the channels, so no flag can change them
-                    unreadable[names[i]] = re.sub(r", or --data\..*", ", as the run is of pictures", result.reason)
+                    unreadable[names[i]] = re.sub(
+                        r", or --data\..*", ", as the run is of pictures", result.reason
+                    )
                 else:
                     index.append(i)
                     crops.append(result)
                 if len(crops) == self.batch_size or (crops and i == len(images) - 1):
                     yield {"index": torch.tensor(index), "images": torch.stack(crops)}
-                    index, crops = [], []
+                    index = []
+                    crops = []
 
     def _centre(self, number: int, pixels: ndarray) -> Tensor:
         crop = CentreCrop(self.size, self.crop_pct)(pixels)
-        return normalise(unit(torch.from_numpy(crop).permute(2, 0, 1))[None], self.mean, self.std)[0]
+        return normalise(unit(torch.from_numpy(crop).permute(2, 0, 1))[None], self.mean, self.std)[
+            0
+        ]
 
     def read(self, image: Item) -> Decoded:
-        """Decode a file, an open Pillow image or an array [H, W, C] as the run does. BadImage if it cannot be read."""
+        """Decode a file, an open Pillow image or an array [H, W, C] as the run does. BadImage if it
+        cannot be read."""
         return read_image(image, None if self.scale == AUTO else self.scale, self.bands)

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from numpy import ndarray
 
 LOCAL = 10  # neighbours that measure how crowded it is around a row
-VOTERS, TEMPERATURE = 10, 0.2  # neighbours that vote on an image's label, weighted by exp(cosine / temperature)
+# neighbours that vote on an image's label, weighted by exp(cosine / temperature)
+VOTERS = 10
+TEMPERATURE = 0.2
 ALPHA = 0.9  # share of the neighbours in a row's label
 CLOSE = 1e-6  # relative change of each share at which the labels have converged
 ABOVE = 5.0  # see likely_duplicates
@@ -38,21 +40,28 @@ class Pairs:
 
 
 def unit_rows(rows) -> ndarray:
-    """Return rows [N, d] less their mean and of unit length, float32 [N, d]. Rows equal to the mean stay zero."""
+    """Return rows [N, d] less their mean and of unit length, float32 [N, d]. Rows equal to the mean
+    stay zero."""
     rows = torch.as_tensor(np.asarray(rows, dtype=np.float32))
     return F.normalize(rows - rows.mean(0), dim=1).numpy()
 
 
 def nearest(rows: ndarray, k: int, groups: ndarray | None = None) -> Neighbours:
-    """Return, for each row, float32 [N, d], the ``k`` others (N - 1 at most) with the largest product.
+    """Return, for each row, float32 [N, d], the ``k`` others (N - 1 at most) with the largest
+    product.
 
-    Of equal ones the earlier comes first. Rows of one of ``groups`` [N] are no neighbours: if there are too few others,
-    the rest has the value -inf.
+    Of equal ones the earlier comes first. Rows of one of ``groups`` [N] are no neighbours: if there
+    are too few others, the rest has the value -inf.
     """
     others = torch.as_tensor(rows)
-    count, k = len(rows), min(k, len(rows) - 1)
-    units = torch.arange(count) if groups is None else torch.as_tensor(np.unique(groups, return_inverse=True)[1])
-    index, value = np.empty((count, k), dtype=np.int64), np.empty((count, k), dtype=np.float32)
+    count = len(rows)
+    k = min(k, len(rows) - 1)
+    if groups is None:
+        units = torch.arange(count)
+    else:
+        units = torch.as_tensor(np.unique(groups, return_inverse=True)[1])
+    index = np.empty((count, k), dtype=np.int64)
+    value = np.empty((count, k), dtype=np.float32)
     step = max(1, _BLOCK // max(1, count))
     for start in range(0, count, step):
         block = slice(start, min(start + step, count))
@@ -60,20 +69,27 @@ def nearest(rows: ndarray, k: int, groups: ndarray | None = None) -> Neighbours:
         products[units[block, None] == units] = -torch.inf
         values, columns = (tensor.numpy() for tensor in products.topk(k, dim=1))
         order = np.lexsort((columns, -values), axis=1)
-        index[block], value[block] = (np.take_along_axis(array, order, 1) for array in (columns, values))
+        index[block], value[block] = (
+            np.take_along_axis(array, order, 1) for array in (columns, values)
+        )
     return Neighbours(index, value)
 
 
 def likely_duplicates(rows: ndarray) -> Pairs:
-    """Return pairs of rows, float32 [N, d], that are nearer to each other than to their neighbourhoods.
+    """Return pairs of rows, float32 [N, d], that are nearer to each other than to their
+    neighbourhoods.
 
-    A pair's score is its product less the mean of both rows' products with their next 10 neighbours (CSLS of Conneau
-    et al., Word translation without parallel data, ICLR 2018). So a near row means little in a class of similar images.
-    The threshold needs no examples. With q and m the first quartile and the median of the images' best scores, it is
-    m + ``ABOVE`` * (m - q).
+    A pair's score is its product less the mean of both rows' products with their next 10 neighbours
+    (CSLS of Conneau et al., Word translation without parallel data, ICLR 2018). So a near row means
+    little in a class of similar images. The threshold needs no examples. With q and m the first
+    quartile and the median of the images' best scores, it is m + ``ABOVE`` * (m - q).
     """
     near = nearest(rows, LOCAL + 1)
-    crowd = near.value[:, 1:].mean(axis=1) if near.value.shape[1] > 1 else np.zeros(len(rows))  # without the nearest
+    # without the nearest
+    if near.value.shape[1] > 1:
+        crowd = near.value[:, 1:].mean(axis=1)
+    else:
+        crowd = np.zeros(len(rows))
     first = np.repeat(np.arange(len(rows)), near.index.shape[1])
     second = near.index.ravel()
     score = near.value.ravel().astype(np.float64) - (crowd[first] + crowd[second]) / 2
@@ -95,18 +111,21 @@ def label_margins(near: Neighbours, labels: ndarray) -> tuple[ndarray, ndarray]:
         labels: int64 [N], -1 for images without a label.
 
     Returns:
-        The votes' share for the best other class less that for the image's own, in [-1, 1], float64 [N], and that other
-        class, int64 [N], -1 if there is none. Both are -1 for images without a label or without labelled neighbours.
+        The votes' share for the best other class less that for the image's own, in [-1, 1], float64
+        [N], and that other class, int64 [N], -1 if there is none. Both are -1 for images without a
+        label or without labelled neighbours.
     """
     neighbours = labels[near.index]  # [N, k]
     votes = (neighbours >= 0) & (np.cumsum(neighbours >= 0, axis=1) <= VOTERS)
     weight = np.exp((near.value.astype(np.float64) - 1) / TEMPERATURE) * votes  # [N, k]
     same = (weight * (neighbours == labels[:, None])).sum(axis=1)
-    most, other = np.zeros(len(labels)), np.full(len(labels), -1)
+    most = np.zeros(len(labels))
+    other = np.full(len(labels), -1)
     for column in range(neighbours.shape[1]):
         total = (weight * (neighbours == neighbours[:, column, None])).sum(axis=1)
         better = votes[:, column] & (neighbours[:, column] != labels) & (total > most)
-        most, other = np.where(better, total, most), np.where(better, neighbours[:, column], other)
+        most = np.where(better, total, most)
+        other = np.where(better, neighbours[:, column], other)
     total = weight.sum(axis=1)
     comparable = (labels >= 0) & (total > 0)
     margin = (most - same) / np.where(comparable, total, 1)
@@ -114,28 +133,33 @@ def label_margins(near: Neighbours, labels: ndarray) -> tuple[ndarray, ndarray]:
 
 
 def spread_labels(near: Neighbours, labels: ndarray, classes: int) -> ndarray:
-    """Return each row's share of each of K classes, float64 [N, K], from the labels of some rows (int64 [N], -1: none)
-    over the graph of neighbours by cosine. Rows sum to 1, or are zero if no label reaches them.
+    """Return each row's share of each of K classes, float64 [N, K], from the labels of some rows
+    (int64 [N], -1: none) over the graph of neighbours by cosine. Rows sum to 1, or are zero if no
+    label reaches them.
 
-    F = (I - a S)^-1 Y (Zhou et al., Learning with local and global consistency, NIPS 2003, equation 4) with S =
-    D^-1/2 W D^-1/2, W = A + A^T and A_ij = max(cos_ij, 0)^3 for the neighbours j of i (Iscen et al., Label propagation
-    for deep semi-supervised learning, CVPR 2019, equations 8 to 10). Columns are divided by their sums before rows are,
-    so that no class wins by the number of its labels (class mass normalisation of Zhu et al., ICML 2003, for equal
-    classes).
+    F = (I - a S)^-1 Y (Zhou et al., Learning with local and global consistency, NIPS 2003, equation
+    4) with S = D^-1/2 W D^-1/2, W = A + A^T and A_ij = max(cos_ij, 0)^3 for the neighbours j of i
+    (Iscen et al., Label propagation for deep semi-supervised learning, CVPR 2019, equations 8 to
+    10). Columns are divided by their sums before rows are, so that no class wins by the number of
+    its labels (class mass normalisation of Zhu et al., ICML 2003, for equal classes).
     """
     from scipy.sparse import csr_array, diags_array
 
     count, k = near.index.shape
     weight = np.maximum(near.value, 0).astype(np.float64).ravel() ** 3
-    one_way = csr_array((weight, near.index.ravel(), np.arange(0, count * k + 1, k)), shape=(count, count))
+    one_way = csr_array(
+        (weight, near.index.ravel(), np.arange(0, count * k + 1, k)), shape=(count, count)
+    )
     symmetric = one_way + one_way.T
     degree = symmetric.sum(axis=1)
     scale = diags_array(np.divide(1, np.sqrt(degree), out=np.zeros(count), where=degree > 0))
     smooth = ALPHA * (scale @ symmetric @ scale)
     initial = (labels[:, None] == np.arange(classes)).astype(np.float64)  # [N, K]
-    shares, converged = initial, False
+    shares = initial
+    converged = False
     while not converged:  # relative to each entry: rows many hops from a label have tiny ones
-        before, shares = shares, smooth @ shares + initial
+        before = shares
+        shares = smooth @ shares + initial
         converged = bool((np.abs(shares - before) <= CLOSE * before).all())
     for axis in (0, 1):
         total = shares.sum(axis=axis, keepdims=True)

@@ -9,7 +9,8 @@ from idmm.files import replacing
 
 
 def embed(config: EmbedConfig) -> str:
-    """Write ``paths`` [N] and ``features`` (float32 [N, d]) of images to ``config.out``, and return a summary.
+    """Write ``paths`` [N] and ``features`` (float32 [N, d]) of images to ``config.out``, and return
+    a summary.
 
     Raises:
         UserError: No such run, no readable images, or the file cannot be written.
@@ -19,7 +20,9 @@ def embed(config: EmbedConfig) -> str:
     # torch takes seconds, a mistake is reported at once
     from idmm.evaluation.predictor import features_of, load_backbone_network
 
-    network = load_backbone_network(config.init, device=config.device, batch_size=config.batch_size, field="init")
+    network = load_backbone_network(
+        config.init, device=config.device, batch_size=config.batch_size, field="init"
+    )
     embedding = features_of(network, images, on_error="skip")
     report_unreadable(embedding.unreadable, len(images))
     with replacing(out) as file:

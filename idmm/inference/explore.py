@@ -28,13 +28,15 @@ HASHES = 2.0  # weight of the perceptual hashes' agreement, relative to the cosi
 def explore(config: ExploreConfig) -> str:
     """Find similar images and write tables and sheets to ``config.out``, by default RUN/explore.
 
-    In a folder of ``idmm train`` the run is stage 1, if there is one, because it learned from all images.
+    In a folder of ``idmm train`` the run is stage 1, if there is one, because it learned from all
+    images.
 
     Returns:
         A summary: the count of each kind, its ten worst, and the next command.
 
     Raises:
-        UserError: No finished run, its images are gone, or ``out`` cannot be written or is among the images.
+        UserError: No finished run, its images are gone, or ``out`` cannot be written or is among
+            the images.
     """
     folder, *others = map(expand_home, config.runs)
     if (folder / "train.json").is_file() and (folder / "stage1" / "result.json").is_file():
@@ -55,7 +57,9 @@ def explore(config: ExploreConfig) -> str:
     out = made_folder(config.out or str(folder / "explore"))
     features = {}
     for path in (folder, *others):
-        network = Network.from_checkpoint(read_checkpoint(path), 0, config.device, config.batch_size)
+        network = Network.from_checkpoint(
+            read_checkpoint(path), 0, config.device, config.batch_size
+        )
         network = replace(network, crop_pct=1.0)  # whole images
         rows = [network.split_features(store, None, part) for part, store in stores.items()]
         features[str(path)] = np.concatenate(rows)
@@ -73,31 +77,50 @@ def explore(config: ExploreConfig) -> str:
     rows = instance_rows(folder)
     if rows is not None:
         summary += ["", *write_rows(found, rows, out)]
-    before = run.data.exclude if expand_home(run.data.exclude or "").is_file() else None
-    exclude = write_exclusions(f"idmm explore {folder}", before, exclusions(found.duplicates), out / "exclude.txt")
-    hint = "" if config.out else f". 'idmm report {config.runs[0]}' shows them"
-    return "\n".join([*summary, "", f"written: {exclude}", f"written: tables and sheets in {out}{hint}"])
+    if expand_home(run.data.exclude or "").is_file():
+        before = run.data.exclude
+    else:
+        before = None
+    exclude = write_exclusions(
+        f"idmm explore {folder}", before, exclusions(found.duplicates), out / "exclude.txt"
+    )
+    if config.out:
+        hint = ""
+    else:
+        hint = f". 'idmm report {config.runs[0]}' shows them"
+    return "\n".join(
+        [*summary, "", f"written: {exclude}", f"written: tables and sheets in {out}{hint}"]
+    )
 
 
 def _compare(stores: dict[str, ImageStore], rows: np.ndarray) -> Similarities:
     log.info("comparing %d images", len(rows))
     classes = [*(stores["train"].classes or ()), None]  # the last one, of number -1, is none
-    images, numbers = [], []
+    images = []
+    numbers = []
     for part, store in stores.items():
-        own = [-1] * len(store) if store.labels is None else store.labels.tolist()
+        if store.labels is None:
+            own = [-1] * len(store)
+        else:
+            own = store.labels.tolist()
         images += [ImageRef(part, i, name, classes[own[i]]) for i, name in enumerate(store.names)]
         numbers += own
     unit = similarity.unit_rows(rows)
     near = similarity.nearest(unit, CANDIDATES)
     margins, other = similarity.label_margins(near, np.array(numbers))
     duplicates = sorted(_duplicates(stores, images, unit), key=lambda pair: not pair.disagrees)
-    return Similarities(stores, images, unit, near, duplicates, margins, [classes[number] for number in other])
+    return Similarities(
+        stores, images, unit, near, duplicates, margins, [classes[number] for number in other]
+    )
 
 
-def _duplicates(stores: dict[str, ImageStore], images: list[ImageRef], unit: np.ndarray) -> Iterator[Pair]:
+def _duplicates(
+    stores: dict[str, ImageStore], images: list[ImageRef], unit: np.ndarray
+) -> Iterator[Pair]:
     """Yield likely duplicates with their cosine: the same files first, then the likeliest.
 
-    These go by the cosine of two rows plus twice the agreement of their perceptual hashes, both in [-1, 1].
+    These go by the cosine of two rows plus twice the agreement of their perceptual hashes, both in
+    [-1, 1].
     """
     hashes = np.concatenate([hash_vectors(store) for store in stores.values()])
     pairs = similarity.likely_duplicates(np.hstack([unit, hashes]))
@@ -112,8 +135,8 @@ def _duplicates(stores: dict[str, ImageStore], images: list[ImageRef], unit: np.
 
 
 def hash_vectors(store: ImageStore) -> np.ndarray:
-    """Return the images' perceptual hashes as vectors, float32 [N, 64]. Their product is ``HASHES`` times the share of
-    equal bits less that of different ones."""
+    """Return the images' perceptual hashes as vectors, float32 [N, 64]. Their product is ``HASHES``
+    times the share of equal bits less that of different ones."""
     numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)
     bits = [perceptual_hash(Image.fromarray(store.picture(i))) for i in numbers]
     return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)

@@ -1,4 +1,5 @@
-"""Nearest rows of the N-way layer next to nearest features, to see what IDMM learned (section 3.1 of the paper)."""
+"""Nearest rows of the N-way layer next to nearest features, to see what IDMM learned (section 3.1
+of the paper)."""
 
 from pathlib import Path
 
@@ -18,11 +19,14 @@ def instance_rows(run: Path) -> np.ndarray | None:
     if not state.exists():
         return None
     weight = torch.load(state, map_location="cpu", weights_only=True)["method"].get(WEIGHT)
-    return None if weight is None else weight.float().numpy()
+    if weight is None:
+        return None
+    return weight.float().numpy()
 
 
 def write_rows(found: Similarities, rows: np.ndarray, out: Path) -> list[str]:
-    """Draw the images with the nearest rows of W and with the nearest features, and return the printed lines.
+    """Draw the images with the nearest rows of W and with the nearest features, and return the
+    printed lines.
 
     Args:
         found: The images of the run, those of training first.
@@ -54,7 +58,8 @@ def write_rows(found: Similarities, rows: np.ndarray, out: Path) -> list[str]:
 
 
 def _equal_classes(index: np.ndarray, labels: list[str | None]) -> float | None:
-    """Return the share of neighbours [N, k] whose class is that of their image. None without labels."""
+    """Return the share of neighbours [N, k] whose class is that of their image. None without
+    labels."""
     matches = []
     for label, neighbours in zip(labels, index.tolist(), strict=True):
         if label is None:
@@ -62,4 +67,6 @@ def _equal_classes(index: np.ndarray, labels: list[str | None]) -> float | None:
         for j in neighbours:
             if labels[j] is not None:
                 matches.append(labels[j] == label)
-    return float(np.mean(matches)) if matches else None
+    if matches:
+        return float(np.mean(matches))
+    return None

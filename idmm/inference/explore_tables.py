@@ -1,4 +1,5 @@
-"""The results of ``idmm explore``: tables with thumbnails, neighbours, a map, and the printed summary."""
+"""The results of ``idmm explore``: tables with thumbnails, neighbours, a map, and the printed
+summary."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,10 +17,22 @@ from idmm.evaluation import similarity
 from idmm.figures import COLOURS, save, shortened
 from idmm.files import write_csv
 from idmm.progress import aligned
-from idmm.report.sheets import BLUE, LARGE, ORANGE, Tile, caption_sheet, in_rows, one_of_each, thumbnail
+from idmm.report.sheets import (
+    BLUE,
+    LARGE,
+    ORANGE,
+    Tile,
+    caption_sheet,
+    in_rows,
+    one_of_each,
+    thumbnail,
+)
 
 WORST = 10  # printed of each kind
-PAIRS, ROWS, QUERIES = 24, 16, 8  # on the sheets: pairs, labels, neighbours
+# on the sheets: pairs, labels, neighbours
+PAIRS = 24
+ROWS = 16
+QUERIES = 8
 NEXT = 6  # images after the first of a row
 MAPPED = 2000  # images on the map
 APART = 0.05  # least distance of two thumbnails on the map, relative to its sides
@@ -47,16 +60,36 @@ class Similarities:
 
 def _worst(rows: list[list], count: int) -> list[str]:
     """Return the header and the first of ``count`` rows of a table as lines, none without rows."""
-    cells = [["" if cell is None else one_line(str(cell)) for cell in row] for row in rows[: 1 + min(count, WORST)]]
-    return [f"  {line}" for line in aligned(cells)] if count else []
+    cells = [
+        ["" if cell is None else one_line(str(cell)) for cell in row]
+        for row in rows[: 1 + min(count, WORST)]
+    ]
+    if count:
+        return [f"  {line}" for line in aligned(cells)]
+    return []
 
 
 def _duplicates(found: Similarities, out: Path) -> list[str]:
-    pairs, with_classes = found.duplicates, any(image.label for image in found.images)
-    rows = [["rank", "path", "duplicate", "cosine", "kind", *(["class", "duplicate_class"] if with_classes else [])]]
+    pairs = found.duplicates
+    with_classes = any(image.label for image in found.images)
+    rows = [
+        [
+            "rank",
+            "path",
+            "duplicate",
+            "cosine",
+            "kind",
+            *(["class", "duplicate_class"] if with_classes else []),
+        ]
+    ]
     for rank, pair in enumerate(pairs, start=1):
-        classes = [pair.first.label, pair.second.label] if with_classes else []
-        rows.append([rank, pair.first.name, pair.second.name, f"{pair.similarity:.4g}", pair.kind, *classes])
+        if with_classes:
+            classes = [pair.first.label, pair.second.label]
+        else:
+            classes = []
+        rows.append(
+            [rank, pair.first.name, pair.second.name, f"{pair.similarity:.4g}", pair.kind, *classes]
+        )
     write_csv(out / "duplicates.csv", rows)
     tiles = []
     for pair in one_of_each(pairs)[:PAIRS]:
@@ -77,14 +110,19 @@ def _duplicates(found: Similarities, out: Path) -> list[str]:
 
 
 def _labels(found: Similarities, out: Path) -> list[str]:
-    images, suggested = found.images, found.suggested
-    order = [i for i in np.argsort(-found.margins, kind="stable").tolist() if images[i].label is not None]
+    images = found.images
+    suggested = found.suggested
+    order = [
+        i for i in np.argsort(-found.margins, kind="stable").tolist() if images[i].label is not None
+    ]
     if not order:
         return ["Likely label errors: skipped, the images have no labels"]
     rows = [["rank", "path", "class", "suggested", "score", "split"]]
     for rank, i in enumerate(order, start=1):
         image = images[i]
-        rows.append([rank, image.name, image.label, suggested[i], f"{found.margins[i]:.4g}", image.split])
+        rows.append(
+            [rank, image.name, image.label, suggested[i], f"{found.margins[i]:.4g}", image.split]
+        )
     write_csv(out / "labels.csv", rows)
     count = int((found.margins > similarity.LIKELY).sum())
     sheet = []
@@ -94,7 +132,9 @@ def _labels(found: Similarities, out: Path) -> list[str]:
         tiles = [found.tile(images[i], f"{label}\n{images[i].name}", ORANGE)]
         for j in found.near.index[i, :NEXT].tolist():
             other = images[j].label
-            tiles.append(found.tile(images[j], other or "no label", BLUE if other == suggested[i] else None))
+            tiles.append(
+                found.tile(images[j], other or "no label", BLUE if other == suggested[i] else None)
+            )
         sheet.append((text, tiles))
     if sheet:
         note = "Orange: the image in question. Blue: neighbours of the suggested class"
@@ -108,18 +148,23 @@ def _labels(found: Similarities, out: Path) -> list[str]:
 
 
 def _neighbours(found: Similarities, out: Path) -> list[str]:
-    near, images, sheet = found.near, found.images, []
+    near = found.near
+    images = found.images
+    sheet = []
     for i in np.unique(np.linspace(0, len(images) - 1, QUERIES).astype(int)).tolist():
         nearest = zip(near.index[i, :NEXT].tolist(), near.value[i, :NEXT].tolist(), strict=True)
         tiles = [found.tile(images[j], f"{images[j].name}\n{cosine:.2f}") for j, cosine in nearest]
         sheet.append(("", [found.tile(images[i], images[i].name, BLUE), *tiles]))
     note = "Blue: a sample of the images. Then the nearest of each, with the cosine"
     caption_sheet(sheet, out / "neighbours.png", "Nearest images", note)
-    return ["Nearest images: neighbours.png shows those of some images, with the cosine (1: the same)."]
+    return [
+        "Nearest images: neighbours.png shows those of some images, with the cosine (1: the same)."
+    ]
 
 
 def _map(found: Similarities, out: Path) -> list[str]:
-    """Draw the images as points in a plane in which neighbours stay neighbours (t-SNE; IDMM, Figure 2)."""
+    """Draw the images as points in a plane in which neighbours stay neighbours (t-SNE; IDMM, Figure
+    2)."""
     from sklearn.manifold import TSNE
 
     numbers = np.arange(len(found.images))
@@ -134,11 +179,15 @@ def _map(found: Similarities, out: Path) -> list[str]:
     axes = figure.subplots(1, len(found.maps), squeeze=False)[0]
     for axis, (run, rows) in zip(axes, found.maps.items(), strict=True):
         if not np.ptp(rows, axis=0).any():
-            return [f"Map: skipped, the features of all images are equal: the network of {run} has collapsed"]
+            return [
+                f"Map: skipped, the features of all images are equal: the network of {run} has collapsed"
+            ]
         places = tsne.fit_transform(similarity.unit_rows(rows[numbers]))  # [M, 2]
         axis.scatter(*places.T, s=8, color="0.8")
         for name, colour in colours.items():
-            axis.scatter(*places[[label == name for label in labels]].T, s=8, color=colour, label=name)
+            axis.scatter(
+                *places[[label == name for label in labels]].T, s=8, color=colour, label=name
+            )
         shares = places / np.ptp(places, axis=0)
         shown = []
         for i, share in enumerate(shares):
@@ -153,7 +202,9 @@ def _map(found: Similarities, out: Path) -> list[str]:
         legend = {"loc": "outside right center", "frameon": False, "markerscale": 2}
         figure.legend(*axes[0].get_legend_handles_labels(), **legend)
     save(figure, out / "map.png")
-    return ["Map: map.png has the images as points and some as thumbnails, the largest classes in colour."]
+    return [
+        "Map: map.png has the images as points and some as thumbnails, the largest classes in colour."
+    ]
 
 
 # name of the files -> writes them and returns the printed lines

@@ -1,4 +1,5 @@
-"""``idmm export``: a run's model for other programs, as an ONNX file or a folder for timm and the Hugging Face Hub."""
+"""``idmm export``: a run's model for other programs, as an ONNX file or a folder for timm and the
+Hugging Face Hub."""
 
 import json
 from pathlib import Path
@@ -8,23 +9,28 @@ from idmm.errors import checked, needed
 from idmm.files import expand_home, filling, output_path, weights_file, write_bytes
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")  # of the extra 'export'
-OUR_KEYS = ("grey_range", "range", "bands", "file_channels")  # of config.json, for those who read other images
+# of config.json, for those who read other images
+OUR_KEYS = ("grey_range", "range", "bands", "file_channels")
 
 
 def export(config: ExportConfig) -> str:
-    """Write the model of a finished run to ``config.out``, compare it with torch first, and return a summary.
+    """Write the model of a finished run to ``config.out``, compare it with torch first, and return
+    a summary.
 
     Raises:
-        UserError: No finished run, a library is missing, or ``out`` cannot be written. Nothing is written.
+        UserError: No finished run, a library is missing, or ``out`` cannot be written. Nothing is
+            written.
         RunError: The model cannot be written in that form, or its outputs differ from torch's.
     """
-    run, is_onnx = expand_home(config.init), config.format == "onnx"
+    run = expand_home(config.init)
+    is_onnx = config.format == "onnx"
     out, *_ = checked(
         lambda: output_path(config.out, (".onnx",) if is_onnx else None),
         lambda: weights_file(run, "init"),
         lambda: is_onnx and needed("format: onnx", NEEDED, "export"),
     )
-    from idmm.inference.export_model import Source  # torch takes seconds, a mistake is reported at once
+    # torch takes seconds, a mistake is reported at once
+    from idmm.inference.export_model import Source
 
     source = Source(run)
     if is_onnx:
@@ -42,8 +48,13 @@ def _write_onnx(out: Path, source) -> str:
     from idmm.inference.export_model import OPSET, onnx_model
 
     proto, check = onnx_model(source)
-    properties = {"preprocessing": source.preprocessing, **({"classes": source.classes} if source.classes else {})}
-    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in properties.items()})
+    properties = {
+        "preprocessing": source.preprocessing,
+        **({"classes": source.classes} if source.classes else {}),
+    }
+    onnx.helper.set_model_props(
+        proto, {name: json.dumps(value) for name, value in properties.items()}
+    )
     data = proto.SerializeToString()
     write_bytes(out, data)
     shape = f"[N, {source.saved.in_chans}, {source.size}, {source.size}]"
@@ -52,8 +63,9 @@ def _write_onnx(out: Path, source) -> str:
 
 
 def write_folder(source, out: Path, hub: bool) -> str:
-    """Write ``config.json``, ``model.safetensors`` and ``README.md`` for ``timm.create_model('local-dir:PATH',
-    pretrained=True)``. With ``hub`` the README has the Hub's front matter. Return the check.
+    """Write ``config.json``, ``model.safetensors`` and ``README.md`` for
+    ``timm.create_model('local-dir:PATH', pretrained=True)``. With ``hub`` the README has the Hub's
+    front matter. Return the check.
 
     Raises:
         RunError: The outputs differ from torch's, timm cannot build the model, or it cannot be
@@ -69,7 +81,9 @@ def write_folder(source, out: Path, hub: bool) -> str:
     config["label_names"] = source.classes
     kwargs = {name: value for name, value in source.saved.kwargs.items() if name != "num_classes"}
     cfg = source.model.pretrained_cfg
-    source.model.pretrained_cfg = {name: value for name, value in cfg.items() if name not in OUR_KEYS}
+    source.model.pretrained_cfg = {
+        name: value for name, value in cfg.items() if name not in OUR_KEYS
+    }
     with filling(out) as folder, converting(source, f"rebuilt by timm {timm.__version__}"):
         timm.models.save_for_hf(source.model, folder, config, kwargs, safe_serialization=True)
         (folder / "README.md").write_text(card(source, hub), encoding="utf-8", errors="replace")

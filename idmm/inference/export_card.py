@@ -10,44 +10,82 @@ from idmm.report.page import environment
 
 
 def card(source: Source, hub: bool) -> str:
-    """Return ``README.md``. With ``hub`` it begins with the front matter of the Hugging Face Hub."""
+    """Return ``README.md``. With ``hub`` it begins with the front matter of the Hugging Face
+    Hub."""
     file = source.run / "result.json"
-    bands = "" if source.network.bands is None else f" of {source.saved.in_chans} channels"
-    kind = f"classifier of images{bands} into {len(source.classes)} classes" if source.classes else f"backbone{bands}"
+    if source.network.bands is None:
+        bands = ""
+    else:
+        bands = f" of {source.saved.in_chans} channels"
+    if source.classes:
+        kind = f"classifier of images{bands} into {len(source.classes)} classes"
+    else:
+        kind = f"backbone{bands}"
     with reading(file, REWRITE):
         facts = _facts(source, read_json(file, REWRITE))
     package = source.module and source.module.partition(".")[0]
     front = ""
     if hub:
-        task = "image-classification" if source.classes else "image-feature-extraction"
+        if source.classes:
+            task = "image-classification"
+        else:
+            task = "image-feature-extraction"
         library = package or "timm"
-        keys = {"library_name": library, "pipeline_tag": task, "tags": sorted({task, library, "idmm"})}
+        keys = {
+            "library_name": library,
+            "pipeline_tag": task,
+            "tags": sorted({task, library, "idmm"}),
+        }
         front = yaml.safe_dump(keys, sort_keys=False)
     # timm cannot prepare bands and images of more than 8 bits
-    by_timm = isinstance(source.preprocessing["channels"], str) and "grey_range" not in source.preprocessing
-    texts = {"source": source, "kind": kind, "package": package, "front": front, "facts": facts, "by_timm": by_timm}
+    by_timm = (
+        isinstance(source.preprocessing["channels"], str)
+        and "grey_range" not in source.preprocessing
+    )
+    texts = {
+        "source": source,
+        "kind": kind,
+        "package": package,
+        "front": front,
+        "facts": facts,
+        "by_timm": by_timm,
+    }
     templates = environment(str)
     templates.filters["code"] = _code
     return templates.get_template("card.md.j2").render(texts, version=idmm_version())
 
 
 def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
-    """Return the accuracy next to its baselines, the dataset and the start. The rest is in ``config.yaml``."""
-    config, facts = source.config, []
+    """Return the accuracy next to its baselines, the dataset and the start. The rest is in
+    ``config.yaml``."""
+    config = source.config
+    facts = []
     if source.classes and "top1" in result:
         low, high = result["top1_interval"]
         images = f"{result['test_size']:,} test images"
-        facts.append(("top-1", f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) of {images}"))
+        facts.append(
+            (
+                "top-1",
+                f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) of {images}",
+            )
+        )
         if "baseline_top1" in result:
-            facts.append(("logistic regression on hand-made features", f"{result['baseline_top1']:.2f} %"))
+            facts.append(
+                ("logistic regression on hand-made features", f"{result['baseline_top1']:.2f} %")
+            )
         facts.append(("the largest class", f"{result['largest_class']:.2f} %"))
-    facts.append(("dataset", f"{_code(dataset_name(config.data))}, {result['train_size']:,} training images"))
+    facts.append(
+        ("dataset", f"{_code(dataset_name(config.data))}, {result['train_size']:,} training images")
+    )
     if not isinstance(config, FinetuneConfig):
         facts.append(("method", config.method.name))
     if config.init:  # public weights by their name, others by their folder
         path = expand_home(config.init)
         is_file = path.suffix.lower() in WEIGHTS and not path.is_dir()
-        name = config.init if is_public(config.init) else (path.parent if is_file else path).name
+        if is_public(config.init):
+            name = config.init
+        else:
+            name = (path.parent if is_file else path).name
         facts.append(("started from", _code(name)))
     return facts
 

@@ -24,7 +24,8 @@ from idmm.stages import stage_of
 BATCH = 32  # images that a network processes at a time
 CHECKED = 16  # images that an exported network is compared with torch on
 OPSET = 18  # the lowest that torch's exporter writes without a conversion. Most programs support it
-TOLERANCE = 1e-3  # median of the images' largest differences from torch, as a share of the largest output
+# median of the images' largest differences from torch, as a share of the largest output
+TOLERANCE = 1e-3
 
 
 class Source:
@@ -34,35 +35,43 @@ class Source:
         run: The run's folder.
 
     Attributes:
-        module: That registers the architecture with timm, e.g. ``idmm.models.hog``. None: timm's own.
+        module: That registers the architecture with timm, e.g. ``idmm.models.hog``. None: timm's
+            own.
 
     Raises:
         UserError: The run is not finished, or the model cannot be built.
     """
 
     def __init__(self, run: Path):
-        self.run, self.config = run, config_of(run)
+        self.run = run
+        self.config = config_of(run)
         self.saved = exported_weights(run, "init")
         self.classes = self.saved.extra.get("classes")
         self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH)
-        self.model, self.size = self.network.model, self.network.size
+        self.model = self.network.model
+        self.size = self.network.size
         module = timm.models.model_entrypoint(self.saved.name).__module__
         self.module = None if module.startswith("timm.") else module
 
     @property
     def output(self) -> str:
         """Name of the model's output: logits [N, K], or features [N, d]."""
-        return "logits" if self.classes else "features"
+        if self.classes:
+            return "logits"
+        return "features"
 
     @property
     def width(self) -> int:
         """Length of the output per image."""
-        return len(self.classes) if self.classes else feature_width(self.model)
+        if self.classes:
+            return len(self.classes)
+        return feature_width(self.model)
 
     @property
     def preprocessing(self) -> dict:
         """How an image file becomes the model's input, for programs that do not know idmm."""
-        saved, bands = self.saved, self.network.bands
+        saved = self.saved
+        bands = self.network.bands
         values = {
             "channels": "RGB" if saved.in_chans == 3 else "L",
             "resize": math.floor(self.size / saved.crop_pct),
@@ -78,16 +87,20 @@ class Source:
             optional = {"grey_range": saved.extra.get("range")}
         else:
             values["channels"] = saved.in_chans
-            optional = {"range": saved.extra.get("range"), "bands": list(bands.chosen) if bands.chosen else None}
+            optional = {
+                "range": saved.extra.get("range"),
+                "bands": list(bands.chosen) if bands.chosen else None,
+            }
             optional["file_channels"] = saved.extra.get("file_channels")
         return values | {name: value for name, value in optional.items() if value is not None}
 
 
 def check(source: Source, run: Callable[[torch.Tensor], np.ndarray]) -> str:
-    """Compare an exported network with torch on :func:`checked_images`, first on a single one, and return a line.
+    """Compare an exported network with torch on :func:`checked_images`, first on a single one, and
+    return a line.
 
-    Hand-made features have steps, at which a difference in the last digit may change a value much. So each image must
-    keep its class, and only the median of the images' differences is bounded.
+    Hand-made features have steps, at which a difference in the last digit may change a value much.
+    So each image must keep its class, and only the median of the images' differences is bounded.
 
     Args:
         source: The exported model.
@@ -112,13 +125,15 @@ def check(source: Source, run: Callable[[torch.Tensor], np.ndarray]) -> str:
         what += ", the same classes"
     if not agrees:
         where = f"most for {names[int(lost.argmax())]}"
-        raise RunError(f"the exported model's outputs differ from torch's, {where} ({line}). Nothing is written")
+        raise RunError(
+            f"the exported model's outputs differ from torch's, {where} ({line}). Nothing is written"
+        )
     return f"{what}, {line}"
 
 
 def checked_images(source: Source) -> tuple[torch.Tensor, list[str], str]:
-    """Return some training images of the run, prepared [n, C, S, S], their names and a line on them. Random images
-    without sharp edges replace those that are gone."""
+    """Return some training images of the run, prepared [n, C, S, S], their names and a line on
+    them. Random images without sharp edges replace those that are gone."""
     try:
         train = stage_of(source.config).list_images().train
         train = train.take(np.unique(np.linspace(0, len(train) - 1, CHECKED).astype(int)))
@@ -136,8 +151,8 @@ def checked_images(source: Source) -> tuple[torch.Tensor, list[str], str]:
 
 
 def onnx_model(source: Source):
-    """Convert the model to ONNX: input ``images`` [N, C, S, S] with any N, output ``logits`` or ``features``
-    [N, width].
+    """Convert the model to ONNX: input ``images`` [N, C, S, S] with any N, output ``logits`` or
+    ``features`` [N, width].
 
     Returns:
         An onnx.ModelProto, and the line of :func:`check`.
@@ -147,7 +162,8 @@ def onnx_model(source: Source):
     """
     import onnxruntime
 
-    example = torch.zeros(2, source.saved.in_chans, source.size, source.size)  # with one image torch would fix N
+    # with one image torch would fix N
+    example = torch.zeros(2, source.saved.in_chans, source.size, source.size)
     names = {"input_names": ["images"], "output_names": [source.output]}
     shapes = {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "dynamo": True}
     with converting(source, f"written as ONNX by torch {torch.__version__}"):
@@ -158,13 +174,16 @@ def onnx_model(source: Source):
         _tidy(source, proto)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # only errors
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
         return proto, check(source, lambda images: session.run(None, {"images": images.numpy()})[0])
 
 
 @contextlib.contextmanager
 def converting(source: Source, done: str) -> Iterator[None]:
-    """Raise RunError if a library fails inside the block, in which the model is ``done``, and name the model."""
+    """Raise RunError if a library fails inside the block, in which the model is ``done``, and name
+    the model."""
     try:
         yield
     except (UserError, RunError, OSError):
@@ -175,18 +194,26 @@ def converting(source: Source, done: str) -> Iterator[None]:
 
 def _tidy(source: Source, proto) -> None:
     """Remove the details of this machine: a stack trace for each node."""
-    for part in (*proto.graph.node, *proto.graph.initializer, *proto.graph.input, *proto.graph.output, proto.graph):
+    for part in (
+        *proto.graph.node,
+        *proto.graph.initializer,
+        *proto.graph.input,
+        *proto.graph.output,
+        proto.graph,
+    ):
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
     del proto.graph.value_info[:]
     del proto.metadata_props[:]
     proto.graph.name = source.saved.name
-    proto.producer_name, proto.producer_version = "idmm", idmm_version()
+    proto.producer_name = "idmm"
+    proto.producer_version = idmm_version()
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings and notes of exporters inside the block. The check finds the same problems."""
+    """Silence warnings and notes of exporters inside the block. The check finds the same
+    problems."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

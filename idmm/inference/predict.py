@@ -18,10 +18,11 @@ COLUMNS = ("path", "rank", "class", "probability")
 
 
 def predict(config: PredictConfig) -> str | None:
-    """Write a row for each image and rank to ``config.out`` and return a summary, or write CSV to standard output.
+    """Write a row for each image and rank to ``config.out`` and return a summary, or write CSV to
+    standard output.
 
-    The accuracy is logged of images in folders named like the run's classes. For a run of boxes or masks see
-    :func:`idmm.inference.predict_dense.predict_dense`. It needs a folder ``out``.
+    The accuracy is logged of images in folders named like the run's classes. For a run of boxes or
+    masks see :func:`idmm.inference.predict_dense.predict_dense`. It needs a folder ``out``.
 
     Raises:
         UserError: No run with a classifier, no readable images, or ``out`` cannot be written.
@@ -32,13 +33,16 @@ def predict(config: PredictConfig) -> str | None:
             raise UserError(f"out: missing. For a run of idmm {task} name a folder, new or empty")
         libraries = functools.partial(needed, config.init, DENSE_LIBRARIES[task], "dense")
         out, images = inputs(config, "model", None, libraries)
-        from idmm.inference.predict_dense import predict_dense  # torch takes seconds, a mistake is reported at once
+        # torch takes seconds, a mistake is reported at once
+        from idmm.inference.predict_dense import predict_dense
 
         return predict_dense(config, out, images)
     out, images = inputs(config, "model", (".csv",))
     from idmm.evaluation.predictor import BATCH, load_classifier
 
-    classifier = load_classifier(config.init, device=config.device, batch_size=config.batch_size or BATCH, field="init")
+    classifier = load_classifier(
+        config.init, device=config.device, batch_size=config.batch_size or BATCH, field="init"
+    )
     predictions = classifier.predict(images, config.top_k, on_error="skip")
     report_unreadable(predictions.unreadable, len(images))
     _log_accuracy(predictions, config)
@@ -54,7 +58,8 @@ def predict(config: PredictConfig) -> str | None:
 
 
 def _log_accuracy(predictions, config: PredictConfig) -> None:
-    """Log top-1, with its interval, of the images whose folders are named like classes, from ``config.paths`` on.
+    """Log top-1, with its interval, of the images whose folders are named like classes, from
+    ``config.paths`` on.
 
     Warns of images that the run was trained on.
     """
@@ -70,15 +75,22 @@ def _log_accuracy(predictions, config: PredictConfig) -> None:
             path = os.path.dirname(path)
             names.append(class_of(os.path.basename(path)))
         folders.append(names)
-    truth = np.array([next((numbers[name] for name in names if name in numbers), -1) for names in folders])
+    truth = np.array(
+        [next((numbers[name] for name in names if name in numbers), -1) for names in folders]
+    )
     labelled = np.flatnonzero(truth >= 0)
     if not len(labelled):
         return
     scores = score(predictions.probabilities[labelled].argmax(axis=1), truth[labelled])
     low, high = scores["top1_interval"]
-    share = "" if len(labelled) == len(predictions) else f"{len(labelled)} of "
+    if len(labelled) == len(predictions):
+        share = ""
+    else:
+        share = f"{len(labelled)} of "
     line = "accuracy: top-1 %.2f %%, 95 %% interval %.2f to %.2f, on %s%s in folders named like classes"
     log.info(line, scores["top1"], low, high, share, counted(len(predictions), "image"))
     seen = seen_in_training(config.init, [predictions.paths[number] for number in labelled])
     if seen:
-        log.warning("accuracy: the run was trained on %d of these, so new images have a lower one", seen)
+        log.warning(
+            "accuracy: the run was trained on %d of these, so new images have a lower one", seen
+        )

@@ -8,7 +8,15 @@ from typing import Any
 from idmm.config import PretrainConfig, parsing
 from idmm.config.commands import ReportConfig
 from idmm.config.reading import read_file
-from idmm.files import REWRITE, expand_home, is_public, made_folder, read_csv, read_json, read_metrics
+from idmm.files import (
+    REWRITE,
+    expand_home,
+    is_public,
+    made_folder,
+    read_csv,
+    read_json,
+    read_metrics,
+)
 from idmm.inference.runs import dataset_name, finished_runs, read_config
 from idmm.progress import log
 from idmm.report.page import readable
@@ -41,7 +49,9 @@ def report(config: ReportConfig) -> str:
         if run.data == first.data and (test := compared(first.path, run.path)):
             tests[run.label] = test
     comparisons = []
-    for (label, test), p in zip(tests.items(), holm([test["p"] for test in tests.values()]), strict=True):
+    for (label, test), p in zip(
+        tests.items(), holm([test["p"] for test in tests.values()]), strict=True
+    ):
         verdict = "the difference may be chance"
         if p < CHANCE:
             verdict = f"{first.label if test['points'] > 0 else label} is better"
@@ -54,7 +64,10 @@ def _read_run(folder: Path) -> RunFacts:
     folds = _folds(folder)
     config = read_config(folds[0])
     kind = stage_of(config).NAME
-    without_init = "" if isinstance(config, PretrainConfig) else "scratch"
+    if isinstance(config, PretrainConfig):
+        without_init = ""
+    else:
+        without_init = "scratch"
     return RunFacts(
         path=folder,
         kind=kind,
@@ -72,11 +85,14 @@ def _read_run(folder: Path) -> RunFacts:
 
 
 def _method(config: Any) -> str:
-    """Return the method that trained a backbone, or of the run that a classifier started from, else the weights."""
+    """Return the method that trained a backbone, or of the run that a classifier started from, else
+    the weights."""
     start = expand_home(config.init or "")
     if not isinstance(config, PretrainConfig) and config.init and (start / "config.yaml").is_file():
         config = read_config(start)
-    return config.method.name if isinstance(config, PretrainConfig) else config.init or "scratch"
+    if isinstance(config, PretrainConfig):
+        return config.method.name
+    return config.init or "scratch"
 
 
 def _curve(file: Path) -> list[tuple[int, float, float]]:
@@ -90,7 +106,9 @@ def _curve(file: Path) -> list[tuple[int, float, float]]:
 
 def _folds(folder: Path) -> list[Path]:
     """Return the finished runs of a folder's folds, or the folder itself."""
-    folds = sorted(folder.glob("fold-*"), key=lambda path: int(path.name[5:]) if path.name[5:].isdigit() else 0)
+    folds = sorted(
+        folder.glob("fold-*"), key=lambda path: int(path.name[5:]) if path.name[5:].isdigit() else 0
+    )
     return [fold for fold in folds if (fold / "result.json").is_file()] or [folder]
 
 
@@ -108,10 +126,15 @@ def _set_labels(runs: list[RunFacts]) -> None:
 
 def _pictures(run: Path) -> dict[str, Path]:
     """Return the pictures of a run by their titles."""
-    files, folds = {}, _folds(run)
+    files = {}
+    folds = _folds(run)
     for fold in folds:
         of_fold = "" if len(folds) == 1 else f" of {fold.name}"
-        for title, stem in (("Curves", "curves"), ("Confusion matrix", "confusion"), ("Mistakes", "mistakes")):
+        for title, stem in (
+            ("Curves", "curves"),
+            ("Confusion matrix", "confusion"),
+            ("Mistakes", "mistakes"),
+        ):
             files[f"{title}{of_fold}"] = fold / f"{stem}.png"
     files |= {f"idmm explore: {path.stem}": path for path in sorted(run.glob("explore/*.png"))}
     return {title: path for title, path in files.items() if path.is_file()}

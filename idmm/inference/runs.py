@@ -1,4 +1,5 @@
-"""Finished runs: those in the folders that a user names, and their files. Only reading images imports torch."""
+"""Finished runs: those in the folders that a user names, and their files. Only reading images
+imports torch."""
 
 import os
 from pathlib import Path
@@ -13,16 +14,18 @@ TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classi
 
 
 def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
-    """Return the folders of the finished runs in ``folders``, and a line on each unfinished one that was skipped.
+    """Return the folders of the finished runs in ``folders``, and a line on each unfinished one
+    that was skipped.
 
-    A folder of ``idmm train`` holds its stages and its comparison. Any other folder may hold runs or such folders. A
-    run appears once.
+    A folder of ``idmm train`` holds its stages and its comparison. Any other folder may hold runs
+    or such folders. A run appears once.
 
     Raises:
         UserError: No finished run in a folder, with a line per folder.
     """
     runs = {}  # real path -> path as given
-    notes, faults = [], []
+    notes = []
+    faults = []
     for folder in map(expand_home, folders):
         begun = _begun(folder)
         if not begun and folder.is_dir():
@@ -37,15 +40,21 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
             names = listed([f"'{path}'" for path in unfinished])
             faults.append(f"runs: {names}: not finished. Repeat the command to resume it")
         else:
-            faults.append(f"runs: '{folder}': expected the folder of a finished run, its --out, or one that holds some")
+            faults.append(
+                f"runs: '{folder}': expected the folder of a finished run, its --out, or one that holds some"
+            )
     if faults:
         raise UserError(*faults)
     return list(runs.values()), notes
 
 
 def _begun(folder: Path) -> list[Path]:
-    """Return the runs of a folder of ``idmm train``, in their order, or the folder if it is a run."""
-    runs = [folder / name for name in TRAIN] if (folder / "train.json").is_file() else [folder]
+    """Return the runs of a folder of ``idmm train``, in their order, or the folder if it is a
+    run."""
+    if (folder / "train.json").is_file():
+        runs = [folder / name for name in TRAIN]
+    else:
+        runs = [folder]
     return [run for run in runs if (run / "config.yaml").is_file()]
 
 
@@ -62,10 +71,15 @@ def images_of(run: Path) -> dict:
     stage = stage_of(config)
     with reading(run / "config.yaml", "Restore it or train again"):
         size = stage.stored_size(max(phase.size for phase in stage.phases))
-    value_range = exported_weights(run).range if config.data.range == "auto" else config.data.range
+    if config.data.range == "auto":
+        value_range = exported_weights(run).range
+    else:
+        value_range = config.data.range
     stores = {}
     for part, split in stage.list_images().parts.items():
-        stores[part] = store_split(split, stored_size=size, data=config.data, part=part, value_range=value_range)
+        stores[part] = store_split(
+            split, stored_size=size, data=config.data, part=part, value_range=value_range
+        )
         value_range = stores["train"].value_range or value_range
     return stores
 
@@ -80,16 +94,22 @@ def config_of(run: Path) -> PretrainConfig | FinetuneConfig:
         raise UserError(f"{run}: holds k-fold runs. Give one of them ('{run / 'fold-1'}')")
     if not (run / "result.json").is_file():
         is_run = (run / "last").is_dir()
-        how = "Repeat its command to finish it" if is_run else "Give the folder of a finished run"
+        if is_run:
+            how = "Repeat its command to finish it"
+        else:
+            how = "Give the folder of a finished run"
         raise UserError(f"{run}: is no finished run, it has no result.json. {how}")
     config = read_config(run)
     if not isinstance(config, PretrainConfig | FinetuneConfig):
-        raise UserError(f"{run}: is a run of idmm {stage_of(config).NAME}, expected one of pretraining or fine-tuning")
+        raise UserError(
+            f"{run}: is a run of idmm {stage_of(config).NAME}, expected one of pretraining or fine-tuning"
+        )
     return config
 
 
 def read_config(run: Path) -> Any:
-    """Return the config of a run that may not be finished, or raise UserError if config.yaml cannot be read."""
+    """Return the config of a run that may not be finished, or raise UserError if config.yaml cannot
+    be read."""
     faults = ()
     for stage in STAGES.values():
         try:
@@ -101,7 +121,9 @@ def read_config(run: Path) -> Any:
 
 def dataset_name(data: Data) -> str:
     """Return a dataset's name. A folder of the user's own is named by the last part of its path."""
-    return expand_home(data.root).resolve().name if data.name == "folder" and data.root else data.name or "digits"
+    if data.name == "folder" and data.root:
+        return expand_home(data.root).resolve().name
+    return data.name or "digits"
 
 
 def exported_weights(run: Path, field: str = ""):
@@ -109,4 +131,6 @@ def exported_weights(run: Path, field: str = ""):
     :class:`idmm.models.weights.Checkpoint`. See :func:`idmm.models.weights.read_checkpoint`."""
     from idmm.models.weights import read_checkpoint
 
-    return read_checkpoint(run, field, "model" if (run / "model.safetensors").is_file() else "backbone")
+    return read_checkpoint(
+        run, field, "model" if (run / "model.safetensors").is_file() else "backbone"
+    )

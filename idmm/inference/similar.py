@@ -15,8 +15,8 @@ DRAWN = 256  # short side of the images in the picture (pixels)
 
 
 def similar(config: SimilarConfig) -> None:
-    """Print the cosine and the path of the nearest images and the median cosine of all, and draw the nearest with the
-    query in ``config.out``.
+    """Print the cosine and the path of the nearest images and the median cosine of all, and draw
+    the nearest with the query in ``config.out``.
 
     The query is not among them. Another file of the same content is.
 
@@ -25,10 +25,13 @@ def similar(config: SimilarConfig) -> None:
         RunError: Memory ran out, or the disk is full.
     """
     _, images = inputs(config, "backbone", (".png",), lambda: _check_query(config.query))
-    images = [path for path in images if same_place(path) != same_place(config.out)]  # the figure of an earlier call
+    # the figure of an earlier call
+    images = [path for path in images if same_place(path) != same_place(config.out)]
     others = [path for path in images if same_place(path) != same_place(config.query)]
     if not others:
-        raise UserError(f"paths: there is no image but the query '{config.query}'. Name images to compare it with")
+        raise UserError(
+            f"paths: there is no image but the query '{config.query}'. Name images to compare it with"
+        )
     if len(others) < len(images):
         log.info("query: '%s' is among the images and is skipped there", config.query)
     from sklearn.preprocessing import normalize
@@ -36,10 +39,14 @@ def similar(config: SimilarConfig) -> None:
     # torch takes seconds, a mistake is reported at once
     from idmm.evaluation.predictor import features_of, load_backbone_network
 
-    network = load_backbone_network(config.init, device=config.device, batch_size=config.batch_size, field="init")
+    network = load_backbone_network(
+        config.init, device=config.device, batch_size=config.batch_size, field="init"
+    )
     query = features_of(network, [config.query], on_error="skip")
     if query.unreadable:
-        raise UserError(f"query: '{config.query}' cannot be read ({query.unreadable[config.query]})")
+        raise UserError(
+            f"query: '{config.query}' cannot be read ({query.unreadable[config.query]})"
+        )
     embedding = features_of(network, others, on_error="skip")
     report_unreadable(embedding.unreadable, len(others))
     cosines = normalize(embedding.features) @ normalize(query.features)[0]  # [N]
@@ -62,7 +69,10 @@ def _draw(config: SimilarConfig, nearest: list[tuple[str, float]], network, note
     from idmm.data.images import composite, fitted
     from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
-    captions = [(config.query, "query"), *((path, f"cosine {cosine:.3f}") for path, cosine in nearest)]
+    captions = [
+        (config.query, "query"),
+        *((path, f"cosine {cosine:.3f}") for path, cosine in nearest),
+    ]
     tiles = []
     for path, head in captions:  # as the run reads them, before the crop
         pixels = composite(fitted(network.read(path).pixels, DRAWN))

@@ -1,4 +1,5 @@
-"""Parametric instance discrimination: N images, N classes (Cao, Yu, Wu, ECCV 2022, Eqs. 3 and 17-20)."""
+"""Parametric instance discrimination: N images, N classes (Cao, Yu, Wu, ECCV 2022, Eqs. 3 and
+17-20)."""
 
 from collections.abc import Iterator
 
@@ -10,9 +11,14 @@ from torch.autograd.function import once_differentiable
 LOGITS_HELD = 2**21  # of a batch that is computed without tiles, at most
 GPU_HELD = 2**26  # on a GPU, whose time is that of the operations' starts
 FEW_VIEWS = 256  # smaller batches count as so many
-# Otherwise they are computed in tiles of so many logits per CPU thread (its cache) or GPU, and of so many views
-CPU_TILE, GPU_TILE, TILE_VIEWS = 2**19, 2**23, 1024
-CPU_STORED, GPU_STORED = 2**24, 2**28  # logits stored for the backward pass (64 MiB, 1 GiB). Others are recomputed
+# Otherwise they are computed in tiles of so many logits per CPU thread (its cache) or GPU, and of
+# so many views
+CPU_TILE = 2**19
+GPU_TILE = 2**23
+TILE_VIEWS = 1024
+# logits stored for the backward pass (64 MiB, 1 GiB). Others are recomputed
+CPU_STORED = 2**24
+GPU_STORED = 2**28
 EPS = 1e-12  # as F.normalize
 
 
@@ -26,24 +32,28 @@ def instance_discrimination_loss(
     chunk_size: int | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return the cross-entropy of N-way logits with smoothed, mixed instance labels, without building [B, N] targets.
+    """Return the cross-entropy of N-way logits with smoothed, mixed instance labels, without
+    building [B, N] targets.
 
-    With logits o = features @ weight.T + bias, c = eps/(N-1) and s = 1-eps-c, the loss of one view is
+    With logits o = features @ weight.T + bias, c = eps/(N-1) and s = 1-eps-c, the loss of one view
+    is
 
         logsumexp(o) - lam s o_i - (1-lam) s o_i' - c sum_j o_j
 
-    This is Eq. 19 with target c for every j other than i and i'. The paper prints lam c. But mixing two labels smoothed
-    by Eq. 17 results in c, and only then do the targets sum to one. Smoothing spreads over the other N-1 instances, not
-    over N as in ``torch.nn.CrossEntropyLoss``.
+    This is Eq. 19 with target c for every j other than i and i'. The paper prints lam c. But mixing
+    two labels smoothed by Eq. 17 results in c, and only then do the targets sum to one. Smoothing
+    spreads over the other N-1 instances, not over N as in ``torch.nn.CrossEntropyLoss``.
 
     Args:
-        features: Pooled features z, [B, d]. Half precision is raised to fp32 despite autocast. Double stays.
+        features: Pooled features z, [B, d]. Half precision is raised to fp32 despite autocast.
+            Double stays.
         weight: The N-way layer W, [N, d], N >= 2.
         target: Instance i of each view, int64 [B].
         mixed_target: Instance i' that was mixed in, int64 [B]. None: no mixing.
         lam: Share of instance i, in [0, 1]: a number, or one per view, [B].
         smoothing: Label smoothing eps, in [0, 1).
-        chunk_size: Views whose logits are held at a time, at most. None: the fastest choice in bounded memory.
+        chunk_size: Views whose logits are held at a time, at most. None: the fastest choice in
+            bounded memory.
         bias: Bias of the N-way layer, [N].
 
     Returns:
@@ -57,25 +67,35 @@ def instance_discrimination_loss(
         weight = torch.cat([weight, bias[:, None]], dim=1)
     n = weight.shape[0]
     if not fits(features, n, chunk_size):
-        return instance_losses(features, weight, target, mixed_target, lam, smoothing, chunk_size).mean()
+        return instance_losses(
+            features, weight, target, mixed_target, lam, smoothing, chunk_size
+        ).mean()
     s, c = _shares(n, smoothing)
     dtype = _dtype(features, weight)
     lam = lam.to(dtype) if isinstance(lam, Tensor) else lam
     with torch.autocast(features.device.type, enabled=False):
-        z, w = features.to(dtype), weight.to(dtype)  # [B, d], [N, d]
+        # [B, d], [N, d]
+        z = features.to(dtype)
+        w = weight.to(dtype)
         target_logit = _logit(z, w, target)  # [B]
         total = z @ w.sum(0)  # sum_j o_j, [B]
         if mixed_target is None:
             rest = (1 - s) * target_logit - c * total
         else:
-            rest = (1 - lam * s) * target_logit - (1 - lam) * s * _logit(z, w, mixed_target) - c * total
-        return F.cross_entropy(F.linear(z, w), target) + rest.mean()  # mean of logsumexp(o) - o_i, and the rest
+            rest = (
+                (1 - lam * s) * target_logit
+                - (1 - lam) * s * _logit(z, w, mixed_target)
+                - c * total
+            )
+        # mean of logsumexp(o) - o_i, and the rest
+        return F.cross_entropy(F.linear(z, w), target) + rest.mean()
 
 
 def fits(features: Tensor, instances: int, chunk_size: int | None = None) -> bool:
     """Whether all logits of features [B, d] may be held at once.
 
-    For few views, the gradients of W dominate the memory. Without tiles there is one per term of the loss.
+    For few views, the gradients of W dominate the memory. Without tiles there is one per term of
+    the loss.
     """
     views = len(features)
     if chunk_size is not None:
@@ -94,18 +114,25 @@ def instance_losses(
     chunk_size: int | None = None,
     cosine: bool = False,
 ) -> Tensor:
-    """Return the loss of each view, [B]. Logits are computed in tiles, and again in the backward pass.
+    """Return the loss of each view, [B]. Logits are computed in tiles, and again in the backward
+    pass.
 
     Args:
-        features, weight, target, mixed_target, lam, smoothing, chunk_size: See :func:`instance_discrimination_loss`.
+        features, weight, target, mixed_target, lam, smoothing, chunk_size: See
+            :func:`instance_discrimination_loss`.
         cosine: Normalise the rows of W, without a copy of W.
     """
     s, c = _shares(len(weight), smoothing)
     dtype = _dtype(features, weight)
     lam = lam.to(dtype) if isinstance(lam, Tensor) else lam
-    index = target[:, None] if mixed_target is None else torch.stack([target, mixed_target], dim=1)  # [B, T]
+    # [B, T]
+    if mixed_target is None:
+        index = target[:, None]
+    else:
+        index = torch.stack([target, mixed_target], dim=1)
     with torch.autocast(features.device.type, enabled=False):
-        z, w = features.to(dtype), weight.to(dtype)
+        z = features.to(dtype)
+        w = weight.to(dtype)
         log_sum, picked, total = _Logits.apply(z, w, index, _tile(z, len(w), chunk_size), cosine)
         if mixed_target is None:
             return log_sum - s * picked[:, 0] - c * total
@@ -132,7 +159,8 @@ def _logit(z: Tensor, w: Tensor, index: Tensor) -> Tensor:
 
 
 def _tile(z: Tensor, rows: int, chunk_size: int | None) -> tuple[int, int, int]:
-    """Return views and rows of a tile of logits, and the number of logits to store for the backward pass."""
+    """Return views and rows of a tile of logits, and the number of logits to store for the backward
+    pass."""
     views = max(1, min(len(z), TILE_VIEWS))
     if chunk_size is not None:
         return views, max(1, chunk_size * rows // views), 0
@@ -147,17 +175,25 @@ def row_tiles(rows: int, size: int) -> Iterator[slice]:
 
 
 class _Logits(torch.autograd.Function):
-    """Logsumexp [V] of the logits o = z w^T, [V, n], those of instances ``index`` [V, T], and their sum [V].
+    """Logsumexp [V] of the logits o = z w^T, [V, n], those of instances ``index`` [V, T], and their
+    sum [V].
 
-    Logits are computed in tiles (views, rows, logits to store). The gradients recompute tiles that are not stored.
+    Logits are computed in tiles (views, rows, logits to store). The gradients recompute tiles that
+    are not stored.
     """
 
     @staticmethod
     def forward(ctx, z, w, index, tile, cosine):
         views, rows, storable = tile
-        ctx.views, ctx.rows, ctx.cosine = list(row_tiles(len(z), views)), rows, cosine
-        top, exps = z.new_full((len(z),), -torch.inf), z.new_zeros(len(z))  # largest logit and sum of exp(o - top), [V]
-        column, ctx.stored = z.new_zeros(z.shape[1]), {}  # the rows' sum, [d]
+        ctx.views = list(row_tiles(len(z), views))
+        ctx.rows = rows
+        ctx.cosine = cosine
+        # largest logit and sum of exp(o - top), [V]
+        top = z.new_full((len(z),), -torch.inf)
+        exps = z.new_zeros(len(z))
+        # the rows' sum, [d]
+        column = z.new_zeros(z.shape[1])
+        ctx.stored = {}
         buffer = z.new_empty(views * rows)
         for r in row_tiles(len(w), rows):
             part, _ = _rows(w[r], cosine)
@@ -166,7 +202,9 @@ class _Logits(torch.autograd.Function):
                 storable -= (v.stop - v.start) * len(part)
                 o = _tile_logits(z[v], part, None if storable >= 0 else buffer)  # [views, rows]
                 new_top = torch.maximum(top[v], o.amax(1))
-                exps[v] = exps[v] * (top[v] - new_top).exp() + o.sub_(new_top[:, None]).exp_().sum(1)
+                exps[v] = exps[v] * (top[v] - new_top).exp() + o.sub_(new_top[:, None]).exp_().sum(
+                    1
+                )
                 top[v] = new_top
                 if storable >= 0:
                     ctx.stored[r.start, v.start] = o, new_top
@@ -180,10 +218,14 @@ class _Logits(torch.autograd.Function):
     def backward(ctx, d_log_sum, d_picked, d_total):
         z, w, index, log_sum, column = ctx.saved_tensors
         with torch.autocast(z.device.type, enabled=False):
-            dz, dw = torch.zeros_like(z), torch.zeros_like(w)
-            picked = (d_picked[:, :, None] * z[:, None]).flatten(0, 1)  # of the picked logits, [V T, d]
+            dz = torch.zeros_like(z)
+            dw = torch.zeros_like(w)
+            # of the picked logits, [V T, d]
+            picked = (d_picked[:, :, None] * z[:, None]).flatten(0, 1)
             dw.index_put_((index.flatten(),), picked, accumulate=True)
-            weighted, constant = d_log_sum[:, None] * z, d_total @ z  # [V, d], [d]
+            # [V, d], [d]
+            weighted = d_log_sum[:, None] * z
+            constant = d_total @ z
             buffer = z.new_empty(ctx.views[0].stop * ctx.rows)
             for r in row_tiles(len(w), ctx.rows):
                 part, length = _rows(w[r], ctx.cosine)
@@ -211,6 +253,10 @@ def _rows(w: Tensor, cosine: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def _tile_logits(z: Tensor, w: Tensor, buffer: Tensor | None) -> Tensor:
-    """Return the logits of views z [v, d] and rows w [r, d], [v, r], in the buffer if there is one."""
-    out = None if buffer is None else buffer[: len(z) * len(w)].view(len(z), len(w))
+    """Return the logits of views z [v, d] and rows w [r, d], [v, r], in the buffer if there is
+    one."""
+    if buffer is None:
+        out = None
+    else:
+        out = buffer[: len(z) * len(w)].view(len(z), len(w))
     return torch.mm(z, w.T, out=out)

@@ -1,4 +1,5 @@
-"""Training methods, one file each, imported by name: a library is imported only with the method that needs it."""
+"""Training methods, one file each, imported by name: a library is imported only with the method
+that needs it."""
 
 import importlib
 
@@ -9,7 +10,8 @@ from idmm.methods.base import Method, RunInfo
 
 
 def create_method(backbone: nn.Module, info: RunInfo, config: MethodConfig) -> Method:
-    """Make the pretraining method that ``config.name`` names (seed the global generators around it).
+    """Make the pretraining method that ``config.name`` names (seed the global generators around
+    it).
 
     Args:
         backbone: A timm model with ``num_classes=0``.

@@ -20,21 +20,25 @@ class RunInfo:
     epochs: int  # with ``train.minutes`` the recipe's
     steps: int  # optimizer steps of so many epochs
     classes: int | None = None  # K, if there are labels
-    global_groups: int = 1  # how many groups of crops, from the first on, are global (idmm.config.global_groups)
+    # how many groups of crops, from the first on, are global (idmm.config.global_groups)
+    global_groups: int = 1
     labelled: int | None = None  # images with a label; None: all
 
 
 class Method(nn.Module):
-    """A backbone (a timm model that is trained and averaged by EMA) with the modules that a method adds.
+    """A backbone (a timm model that is trained and averaged by EMA) with the modules that a method
+    adds.
 
     Attributes:
-        localization: An extra loss on the grid of embeddings of all images that need gradients, or None.
+        localization: An extra loss on the grid of embeddings of all images that need gradients, or
+            None.
         head: Between the features and the loss. The default does nothing.
-        scheduled_epoch: Progress in the recipe's epochs, which the loop sets with ``train.minutes``. None: schedules
-            follow the epoch.
+        scheduled_epoch: Progress in the recipe's epochs, which the loop sets with
+            ``train.minutes``. None: schedules follow the epoch.
         starts_from_features: Whether a new run calls :meth:`prepare` before its first step.
         teacher: A :class:`idmm.methods.common.MomentumEncoder` of backbone and head, or None.
-        lr_scales: Learning rates of child modules by name, as multiples of the run's; 1 if not named.
+        lr_scales: Learning rates of child modules by name, as multiples of the run's; 1 if not
+            named.
     """
 
     localization: Localization | None
@@ -42,7 +46,8 @@ class Method(nn.Module):
     def __init__(self, backbone: nn.Module):
         super().__init__()
         self.backbone = backbone
-        self.register_module("localization", None)  # first after the backbone, so second in the optimizer's groups
+        # first after the backbone, so second in the optimizer's groups
+        self.register_module("localization", None)
         self.head: nn.Module = nn.Identity()
         self.lr_scales = {}
         self.scheduled_epoch: float | None = None
@@ -51,7 +56,9 @@ class Method(nn.Module):
 
     def scheduled(self, epoch: int) -> float:
         """Return the position of schedules in an epoch, counted from 0."""
-        return epoch if self.scheduled_epoch is None else self.scheduled_epoch
+        if self.scheduled_epoch is None:
+            return epoch
+        return self.scheduled_epoch
 
     @property
     def exported(self) -> nn.Module:
@@ -62,7 +69,8 @@ class Method(nn.Module):
         """Compute the loss of a batch.
 
         Args:
-            batch: From the loader, on the device. ``weight`` 0 marks images that only keep this process in step.
+            batch: From the loader, on the device. ``weight`` 0 marks images that only keep this
+                process in step.
             key: Seed of this call's random choices. It differs per step, micro-batch and process.
             epoch: Counted from 0.
 
@@ -72,7 +80,10 @@ class Method(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must compute a loss")
 
     def features(
-        self, images: Tensor | Sequence[Tensor], key: int, head: Callable[[Tensor], Tensor] | None = None
+        self,
+        images: Tensor | Sequence[Tensor],
+        key: int,
+        head: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
         """Run the backbone once.
 
@@ -82,29 +93,41 @@ class Method(nn.Module):
             head: Replaces ``backbone.forward_head``.
 
         Returns:
-            The output, one row per image ([B, d] without ``head``), the extra loss and its values for the log.
+            The output, one row per image ([B, d] without ``head``), the extra loss and its values
+            for the log.
         """
         backbone = self.backbone
-        images = images if isinstance(images, Tensor) else torch.cat(images)
+        if isinstance(images, Tensor):
+            images = images
+        else:
+            images = torch.cat(images)
         with one_image_norms(backbone, images):
             if self.localization is not None:
                 return self.localization(backbone, images, key, head)
-            return backbone(images) if head is None else head(backbone.forward_features(images)), 0.0, {}
+            return (
+                backbone(images) if head is None else head(backbone.forward_features(images)),
+                0.0,
+                {},
+            )
 
     def prepare(self, features: Tensor) -> None:
         """Start from the features [N, d] of all training images, on the CPU."""
 
     def compile(self) -> None:
-        """Compile what most of a step's time goes to by torch.compile. The default is the backbone's features."""
+        """Compile what most of a step's time goes to by torch.compile. The default is the
+        backbone's features."""
         backbone = self.backbone  # methods call its features and its head one by one
         compiled = torch.compile(backbone.forward_features.__func__)
-        backbone.forward_features = MethodType(compiled, backbone)  # bound to the copy of a copied backbone
+        # bound to the copy of a copied backbone
+        backbone.forward_features = MethodType(compiled, backbone)
 
     def before_step(self, epoch: int) -> None:
-        """Act between the backward pass and the optimizer step, e.g. drop gradients. The default does nothing."""
+        """Act between the backward pass and the optimizer step, e.g. drop gradients. The default
+        does nothing."""
 
     def after_step(self, step: float) -> None:
-        """Act after an optimizer step, counted from 0. The default moves the momentum encoder, if there is one.
+        """Act after an optimizer step, counted from 0. The default moves the momentum encoder, if
+        there is one.
 
         With ``train.minutes``, ``step`` is the progress times the recipe's steps.
         """
@@ -112,12 +135,14 @@ class Method(nn.Module):
             self.teacher.update(step, self.backbone, self.head)
 
     def embed(self, features: Tensor) -> Tensor:
-        """Return the embeddings that the loss compares, from pooled features [B, d] of ``exported``.
+        """Return the embeddings that the loss compares, from pooled features [B, d] of
+        ``exported``.
 
         A collapse shows there first.
         """
         return self.head(features)
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
-        """Return the method's own measures, from pooled features [B, d] of ``exported`` and numbers of images [B]."""
+        """Return the method's own measures, from pooled features [B, d] of ``exported`` and numbers
+        of images [B]."""
         return {}

@@ -1,4 +1,5 @@
-"""DINO (Caron et al., ICCV 2021): the student's softmax follows that of a momentum teacher, centred and sharpened."""
+"""DINO (Caron et al., ICCV 2021): the student's softmax follows that of a momentum teacher, centred
+and sharpened."""
 
 import warnings
 
@@ -13,15 +14,18 @@ from idmm.progress import log
 
 OUTPUTS = 65_536  # of the paper's head
 WARMUP_TEMPERATURE = 0.04
-# epochs for which the teacher's temperature rises and the head's last layer is frozen. In short runs a tenth at most
-WARMUP_EPOCHS, FROZEN_EPOCHS, SHORT = 30, 1, 10
+# epochs for which the teacher's temperature rises and the head's last layer is frozen. In short
+# runs a tenth at most
+WARMUP_EPOCHS = 30
+FROZEN_EPOCHS = 1
+SHORT = 10
 
 
 class DINO(Method):
     """Cross-entropy (Eq. 2) of every crop's softmax with the teacher's of the other global crops.
 
-    The crops of the first group are global, and those of the next groups with its scale. The teacher's
-    backbone is exported, as in the paper.
+    The crops of the first group are global, and those of the next groups with its scale. The
+    teacher's backbone is exported, as in the paper.
     """
 
     def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
@@ -32,7 +36,9 @@ class DINO(Method):
         self.teacher = MomentumEncoder(backbone, self.head, config.momentum, info.steps)
         self.warmup = min(WARMUP_EPOCHS, info.epochs // SHORT)
         self.teacher_temperature = config.teacher_temperature
-        self.loss = DINOLoss(outputs, student_temp=config.temperature, center_momentum=config.center_momentum)
+        self.loss = DINOLoss(
+            outputs, student_temp=config.temperature, center_momentum=config.center_momentum
+        )
         self.global_groups = info.global_groups
 
     @property
@@ -41,20 +47,26 @@ class DINO(Method):
         return self.teacher.copies[0]
 
     def temperature(self, epoch: float) -> float:
-        """The teacher's temperature in an epoch, counted from 0: linear from 0.04 in the warm-up's first to the end in
-        its last."""
-        share = min(1.0, epoch / max(1, self.warmup - 1)) if self.warmup else 1.0
+        """The teacher's temperature in an epoch, counted from 0: linear from 0.04 in the warm-up's
+        first to the end in its last."""
+        if self.warmup:
+            share = min(1.0, epoch / max(1, self.warmup - 1))
+        else:
+            share = 1.0
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Compute the loss of all crops in ``batch["views"]``, of which the teacher sees the global ones."""
+        """Compute the loss of all crops in ``batch["views"]``, of which the teacher sees the global
+        ones."""
         crops = crops_of(batch)
         features, extra, logs = self.features(crops, key)  # [V*B, d]
         student = at_least_fp32(self.head(features)).chunk(len(crops))  # [B, K] each
         seen = crops[: sum(views.shape[1] for views in batch["views"][: self.global_groups])]
         teacher = at_least_fp32(self.teacher(seen)).chunk(len(seen))  # [B, K] each
         with full_precision(student[0]):
-            loss = self.loss(list(teacher), list(student), teacher_temp=self.temperature(self.scheduled(epoch)))
+            loss = self.loss(
+                list(teacher), list(student), teacher_temp=self.temperature(self.scheduled(epoch))
+            )
         return {"loss": loss + extra, **logs}
 
     def before_step(self, epoch: int) -> None:
@@ -62,14 +74,16 @@ class DINO(Method):
         self.head.cancel_last_layer_gradients(self.scheduled(epoch))
 
     def embed(self, features: Tensor) -> Tensor:
-        """Return the student's targets, of the teacher's features: centred, as sharp as after the warm-up, [B, K]."""
+        """Return the student's targets, of the teacher's features: centred, as sharp as after the
+        warm-up, [B, K]."""
         centred = at_least_fp32(self.teacher.copies[1](features)) - self.loss.center[0]
         return (centred / self.teacher_temperature).softmax(1)
 
 
 def _head(width: int, hidden: int, dim: int, outputs: int) -> DINOProjectionHead:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the old weight_norm, which cannot be copied
+        # the old weight_norm, which cannot be copied
+        warnings.simplefilter("ignore", FutureWarning)
         head = DINOProjectionHead(width, hidden, dim, outputs)
     nn.utils.remove_weight_norm(head.last_layer)
     nn.utils.parametrizations.weight_norm(head.last_layer)  # the same, in a form that can

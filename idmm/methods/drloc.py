@@ -1,4 +1,5 @@
-"""Dense relative localization as an extra term of a method's loss. Its head is here, never in the backbone."""
+"""Dense relative localization as an extra term of a method's loss. Its head is here, never in the
+backbone."""
 
 from collections.abc import Callable
 
@@ -19,8 +20,8 @@ class Localization(nn.Module):
     ``size`` is the images' side (pixels).
 
     Raises:
-        UserError: The model's features are no grid, or one of a single place, or mode l1_all and it has no transformer
-            blocks.
+        UserError: The model's features are no grid, or one of a single place, or mode l1_all and it
+            has no transformer blocks.
     """
 
     def __init__(self, backbone: nn.Module, config: DrLoc, size: int, in_chans: int):
@@ -30,23 +31,33 @@ class Localization(nn.Module):
         if min(grids[-1].shape[2:]) < 2:
             rows, columns = grids[-1].shape[2:]
             why = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
-            raise UserError(f"drloc.weight: {why}. Give larger images, a backbone with finer grids or --drloc.weight 0")
+            raise UserError(
+                f"drloc.weight: {why}. Give larger images, a backbone with finer grids or --drloc.weight 0"
+            )
         widths = [grid.shape[1] for grid in grids]
-        self.loss = DenseRelativeLocalization(widths, config.mode, config.pairs, config.hidden_dim, config.grid_size)
+        self.loss = DenseRelativeLocalization(
+            widths, config.mode, config.pairs, config.hidden_dim, config.grid_size
+        )
 
     def forward(
         self, backbone: nn.Module, images: Tensor, key: int, head: Callable | None = None
     ) -> tuple[Tensor, Tensor, dict]:
-        """Return the backbone's output for images [B, C, S, S], the weighted loss on its grid, and values for the log.
+        """Return the backbone's output for images [B, C, S, S], the weighted loss on its grid, and
+        values for the log.
 
         ``key`` seeds the pairs; ``head`` takes the place of ``backbone.forward_head``.
         """
         features, grids = self._run(backbone, images)
         loss = self.loss(grids, numpy_rng(key, "drloc"))
-        return (head or backbone.forward_head)(features), self.config.weight * loss, {"drloc": loss.detach()}
+        return (
+            (head or backbone.forward_head)(features),
+            self.config.weight * loss,
+            {"drloc": loss.detach()},
+        )
 
     def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return features and the grids that the loss is for, the final one or one for each block."""
+        """Return features and the grids that the loss is for, the final one or one for each
+        block."""
         size = images.shape[-2:]
         if self.config.mode != "l1_all":
             features = backbone.forward_features(images)

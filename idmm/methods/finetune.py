@@ -1,4 +1,5 @@
-"""Stage 2: supervised training of a classifier, with Mixup and CutMix through the same sparse mixing as stage 1."""
+"""Stage 2: supervised training of a classifier, with Mixup and CutMix through the same sparse
+mixing as stage 1."""
 
 import numpy as np
 import torch
@@ -13,15 +14,18 @@ from idmm.seeding import numpy_rng
 
 
 class Finetune(Method):
-    """Cross-entropy on mixed images. By default Mixup is on even epochs and CutMix on odd ones, as released.
+    """Cross-entropy on mixed images. By default Mixup is on even epochs and CutMix on odd ones, as
+    released.
 
     Args:
         backbone: A timm model with a classifier: images [B, C, S, S] -> logits [B, K].
         config: Mixing and label smoothing.
-        freeze: Train only the classifier. The rest stays in evaluation mode (no dropout, fixed batch statistics).
+        freeze: Train only the classifier. The rest stays in evaluation mode (no dropout, fixed
+            batch statistics).
 
     Attributes:
-        class_weight: Of each class in the loss, float32 [K], see :func:`balanced_weights`; None: all are 1.
+        class_weight: Of each class in the loss, float32 [K], see :func:`balanced_weights`; None:
+            all are 1.
     """
 
     class_weight: Tensor | None
@@ -29,7 +33,8 @@ class Finetune(Method):
     def __init__(self, backbone: nn.Module, config: Augment, freeze: bool = False):
         super().__init__(backbone)
         self.config = config
-        self.register_buffer("class_weight", None, persistent=False)  # set once the images are known
+        # set once the images are known
+        self.register_buffer("class_weight", None, persistent=False)
         self.freeze = freeze
         if freeze:
             backbone.requires_grad_(False)
@@ -44,19 +49,25 @@ class Finetune(Method):
         return self
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Compute the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["label"]`` [B]."""
-        images, label = batch["images"], batch["label"]
+        """Compute the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["label"]``
+        [B]."""
+        images = batch["images"]
+        label = batch["label"]
         mix = self._draw(images, epoch, numpy_rng(key, "mixing"))
-        other, lam = None, 1.0
+        other = None
+        lam = 1.0
         if mix is not None:
-            images, other, lam = mix_images(images, mix), label[mix.partner_on(label.device)], mix.lam
+            images = mix_images(images, mix)
+            other = label[mix.partner_on(label.device)]
+            lam = mix.lam
         logits, extra, logs = self.features(images, key)  # [B, K]
         smoothing = self.config.label_smoothing
         loss = mixed_cross_entropy(logits.float(), label, other, lam, smoothing, self.class_weight)
         return {"loss": loss + extra, **logs}
 
     def _draw(self, images: Tensor, epoch: int, rng: np.random.Generator) -> Mix | None:
-        mixup, cutmix = self.config.mixup_alpha, self.config.cutmix_alpha
+        mixup = self.config.mixup_alpha
+        cutmix = self.config.cutmix_alpha
         number = epoch
         if self.config.mixing == "batches":
             number = int(rng.integers(2))
@@ -70,9 +81,12 @@ class Finetune(Method):
 def balanced_weights(labels: np.ndarray, classes: int) -> Tensor:
     """Return a weight for each of K classes by the training images' labels [n], float32 [K].
 
-    w_c = n / (K n_c), n_c images of class c (King and Zeng, Political Analysis 9, 2001; scikit-learn's 'balanced'). K
-    counts the classes that have an image, so that the mean weight of an image is 1; of the others w_c is 0.
+    w_c = n / (K n_c), n_c images of class c (King and Zeng, Political Analysis 9, 2001;
+    scikit-learn's 'balanced'). K counts the classes that have an image, so that the mean weight of
+    an image is 1; of the others w_c is 0.
     """
     count = np.bincount(labels, minlength=classes)
-    weights = np.divide(len(labels), (count > 0).sum() * count, out=np.zeros(classes), where=count > 0)
+    weights = np.divide(
+        len(labels), (count > 0).sum() * count, out=np.zeros(classes), where=count > 0
+    )
     return torch.from_numpy(weights).float()

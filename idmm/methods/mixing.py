@@ -1,7 +1,9 @@
-"""CutMix (Yun et al., ICCV 2019) and Mixup (Zhang et al., ICLR 2018) with sparse targets, for both stages.
+"""CutMix (Yun et al., ICCV 2019) and Mixup (Zhang et al., ICLR 2018) with sparse targets, for both
+stages.
 
-A mixed batch has two targets and one share, never a dense row of class probabilities. timm's Mixup needs even batches
-and draws from NumPy's global state; here the draw is a function of the generator passed in.
+A mixed batch has two targets and one share, never a dense row of class probabilities. timm's Mixup
+needs even batches and draws from NumPy's global state; here the draw is a function of the generator
+passed in.
 """
 
 from dataclasses import dataclass
@@ -17,26 +19,35 @@ class Mix:
 
     lam: float  # share of each image's own pixels, in [0, 1]
     partner: Tensor  # which image is mixed into each, a permutation, int64 [B]
-    box: tuple[int, int, int, int] | None  # pixels of the partner: top, bottom, left, right; None blends all (Mixup)
+    # pixels of the partner: top, bottom, left, right; None blends all (Mixup)
+    box: tuple[int, int, int, int] | None
 
     def partner_on(self, device: torch.device) -> Tensor:
         """Return ``partner`` on the device, without waiting for what that has still to do."""
-        pinned = self.partner.pin_memory() if device.type == "cuda" else self.partner
+        if device.type == "cuda":
+            pinned = self.partner.pin_memory()
+        else:
+            pinned = self.partner
         return pinned.to(device, non_blocking=True)
 
 
 def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.random.Generator) -> Mix:
-    """Draw one box for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam as released.
+    """Draw one box for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam as
+    released.
 
-    The box covers 1 - lam of the image around a uniform centre, is clipped at the border, and lam becomes the share
-    that is left outside it.
+    The box covers 1 - lam of the image around a uniform centre, is clipped at the border, and lam
+    becomes the share that is left outside it.
     """
     lam = rng.beta(alpha, alpha)
     side = (1 - max(lam, 1 - lam)) ** 0.5
-    box_h, box_w = int(height * side), int(width * side)
-    y, x = int(rng.integers(height)), int(rng.integers(width))
-    top, bottom = max(0, y - box_h // 2), min(height, y - box_h // 2 + box_h)
-    left, right = max(0, x - box_w // 2), min(width, x - box_w // 2 + box_w)
+    box_h = int(height * side)
+    box_w = int(width * side)
+    y = int(rng.integers(height))
+    x = int(rng.integers(width))
+    top = max(0, y - box_h // 2)
+    bottom = min(height, y - box_h // 2 + box_h)
+    left = max(0, x - box_w // 2)
+    right = min(width, x - box_w // 2 + box_w)
     lam = 1 - (bottom - top) * (right - left) / (height * width)
     return Mix(lam, torch.from_numpy(rng.permutation(count)), (top, bottom, left, right))
 

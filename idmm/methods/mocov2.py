@@ -1,18 +1,27 @@
-"""MoCo v2 (He et al., CVPR 2020; Chen et al., arXiv:2003.04297): a queue of keys from a momentum encoder."""
+"""MoCo v2 (He et al., CVPR 2020; Chen et al., arXiv:2003.04297): a queue of keys from a momentum
+encoder."""
 
 from lightly.loss import NTXentLoss
 from torch import Tensor, nn
 
 from idmm import config
 from idmm.methods.base import Method, RunInfo
-from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch, head_dim, projection_head
+from idmm.methods.common import (
+    MomentumEncoder,
+    crops_of,
+    full_precision,
+    gather_batch,
+    head_dim,
+    projection_head,
+)
 from idmm.progress import log
 
 QUEUE = 2048  # Table 10 of the IDMM paper
 
 
 class MoCoV2(Method):
-    """InfoNCE (Eq. 1) of the first crop's query against the second's key and the queue, which starts at random.
+    """InfoNCE (Eq. 1) of the first crop's query against the second's key and the queue, which
+    starts at random.
 
     Keys are not shuffled between processes: heads have no batch norm to learn from it.
     """
@@ -23,21 +32,24 @@ class MoCoV2(Method):
         self.teacher = MomentumEncoder(backbone, self.head, config.momentum)
         queue = _queue(config.queue, info), head_dim(backbone, config)
         self.loss = NTXentLoss(config.temperature, memory_bank_size=queue)
-        for name, buffer in list(self.loss.memory_bank.named_buffers()):  # as part of the state, which resume needs
+        # as part of the state, which resume needs
+        for name, buffer in list(self.loss.memory_bank.named_buffers()):
             self.loss.memory_bank.register_buffer(name, buffer, persistent=True)
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
         """Compute the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
         one, other = crops_of(batch)
         features, extra, logs = self.features(one, key)  # [B, d]
-        query, positive = gather_batch(batch, self.head(features), self.teacher(other))  # [B, dim] each
+        # [B, dim] each
+        query, positive = gather_batch(batch, self.head(features), self.teacher(other))
         with full_precision(query):
             return {"loss": self.loss(query, positive) + extra, **logs}
 
 
 def _queue(requested: int | None, info: RunInfo) -> int:
     """Return the length of the queue, at most so long that few keys are of images in the batch."""
-    room, length = max(1, info.images - min(info.batch_size, info.images // 2)), requested or QUEUE
+    room = max(1, info.images - min(info.batch_size, info.images // 2))
+    length = requested or QUEUE
     if room < length:
         log.info("method.queue: %d, not %d: there are %d images", room, length, info.images)
     return min(length, room)

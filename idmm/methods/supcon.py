@@ -9,7 +9,8 @@ from idmm.methods.common import crops_of, full_precision, gather_batch, projecti
 
 
 class SupCon(Method):
-    """The supervised contrastive loss (Eq. 2, "out") between projections of any number of crops of an image.
+    """The supervised contrastive loss (Eq. 2, "out") between projections of any number of crops of
+    an image.
 
     With ``accumulate`` a micro-batch is compared only with itself.
     """
@@ -20,9 +21,11 @@ class SupCon(Method):
         self.temperature = config.temperature
 
     def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Compute the loss of all crops in ``batch["views"]`` with classes ``batch["label"]`` [B]."""
+        """Compute the loss of all crops in ``batch["views"]`` with classes ``batch["label"]``
+        [B]."""
         crops = crops_of(batch)
         features, extra, logs = self.features(crops, key)  # [V*B, d]
-        rows, label = gather_batch(batch, self.head(features), batch["label"].repeat(len(crops)))  # [V*B, dim], [V*B]
+        # [V*B, dim], [V*B]
+        rows, label = gather_batch(batch, self.head(features), batch["label"].repeat(len(crops)))
         with full_precision(rows):
             return {"loss": sup_con(rows, label, self.temperature) + extra, **logs}

@@ -6,4 +6,11 @@ from idmm.models.grid import token_grid
 from idmm.models.weights import Checkpoint, load_backbone, read_checkpoint
 
 REGISTERED = (cvt, hog, hog_conv, t2t)  # with timm, by their import
-__all__ = ["Checkpoint", "create_backbone", "feature_width", "load_backbone", "read_checkpoint", "token_grid"]
+__all__ = [
+    "Checkpoint",
+    "create_backbone",
+    "feature_width",
+    "load_backbone",
+    "read_checkpoint",
+    "token_grid",
+]

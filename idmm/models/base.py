@@ -1,4 +1,5 @@
-"""Shared by our models: the classifier, windows of tokens, names of released weights and resizing."""
+"""Shared by our models: the classifier, windows of tokens, names of released weights and
+resizing."""
 
 import itertools
 import re
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 Grid = tuple[int, int]
 Tensors = dict[str, Tensor]
-WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each step from pixels to tokens
+# kernel, stride and padding of each step from pixels to tokens
+WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
 class WithClassifier(nn.Module):
@@ -26,14 +28,17 @@ class WithClassifier(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier (0 classes: none) and, unless None, the pooling."""
         self.global_pool = global_pool or self.global_pool
-        self.num_classes, self.head = num_classes, nn.Identity()
+        self.num_classes = num_classes
+        self.head = nn.Identity()
         if num_classes > 0:
-            tensor = next(itertools.chain(self.parameters(), self.buffers()))  # has the device and the dtype
+            # has the device and the dtype
+            tensor = next(itertools.chain(self.parameters(), self.buffers()))
             layer = init_linear(nn.Linear(self.num_features, num_classes))
             self.head = layer.to(tensor.device, tensor.dtype).train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or features [B, D] without a classifier."""
+        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or features [B, D] without a
+        classifier."""
         return self.forward_head(self.forward_features(x))
 
 
@@ -79,7 +84,8 @@ def window_grids(size: Grid) -> list[Grid]:
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """Return the sinusoids of Vaswani et al. (2017, section 3.5), [1, positions, dim], sines in even columns."""
+    """Return the sinusoids of Vaswani et al. (2017, section 3.5), [1, positions, dim], sines in
+    even columns."""
     column = torch.arange(dim)
     angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
     return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]

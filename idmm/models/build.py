@@ -29,47 +29,74 @@ _RESERVED = {
     "name": "use model.name",
 }
 _LOADING = ("pretrained", "checkpoint_path")
-_INTERFACE = ("forward_features", "forward_head", "get_classifier", "reset_classifier")  # that idmm calls
-_DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}  # for several sizes: of ViTs, and of Swin
+# that idmm calls
+_INTERFACE = ("forward_features", "forward_head", "get_classifier", "reset_classifier")
+# for several sizes: of ViTs, and of Swin
+_DYNAMIC = {"dynamic_img_size": True, "strict_img_size": False}
 _PROBES = {"img_size": 224, "drop_path_rate": 0.1, **_DYNAMIC}
 # what models raise for arguments and sizes that they do not accept
-_MODEL_ERRORS = (TypeError, AssertionError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError)
+_MODEL_ERRORS = (
+    TypeError,
+    AssertionError,
+    ValueError,
+    RuntimeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+)
 
 
 def create_backbone(
-    name: str, img_size: Size | None = None, *, drop_path: float | None = None, dynamic_size: bool = False, **kwargs
+    name: str,
+    img_size: Size | None = None,
+    *,
+    drop_path: float | None = None,
+    dynamic_size: bool = False,
+    **kwargs,
 ) -> nn.Module:
     """Build a timm model with fresh weights from the global generators, without a classifier.
 
     Args:
         name: Any model name of timm, or one of ours.
-        img_size: Image side, or (height, width), in pixels. It is passed on only to models that are built for one size
-            (ViT, Swin, ...), and tried with one black image. None: the model's own.
-        drop_path: Stochastic depth rate in [0, 1), ignored by models without it. None: the model's own.
-        dynamic_size: Accept images of other sizes than ``img_size``, too, if timm supports it. Position embeddings are
-            then resampled in every forward pass. The weights are the same.
+        img_size: Image side, or (height, width), in pixels. It is passed on only to models that are
+            built for one size (ViT, Swin, ...), and tried with one black image. None: the model's
+            own.
+        drop_path: Stochastic depth rate in [0, 1), ignored by models without it. None: the model's
+            own.
+        dynamic_size: Accept images of other sizes than ``img_size``, too, if timm supports it.
+            Position embeddings are then resampled in every forward pass. The weights are the same.
         **kwargs: For the model's constructor. ``num_classes`` is 0 by default.
 
     Returns:
-        The model in training mode, [B, in_chans, H, W] -> [B, d], with d from :func:`feature_width`.
+        The model in training mode, [B, in_chans, H, W] -> [B, d], with d from
+        :func:`feature_width`.
 
     Raises:
-        UserError: An unknown name, an argument that the model refuses, a model without pooled features, or (SizeError)
-            a size that it does not accept.
+        UserError: An unknown name, an argument that the model refuses, a model without pooled
+            features, or (SizeError) a size that it does not accept.
     """
     check_name(name)
     if used := [key for key in _LOADING if kwargs.get(key)]:
-        raise UserError(f"model.kwargs: {name} has {listed(used)}, but {_RESERVED[used[0]]}. Leave it out")
+        raise UserError(
+            f"model.kwargs: {name} has {listed(used)}, but {_RESERVED[used[0]]}. Leave it out"
+        )
     kwargs = {"num_classes": 0, **kwargs}
-    optional = {"img_size": tuple(img_size) if isinstance(img_size, list) else img_size, "drop_path_rate": drop_path}
+    optional = {
+        "img_size": tuple(img_size) if isinstance(img_size, list) else img_size,
+        "drop_path_rate": drop_path,
+    }
     optional |= _DYNAMIC if dynamic_size else {}
-    optional = {k: v for k, v in optional.items() if v is not None and k not in kwargs and accepts(name, k)}
+    optional = {
+        k: v for k, v in optional.items() if v is not None and k not in kwargs and accepts(name, k)
+    }
     try:
         model = timm.create_model(name, **kwargs, **optional)
     except _MODEL_ERRORS as error:
         raise _build_error(name, kwargs, optional, error) from error
     if missing := [method for method in _INTERFACE if not hasattr(model, method)]:
-        raise UserError(f"model.name: {name!r} has no method {listed(missing)}, expected timm's interface")
+        raise UserError(
+            f"model.name: {name!r} has no method {listed(missing)}, expected timm's interface"
+        )
     if img_size is not None:
         output = try_size(model, name, img_size, kwargs.get("in_chans", 3))
         if len(shape := list(getattr(output, "shape", []))) != 2:
@@ -83,10 +110,15 @@ def create_backbone(
 def feature_width(model: nn.Module) -> int:
     """Return the width d of a model's features [B, d] without a classifier.
 
-    It comes from the forward pass in :func:`create_backbone`, else from timm's ``head_hidden_size``. ``num_features``
-    differs if there are layers between pooling and classifier (MobileNetV3, VGG, ...).
+    It comes from the forward pass in :func:`create_backbone`, else from timm's
+    ``head_hidden_size``. ``num_features`` differs if there are layers between pooling and
+    classifier (MobileNetV3, VGG, ...).
     """
-    return getattr(model, "feature_width", None) or getattr(model, "head_hidden_size", None) or model.num_features
+    return (
+        getattr(model, "feature_width", None)
+        or getattr(model, "head_hidden_size", None)
+        or model.num_features
+    )
 
 
 def check_name(name: str) -> None:
@@ -97,16 +129,23 @@ def check_name(name: str) -> None:
 
 
 def check_kwargs(kwargs: dict) -> None:
-    """Raise UserError if ``model.kwargs`` has keys with a config field of their own, such as ``img_size``."""
+    """Raise UserError if ``model.kwargs`` has keys with a config field of their own, such as
+    ``img_size``."""
     if used := [key for key in _RESERVED if key in kwargs]:
-        raise UserError(*(f"model.kwargs: {key} is {kwargs[key]!r}; {_RESERVED[key]}, leave it out" for key in used))
+        raise UserError(
+            *(
+                f"model.kwargs: {key} is {kwargs[key]!r}; {_RESERVED[key]}, leave it out"
+                for key in used
+            )
+        )
 
 
 def export_kwargs(name: str, kwargs: dict, img_size: Size | None, in_chans: int = 3) -> dict:
-    """Return arguments so that ``timm.create_model(name, **kwargs)`` rebuilds the model without a classifier.
+    """Return arguments so that ``timm.create_model(name, **kwargs)`` rebuilds the model without a
+    classifier.
 
-    They are the user's ``model.kwargs`` with the image size (pixels), if the model has this argument, and channels
-    other than 3.
+    They are the user's ``model.kwargs`` with the image size (pixels), if the model has this
+    argument, and channels other than 3.
     """
     exported = {k: v for k, v in kwargs.items() if k not in _RESERVED} | {"num_classes": 0}
     if in_chans != 3:
@@ -117,36 +156,52 @@ def export_kwargs(name: str, kwargs: dict, img_size: Size | None, in_chans: int 
 
 
 def classifiers(model: nn.Module) -> list[nn.Module]:
-    """Return the model's classifiers: one, or all whose logits it averages (distilled DeiT has two)."""
+    """Return the model's classifiers: one, or all whose logits it averages (distilled DeiT has
+    two)."""
     classifier = model.get_classifier()
-    return list(classifier) if isinstance(classifier, (tuple, list, nn.ModuleList)) else [classifier]
+    if isinstance(classifier, (tuple, list, nn.ModuleList)):
+        return list(classifier)
+    return [classifier]
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
-    """Return the numbers of parameters, ``params``, and of those outside the classifiers, ``backbone_params``."""
-    classifier = sum(parameter.numel() for layer in classifiers(model) for parameter in layer.parameters())
+    """Return the numbers of parameters, ``params``, and of those outside the classifiers,
+    ``backbone_params``."""
+    classifier = sum(
+        parameter.numel() for layer in classifiers(model) for parameter in layer.parameters()
+    )
     total = sum(parameter.numel() for parameter in model.parameters())
     return {"params": total, "backbone_params": total - classifier}
 
 
 def linear_classifiers(model: nn.Module) -> list[nn.Linear | nn.Conv2d]:
-    """Return the classifiers if all are linear in the features [B, d] of ``forward_head(..., pre_logits=True)``.
+    """Return the classifiers if all are linear in the features [B, d] of ``forward_head(...,
+    pre_logits=True)``.
 
-    A 1x1 convolution on [B, d, 1, 1] is linear, too. The result is [] if a classifier has inputs of another width
-    (CrossViT), or layers before it (LeViT's norm) or in parallel (VOLO's tokens).
+    A 1x1 convolution on [B, d, 1, 1] is linear, too. The result is [] if a classifier has inputs of
+    another width (CrossViT), or layers before it (LeViT's norm) or in parallel (VOLO's tokens).
     """
-    layers, width = classifiers(model), feature_width(model)
+    layers = classifiers(model)
+    width = feature_width(model)
     for layer in layers:
-        linear = isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1))
+        linear = isinstance(layer, nn.Linear) or (
+            isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1)
+        )
         if not linear or layer.bias is None or layer.weight.shape[1] != width:
             return []
-    linear_weights, backbone = {id(p) for layer in layers for p in layer.parameters()}, backbone_keys(model)
-    covered = all(id(p) in linear_weights or name in backbone for name, p in model.named_parameters())
-    return layers if covered else []
+    linear_weights = {id(p) for layer in layers for p in layer.parameters()}
+    backbone = backbone_keys(model)
+    covered = all(
+        id(p) in linear_weights or name in backbone for name, p in model.named_parameters()
+    )
+    if covered:
+        return layers
+    return []
 
 
 def has_linear_classifier(name: str, kwargs: dict) -> bool:
-    """Return whether a model has :func:`linear_classifiers`. True if it cannot be built: the build explains why."""
+    """Return whether a model has :func:`linear_classifiers`. True if it cannot be built: the build
+    explains why."""
     try:
         return bool(linear_classifiers(_build_on_meta(name, {**kwargs, "num_classes": 2})))
     except _MODEL_ERRORS:
@@ -156,7 +211,8 @@ def has_linear_classifier(name: str, kwargs: dict) -> bool:
 def backbone_keys(model: nn.Module) -> set[str]:
     """Return the keys of the model's state dict that remain with ``num_classes=0``."""
     tensors = [*model.parameters(), *model.buffers()]
-    bare = copy.deepcopy(model, {id(t): t.detach().to("meta") for t in tensors})  # the structure, not the weights
+    # the structure, not the weights
+    bare = copy.deepcopy(model, {id(t): t.detach().to("meta") for t in tensors})
     bare.reset_classifier(0)
     return set(bare.state_dict())
 
@@ -169,29 +225,37 @@ def backbone_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def model_name(model: nn.Module) -> str:
     """Return timm's name of the model, for messages."""
-    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
+    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(
+        model
+    ).__name__
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
-    """Return whether a model trains faster in channels-last format: it has max pooling or batch norm.
+    """Return whether a model trains faster in channels-last format: it has max pooling or batch
+    norm.
 
-    Measured on one x86 core (benchmarks/backbone_speed.py). Models of attention only have the same speed in both.
+    Measured on one x86 core (benchmarks/backbone_speed.py). Models of attention only have the same
+    speed in both.
     """
     return any(isinstance(module, (nn.MaxPool2d, nn.BatchNorm2d)) for module in model.modules())
 
 
 @contextlib.contextmanager
 def one_image_norms(model: nn.Module, images: torch.Tensor) -> Iterator[None]:
-    """Let a batch of one image pass through batch norms in training, as a run's last batch may have one.
+    """Let a batch of one image pass through batch norms in training, as a run's last batch may have
+    one.
 
-    torch refuses a batch norm with one value per channel (a 1x1 map, as in most ConvNets at 32 pixels). Such a norm
-    uses its running statistics unchanged. Norms with larger maps work as usual.
+    torch refuses a batch norm with one value per channel (a 1x1 map, as in most ConvNets at 32
+    pixels). Such a norm uses its running statistics unchanged. Norms with larger maps work as
+    usual.
 
     Args:
         model: Its batch norms are used.
         images: The inputs inside the block, [B, C, H, W].
     """
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    norms = [
+        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
+    ]
     # synchronised ones have images of other processes
     norms = [m for m in norms if len(images) == 1 and not isinstance(m, nn.SyncBatchNorm)]
 
@@ -207,7 +271,8 @@ def one_image_norms(model: nn.Module, images: torch.Tensor) -> Iterator[None]:
 
 @functools.cache
 def accepts(name: str, key: str) -> bool:
-    """Return whether the model's constructor has an argument ``key`` of :data:`_PROBES`, e.g. ``img_size`` (ViT, Swin).
+    """Return whether the model's constructor has an argument ``key`` of :data:`_PROBES`, e.g.
+    ``img_size`` (ViT, Swin).
 
     timm's entry points hide the signature, so a build is tried.
     """
@@ -251,10 +316,16 @@ def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> 
     """
     height, width = to_2tuple(img_size)
     embed = getattr(model, "patch_embed", None)
-    if isinstance(embed, timm.layers.PatchEmbed) and not embed.dynamic_img_pad and accepts(name, "img_size"):
+    if (
+        isinstance(embed, timm.layers.PatchEmbed)
+        and not embed.dynamic_img_pad
+        and accepts(name, "img_size")
+    ):
         patch = to_2tuple(embed.patch_size)
         if height % patch[0] or width % patch[1]:  # timm would crop the border silently
-            raise _size_error(name, img_size, f"expected a multiple of its patch, {patch[0]}x{patch[1]} pixels")
+            raise _size_error(
+                name, img_size, f"expected a multiple of its patch, {patch[0]}x{patch[1]} pixels"
+            )
     try:
         with torch.no_grad():
             output = model.eval()(black_image(model, in_chans, img_size))

@@ -1,7 +1,7 @@
 """CvT: a vision transformer whose tokens and projections are convolutions.
 
-Wu et al., "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021. Written from the paper and from the shapes
-of the public release, https://github.com/microsoft/CvT.
+Wu et al., "CvT: Introducing Convolutions to Vision Transformers", ICCV 2021. Written from the paper
+and from the shapes of the public release, https://github.com/microsoft/CvT.
 """
 
 from collections import OrderedDict
@@ -9,15 +9,32 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath, LayerNorm2d, Mlp, calculate_drop_path_rates, get_act_layer, global_pool_nlc, to_2tuple
+from timm.layers import (
+    DropPath,
+    LayerNorm2d,
+    Mlp,
+    calculate_drop_path_rates,
+    get_act_layer,
+    global_pool_nlc,
+    to_2tuple,
+)
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Grid, Released, WithClassifier, as_map, init_linear, window_grids
+from idmm.models.base import (
+    WINDOWS,
+    Grid,
+    Released,
+    WithClassifier,
+    as_map,
+    init_linear,
+    window_grids,
+)
 
 
 def conv_projection(dim: int, stride: int) -> nn.Sequential:
-    """Return the convolutions of a projection (paper: section 3.2), [B, D, h, w] -> [B, D, h / stride, w / stride]."""
+    """Return the convolutions of a projection (paper: section 3.2), [B, D, h, w] -> [B, D, h /
+    stride, w / stride]."""
     conv = nn.Conv2d(dim, dim, 3, stride=stride, padding=1, groups=dim, bias=False)
     return nn.Sequential(OrderedDict(conv=conv, bn=nn.BatchNorm2d(dim)))
 
@@ -25,26 +42,37 @@ def conv_projection(dim: int, stride: int) -> nn.Sequential:
 class ConvAttention(nn.Module):
     """Attention of convolutional projections, [B, prefix + h w, D] -> the same.
 
-    Class tokens skip the convolutions. There are a quarter as many keys and values. Attention is scaled by the total
-    width of all heads, as in the release.
+    Class tokens skip the convolutions. There are a quarter as many keys and values. Attention is
+    scaled by the total width of all heads, as in the release.
     """
 
     def __init__(self, dim: int, num_heads: int, prefix: int):
         super().__init__()
-        self.num_heads, self.prefix = num_heads, prefix
+        self.num_heads = num_heads
+        self.prefix = prefix
         self.scale = dim**-0.5
-        self.conv_q, self.conv_k, self.conv_v = (conv_projection(dim, stride) for stride in (1, 2, 2))
+        self.conv_q, self.conv_k, self.conv_v = (
+            conv_projection(dim, stride) for stride in (1, 2, 2)
+        )
         self.q, self.k, self.v, self.proj = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        prefix, features = x[:, : self.prefix], as_map(x[:, self.prefix :], grid)  # [B, D, h, w]
+        # [B, D, h, w]
+        prefix = x[:, : self.prefix]
+        features = as_map(x[:, self.prefix :], grid)
 
         def heads(conv, linear):
             tokens = conv(features).flatten(2).transpose(1, 2)  # [B, N, D]
-            tokens = torch.cat([prefix.to(tokens.dtype), tokens], dim=1) if self.prefix else tokens
-            return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, heads, N, D / heads]
+            if self.prefix:
+                tokens = torch.cat([prefix.to(tokens.dtype), tokens], dim=1)
+            else:
+                tokens = tokens
+            # [B, heads, N, D / heads]
+            return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
-        q, k, v = heads(self.conv_q, self.q), heads(self.conv_k, self.k), heads(self.conv_v, self.v)
+        q = heads(self.conv_q, self.q)
+        k = heads(self.conv_k, self.k)
+        v = heads(self.conv_v, self.v)
         x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         return self.proj(x.transpose(1, 2).flatten(2))
 
@@ -67,17 +95,32 @@ class ConvBlock(nn.Module):
 
 
 class ConvStage(nn.Module):
-    """Token embedding and blocks: [B, C, H, W] -> tokens [B, prefix + h w, dim] and their grid (h, w)."""
+    """Token embedding and blocks: [B, C, H, W] -> tokens [B, prefix + h w, dim] and their grid (h,
+    w)."""
 
     def __init__(
-        self, chans: int, dim: int, embed: Sequence[int], prefix: int, rates: list[float], heads: int, mlp_ratio: float
+        self,
+        chans: int,
+        dim: int,
+        embed: Sequence[int],
+        prefix: int,
+        rates: list[float],
+        heads: int,
+        mlp_ratio: float,
     ):
         super().__init__()
         self.prefix = prefix
-        self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.zeros(1, 1, dim), std=0.02)) if prefix else None
-        projection, norm = nn.Conv2d(chans, dim, *embed), LayerNorm2d(dim, eps=1e-5)
-        self.patch_embed = nn.Sequential(OrderedDict(proj=projection, norm=norm))  # paper: section 3.1
-        self.blocks = nn.ModuleList(ConvBlock(dim, heads, mlp_ratio, prefix, rate) for rate in rates)
+        if prefix:
+            self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.zeros(1, 1, dim), std=0.02))
+        else:
+            self.cls_token = None
+        projection = nn.Conv2d(chans, dim, *embed)
+        norm = LayerNorm2d(dim, eps=1e-5)
+        # paper: section 3.1
+        self.patch_embed = nn.Sequential(OrderedDict(proj=projection, norm=norm))
+        self.blocks = nn.ModuleList(
+            ConvBlock(dim, heads, mlp_ratio, prefix, rate) for rate in rates
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = self.patch_embed(x)
@@ -91,20 +134,22 @@ class ConvStage(nn.Module):
 
 
 class CvT(Released, WithClassifier):
-    """CvT: three stages, each with a grid of half the side, and a class token in the last (paper: section 3, Table 2).
+    """CvT: three stages, each with a grid of half the side, and a class token in the last (paper:
+    section 3, Table 2).
 
-    There are no position embeddings, so images of any size are accepted. ``img_size`` only sets ``grid_size``. A side
-    of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 if 16 divides n.
-    ``forward_features`` returns the last stage's [B, 1 + h w, D], the class token first. The classifier's bias starts
-    at 0, unlike in the release.
+    There are no position embeddings, so images of any size are accepted. ``img_size`` only sets
+    ``grid_size``. A side of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of
+    tokens, n/16 if 16 divides n. ``forward_features`` returns the last stage's [B, 1 + h w, D], the
+    class token first. The classifier's bias starts at 0, unlike in the release.
 
     Args:
         img_size: Image side, or (height, width), in pixels.
         global_pool: 'token' (the class token) or 'avg' (the mean of the others).
         embed_dims: Width of each stage's tokens. The last is D.
-        drop_path_rate: Stochastic depth of the last block. It rises linearly from 0 over the last stage, as released.
-        in_chans, num_classes, depths, num_heads, mlp_ratio, drop_rate: As in timm's vision transformers, with depths
-            and heads per stage.
+        drop_path_rate: Stochastic depth of the last block. It rises linearly from 0 over the last
+            stage, as released.
+        in_chans, num_classes, depths, num_heads, mlp_ratio, drop_rate: As in timm's vision
+            transformers, with depths and heads per stage.
 
     Raises:
         ValueError: A size, a pooling or widths that it does not accept.
@@ -134,8 +179,11 @@ class CvT(Released, WithClassifier):
         super().__init__()
         self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
-        stages, last = [], len(WINDOWS) - 1
-        for i, (dim, depth, heads, embed) in enumerate(zip(embed_dims, depths, num_heads, WINDOWS, strict=True)):
+        stages = []
+        last = len(WINDOWS) - 1
+        for i, (dim, depth, heads, embed) in enumerate(
+            zip(embed_dims, depths, num_heads, WINDOWS, strict=True)
+        ):
             rates = calculate_drop_path_rates(drop_path_rate if i == last else 0.0, depth)
             chans = embed_dims[i - 1] if i else in_chans
             stages.append(ConvStage(chans, dim, embed, int(i == last), rates, heads, mlp_ratio))
@@ -153,11 +201,15 @@ class CvT(Released, WithClassifier):
 
     def group_matcher(self, coarse: bool = False) -> dict:
         """Return patterns of parameters per layer, for layer-wise learning rates."""
-        blocks = [(r"^stages\.(\d+)\.(?:patch_embed|cls_token)", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)]
+        blocks = [
+            (r"^stages\.(\d+)\.(?:patch_embed|cls_token)", (0,)),
+            (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+        ]
         return dict(stem=r"^stages\.0\.patch_embed", blocks=[*blocks, (r"^norm", (99999,))])
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return normalised tokens, [B, in_chans, H, W] -> [B, 1 + h w, D], the class token first."""
+        """Return normalised tokens, [B, in_chans, H, W] -> [B, 1 + h w, D], the class token
+        first."""
         for stage in self.stages[:-1]:
             x = as_map(*stage(x))
         return self.norm(self.stages[-1](x)[0])
@@ -165,7 +217,9 @@ class CvT(Released, WithClassifier):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits, [B, 1 + h w, D] -> [B, num_classes], or the pooled features [B, D]."""
         x = self.head_drop(global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=1))
-        return x if pre_logits else self.head(x)
+        if pre_logits:
+            return x
+        return self.head(x)
 
 
 _cfg = dict(pool_size=(14, 14), first_conv="stages.0.patch_embed.proj", classifier="head")

@@ -1,7 +1,8 @@
-"""Hand-made features as a backbone without weights: gradients by orientation in cells, and a histogram of colours.
+"""Hand-made features as a backbone without weights: gradients by orientation in cells, and a
+histogram of colours.
 
-Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005, with the bins, cells and blocks of
-scikit-image's ``feature.hog``.
+Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005, with the bins,
+cells and blocks of scikit-image's ``feature.hog``.
 """
 
 import math
@@ -15,11 +16,14 @@ from torch import Tensor
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
 from idmm.models.base import Tensors, WithClassifier, resized
 
-SIDE, CELL = 64, 8  # sides of the resized image and of a cell (pixels)
+# sides of the resized image and of a cell (pixels)
+SIDE = 64
+CELL = 8
 ORIENTATIONS = 9  # of gradients, over half a turn
 FLAT = 1e-6  # smaller differences of grey levels are rounding errors and become 0
 CLIP = 0.2  # largest value that L2-Hys leaves in a block (paper: section 6.4)
-LUMA = (0.2125, 0.7154, 0.0721)  # weights of red, green and blue in a grey level (scikit-image's rgb2gray)
+# weights of red, green and blue in a grey level (scikit-image's rgb2gray)
+LUMA = (0.2125, 0.7154, 0.0721)
 HSV_BINS = (8, 4, 4)  # hue, saturation and value
 CHANNEL_BINS = 32  # per channel if the image is not RGB
 NUDGE = 1e-4  # bins. A value on the edge of two bins counts for the upper one despite rounding
@@ -35,20 +39,24 @@ def oriented_cells(grey: Tensor) -> Tensor:
     Returns:
         [B, 9, H/8, W/8]. Orientation k spans 20 k to 20 (k + 1) degrees.
     """
-    down = F.hardshrink(F.pad(grey[:, 2:] - grey[:, :-2], (0, 0, 1, 1)), FLAT)  # [B, H, W], 0 at the border
+    # [B, H, W], 0 at the border
+    down = F.hardshrink(F.pad(grey[:, 2:] - grey[:, :-2], (0, 0, 1, 1)), FLAT)
     right = F.hardshrink(F.pad(grey[:, :, 2:] - grey[:, :, :-2], (1, 1)), FLAT)
-    upward = (down < 0) | ((down == 0) & (right < 0))  # opposite gradients have the same orientation
+    # opposite gradients have the same orientation
+    upward = (down < 0) | ((down == 0) & (right < 0))
     sign = torch.where(upward, -1.0, 1.0)
     edges = [math.pi * k / ORIENTATIONS for k in range(1, ORIENTATIONS)]
     past = [sign * (down * math.cos(edge) - right * math.sin(edge)) >= 0 for edge in edges]
-    past = torch.stack([torch.ones_like(upward), *past], dim=1).to(grey.dtype)  # [B, 9, H, W], 1 up to the orientation
+    # [B, 9, H, W], 1 up to the orientation
+    past = torch.stack([torch.ones_like(upward), *past], dim=1).to(grey.dtype)
     one_hot = past - F.pad(past[:, 1:], (0, 0, 0, 0, 0, 1))
     magnitude = (down.square() + right.square()).sqrt()
     return F.avg_pool2d(magnitude[:, None] * one_hot, CELL)
 
 
 def normalised_blocks(cells: Tensor) -> Tensor:
-    """Return blocks of 2x2 cells normalised by L2-Hys: [B, 9, h, w] -> [B, h - 1, w - 1, 2, 2, 9]."""
+    """Return blocks of 2x2 cells normalised by L2-Hys: [B, 9, h, w] -> [B, h - 1, w - 1, 2, 2,
+    9]."""
     blocks = cells.unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 4, 5, 1)
 
     def unit(x: Tensor) -> Tensor:
@@ -59,15 +67,21 @@ def normalised_blocks(cells: Tensor) -> Tensor:
 
 
 def hsv_histogram(rgb: Tensor) -> Tensor:
-    """Return the share of pixels per bin of hue, saturation and value, [B, 3, H, W] in [0, 1] -> [B, 128]."""
+    """Return the share of pixels per bin of hue, saturation and value, [B, 3, H, W] in [0, 1] ->
+    [B, 128]."""
     red, green, blue = rgb.unbind(1)
-    value, spread = rgb.amax(1), rgb.amax(1) - rgb.amin(1)  # [B, H, W]
+    # [B, H, W]
+    value = rgb.amax(1)
+    spread = rgb.amax(1) - rgb.amin(1)
     wide = spread.clamp(min=SMALL)
     sextant = torch.where(value == green, 2 + (blue - red) / wide, 4 + (red - green) / wide)
-    sextant = torch.where(value == red, (green - blue) / wide, sextant)  # in [-1, 5]; 0 if all channels are the same
+    # in [-1, 5]; 0 if all channels are the same
+    sextant = torch.where(value == red, (green - blue) / wide, sextant)
     hues, saturations, values = HSV_BINS
     hue = (sextant / 6 * hues + hues + NUDGE).long() % hues
-    bins = (hue * saturations + _bin(spread / value.clamp(min=SMALL), saturations)) * values + _bin(value, values)
+    bins = (hue * saturations + _bin(spread / value.clamp(min=SMALL), saturations)) * values + _bin(
+        value, values
+    )
     return _shares(bins, math.prod(HSV_BINS))
 
 
@@ -85,10 +99,11 @@ def _shares(bins: Tensor, count: int) -> Tensor:
 class Hog(WithClassifier):
     """Oriented gradients and a histogram of colours, with timm's interface.
 
-    It undoes the normalisation of images by its buffers ``mean`` and ``std``, which are saved with the weights, and
-    resizes to 64x64 pixels, bilinear with antialiasing. RGB images have 1,764 features of the grey level's gradients
-    and 128 of the joint histogram of hue, saturation and value. Other images have 1,764 of the channel mean's
-    gradients and 32 per channel. Only the classifier learns.
+    It undoes the normalisation of images by its buffers ``mean`` and ``std``, which are saved with
+    the weights, and resizes to 64x64 pixels, bilinear with antialiasing. RGB images have 1,764
+    features of the grey level's gradients and 128 of the joint histogram of hue, saturation and
+    value. Other images have 1,764 of the channel mean's gradients and 32 per channel. Only the
+    classifier learns.
 
     Args:
         in_chans: Channels of images.
@@ -104,31 +119,44 @@ class Hog(WithClassifier):
         self.grey_weights = LUMA if rgb else (1 / in_chans,) * in_chans
         blocks = (SIDE // CELL - 1) ** 2
         colours = math.prod(HSV_BINS) if rgb else CHANNEL_BINS * in_chans
-        self.num_features = self.head_hidden_size = self.fixed = self.hand_made = blocks * 4 * ORIENTATIONS + colours
+        self.num_features = self.head_hidden_size = self.fixed = self.hand_made = (
+            blocks * 4 * ORIENTATIONS + colours
+        )
         self.reset_classifier(num_classes, global_pool)
 
     def set_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Set the mean and std of the images' normalisation, a number per channel, on pixel values in [0, 1]."""
+        """Set the mean and std of the images' normalisation, a number per channel, on pixel values
+        in [0, 1]."""
         self.mean.copy_(torch.tensor(mean))
         self.std.copy_(torch.tensor(std))
 
     def checkpoint_filter_fn(self, state_dict: Tensors) -> Tensors:
         """Return weights without mean and std of images with other channels."""
-        return {k: v for k, v in state_dict.items() if k not in ("mean", "std") or v.shape == self.mean.shape}
+        return {
+            k: v
+            for k, v in state_dict.items()
+            if k not in ("mean", "std") or v.shape == self.mean.shape
+        }
 
     def pixels(self, x: Tensor) -> Tensor:
         """Return pixel values in [0, 1], [B, in_chans, H, W] -> [B, in_chans, 64, 64]."""
         images = resized(x.float() * self.std[:, None, None] + self.mean[:, None, None], SIDE)
-        return (images * 65535 + 0.3).floor() / 65535  # libraries differ in the last digits. 0.3 avoids ties
+        # libraries differ in the last digits. 0.3 avoids ties
+        return (images * 65535 + 0.3).floor() / 65535
 
     def features_of(self, pixels: Tensor) -> Tensor:
         """Return gradients and histogram of colours, [B, in_chans, 64, 64] in [0, 1] -> [B, D]."""
         channels = pixels.unbind(1)
-        grey = sum(weight * channel for weight, channel in zip(self.grey_weights, channels, strict=True))
+        grey = sum(
+            weight * channel for weight, channel in zip(self.grey_weights, channels, strict=True)
+        )
         gradients = normalised_blocks(oriented_cells(grey)).flatten(1)
         if len(channels) == 3:
             return torch.cat([gradients, hsv_histogram(pixels)], dim=1)
-        return torch.cat([gradients, *(_shares(_bin(one, CHANNEL_BINS), CHANNEL_BINS) for one in channels)], dim=1)
+        return torch.cat(
+            [gradients, *(_shares(_bin(one, CHANNEL_BINS), CHANNEL_BINS) for one in channels)],
+            dim=1,
+        )
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""
@@ -136,7 +164,9 @@ class Hog(WithClassifier):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits, [B, D] -> [B, num_classes], or the unchanged features."""
-        return x if pre_logits else self.head(x)
+        if pre_logits:
+            return x
+        return self.head(x)
 
 
 default_cfgs = generate_default_cfgs({"hog": dict(input_size=(3, SIDE, SIDE), classifier="head")})

@@ -1,7 +1,8 @@
 """Hand-made features and a dictionary of the images' own patches, joined with a small ConvNet.
 
-The hand-made features are those of :mod:`idmm.models.hog`. The dictionary is Coates and Ng, "Learning Feature
-Representations with K-means", 2012: whitened patches, spherical K-means, soft thresholds of both signs.
+The hand-made features are those of :mod:`idmm.models.hog`. The dictionary is Coates and Ng,
+"Learning Feature Representations with K-means", 2012: whitened patches, spherical K-means, soft
+thresholds of both signs.
 """
 
 import math
@@ -22,13 +23,16 @@ PATCH = 6  # side of a patch, of images of 32 px
 FLOOR = 1.5e-4  # added to a patch's variance: the contrast of flat patches is not blown up
 NOISE = 0.1  # added to the variance of each direction of patches before whitening
 THRESHOLD = 0.5  # of a patch's likeness to a filter
-PATCHES, ROUNDS = 50_000, 10  # patches that K-means sees, at most, and its rounds
+# patches that K-means sees, at most, and its rounds
+PATCHES = 50_000
+ROUNDS = 10
 IMAGES = 4096  # that :meth:`HogConv.learn_start` should see, at most
 CONVNET = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 
 
 class PixelNetwork(nn.Module):
-    """A timm model without classifier, on images resized to ``size`` (pixels): [B, C, H, W] -> [B, d]."""
+    """A timm model without classifier, on images resized to ``size`` (pixels): [B, C, H, W] -> [B,
+    d]."""
 
     def __init__(self, in_chans: int, name: str, kwargs: dict, size: int):
         super().__init__()
@@ -41,17 +45,20 @@ class PixelNetwork(nn.Module):
 
 
 class HogConv(Hog):
-    """Hand-made features that do not learn, joined with those of a ConvNet that does; timm's interface.
+    """Hand-made features that do not learn, joined with those of a ConvNet that does; timm's
+    interface.
 
-    The first ``fixed`` features are principal components of the hand-made ones, of the pooled dictionary and of the
-    features of ``frozen``. They are turned so that all have about the same variance. The others are those of the
-    ConvNet. :meth:`learn_start` finds dictionary and components by images without labels. Until then both are random.
+    The first ``fixed`` features are principal components of the hand-made ones, of the pooled
+    dictionary and of the features of ``frozen``. They are turned so that all have about the same
+    variance. The others are those of the ConvNet. :meth:`learn_start` finds dictionary and
+    components by images without labels. Until then both are random.
 
-    In training mode the fixed features are 0 if there is a ConvNet. So a linear classifier on all features, fitted to
-    the fixed ones and then trained, adds the logits of two classifiers that learned apart.
+    In training mode the fixed features are 0 if there is a ConvNet. So a linear classifier on all
+    features, fitted to the fixed ones and then trained, adds the logits of two classifiers that
+    learned apart.
 
-    ``learned`` and ``frozen`` are the arguments of :class:`PixelNetwork`: timm's ``name`` and ``kwargs``, and the
-    ``size`` of its images (pixels).
+    ``learned`` and ``frozen`` are the arguments of :class:`PixelNetwork`: timm's ``name`` and
+    ``kwargs``, and the ``size`` of its images (pixels).
 
     Args:
         in_chans: Channels of images.
@@ -59,9 +66,11 @@ class HogConv(Hog):
         filters: Of the dictionary.
         fixed: Features that do not learn.
         learned: The ConvNet on pixels. Empty: there is none, and only the classifier learns.
-        frozen: A network on pixels that does not learn, whose pooled features join the fixed ones. None: none.
-        say: Margin of the ConvNet in the sum of logits, relative to that of the classifier on fixed features
-            (:meth:`weigh_learned`). 0: that which it comes to by training. With few labels it comes to be too sure.
+        frozen: A network on pixels that does not learn, whose pooled features join the fixed ones.
+            None: none.
+        say: Margin of the ConvNet in the sum of logits, relative to that of the classifier on fixed
+            features (:meth:`weigh_learned`). 0: that which it comes to by training. With few labels
+            it comes to be too sure.
         global_pool: As for :class:`Hog`.
     """
 
@@ -86,8 +95,11 @@ class HogConv(Hog):
         self.register_buffer("filters", torch.randn(filters, in_chans, PATCH, PATCH) / PATCH)
         self.register_buffer("offsets", torch.zeros(filters))
         self.register_buffer("centre", torch.zeros(sum(self.groups)))
-        self.register_buffer("components", torch.randn(sum(self.groups), fixed) / math.sqrt(sum(self.groups)))
-        self.register_buffer("learned_weight", torch.ones(()))  # of the ConvNet's features after training
+        self.register_buffer(
+            "components", torch.randn(sum(self.groups), fixed) / math.sqrt(sum(self.groups))
+        )
+        # of the ConvNet's features after training
+        self.register_buffer("learned_weight", torch.ones(()))
         self.fixed = self.num_features = fixed
         self.say = say
         if learned:
@@ -101,20 +113,25 @@ class HogConv(Hog):
         x = F.pad(F.avg_pool2d(pixels, 2), (2, 2, 2, 2), mode="replicate")  # [B, C, 36, 36]
         mean = F.avg_pool2d(x.mean(1, keepdim=True), PATCH, 2)  # [B, 1, 16, 16]
         variance = F.avg_pool2d(x.square().mean(1, keepdim=True), PATCH, 2) - mean.square()
-        likeness = F.conv2d(x, self.filters, stride=2) - mean * self.filters.sum((1, 2, 3))[:, None, None]
+        likeness = (
+            F.conv2d(x, self.filters, stride=2) - mean * self.filters.sum((1, 2, 3))[:, None, None]
+        )
         likeness = likeness / (variance.clamp(min=0) + FLOOR).sqrt() - self.offsets[:, None, None]
         return torch.cat([F.relu(likeness - THRESHOLD), F.relu(-likeness - THRESHOLD)], dim=1)
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return pixels [B, C, 64, 64] of images [B, C, H, W] and, if a network is frozen, its features [B, d]."""
+        """Return pixels [B, C, 64, 64] of images [B, C, H, W] and, if a network is frozen, its
+        features [B, d]."""
         if not self.frozen:
             return (self.pixels(x),)
-        device = next(self.frozen.parameters()).device  # while the rest learns its start, only this one is on a GPU
+        # while the rest learns its start, only this one is on a GPU
+        device = next(self.frozen.parameters()).device
         return self.pixels(x), self.frozen(x.float().to(device)).to(x.device)
 
     def _raw(self, pixels: Tensor, *features: Tensor) -> Tensor:
         """Return all features that do not learn, [B, C, 64, 64] -> [B, sum(groups)]."""
-        pooled = F.avg_pool2d(self._dictionary(pixels), 6, 5).clamp(min=SMALL).sqrt().flatten(1)  # 3x3 parts overlap
+        # 3x3 parts overlap
+        pooled = F.avg_pool2d(self._dictionary(pixels), 6, 5).clamp(min=SMALL).sqrt().flatten(1)
         return torch.cat([self.features_of(pixels), pooled, *features], dim=1)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -133,8 +150,8 @@ class HogConv(Hog):
     def weigh_learned(self, logits: Tensor, labels: Tensor, smoothing: float) -> None:
         """Set the weight of the ConvNet's features in evaluation, if ``say`` asks for one.
 
-        A margin is the logit of the class less the mean of the others. On its training images a ConvNet comes to the
-        margin at which its loss with ``smoothing`` is least.
+        A margin is the logit of the class less the mean of the others. On its training images a
+        ConvNet comes to the margin at which its loss with ``smoothing`` is least.
 
         Args:
             logits: Of the classifier on fixed features for the training images, [N, K].
@@ -146,7 +163,9 @@ class HogConv(Hog):
         classes = logits.shape[1]
         right = logits.gather(1, labels[:, None])[:, 0]
         margin = (right - (logits.sum(1) - right) / (classes - 1)).mean()
-        self.learned_weight.copy_(self.say * margin / math.log(1 + (1 - smoothing) * classes / smoothing))
+        self.learned_weight.copy_(
+            self.say * margin / math.log(1 + (1 - smoothing) * classes / smoothing)
+        )
 
     @torch.no_grad()
     def learn_start(self, batches: Iterable[dict], seed: int) -> None:
@@ -157,24 +176,38 @@ class HogConv(Hog):
             seed: Of what is drawn.
         """
         draw = torch.Generator().manual_seed(derive(seed, "start"))
-        inputs = [torch.cat(parts) for parts in zip(*(self._inputs(b["images"]) for b in batches), strict=True)]
+        inputs = [
+            torch.cat(parts)
+            for parts in zip(*(self._inputs(b["images"]) for b in batches), strict=True)
+        ]
         self._learn_filters(inputs[0], draw)
-        raw = torch.cat([self._raw(*part) for part in zip(*(each.split(64) for each in inputs), strict=True)])
+        raw = torch.cat(
+            [self._raw(*part) for part in zip(*(each.split(64) for each in inputs), strict=True)]
+        )
         self.centre.copy_(raw.mean(0))
         spreads = [part.std(0, correction=0) for part in raw.split(self.groups, dim=1)]
         # all groups weigh the same
-        scale = torch.cat([1 / s.clamp(min=1e-3 * s.max() + SMALL) / math.sqrt(len(s)) for s in spreads])
+        scale = torch.cat(
+            [1 / s.clamp(min=1e-3 * s.max() + SMALL) / math.sqrt(len(s)) for s in spreads]
+        )
         centred = (raw - self.centre) * scale  # [N, sum(groups)]
-        directions = torch.linalg.svd(centred, full_matrices=False).Vh[: self.fixed]  # [rank, sum(groups)]
-        turn = torch.linalg.qr(torch.randn(self.fixed, len(directions), generator=draw)).Q  # [fixed, rank]
+        # [rank, sum(groups)]
+        directions = torch.linalg.svd(centred, full_matrices=False).Vh[: self.fixed]
+        # [fixed, rank]
+        turn = torch.linalg.qr(torch.randn(self.fixed, len(directions), generator=draw)).Q
         projection = (turn @ directions).T  # [sum(groups), fixed]
-        self.components.copy_(scale[:, None] * projection / (centred @ projection).std().clamp(min=SMALL))
+        self.components.copy_(
+            scale[:, None] * projection / (centred @ projection).std().clamp(min=SMALL)
+        )
 
     def _learn_filters(self, pixels: Tensor, draw: torch.Generator) -> None:
-        """Set filters and offsets by spherical K-means on whitened patches of images [N, C, 64, 64]."""
-        each, patches = max(1, PATCHES // len(pixels)), []
+        """Set filters and offsets by spherical K-means on whitened patches of images [N, C, 64,
+        64]."""
+        each = max(1, PATCHES // len(pixels))
+        patches = []
         for part in pixels.split(256):
-            unfolded = F.unfold(F.avg_pool2d(part, 2), PATCH).transpose(1, 2)  # [B, 27 * 27, C * 36]
+            # [B, 27 * 27, C * 36]
+            unfolded = F.unfold(F.avg_pool2d(part, 2), PATCH).transpose(1, 2)
             places = torch.randint(unfolded.shape[1], (len(part), each), generator=draw)
             patches.append(unfolded[torch.arange(len(part))[:, None], places].flatten(0, 1))
         patches = torch.cat(patches)
@@ -187,7 +220,8 @@ class HogConv(Hog):
         variance, axes = torch.linalg.eigh((patches - mean).T @ (patches - mean) / len(patches))
         whitening = (axes / (variance.clamp(min=0) + NOISE).sqrt()) @ axes.T  # [C * 36, C * 36]
         white = (patches - mean) @ whitening
-        rows = F.normalize(white[torch.randperm(len(white), generator=draw)[: len(self.filters)]])  # [filters, C * 36]
+        # [filters, C * 36]
+        rows = F.normalize(white[torch.randperm(len(white), generator=draw)[: len(self.filters)]])
         for _ in range(ROUNDS):
             likeness, nearest = (white @ rows.T).max(1)
             sums = torch.zeros_like(rows).index_add_(0, nearest, white * likeness[:, None])
@@ -197,7 +231,9 @@ class HogConv(Hog):
         self.offsets.copy_(filters @ mean)
 
 
-default_cfgs = generate_default_cfgs({"hog_conv": dict(input_size=(3, SIDE, SIDE), classifier="head")})
+default_cfgs = generate_default_cfgs(
+    {"hog_conv": dict(input_size=(3, SIDE, SIDE), classifier="head")}
+)
 
 
 @register_model

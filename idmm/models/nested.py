@@ -1,7 +1,7 @@
 """Files of weights, of idmm and of other tools: which entry and prefix hold the weights of a model.
 
-Nothing in a file is executed. torch builds only tensors, plain containers and ``argparse.Namespace``, in which DINO and
-MAE store their arguments.
+Nothing in a file is executed. torch builds only tensors, plain containers and
+``argparse.Namespace``, in which DINO and MAE store their arguments.
 """
 
 import argparse
@@ -20,8 +20,10 @@ from idmm.files import WEIGHTS_EXPECTED, weights_label
 from idmm.models.base import Tensors
 
 MAX_DEPTH = 8  # words in a prefix. lightly-train has 4
-# words in prefixes: of equally similar networks, the first kind is preferred and the last kind avoided
-PREFERRED, AVOIDED = {"teacher", "ema"}, {"student", "momentum", "key", "k"}
+# words in prefixes: of equally similar networks, the first kind is preferred and the last kind
+# avoided
+PREFERRED = {"teacher", "ema"}
+AVOIDED = {"student", "momentum", "key", "k"}
 OBJECTS = "Python objects, which are never run"
 REMEDY = "Use the file that the tool exports, or save only the weights: torch.save(model.state_dict(), path)"
 
@@ -46,16 +48,24 @@ def read_weights(path: Path, field: str) -> Tensors:
                 content = load_file(path)
             else:
                 content = torch.load(path, map_location="cpu", weights_only=True)
-        state = dict(_weights(content)) if isinstance(content, dict) else {}
+        if isinstance(content, dict):
+            state = dict(_weights(content))
+        else:
+            state = {}
     except Exception as error:  # a damaged file can raise anything
         why = f"cannot be read as a checkpoint: it is damaged or holds {OBJECTS}"
         if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", str(error)):
             why = f"holds {OBJECTS} ({match[1].rstrip('.')})"
         raise UserError(f"{weights_label(path, field)} {why}. {REMEDY}") from error
     if not state:
-        names = listed(map(str, content), 8) if isinstance(content, dict) else ""
+        if isinstance(content, dict):
+            names = listed(map(str, content), 8)
+        else:
+            names = ""
         entries = f" (its entries: {names})" if names else ""
-        raise UserError(f"{weights_label(path, field)} holds no weights{entries}, {WEIGHTS_EXPECTED}")
+        raise UserError(
+            f"{weights_label(path, field)} holds no weights{entries}, {WEIGHTS_EXPECTED}"
+        )
     return state
 
 
@@ -68,19 +78,22 @@ def _weights(entries: dict, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _weights(value, f"{prefix}{key}.")
 
 
-def best_network(model: nn.Module, state: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[str, Tensors]:
+def best_network(
+    model: nn.Module, state: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> tuple[str, Tensors]:
     """Find the network in a file that is most similar to a model.
 
     Args:
-        model: Its layers are also found by number, as in lightly's ``nn.Sequential(*model.children())``. A method
-            ``checkpoint_filter_fn(state)`` converts other names.
+        model: Its layers are also found by number, as in lightly's
+            ``nn.Sequential(*model.children())``. A method ``checkpoint_filter_fn(state)`` converts
+            other names.
         state: All weights of the file.
         targets: The weights of the model to load.
 
     Returns:
-        The prefix with the most matching names and shapes, and its weights by the model's names. Among equals the order
-        is averages and teachers, others, students and momentum or key encoders, then the file's order. If none has
-        half of ``targets``: no prefix and all weights.
+        The prefix with the most matching names and shapes, and its weights by the model's names.
+        Among equals the order is averages and teachers, others, students and momentum or key
+        encoders, then the file's order. If none has half of ``targets``: no prefix and all weights.
     """
     networks = defaultdict(dict)
     layers = {str(number): name for number, (name, _) in enumerate(model.named_children())}
@@ -95,10 +108,17 @@ def best_network(model: nn.Module, state: Mapping[str, Tensor], targets: Mapping
         networks = {prefix: convert(network) for prefix, network in networks.items()}
 
     def similarity(prefix: str) -> tuple[int, int]:
-        shapes = [value.shape == targets[name].shape for name, value in networks[prefix].items() if name in targets]
+        shapes = [
+            value.shape == targets[name].shape
+            for name, value in networks[prefix].items()
+            if name in targets
+        ]
         words = set(re.split(r"[._]", prefix))
         return len(shapes) + sum(shapes), 2 if words & PREFERRED else 0 if words & AVOIDED else 1
 
     best = max(networks, key=similarity)
-    prefix = best if 2 * len(networks[best].keys() & targets.keys()) >= len(targets) else ""
+    if 2 * len(networks[best].keys() & targets.keys()) >= len(targets):
+        prefix = best
+    else:
+        prefix = ""
     return prefix, networks[prefix]

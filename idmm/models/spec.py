@@ -20,24 +20,31 @@ class ModelSpec:
     name: str  # timm's
     kwargs: dict  # for its constructor
     in_chans: int
-    mean: list[float] | None  # one number per channel. None: measured from the training images later
+    # one number per channel. None: measured from the training images later
+    mean: list[float] | None
     std: list[float] | None
     drop_path: float  # stochastic depth rate
     init: Checkpoint | None  # weights to start from
     range: str | list = "auto"  # value range of images with more than 8 bits, see config.Data
     bands: list[int] | None = None  # channels of the files to use, see config.Data
 
-    def build(self, size: int, seed: int, num_classes: int = 0, dynamic: bool = False) -> torch.nn.Module:
-        """Build the backbone for an image size (pixels) with fresh weights. ``dynamic``: for other sizes, too."""
+    def build(
+        self, size: int, seed: int, num_classes: int = 0, dynamic: bool = False
+    ) -> torch.nn.Module:
+        """Build the backbone for an image size (pixels) with fresh weights. ``dynamic``: for other
+        sizes, too."""
         chans = {} if self.in_chans == 3 else {"in_chans": self.in_chans}
         kwargs = {**self.kwargs, **chans, "num_classes": num_classes}
         with seeded(derive(seed, "model")):
-            model = create_backbone(self.name, size, drop_path=self.drop_path, dynamic_size=dynamic, **kwargs)
+            model = create_backbone(
+                self.name, size, drop_path=self.drop_path, dynamic_size=dynamic, **kwargs
+            )
         self.set_statistics(model)
         return model
 
     def load(self, model: torch.nn.Module) -> Report | None:
-        """Load the weights to start from, except the classifier. The first layer is adapted to other channels.
+        """Load the weights to start from, except the classifier. The first layer is adapted to
+        other channels.
 
         Returns:
             A report for the log, or None without ``init``.
@@ -53,44 +60,72 @@ class ModelSpec:
 
 
 def model_spec(config, field: str = "init") -> ModelSpec:
-    """Resolve the model from a run's ``model``, ``data`` and checkpoint ``init``, called ``field`` in messages.
+    """Resolve the model from a run's ``model``, ``data`` and checkpoint ``init``, called ``field``
+    in messages.
 
     Raises:
-        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint (all faults together), or the number of
-            values differs from the number of channels.
+        UserError: ``model.name`` or ``model.kwargs`` contradict the checkpoint (all faults
+            together), or the number of values differs from the number of channels.
     """
-    init = None if config.init is None else read_checkpoint(config.init, field)
-    model, data = config.model, config.data
+    if config.init is None:
+        init = None
+    else:
+        init = read_checkpoint(config.init, field)
+    model = config.model
+    data = config.data
     if init is None or init.name is None:
         if init is not None and model.name is None:
-            raise UserError(f"model.name: '{init.source}' does not name its model. Give its timm name")
-        name, kwargs = model.name or DEFAULT_MODEL, model.kwargs
+            raise UserError(
+                f"model.name: '{init.source}' does not name its model. Give its timm name"
+            )
+        name = model.name or DEFAULT_MODEL
+        kwargs = model.kwargs
     else:
         reserved = ("num_classes", "img_size", "in_chans")
-        name, kwargs = init.name, {key: value for key, value in init.kwargs.items() if key not in reserved}
+        name = init.name
+        kwargs = {key: value for key, value in init.kwargs.items() if key not in reserved}
         end = "Leave it out or make it agree"
         faults = []
         if model.name not in (None, init.name):
             faults.append(f"model.name: '{model.name}', but '{init.source}' is {init.name}. {end}")
         for key, value in model.kwargs.items():
             if kwargs.get(key) != value:
-                faults.append(f"model.kwargs: {key} is {value!r}, but '{init.source}' has {kwargs.get(key)!r}. {end}")
+                faults.append(
+                    f"model.kwargs: {key} is {value!r}, but '{init.source}' has {kwargs.get(key)!r}. {end}"
+                )
         if faults:
             raise UserError(*faults)
     check_name(name)
     check_kwargs(model.kwargs)
     init_chans = 3 if init is None else init.in_chans
     chans = init_chans if data.channels is None else data.channels
-    same = init is not None and chans == init_chans  # the checkpoint's values are valid for these channels
+    # the checkpoint's values are valid for these channels
+    same = init is not None and chans == init_chans
     if same and data.bands is not None:
         same = init.extra.get("bands") in (None, data.bands)
-    bands = init.extra.get("bands") if same and data.bands is None else data.bands
-    mean, std = (_statistics(statistic, data, init, chans, bands is None, same) for statistic in ("mean", "std"))
-    value_range = init.range if same and data.range == "auto" else data.range
-    ranges = value_range if isinstance(value_range[0], (list, tuple)) else []  # one per channel
+    if same and data.bands is None:
+        bands = init.extra.get("bands")
+    else:
+        bands = data.bands
+    mean, std = (
+        _statistics(statistic, data, init, chans, bands is None, same)
+        for statistic in ("mean", "std")
+    )
+    if same and data.range == "auto":
+        value_range = init.range
+    else:
+        value_range = data.range
+    # one per channel
+    if isinstance(value_range[0], (list, tuple)):
+        ranges = value_range
+    else:
+        ranges = []
     pictures = bands is None and chans in (1, 3)
     if ranges and (pictures or len(ranges) != chans):
-        expected = "expected one for pictures, [low, high]" if pictures else f"expected one per channel, {chans}"
+        if pictures:
+            expected = "expected one for pictures, [low, high]"
+        else:
+            expected = f"expected one per channel, {chans}"
         raise UserError(f"data.range: {len(ranges)} ranges, {expected}")
     return ModelSpec(name, kwargs, chans, mean, std, model.drop_path, init, value_range, bands)
 
@@ -98,7 +133,8 @@ def model_spec(config, field: str = "init") -> ModelSpec:
 def _statistics(
     name: str, data: config.Data, init: Checkpoint | None, chans: int, pictures: bool, same: bool
 ) -> list[float] | None:
-    """Return mean or std by ``name``: the config's, else the checkpoint's, else ImageNet's. None: to be measured."""
+    """Return mean or std by ``name``: the config's, else the checkpoint's, else ImageNet's. None:
+    to be measured."""
     values = getattr(data, name)
     if values is None and init is not None:
         values = list(getattr(init, name))
@@ -109,5 +145,7 @@ def _statistics(
     elif values is None and pictures and chans == 3:
         values = list(getattr(config, f"IMAGENET_{name.upper()}"))
     if values is not None and len(values) != chans:
-        raise UserError(f"data.{name}: {len(values)} values for {chans} channels, expected one per channel")
+        raise UserError(
+            f"data.{name}: {len(values)} values for {chans} channels, expected one per channel"
+        )
     return values

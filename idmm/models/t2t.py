@@ -1,8 +1,9 @@
 """T2T-ViT: tokens to tokens, then a deep and narrow vision transformer.
 
-Yuan et al., "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet", ICCV 2021, with the token
-transformer of performer type (Choromanski et al., "Rethinking Attention with Performers", ICLR 2021). Written from the
-papers and from the shapes of the public release, https://github.com/yitu-opensource/T2T-ViT.
+Yuan et al., "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet", ICCV
+2021, with the token transformer of performer type (Choromanski et al., "Rethinking Attention with
+Performers", ICLR 2021). Written from the papers and from the shapes of the public release,
+https://github.com/yitu-opensource/T2T-ViT.
 """
 
 import math
@@ -22,9 +23,10 @@ from idmm.models.build import Size
 class TokenPerformer(nn.Module):
     """A transformer layer of one head and linear cost: [B, N, dim_in] -> [B, N, dim].
 
-    Softmax attention becomes q' (k'^T v) / (q' sum k') with x' = exp(w x - |x|^2 / 2) / sqrt(m), m = dim / 2 positive
-    random features (Performers, section 2.3). The rows of ``w`` are orthogonal, drawn once, saved and never trained.
-    The residual is added to the values, not to the inputs, because the widths differ.
+    Softmax attention becomes q' (k'^T v) / (q' sum k') with x' = exp(w x - |x|^2 / 2) / sqrt(m), m
+    = dim / 2 positive random features (Performers, section 2.3). The rows of ``w`` are orthogonal,
+    drawn once, saved and never trained. The residual is added to the values, not to the inputs,
+    because the widths differ.
 
     Args:
         dim_in: Width of the windows.
@@ -35,7 +37,8 @@ class TokenPerformer(nn.Module):
     def __init__(self, dim_in: int, dim: int, drop: float = 0.1):
         super().__init__()
         count = dim // 2
-        self.register_buffer("w", nn.init.orthogonal_(torch.empty(count, dim)) * math.sqrt(count))  # [m, dim]
+        # [m, dim]
+        self.register_buffer("w", nn.init.orthogonal_(torch.empty(count, dim)) * math.sqrt(count))
         self.kqv = nn.Linear(dim_in, 3 * dim)
         self.proj = nn.Linear(dim, dim)
         self.norm1 = nn.LayerNorm(dim_in)
@@ -44,14 +47,20 @@ class TokenPerformer(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the random features x', [B, N, dim] -> [B, N, m]. They span many orders of magnitude and need fp32."""
-        return torch.exp(x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(self.w))
+        """Return the random features x', [B, N, dim] -> [B, N, m]. They span many orders of
+        magnitude and need fp32."""
+        return torch.exp(
+            x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+        ) / math.sqrt(len(self.w))
 
     def attend(self, k: Tensor, q: Tensor, v: Tensor) -> Tensor:
-        """Return attention, each [B, N, dim] -> [B, N, dim], in fp32 despite autocast. Double stays double."""
+        """Return attention, each [B, N, dim] -> [B, N, dim], in fp32 despite autocast. Double stays
+        double."""
         dtype = torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(v.device.type, enabled=False):
-            k, q = self.features(k.to(dtype)), self.features(q.to(dtype))  # [B, N, m]
+            # [B, N, m]
+            k = self.features(k.to(dtype))
+            q = self.features(q.to(dtype))
             total = q @ k.sum(1).unsqueeze(2)  # [B, N, 1]
             return (q @ (k.transpose(1, 2) @ v.to(dtype)) / (total + 1e-8)).to(v.dtype)
 
@@ -62,13 +71,16 @@ class TokenPerformer(nn.Module):
 
 
 class TokensToToken(nn.Module):
-    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h, w, embed_dim], about a 16th of each side.
+    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h, w, embed_dim], about a 16th
+    of each side.
 
-    A split makes tokens from overlapping windows, and a layer between two splits mixes them (paper: section 3.1,
-    Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
+    A split makes tokens from overlapping windows, and a layer between two splits mixes them (paper:
+    section 3.1, Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
     """
 
-    def __init__(self, img_size: Size, in_chans: int, embed_dim: int, token_dim: int, drop: float, **patches):
+    def __init__(
+        self, img_size: Size, in_chans: int, embed_dim: int, token_dim: int, drop: float, **patches
+    ):
         super().__init__()  # ``patches``: timm's arguments for plain patches
         self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
@@ -86,20 +98,23 @@ class TokensToToken(nn.Module):
         layers = self.performer1, self.performer2, self.proj
         grids = window_grids(tuple(x.shape[-2:]))
         for layer, (kernel, stride, padding), grid in zip(layers, WINDOWS, grids, strict=True):
-            windows = F.unfold(x, kernel, stride=stride, padding=padding)  # [B, C, H, W] -> [B, C kernel^2, h w]
+            # [B, C, H, W] -> [B, C kernel^2, h w]
+            windows = F.unfold(x, kernel, stride=stride, padding=padding)
             x = as_map(layer(windows.transpose(1, 2)), grid)  # [B, token_dim or embed_dim, h, w]
         return x.permute(0, 2, 3, 1)
 
 
 class T2TViT(Released, VisionTransformer):
-    """T2T-ViT: :class:`TokensToToken`, then timm's vision transformer with fixed positions (paper: section 3.2).
+    """T2T-ViT: :class:`TokensToToken`, then timm's vision transformer with fixed positions (paper:
+    section 3.2).
 
-    A side of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 if 16 divides n.
-    ``forward_features`` returns [B, 1 + h w, D], the class token first. ``patch_embed.grid_size`` is (h, w).
+    A side of n pixels has ceil(ceil(((n - 3) // 4 + 1) / 2) / 2) rows or columns of tokens, n/16 if
+    16 divides n. ``forward_features`` returns [B, 1 + h w, D], the class token first.
+    ``patch_embed.grid_size`` is (h, w).
 
-    ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row. It is saved and never trained. For
-    images of another size it is interpolated on its grid, as in the release. Sinusoids of the new size would move the
-    positions.
+    ``pos_embed``, [1, 1 + h w, D], starts as sinusoids over the tokens row by row. It is saved and
+    never trained. For images of another size it is interpolated on its grid, as in the release.
+    Sinusoids of the new size would move the positions.
 
     Args:
         img_size: Image side, or (height, width), in pixels.
@@ -116,19 +131,35 @@ class T2TViT(Released, VisionTransformer):
         (r"^tokens_to_token\.project\.", r"patch_embed.proj."),
     )
 
-    def __init__(self, img_size: Size = 224, token_dim: int = 64, token_drop_rate: float = 0.1, **kwargs):
+    def __init__(
+        self, img_size: Size = 224, token_dim: int = 64, token_drop_rate: float = 0.1, **kwargs
+    ):
         embed = partial(TokensToToken, token_dim=token_dim, drop=token_drop_rate)
-        fixed = dict(qkv_bias=False, fc_norm=False, norm_layer=nn.LayerNorm, pos_embed="none", embed_layer=embed)
+        fixed = dict(
+            qkv_bias=False,
+            fc_norm=False,
+            norm_layer=nn.LayerNorm,
+            pos_embed="none",
+            embed_layer=embed,
+        )
         super().__init__(img_size, **kwargs, **fixed)
         trunc_normal_(self.cls_token, std=0.02)
         del self.pos_embed  # None
-        self.register_buffer("pos_embed", sinusoids(1 + self.patch_embed.num_patches, self.embed_dim))
+        self.register_buffer(
+            "pos_embed", sinusoids(1 + self.patch_embed.num_patches, self.embed_dim)
+        )
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        """Return tokens with the class token first and positions added, [B, h, w, D] -> [B, 1 + h w, D]."""
-        old, new = list(self.patch_embed.grid_size), list(x.shape[1:3])
-        tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x.flatten(1, 2)], dim=1)
-        return tokens + resample_abs_pos_embed(self.pos_embed, new, old, antialias=self.antialias_positions)
+        """Return tokens with the class token first and positions added, [B, h, w, D] -> [B, 1 + h
+        w, D]."""
+        old = list(self.patch_embed.grid_size)
+        new = list(x.shape[1:3])
+        tokens = torch.cat(
+            [self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x.flatten(1, 2)], dim=1
+        )
+        return tokens + resample_abs_pos_embed(
+            self.pos_embed, new, old, antialias=self.antialias_positions
+        )
 
 
 _cfg = dict(fixed_input_size=True, crop_pct=0.9, classifier="head")

@@ -1,6 +1,7 @@
 """Structured fresh weights of a vision transformer.
 
-Patches attend to similar patches, position embeddings are sinusoids, and the patch embedding whitens.
+Patches attend to similar patches, position embeddings are sinusoids, and the patch embedding
+whitens.
 """
 
 import math
@@ -14,20 +15,26 @@ from torch import Tensor, nn
 
 from idmm.seeding import derive
 
-PER_IMAGE, PATCHES = 128, 40_000  # patches per image and in all for the covariance, at most
+# patches per image and in all for the covariance, at most
+PER_IMAGE = 128
+PATCHES = 40_000
 CHUNK = 32  # images whose patches are in memory together
 NOISE = 0.01  # share of the mean variance that is added to each, so that none is 0
 
 
 def can_init_vit(model: nn.Module) -> bool:
-    """Return whether :func:`init_vit` supports the model: timm's vision transformers with learned positions."""
+    """Return whether :func:`init_vit` supports the model: timm's vision transformers with learned
+    positions."""
     return (
         isinstance(model, VisionTransformer)
         and model.pos_embed is not None
         and model.embed_dim % 4 == 0
         and isinstance(getattr(model.patch_embed, "proj", None), nn.Conv2d)
         and not hasattr(model.patch_embed, "backbone")  # then it embeds maps of another network
-        and all(isinstance(getattr(getattr(block, "attn", None), "qkv", None), nn.Linear) for block in model.blocks)
+        and all(
+            isinstance(getattr(getattr(block, "attn", None), "qkv", None), nn.Linear)
+            for block in model.blocks
+        )
     )
 
 
@@ -37,7 +44,8 @@ def init_vit(model: VisionTransformer, batches: Iterable[dict], seed: int) -> No
 
     Args:
         model: On the CPU. :func:`can_init_vit` must be true.
-        batches: With normalised ``images``, float [B, C, H, W], of the size that the model is built for.
+        batches: With normalised ``images``, float [B, C, H, W], of the size that the model is built
+            for.
         seed: Of the random matrices and the sample of patches.
     """
     generator = torch.Generator().manual_seed(derive(seed, "start"))
@@ -46,10 +54,12 @@ def init_vit(model: VisionTransformer, batches: Iterable[dict], seed: int) -> No
     model.pos_embed[:, -count:] = positions.to(model.pos_embed)  # after that of the class token
     for block in model.blocks:
         _init_attention(block.attn, generator)
-    size, samples = model.patch_embed.patch_size, []
+    size = model.patch_embed.patch_size
+    samples = []
     stride = tuple(max(1, side // 2) for side in size)
     for images in (chunk for batch in batches for chunk in batch["images"].split(CHUNK)):
-        patches = F.unfold(images.float(), size, stride=stride).transpose(1, 2)  # [B, positions, C * h * w]
+        # [B, positions, C * h * w]
+        patches = F.unfold(images.float(), size, stride=stride).transpose(1, 2)
         chosen = torch.randperm(patches.shape[1], generator=generator)[:PER_IMAGE]
         samples.append(patches[:, chosen].flatten(0, 1))
     patches = torch.cat(samples)
@@ -58,13 +68,16 @@ def init_vit(model: VisionTransformer, batches: Iterable[dict], seed: int) -> No
 
 
 def _init_attention(attention: nn.Module, generator: torch.Generator) -> None:
-    """Draw the weights of an attention layer so that patches attend to similar patches and subtract the result.
+    """Draw the weights of an attention layer so that patches attend to similar patches and subtract
+    the result.
 
-    Each head's W_q' W_k is near 0.7 I and W_proj W_v near -0.4 I, as in trained layers (Trockman and Kolter, Mimetic
-    Initialization of Self-Attention Layers, ICML 2023, section 4, with alpha = beta for each).
+    Each head's W_q' W_k is near 0.7 I and W_proj W_v near -0.4 I, as in trained layers (Trockman
+    and Kolter, Mimetic Initialization of Self-Attention Layers, ICML 2023, section 4, with alpha =
+    beta for each).
     """
     query, key, value = attention.qkv.weight.chunk(3)  # [d, d] each
-    width, heads = query.shape[1], attention.num_heads
+    width = query.shape[1]
+    heads = attention.num_heads
     rank = len(query) // heads
     for rows in range(0, len(query), rank):
         left, right = _factors(0.7, 0.7, width, rank, generator)
@@ -74,28 +87,37 @@ def _init_attention(attention: nn.Module, generator: torch.Generator) -> None:
     attention.proj.weight.copy_(left)
 
 
-def _factors(noise: float, identity: float, width: int, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return factors [width, rank], [rank, width] of the best such approximation to noise Z + identity I.
+def _factors(
+    noise: float, identity: float, width: int, rank: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return factors [width, rank], [rank, width] of the best such approximation to noise Z +
+    identity I.
 
     Z is normal with variance 1 / width.
     """
-    noisy = noise * torch.randn(width, width, generator=generator) / math.sqrt(width) + identity * torch.eye(width)
+    noisy = noise * torch.randn(width, width, generator=generator) / math.sqrt(
+        width
+    ) + identity * torch.eye(width)
     left, scale, right = torch.linalg.svd(noisy)
     root = scale[:rank].sqrt()
     return left[:, :rank] * root, right[:rank] * root[:, None]
 
 
 def _init_whitening(layer: nn.Conv2d, patches: Tensor) -> None:
-    """Make the first outputs of a patch embedding the whitened principal components of patches [P, C * h * w].
+    """Make the first outputs of a patch embedding the whitened principal components of patches [P,
+    C * h * w].
 
-    Together they have a mean variance of 1. Outputs beyond the number of components keep their weights.
+    Together they have a mean variance of 1. Outputs beyond the number of components keep their
+    weights.
     """
     mean = patches.mean(0)
     centred = patches - mean
     variance, components = torch.linalg.eigh(centred.T @ centred / len(centred))  # ascending
     count = min(len(layer.weight), len(variance))
-    variance, components = variance.flip(0)[:count].clamp_min(0), components.flip(1)[:, :count]
-    rows = (components / (variance + NOISE * centred.square().mean()).sqrt().clamp_min(1e-6)).T  # [count, C * h * w]
+    variance = variance.flip(0)[:count].clamp_min(0)
+    components = components.flip(1)[:, :count]
+    # [count, C * h * w]
+    rows = (components / (variance + NOISE * centred.square().mean()).sqrt().clamp_min(1e-6)).T
     rows /= (centred @ rows.T).std().clamp_min(1e-6)
     layer.weight[:count] = rows.view(count, *layer.weight.shape[1:])
     if layer.bias is not None:

@@ -1,4 +1,5 @@
-"""Charts of accuracies: bars over seeds, curves over the number of labels, of parameters or of epochs."""
+"""Charts of accuracies: bars over seeds, curves over the number of labels, of parameters or of
+epochs."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +16,11 @@ Points = list[tuple[float, float, float]]  # a number, mean, standard deviation 
 
 
 def comparison(
-    scores: dict[str, Sequence[float]], path: str | Path, title: str, largest_class: float, grey: Sequence[str] = ()
+    scores: dict[str, Sequence[float]],
+    path: str | Path,
+    title: str,
+    largest_class: float,
+    grey: Sequence[str] = (),
 ) -> None:
     """Draw a bar for each label's mean with its standard deviation, and a dot for each seed.
 
@@ -27,19 +32,51 @@ def comparison(
         grey: Labels that are drawn in grey.
     """
     figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
-    axis, seeds = figure.subplots(), max(map(len, scores.values()))
+    axis = figure.subplots()
+    seeds = max(map(len, scores.values()))
     for place, (label, values) in enumerate(scores.items()):
-        colour, mean = "0.4" if label in grey else COLOURS[place], float(np.mean(values))
+        colour = "0.4" if label in grey else COLOURS[place]
+        mean = float(np.mean(values))
         spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
         line = {"ecolor": "black", "capsize": 4}
-        axis.bar(place, mean, yerr=spread, width=0.62, color=colour, alpha=0.35, edgecolor=colour, error_kw=line)
-        axis.plot([place - 0.18] * len(values), values, "o", color=colour, markeredgecolor="white", clip_on=False)
-        text = f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
-        axis.annotate(text, (place, 0), (0, 6), textcoords="offset points", ha="center", fontsize=11, weight="bold")
+        axis.bar(
+            place,
+            mean,
+            yerr=spread,
+            width=0.62,
+            color=colour,
+            alpha=0.35,
+            edgecolor=colour,
+            error_kw=line,
+        )
+        axis.plot(
+            [place - 0.18] * len(values),
+            values,
+            "o",
+            color=colour,
+            markeredgecolor="white",
+            clip_on=False,
+        )
+        if len(values) > 1:
+            text = f"{mean:.1f} ± {spread:.1f}"
+        else:
+            text = f"{mean:.1f}"
+        axis.annotate(
+            text,
+            (place, 0),
+            (0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=11,
+            weight="bold",
+        )
     axis.set_xticks(range(len(scores)), list(scores))
     axis.set(xlim=(-0.6, len(scores) - 0.4), ylabel="top-1 accuracy on the test images (%)")
     _accuracy_axis(axis, title, largest_class)
-    note = "bars: mean ± 1 standard deviation over seeds, dots: one seed each" if seeds > 1 else "one seed"
+    if seeds > 1:
+        note = "bars: mean ± 1 standard deviation over seeds, dots: one seed each"
+    else:
+        note = "one seed"
     figure.supxlabel(note, fontsize=8, color="0.4")
     save(figure, path)
 
@@ -70,8 +107,15 @@ def accuracy_curves(
         for place, (label, points) in enumerate(curves.items()):
             x, mean, std = np.array(sorted(points), dtype=float).T
             if ticks:
-                x = x * 1.02 ** (place - (len(curves) - 1) / 2)  # so that the bars of curves do not hide each other
-            style = {"linewidth": 1.8, "markeredgecolor": "white", "markersize": 7, "elinewidth": 1, "capsize": 2}
+                # so that the bars of curves do not hide each other
+                x = x * 1.02 ** (place - (len(curves) - 1) / 2)
+            style = {
+                "linewidth": 1.8,
+                "markeredgecolor": "white",
+                "markersize": 7,
+                "elinewidth": 1,
+                "capsize": 2,
+            }
             axis.errorbar(x, mean, std, label=shortened(label), **style, **styles[label])
         axis.set(xlabel=labels[0])
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -79,10 +123,16 @@ def accuracy_curves(
             axis.set(xscale="log", xlim=(min(ticks) / 1.2, max(ticks) * 1.2))
             axis.set_xticks(list(ticks), ticks.values())
             axis.xaxis.set_minor_locator(NullLocator())
-            axis.tick_params("x", rotation=30 * any(len(text) > 5 for text in ticks.values()), labelsize=8)
+            axis.tick_params(
+                "x", rotation=30 * any(len(text) > 5 for text in ticks.values()), labelsize=8
+            )
         _accuracy_axis(axis, title, largest_class)
     axes[0].set(ylabel=labels[1])
-    legend = {text: line for axis in axes for line, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    legend = {
+        text: line
+        for axis in axes
+        for line, text in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     place = {"loc": "outside right upper", "frameon": False, "alignment": "left"}
     figure.legend(legend.values(), legend.keys(), fontsize=9, title=note, title_fontsize=8, **place)
     save(figure, path)
@@ -100,7 +150,8 @@ class Network(NamedTuple):
 
 
 def over_parameters(networks: list[Network], path: Path) -> bool:
-    """Draw accuracy over parameters (IDMM, Figure 3) if there are several sizes, and return whether there are."""
+    """Draw accuracy over parameters (IDMM, Figure 3) if there are several sizes, and return whether
+    there are."""
     ticks = {}
     panels = defaultdict(lambda: defaultdict(list))
     for network in networks:
@@ -108,7 +159,9 @@ def over_parameters(networks: list[Network], path: Path) -> bool:
         ticks[size] = f"{network.name}\n{size:.3g} M"
         panels[network.data][network.start].append((size, network.top1, network.std))
     if len(ticks) > 1:
-        accuracy_curves(panels, path, ("parameters without the classifier", "top-1 accuracy (%)"), ticks)
+        accuracy_curves(
+            panels, path, ("parameters without the classifier", "top-1 accuracy (%)"), ticks
+        )
     return len(ticks) > 1
 
 

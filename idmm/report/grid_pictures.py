@@ -1,4 +1,5 @@
-"""A grid's pictures: its accuracies as bars (IDMM, Figure 4), and over the number of parameters (Figure 3)."""
+"""A grid's pictures: its accuracies as bars (IDMM, Figure 4), and over the number of parameters
+(Figure 3)."""
 
 import textwrap
 from itertools import product
@@ -10,13 +11,22 @@ from idmm.figures import COLOURS, plain_axis, save, shortened
 from idmm.report.charts import Network, over_parameters
 from idmm.report.table import SCRATCH, Row, Table, TableCell
 
-BAR, PANEL = 0.3, 2.2  # height of a bar and width of a panel (inches)
+# height of a bar and width of a panel (inches)
+BAR = 0.3
+PANEL = 2.2
 
 
 def bars(table: Table, path: Path) -> None:
-    """Draw the accuracies: a row of panels for each backbone, a panel for each target, a bar for each pretraining."""
-    counts = [max(len(_rows(table, backbone, target)) for target in table.targets) for backbone in table.backbones]
-    size = max(6.4, 2.4 + PANEL * len(table.targets)), sum(BAR * count + 0.9 for count in counts) + 0.6
+    """Draw the accuracies: a row of panels for each backbone, a panel for each target, a bar for
+    each pretraining."""
+    counts = [
+        max(len(_rows(table, backbone, target)) for target in table.targets)
+        for backbone in table.backbones
+    ]
+    size = (
+        max(6.4, 2.4 + PANEL * len(table.targets)),
+        sum(BAR * count + 0.9 for count in counts) + 0.6,
+    )
     figure = Figure(figsize=size, layout="constrained")
     places = figure.subplots(len(counts), len(table.targets), squeeze=False, height_ratios=counts)
     for backbone, axes in zip(table.backbones, places, strict=True):
@@ -46,19 +56,28 @@ def parameters(table: Table, path: Path) -> None:
         for row, label in _rows(table, backbone, target).items():
             stats = table.cells[backbone, row, target].stats
             if stats.mean is not None:
-                network = Network(target, label, backbone, table.params[backbone], stats.mean, stats.std or 0.0)
+                network = Network(
+                    target, label, backbone, table.params[backbone], stats.mean, stats.std or 0.0
+                )
                 networks.append(network)
     over_parameters(networks, path)
 
 
 def _bar(axis, y: int, table: Table, row: Row, cell: TableCell) -> None:
     methods = list(dict.fromkeys(row.method for row in table.rows if not row.is_scratch))
-    colour = "0.55" if row.is_scratch else COLOURS[methods.index(row.method) % len(COLOURS)]
+    if row.is_scratch:
+        colour = "0.55"
+    else:
+        colour = COLOURS[methods.index(row.method) % len(COLOURS)]
     if cell.stats.mean is not None:
         spread = {"ecolor": "0.2", "capsize": 2}
-        axis.barh(y, cell.stats.mean, xerr=cell.stats.std, color=colour, alpha=0.45, error_kw=spread)
+        axis.barh(
+            y, cell.stats.mean, xerr=cell.stats.std, color=colour, alpha=0.45, error_kw=spread
+        )
     weight = "bold" if cell.best_of_column else "normal"
-    axis.text(1, y, " ".join([cell.mean, *cell.notes]), fontsize=8, weight=weight, va="center_baseline")
+    axis.text(
+        1, y, " ".join([cell.mean, *cell.notes]), fontsize=8, weight=weight, va="center_baseline"
+    )
 
 
 def _rows(table: Table, backbone: str, target: str) -> dict[Row, str]:

@@ -40,7 +40,10 @@ class TableOf(NamedTuple):
     def numeric(self) -> list[bool]:
         """Whether each column has numbers, which are right-aligned."""
         _, *columns = zip(*self.rows, strict=True)
-        return [False, *(all(_NUMBER.fullmatch(str(cell)) for cell in column) for column in columns)]
+        return [
+            False,
+            *(all(_NUMBER.fullmatch(str(cell)) for cell in column) for column in columns),
+        ]
 
 
 class Picture(NamedTuple):
@@ -72,7 +75,9 @@ def environment(escaped: Callable[[str], str], **delimiters: str) -> Environment
     """Return the templates of a format. They print all data escaped by ``escaped``."""
 
     def finalize(value: object) -> Markup:
-        return value if hasattr(value, "__html__") else Markup(escaped(str(value)))
+        if hasattr(value, "__html__"):
+            return value
+        return Markup(escaped(str(value)))
 
     return Environment(
         loader=PackageLoader("idmm.report"), autoescape=True, undefined=StrictUndefined, finalize=finalize,
@@ -81,7 +86,8 @@ def environment(escaped: Callable[[str], str], **delimiters: str) -> Environment
 
 
 def readable(text: str) -> str:
-    """Return a name without control characters and bytes outside UTF-8, which no page and no font can show."""
+    """Return a name without control characters and bytes outside UTF-8, which no page and no font
+    can show."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
 
 

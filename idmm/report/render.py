@@ -11,13 +11,24 @@ from idmm.report.sections import Sections, sections
 from idmm.report.stats import Estimate
 from idmm.report.table import BELOW_BASELINE, MISSING, NO_BETTER, SOME_FAILED, Table, TableCell
 
-COLUMNS = ("source", "method", "backbone", "target", "pretrain_seed", "seed", "top1", "top5", "seconds", "status")
+COLUMNS = (
+    "source",
+    "method",
+    "backbone",
+    "target",
+    "pretrain_seed",
+    "seed",
+    "top1",
+    "top5",
+    "seconds",
+    "status",
+)
 FIGURES = {"grid.png": "Accuracy", "params.png": "Accuracy over parameters"}
 
 
 def write(out: Path, grid: dict) -> str:
-    """Write the tables, the figure and the page of a grid (``grid.json``) into its folder, each atomically (RunError).
-    Return the text of ``grid.md``."""
+    """Write the tables, the figure and the page of a grid (``grid.json``) into its folder, each
+    atomically (RunError). Return the text of ``grid.md``."""
     content = sections(grid)
     markdown = render("grid.md", content)
     write_csv(out / "grid.csv", csv_rows(content.table))
@@ -40,7 +51,9 @@ def csv_rows(table: Table) -> list[Iterable]:
 
 def render(name: str, content: Sections) -> str:
     """Return the text of ``grid.md`` or ``grid.tex``."""
-    return ENVIRONMENTS[name.rpartition(".")[2]].get_template(f"{name}.j2").render(content._asdict())
+    return (
+        ENVIRONMENTS[name.rpartition(".")[2]].get_template(f"{name}.j2").render(content._asdict())
+    )
 
 
 def page(out: Path, content: Sections) -> str:
@@ -49,13 +62,17 @@ def page(out: Path, content: Sections) -> str:
     intro += "Blue is a gain, orange a loss. Without colour these runs show no difference."
     tables = [_page_table(content.table, backbone) for backbone in content.table.backbones]
     parts = [Section("Results", [*tables, content.table.legend()])]
-    pictures = [Picture(out / name, caption) for name, caption in FIGURES.items() if (out / name).exists()]
+    pictures = [
+        Picture(out / name, caption) for name, caption in FIGURES.items() if (out / name).exists()
+    ]
     if pictures:
         parts.append(Section("Figures", pictures))
     for block in content.blocks:
         rows = []
         for row in block.rows:
-            rows.append([Cell(str(v), tone=_tone(v)) if isinstance(v, Estimate) else v for v in row])
+            rows.append(
+                [Cell(str(v), tone=_tone(v)) if isinstance(v, Estimate) else v for v in row]
+            )
         table = [TableOf(list(block.heads), rows)] if rows else []
         parts.append(Section(block.title, [*block.lines, *table, *block.items]))
     return html("Transfer grid", [content.table.progress, intro], parts)
@@ -80,7 +97,9 @@ def _page_cell(cell: TableCell) -> Cell:
 def _tone(value: Estimate | None) -> str:
     if value is None:
         return ""
-    return ("up" if value.value > 0 else "down") if value.excludes_zero else "level"
+    if value.excludes_zero:
+        return "up" if value.value > 0 else "down"
+    return "level"
 
 
 _TEX = {
@@ -93,9 +112,12 @@ _TEX = {
 
 
 def tex_escape(text: str) -> str:
-    """Return a label as text that LaTeX prints literally. Brackets and stars are separated from a command before."""
+    """Return a label as text that LaTeX prints literally. Brackets and stars are separated from a
+    command before."""
     text = "".join(c for c in " ".join(text.split()) if c.isprintable())
-    return "".join(_TEX.get(c, c) for c in re.sub("-(?=-)", "-{}", text).replace("-{}", "\0")).replace("\0", "-{}")
+    return "".join(
+        _TEX.get(c, c) for c in re.sub("-(?=-)", "-{}", text).replace("-{}", "\0")
+    ).replace("\0", "-{}")
 
 
 def md_escape(text: str) -> str:

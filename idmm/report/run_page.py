@@ -33,19 +33,28 @@ class RunFacts:
     result: dict = field(default_factory=dict)
     label: str = ""  # short and unique
     method: str = ""  # of pretraining, or what else it started from
-    curve: list[tuple[int, float, float]] = field(default_factory=list)  # epoch, top-1 (percent) and 0
+    # epoch, top-1 (percent) and 0
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
     per_class: list[dict[str, str]] = field(default_factory=list)  # rows of the table
-    pictures: dict[str, Path] = field(default_factory=dict)  # title -> PNG of the run or of idmm explore
+    # title -> PNG of the run or of idmm explore
+    pictures: dict[str, Path] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
         """Task, start, model and data in words."""
-        start = f"{'of' if self.kind == 'probe' else 'from'} {self.start}" if self.start else ""
+        if self.start:
+            start = f"{'of' if self.kind == 'probe' else 'from'} {self.start}"
+        else:
+            start = ""
         return ", ".join(filter(None, [self.task, start, self.model, f"on {self.data}"]))
 
 
 def write(
-    out: Path, runs: list[RunFacts], comparisons: list[list[str]], notes: list[str], pictures: list[Picture]
+    out: Path,
+    runs: list[RunFacts],
+    comparisons: list[list[str]],
+    notes: list[str],
+    pictures: list[Picture],
 ) -> Path:
     """Write the page atomically and return its path.
 
@@ -65,7 +74,8 @@ def write(
         sections.append(Section(run.label, [*_per_class(run), *own_pictures]))
     sections.append(Section("Settings", list(_settings(runs))))
     lines = [*notes, *(f"{run.label}: {run.summary} ({run.path})" for run in runs)]
-    tasks, data = listed(dict.fromkeys(run.task for run in runs)), listed(dict.fromkeys(run.data for run in runs))
+    tasks = listed(dict.fromkeys(run.task for run in runs))
+    data = listed(dict.fromkeys(run.data for run in runs))
     text = html(f"{tasks} on {data}", lines, [section for section in sections if section.parts])
     page = out / "report.html"
     write_bytes(page, text.encode("utf-8", "replace"))
@@ -88,7 +98,10 @@ def _readout(name: str) -> Callable[[RunFacts], str]:
 
 
 Columns = dict[str, Callable[[RunFacts], str]]
-SIZES: Columns = {"training images": _number("train_size", ","), "test images": _number("test_size", ",")}
+SIZES: Columns = {
+    "training images": _number("train_size", ","),
+    "test images": _number("test_size", ","),
+}
 CLASSIFIERS: Columns = {
     "top-1": _number("top1"),
     "95 % interval": lambda run: "{:.1f} to {:.1f}".format(*run.result["top1_interval"]),
@@ -132,7 +145,9 @@ def _results(runs: list[RunFacts], comparisons: list[list[str]]) -> Iterator[str
     if len({(run.data, run.result.get("test_size")) for run in classifiers}) > 1:
         yield "These classifiers were tested on different images: do not compare their accuracies."
     if comparisons:
-        yield TableOf(["first", "second", "images", "points", "p", "verdict"], comparisons, COMPARISON)
+        yield TableOf(
+            ["first", "second", "images", "points", "p", "verdict"], comparisons, COMPARISON
+        )
     if any("test_groups" in run.result for run in classifiers):
         yield "Intervals of test images in groups are over the groups, as images of one group are alike."
 
@@ -164,15 +179,21 @@ def _per_class(run: RunFacts) -> Iterator[TableOf]:
 
 
 def _settings(runs: list[RunFacts]) -> Iterator[TableOf]:
-    """Yield, for each kind, the settings in which its runs differ, or all settings of a single run."""
+    """Yield, for each kind, the settings in which its runs differ, or all settings of a single
+    run."""
     for kind, title in KINDS.items():
         of_kind = [run for run in runs if run.kind == kind]
         settings = [run.config for run in of_kind]
         rows = []
-        for key in dict.fromkeys(key for values in settings for key in values if key not in NO_SETTINGS):
+        for key in dict.fromkeys(
+            key for values in settings for key in values if key not in NO_SETTINGS
+        ):
             values = ["" if run.get(key) is None else str(run[key]) for run in settings]
             if len(set(values)) > 1 if len(of_kind) > 1 else values[0]:
                 rows.append([key, *values])
         if rows:
-            caption = f"{title}: settings that differ" if len(of_kind) > 1 else f"{title}: all settings"
+            if len(of_kind) > 1:
+                caption = f"{title}: settings that differ"
+            else:
+                caption = f"{title}: all settings"
             yield TableOf(["key", *(run.label for run in of_kind)], rows, caption)

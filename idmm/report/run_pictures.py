@@ -9,15 +9,19 @@ from idmm.report.run_page import RunFacts
 
 
 def compare(runs: list[RunFacts], out: Path) -> list[Picture]:
-    """Draw the pictures for which there are enough runs on the same data into ``out``, and return them."""
-    networks, pictures = [], []
+    """Draw the pictures for which there are enough runs on the same data into ``out``, and return
+    them."""
+    networks = []
+    pictures = []
     panels = defaultdict(dict)
     for run in runs:
         if run.curve:
             panels[run.data][run.label] = run.curve
         if "backbone_params" in run.result and "top1" in run.result:
             result = run.result
-            networks.append(Network(run.data, run.method, run.model, result["backbone_params"], result["top1"]))
+            networks.append(
+                Network(run.data, run.method, run.model, result["backbone_params"], result["top1"])
+            )
     panels = {data: curves for data, curves in panels.items() if len(curves) > 1}
     if panels:
         pictures.append(Picture(out / "curves.png", "Accuracy over epochs"))

@@ -1,4 +1,5 @@
-"""A grid's findings as plain data for all formats: best pretrainings, their lengths, baselines and failures."""
+"""A grid's findings as plain data for all formats: best pretrainings, their lengths, baselines and
+failures."""
 
 from dataclasses import dataclass, field
 from itertools import product
@@ -20,28 +21,41 @@ class Block:
 
 
 def best_pretrainings(table: Table) -> Block | None:
-    """Return, for each target and backbone, the best pretraining, or those without a difference to it."""
-    rows, is_open = [], False
+    """Return, for each target and backbone, the best pretraining, or those without a difference to
+    it."""
+    rows = []
+    is_open = False
     for backbone, target in product(table.backbones, table.targets):
         best = _best_pretraining(table, backbone, target)
         if best is not None:
             row, verdict, undecided = best
             cell = table.cells[backbone, row, target]
-            rows.append((backbone, target, verdict, " ".join([cell.mean, *cell.notes]), cell.gain or ""))
+            rows.append(
+                (backbone, target, verdict, " ".join([cell.mean, *cell.notes]), cell.gain or "")
+            )
             is_open = is_open or undecided
     if not rows:
         return None
-    lines, heads = [table.intervals()], ("backbone", "target", "best pretraining", "accuracy", "gain over scratch")
+    lines = [table.intervals()]
+    heads = ("backbone", "target", "best pretraining", "accuracy", "gain over scratch")
     if is_open:
-        lines.append("Undecided: these runs show no difference between them. The numbers are those of the first.")
+        lines.append(
+            "Undecided: these runs show no difference between them. The numbers are those of the first."
+        )
     if len(table.backbones) == 1:
-        heads, rows = heads[1:], [row[1:] for row in rows]
+        heads = heads[1:]
+        rows = [row[1:] for row in rows]
     return Block("Which pretraining is best", lines, heads, rows)
 
 
 def _best_pretraining(table: Table, backbone: str, target: str) -> tuple[Row, str, bool] | None:
-    """Return the best row of a column without scratch, a sentence on it, and whether it is undecided."""
-    candidates = [row for row in table.rows if not row.is_scratch and table.mean(backbone, row, target) is not None]
+    """Return the best row of a column without scratch, a sentence on it, and whether it is
+    undecided."""
+    candidates = [
+        row
+        for row in table.rows
+        if not row.is_scratch and table.mean(backbone, row, target) is not None
+    ]
     if not candidates:
         return None
     best, *others = sorted(candidates, key=lambda row: -table.mean(backbone, row, target))
@@ -72,9 +86,17 @@ def baselines(table: Table) -> list[str]:
     lines = []
     for target in table.targets:
         fitted = table.baseline_sizes.get(target)
-        baseline = "the baseline" if fitted is None else f"the baseline, fitted to {fitted:,} images,"
-        facts = {"the largest class": table.largest.get(target), baseline: table.baseline.get(target)}
-        shares = [f"{name} {format_number(value)} %" for name, value in facts.items() if value is not None]
+        if fitted is None:
+            baseline = "the baseline"
+        else:
+            baseline = f"the baseline, fitted to {fitted:,} images,"
+        facts = {
+            "the largest class": table.largest.get(target),
+            baseline: table.baseline.get(target),
+        }
+        shares = [
+            f"{name} {format_number(value)} %" for name, value in facts.items() if value is not None
+        ]
         if shares:
             lines.append(f"{target}: {', '.join(shares)}")
     return lines
@@ -85,18 +107,44 @@ def pretrainings(grid: dict) -> Block:
 
     Equal epochs can be very different numbers of optimizer steps.
     """
-    heads = ("source", "method", "backbone", "images", "epochs", "batch size", "steps", "optimizer", "crops", "seconds")
+    heads = (
+        "source",
+        "method",
+        "backbone",
+        "images",
+        "epochs",
+        "batch size",
+        "steps",
+        "optimizer",
+        "crops",
+        "seconds",
+    )
     rows = {}  # of the first seed
     for run in grid["cells"]:
         place = run["source"], run["method"], run["backbone"]
-        if place not in rows and (images := run.get("source_size")) and (config := run.get("pretrain_config")):
-            train, views = config["train"], config["views"]
-            epochs, steps = train["epochs"], train["epochs"] * -(-images // train["batch_size"])
+        if (
+            place not in rows
+            and (images := run.get("source_size"))
+            and (config := run.get("pretrain_config"))
+        ):
+            train = config["train"]
+            views = config["views"]
+            epochs = train["epochs"]
+            steps = train["epochs"] * -(-images // train["batch_size"])
             if train["minutes"] is not None:
-                epochs, steps = f"{train['minutes']:g} min", MISSING
+                epochs = f"{train['minutes']:g} min"
+                steps = MISSING
             crops = f"{sum(group['count'] for group in views['crops'])} at {views['size']} px"
             seconds = format_number(run["pretrain_seconds"])
-            length = (images, epochs, train["batch_size"], steps, train["optimizer"], crops, seconds)
+            length = (
+                images,
+                epochs,
+                train["batch_size"],
+                steps,
+                train["optimizer"],
+                crops,
+                seconds,
+            )
             rows[place] = (*place, *map(str, length))
     return Block("Pretraining", [], heads, list(rows.values()))
 
@@ -111,11 +159,20 @@ class Sections(NamedTuple):
 
 def sections(grid: dict) -> Sections:
     """Compute the content of a grid's reports."""
-    table, failures = Table(grid), []
-    blocks = [best_pretrainings(table), pretrainings(grid), Block("Without a network", [], items=baselines(table))]
+    table = Table(grid)
+    failures = []
+    blocks = [
+        best_pretrainings(table),
+        pretrainings(grid),
+        Block("Without a network", [], items=baselines(table)),
+    ]
     for run in grid["cells"]:
         if run["status"] == "failed":
             log = f" (log: {run['log']})" if run.get("log") else ""
             failures.append(f"{run_label(run)}: {run.get('error') or 'unknown reason'}{log}")
     blocks.append(Block("Failed", [], items=failures))
-    return Sections(grid, table, [block for block in blocks if block and (block.lines or block.rows or block.items)])
+    return Sections(
+        grid,
+        table,
+        [block for block in blocks if block and (block.lines or block.rows or block.items)],
+    )

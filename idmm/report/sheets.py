@@ -11,12 +11,18 @@ from PIL import Image
 
 from idmm.figures import COLOURS, save, shortened
 
-CELL, LARGE = 1.05, 1.9  # side of a thumbnail (inches)
-GAP, LINE, LETTER = 0.14, 0.145, 0.065  # between thumbnails, a line and a letter of a caption (inches)
+# side of a thumbnail (inches)
+CELL = 1.05
+LARGE = 1.9
+# between thumbnails, a line and a letter of a caption (inches)
+GAP = 0.14
+LINE = 0.145
+LETTER = 0.065
 HEAD = 0.66  # above the rows (inches)
 COLUMNS = 6  # of large thumbnails
 THUMBNAIL = 96  # longest side of a thumbnail (pixels)
-BLUE, ORANGE = COLOURS[0], COLOURS[1]
+BLUE = COLOURS[0]
+ORANGE = COLOURS[1]
 
 
 class Tile(NamedTuple):
@@ -35,8 +41,10 @@ def thumbnail(picture: np.ndarray, caption: str, frame: str | None = None) -> Ti
 
 
 def one_of_each(pairs: Iterable) -> list:
-    """Return the pairs (with ``first`` and ``second``) none of whose images is in an earlier one."""
-    drawn, chosen = set(), []
+    """Return the pairs (with ``first`` and ``second``) none of whose images is in an earlier
+    one."""
+    drawn = set()
+    chosen = []
     for pair in pairs:
         if drawn.isdisjoint((pair.first, pair.second)):
             chosen.append(pair)
@@ -50,12 +58,17 @@ def in_rows(tiles: list) -> list[tuple[str, list]]:
 
 
 def caption_sheet(
-    rows: Sequence[tuple[str, Sequence[Tile]]], path: str | Path, title: str, note: str = "", cell: float = CELL
+    rows: Sequence[tuple[str, Sequence[Tile]]],
+    path: str | Path,
+    title: str,
+    note: str = "",
+    cell: float = CELL,
 ) -> None:
     """Draw rows of thumbnails.
 
     Args:
-        rows: For each row a text and its thumbnails. The texts are in a column on the left, unless all are empty.
+        rows: For each row a text and its thumbnails. The texts are in a column on the left, unless
+            all are empty.
         path: PNG to write.
         title: Above the picture.
         note: Below the title, one line on colours and captions.
@@ -79,11 +92,23 @@ def caption_sheet(
         for column, tile in enumerate(tiles):
             h, w = np.array(tile.image.shape[:2]) * cell / max(tile.image.shape)  # inches
             middle = left + column * (cell + GAP) + cell / 2
-            x, y = middle - w / 2, top - (cell + h) / 2
-            interpolation = "nearest" if max(tile.image.shape) < 48 else "antialiased"
-            axis.imshow(tile.image, extent=(x, x + w, y, y + h), aspect="auto", interpolation=interpolation)
+            x = middle - w / 2
+            y = top - (cell + h) / 2
+            if max(tile.image.shape) < 48:
+                interpolation = "nearest"
+            else:
+                interpolation = "antialiased"
+            axis.imshow(
+                tile.image, extent=(x, x + w, y, y + h), aspect="auto", interpolation=interpolation
+            )
             frame = {"edgecolor": tile.frame or "0.8", "linewidth": 2.0 if tile.frame else 0.5}
             axis.add_patch(Rectangle((x, y), w, h, fill=False, **frame))
             style = {"fontsize": 6.3, "color": tile.frame or "0.25", "va": "top", "ha": "center"}
-            axis.text(middle, top - cell - 0.045, shortened(tile.caption, int(18.1 * cell)), linespacing=1.2, **style)
+            axis.text(
+                middle,
+                top - cell - 0.045,
+                shortened(tile.caption, int(18.1 * cell)),
+                linespacing=1.2,
+                **style,
+            )
     save(figure, path)

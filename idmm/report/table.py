@@ -10,7 +10,10 @@ from typing import NamedTuple
 from idmm.config import METHODS
 from idmm.report.stats import Estimate, SeedStats, difference, format_number, pooled, seed_stats
 
-MISSING, FAILED, SOME_FAILED, NO_BETTER = "—", "failed", "†", "‡"
+MISSING = "—"
+FAILED = "failed"
+SOME_FAILED = "†"
+NO_BETTER = "‡"
 BELOW_BASELINE = "§"
 
 
@@ -29,17 +32,23 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        return "from scratch" if self.is_scratch else f"{self.source}, {self.method}"
+        if self.is_scratch:
+            return "from scratch"
+        return f"{self.source}, {self.method}"
 
     @property
     def heads(self) -> tuple[str, str]:
         """The texts in the first two columns of a table."""
-        return (self.label, "no pretraining") if self.is_scratch else (self.source, self.method)
+        if self.is_scratch:
+            return (self.label, "no pretraining")
+        return (self.source, self.method)
 
     @property
     def printed_method(self) -> str:
         """The method as papers write it."""
-        return METHODS[self.method].__name__ if self.method in METHODS else self.heads[1]
+        if self.method in METHODS:
+            return METHODS[self.method].__name__
+        return self.heads[1]
 
 
 SCRATCH = Row("scratch", "none")
@@ -50,21 +59,28 @@ class TableCell:
     """A place of a table. Its texts have no markup."""
 
     stats: SeedStats
-    gain: Estimate | None  # over the same backbone from scratch on the same target. None for scratch itself
+    # over the same backbone from scratch on the same target. None for scratch itself
+    gain: Estimate | None
     unusual_n: bool  # a mean of more or fewer runs than most
-    no_better: bool  # than always predicting the largest class, within the interval over test images
+    # than always predicting the largest class, within the interval over test images
+    no_better: bool
     below_baseline: bool  # worse than the baseline
-    best_of_column: bool  # of its backbone: better than each other row by a difference that the runs show
+    # of its backbone: better than each other row by a difference that the runs show
+    best_of_column: bool
 
     @property
     def mean(self) -> str:
         if self.stats.mean is None:
-            return FAILED if self.stats.failed else MISSING
+            if self.stats.failed:
+                return FAILED
+            return MISSING
         return format_number(self.stats.mean)
 
     @property
     def std(self) -> str:
-        return "" if self.stats.std is None else format_number(self.stats.std)
+        if self.stats.std is None:
+            return ""
+        return format_number(self.stats.std)
 
     @property
     def some_failed(self) -> bool:
@@ -74,17 +90,25 @@ class TableCell:
     def spread(self) -> list[str]:
         """The standard deviation, and the number of runs if it is not the usual one."""
         texts = [f"± {self.std}"] if self.std else []
-        return [*texts, f"(n = {self.stats.n})"] if self.unusual_n else texts
+        if self.unusual_n:
+            return [*texts, f"(n = {self.stats.n})"]
+        return texts
 
     @property
     def notes(self) -> list[str]:
         """The texts after the mean."""
-        return [*self.spread, self.signs] if self.signs else self.spread
+        if self.signs:
+            return [*self.spread, self.signs]
+        return self.spread
 
     @property
     def signs(self) -> str:
         """The signs that the legend explains."""
-        signs = {SOME_FAILED: self.some_failed, NO_BETTER: self.no_better, BELOW_BASELINE: self.below_baseline}
+        signs = {
+            SOME_FAILED: self.some_failed,
+            NO_BETTER: self.no_better,
+            BELOW_BASELINE: self.below_baseline,
+        }
         return "".join(sign for sign, applies in signs.items() if applies)
 
 
@@ -97,13 +121,16 @@ class Table:
         largest: Share of a target's largest class among its test images (percent), if a run has it.
         baseline: Accuracy of the baseline on a target (percent), if a run has it.
         params: Parameters of a backbone without its classifier, if a run has it.
-        usual_n: The most frequent number of several runs per cell, the larger of equals. 1: no cell has several.
+        usual_n: The most frequent number of several runs per cell, the larger of equals. 1: no cell
+            has several.
         baseline_sizes: Number of images that a target's baseline was fitted to, if a run has it.
         test_sizes: Number of a target's test images, if a run has it.
     """
 
     def __init__(self, grid: dict):
-        self.protocol, self.label, runs = grid["protocol"], LABELS[grid["protocol"]], grid["cells"]
+        self.protocol = grid["protocol"]
+        self.label = LABELS[grid["protocol"]]
+        runs = grid["cells"]
         self.backbones, self.targets, sources, methods = (
             _ordered(grid[f"{name}s"], (run[name] for run in runs))
             for name in ("backbone", "target", "source", "method")
@@ -127,7 +154,11 @@ class Table:
         self.params = _known(runs, "backbone", "backbone_params")
         self._stats = {place: seed_stats(group) for place, group in groups.items()}
         for column in product(self.backbones, self.targets):
-            cells = {place: stats for place, stats in self._stats.items() if (place[0], place[2]) == column}
+            cells = {
+                place: stats
+                for place, stats in self._stats.items()
+                if (place[0], place[2]) == column
+            }
             # a run that predicts one class does not depend on the seed, unlike the others
             moved = [stats for stats in cells.values() if not self._no_better(stats, column[1])]
             self._stats |= pooled(cells, moved or cells.values())
@@ -136,23 +167,41 @@ class Table:
         self.cells = {place: self._cell(*place) for place in self._stats}
 
     def name_of(self, backbone: str) -> str:
-        """Return the name of a backbone with its arguments and number of parameters, without markup."""
+        """Return the name of a backbone with its arguments and number of parameters, without
+        markup."""
         model = self._models[backbone]
-        kwargs = model.get("kwargs", {}) if model.get("name") == backbone else {}
-        size = [f"{self.params[backbone] / 1e6:.3g} M parameters"] if backbone in self.params else []
+        if model.get("name") == backbone:
+            kwargs = model.get("kwargs", {})
+        else:
+            kwargs = {}
+        if backbone in self.params:
+            size = [f"{self.params[backbone] / 1e6:.3g} M parameters"]
+        else:
+            size = []
         return with_facts(backbone, kwargs, *size)
 
     @property
     def progress(self) -> str:
         """The counts of runs, without markup."""
-        rest = "".join(f", {self.counts[status]} {status}" for status in ("failed", "missing") if self.counts[status])
+        rest = "".join(
+            f", {self.counts[status]} {status}"
+            for status in ("failed", "missing")
+            if self.counts[status]
+        )
         return f"{self.protocol}: {self.counts['ok']} of {self.counts.total()} cells done{rest}"
 
     def _cell(self, backbone: str, row: Row, target: str) -> TableCell:
         stats = self._stats[backbone, row, target]
-        gain = None if row.is_scratch else self.lead(backbone, target, row, SCRATCH)
+        if row.is_scratch:
+            gain = None
+        else:
+            gain = self.lead(backbone, target, row, SCRATCH)
         no_better = self._no_better(stats, target)
-        others = [other for other in self.rows if other != row and self.mean(backbone, other, target) is not None]
+        others = [
+            other
+            for other in self.rows
+            if other != row and self.mean(backbone, other, target) is not None
+        ]
         ahead = [self.ahead(backbone, target, row, other) for other in others]
         best_of_column = stats.n > 0 and not no_better and bool(others) and all(ahead)
         below_baseline = stats.mean is not None and stats.mean < self.baseline.get(target, -1)
@@ -160,12 +209,16 @@ class Table:
         return TableCell(stats, gain, unusual_n, no_better, below_baseline, best_of_column)
 
     def _no_better(self, stats: SeedStats, target: str) -> bool:
-        return stats.images is not None and stats.mean - stats.images[0] <= self.largest.get(target, -1)
+        return stats.images is not None and stats.mean - stats.images[0] <= self.largest.get(
+            target, -1
+        )
 
     def lead(self, backbone: str, target: str, row: Row, other: Row) -> Estimate | None:
         """Return the lead of a row over another, or None if one has no value."""
         stats, others = (self._stats.get((backbone, each, target)) for each in (row, other))
-        return difference(stats, others) if stats and others else None
+        if stats and others:
+            return difference(stats, others)
+        return None
 
     def ahead(self, backbone: str, target: str, row: Row, other: Row) -> bool:
         """Return whether the runs show that a row is better than another."""
@@ -174,7 +227,11 @@ class Table:
 
     def rows_of(self, backbone: str) -> list[Row]:
         """Return the rows of a backbone. Weights belong to one backbone only."""
-        return [row for row in self.rows if any((backbone, row, target) in self._stats for target in self.targets)]
+        return [
+            row
+            for row in self.rows
+            if any((backbone, row, target) in self._stats for target in self.targets)
+        ]
 
     def cells_of(self, backbone: str, row: Row) -> list[TableCell | None]:
         """Return a cell for each target, or None if the grid has none there."""
@@ -183,12 +240,17 @@ class Table:
     def mean(self, backbone: str, row: Row, target: str) -> float | None:
         """Return a cell's mean, or None without a value."""
         stats = self._stats.get((backbone, row, target))
-        return stats.mean if stats else None
+        if stats:
+            return stats.mean
+        return None
 
     @property
     def runs(self) -> list[dict]:
         """All runs, those from scratch first, then in the user's order."""
-        places = [(backbone, row, target) for row, backbone, target in product(self.rows, self.backbones, self.targets)]
+        places = [
+            (backbone, row, target)
+            for row, backbone, target in product(self.rows, self.backbones, self.targets)
+        ]
         return [run for place in places if place in self._stats for run in self._stats[place].runs]
 
     def caption(self) -> str:
@@ -196,7 +258,10 @@ class Table:
         over = "one run each"
         if self.usual_n > 1:
             over = f"mean ± standard deviation over n = {self.usual_n} runs"
-        exceptions = ", another n if noted" if any(cell.unusual_n for cell in self.cells.values()) else ""
+        if any(cell.unusual_n for cell in self.cells.values()):
+            exceptions = ", another n if noted"
+        else:
+            exceptions = ""
         text = f"Top-1 accuracy by {self.label}, in percent, {over}{exceptions}."
         if self.test_sizes:
             sizes = ", ".join(f"{target} {size:,}" for target, size in self.test_sizes.items())
@@ -205,13 +270,22 @@ class Table:
 
     def legend(self) -> str:
         """Return the meaning of its marks, a sentence each."""
-        cells, baseline = self.cells.values(), "logistic regression on hand-made features"
+        cells = self.cells.values()
+        baseline = "logistic regression on hand-made features"
         marks = {
-            "Bold: better than each other row of its column.": [cell.best_of_column for cell in cells],
+            "Bold: better than each other row of its column.": [
+                cell.best_of_column for cell in cells
+            ],
             f"{MISSING}: not run yet.": [cell.mean == MISSING for cell in cells],
-            f"{SOME_FAILED}: some runs failed and do not count.": [cell.some_failed for cell in cells],
-            f"{NO_BETTER}: no better than always predicting the largest class.": [cell.no_better for cell in cells],
-            f"{BELOW_BASELINE}: below the baseline, {baseline}.": [cell.below_baseline for cell in cells],
+            f"{SOME_FAILED}: some runs failed and do not count.": [
+                cell.some_failed for cell in cells
+            ],
+            f"{NO_BETTER}: no better than always predicting the largest class.": [
+                cell.no_better for cell in cells
+            ],
+            f"{BELOW_BASELINE}: below the baseline, {baseline}.": [
+                cell.below_baseline for cell in cells
+            ],
         }
         return " ".join(text for text, applies in marks.items() if any(applies))
 
@@ -224,16 +298,23 @@ class Table:
 
 
 def with_facts(name: str, arguments: dict, *facts: str) -> str:
-    """Return the name of a model with what it does not show, e.g. ``vit_tiny_patch16_224 (embed_dim 64)``."""
+    """Return the name of a model with what it does not show, e.g. ``vit_tiny_patch16_224 (embed_dim
+    64)``."""
     texts = [*(f"{key} {value}" for key, value in arguments.items()), *facts]
-    return f"{name} ({', '.join(texts)})" if texts else name
+    if texts:
+        return f"{name} ({', '.join(texts)})"
+    return name
 
 
 def run_label(run: dict) -> str:
     """Return a run's name in messages."""
-    seeds = dict.fromkeys(str(run[name]) for name in ("pretrain_seed", "seed") if run[name] is not None)
+    seeds = dict.fromkeys(
+        str(run[name]) for name in ("pretrain_seed", "seed") if run[name] is not None
+    )
     start = Row(run["source"], run["method"]).label
-    return f"{start}: {run['backbone']} on {run['target']}, seed {'/'.join(seeds)}, {run['protocol']}"
+    return (
+        f"{start}: {run['backbone']} on {run['target']}, seed {'/'.join(seeds)}, {run['protocol']}"
+    )
 
 
 def _known(runs: list[dict], label: str, name: str) -> dict[str, float]:

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 class PretrainStage(Stage):
     """Stage 1: from images to a backbone."""
 
-    NAME, CONFIG = "pretrain", PretrainConfig
+    NAME = "pretrain"
+    CONFIG = PretrainConfig
     crop_pct = 0.875
 
     @property
     def phases(self) -> list[Phase]:
-        train, views = self.config.train, self.config.views
-        return [Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr)]
+        train = self.config.train
+        views = self.config.views
+        return [
+            Phase(1, "views.size", "pretrain", views.size, train.epochs, train.batch_size, train.lr)
+        ]
 
     def stored_size(self, size: int) -> StoredSize:
         return max(short_side_bound(size, group.scale[0]) for group in self.config.views.crops)
@@ -47,7 +51,8 @@ class PretrainStage(Stage):
     def knn_every(self) -> int:
         """The epochs from one kNN measurement to the next; 0: none.
 
-        A run that starts from weights is measured before the first step and after the last one by default.
+        A run that starts from weights is measured before the first step and after the last one by
+        default.
         """
         return self.config.train.knn_every or (sys.maxsize if self.config.init is not None else 0)
 
@@ -65,13 +70,25 @@ class PretrainStage(Stage):
 class FinetuneStage(Stage):
     """Stage 2: from labels, and a backbone or none, to a classifier."""
 
-    NAME, CONFIG = "finetune", FinetuneConfig
+    NAME = "finetune"
+    CONFIG = FinetuneConfig
 
     @property
     def phases(self) -> list[Phase]:
-        field = "train.size" if self.config.stages is None else "stages[{}].size"
+        if self.config.stages is None:
+            field = "train.size"
+        else:
+            field = "stages[{}].size"
         return [
-            Phase(n + 1, field.format(n), f"finetune {part.size} px", part.size, part.epochs, part.batch_size, part.lr)
+            Phase(
+                n + 1,
+                field.format(n),
+                f"finetune {part.size} px",
+                part.size,
+                part.epochs,
+                part.batch_size,
+                part.lr,
+            )
             for n, part in enumerate(self.config.resolved_stages())
         ]
 
@@ -99,7 +116,9 @@ class DenseStage(Stage):
         build_network(backbone, phase.size, spec.in_chans, **self.config.layers(1, masks=False))
 
     def stored_size(self, size: int) -> StoredSize:
-        return self.config.tested_short_side or math.ceil(size * max(1.0, *self.config.augment.scale))
+        return self.config.tested_short_side or math.ceil(
+            size * max(1.0, *self.config.augment.scale)
+        )
 
     def eval_stored_size(self, size: int) -> StoredSize:
         return self.config.tested_short_side or size
@@ -112,9 +131,13 @@ class DenseStage(Stage):
         others = tuple((f"eval_scales[{n}]", side) for n, side in sides if side != size)
         if self.config.tested_short_side:  # canvases of all sides up to the longest
             size = STEP * math.ceil(size / STEP)
-            others = (("augment.short_side", STEP * math.ceil(self.config.tested_short_side / STEP)),)
+            others = (
+                ("augment.short_side", STEP * math.ceil(self.config.tested_short_side / STEP)),
+            )
         label = f"{self.NAME} {train.size} px"
-        return [Phase(1, "train.size", label, size, train.epochs, train.batch_size, train.lr, others)]
+        return [
+            Phase(1, "train.size", label, size, train.epochs, train.batch_size, train.lr, others)
+        ]
 
     def fill_names(self) -> tuple[DenseConfig, list[str]]:
         needed(self.NAME, DENSE_LIBRARIES[self.NAME], "dense")
@@ -124,23 +147,27 @@ class DenseStage(Stage):
 class DetectStage(DenseStage):
     """Boxes, and their masks if there are any."""
 
-    NAME, CONFIG = "detect", DetectConfig
+    NAME = "detect"
+    CONFIG = DetectConfig
 
 
 class SegmentStage(DenseStage):
     """A class per pixel."""
 
-    NAME, CONFIG = "segment", SegmentConfig
+    NAME = "segment"
+    CONFIG = SegmentConfig
 
 
 class ProbeStage(Stage):
     """Frozen features, measured. Each image is seen once, in its centre crop."""
 
-    NAME, CONFIG = "probe", ProbeConfig
+    NAME = "probe"
+    CONFIG = ProbeConfig
 
     @property
     def phases(self) -> list[Phase]:
-        return [Phase(1, "size", "probe", self.config.size, 2, 1)]  # training and test images, one at a time
+        # training and test images, one at a time
+        return [Phase(1, "size", "probe", self.config.size, 2, 1)]
 
     @property
     def crop_pct(self) -> float:
@@ -155,7 +182,8 @@ class ProbeStage(Stage):
 
 
 STAGES: dict[str, type[Stage]] = {
-    stage.NAME: stage for stage in (PretrainStage, FinetuneStage, DetectStage, SegmentStage, ProbeStage)
+    stage.NAME: stage
+    for stage in (PretrainStage, FinetuneStage, DetectStage, SegmentStage, ProbeStage)
 }
 
 

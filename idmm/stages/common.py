@@ -1,4 +1,5 @@
-"""What all stages share, in the order of a run: open it, try the model, store the images, build, evaluate."""
+"""What all stages share, in the order of a run: open it, try the model, store the images, build,
+evaluate."""
 
 import contextlib
 import functools
@@ -39,12 +40,13 @@ from idmm.training.stage import Phase, RunSetup
 BASELINE_BATCH = 64  # images at a time
 
 
-# ---------------------------------------------------------------------- the folder, and the model tried
+# ------------------------------------------------------------------ the folder, and the model tried
 @contextlib.contextmanager
 def open_run(setup: RunSetup) -> Iterator[RunContext]:
     """Open the run's folder, log and interrupts, and close them however the block ends.
 
-    The model of a new run is tried at every size before there is a folder. A run that is refused leaves no folder.
+    The model of a new run is tried at every size before there is a folder. A run that is refused
+    leaves no folder.
     """
     check_sizes(setup)
     run = RunContext(setup.config, setup.started_at)
@@ -53,7 +55,9 @@ def open_run(setup: RunSetup) -> Iterator[RunContext]:
             yield run
         except KeyboardInterrupt:
             checkpoint = run.folder.checkpoint_note or ". There is no checkpoint yet"
-            raise Interrupted(f"{setup.config.out}: interrupted{checkpoint}. Repeat the command to continue") from None
+            raise Interrupted(
+                f"{setup.config.out}: interrupted{checkpoint}. Repeat the command to continue"
+            ) from None
 
 
 @contextlib.contextmanager
@@ -85,9 +89,11 @@ def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None
     """Build the model of a phase once.
 
     Raises:
-        UserError: The backbone, drloc's head or, if requested, the weights to start from do not fit.
+        UserError: The backbone, drloc's head or, if requested, the weights to start from do not
+            fit.
     """
-    spec, field = setup.spec, phase.field
+    spec = setup.spec
+    field = phase.field
     try:
         backbone = build_backbone(setup, phase)
         setup.stage.check_network(phase, backbone, spec)
@@ -108,20 +114,28 @@ def try_model(setup: RunSetup, phase: Phase, with_weights: bool = False) -> None
 # ---------------------------------------------------------------------- the images
 def used_parts(setup: RunSetup, listing: Listing) -> Listing:
     """Return the splits whose pixels the run needs."""
-    return listing if setup.stage.needs.eval_pixels else replace(listing, val=None, test=None)
+    if setup.stage.needs.eval_pixels:
+        return listing
+    return replace(listing, val=None, test=None)
 
 
-def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None = None) -> tuple[RunSetup, Stores]:
-    """Store the images of a run. A resumed one keeps the value range, mean and std that are saved in its ``folder``.
+def store_run_images(
+    setup: RunSetup, listing: Listing, folder: RunFolder | None = None
+) -> tuple[RunSetup, Stores]:
+    """Store the images of a run. A resumed one keeps the value range, mean and std that are saved
+    in its ``folder``.
 
     Returns:
-        The setup with the mean and std of the images, and the stores, with val and test at the size of the last phase.
+        The setup with the mean and std of the images, and the stores, with val and test at the size
+        of the last phase.
 
     Raises:
         UserError: Broken images, or a resumed run whose image i is no longer image i.
     """
-    stage, spec = setup.stage, setup.spec
-    for note in setup.notes if folder is not None else ():  # not before an error about the list of images
+    stage = setup.stage
+    spec = setup.spec
+    # not before an error about the list of images
+    for note in setup.notes if folder is not None else ():
         log.info("%s", note)
     sizes = dict.fromkeys(phase.size for phase in setup.phases)
     saved = (folder and folder.image_values()) or {}
@@ -138,7 +152,10 @@ def store_run_images(setup: RunSetup, listing: Listing, folder: RunFolder | None
     if folder is not None:
         folder.check_images(stores)
         counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
-        how = "decoded at each use" if stores.train.decodes else "decoded once"
+        if stores.train.decodes:
+            how = "decoded at each use"
+        else:
+            how = "decoded once"
         log.info("images: %s of %s (%s)", counts, setup.config.data.name, how)
     return replace(setup, spec=replace(spec, mean=stores.mean, std=stores.std)), stores
 
@@ -149,7 +166,9 @@ def log_values(setup: RunSetup, stores: Stores) -> None:
     for part, store in stores.parts.items():
         if not store.high_bit:
             continue
-        ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in np.reshape(store.value_range, (-1, 2)).tolist())
+        ranges = ", ".join(
+            f"[{low:g}, {high:g}]" for low, high in np.reshape(store.value_range, (-1, 2)).tolist()
+        )
         line = "images: %s of %s have more than 8 bits. Their values %s become 0 to 1"
         log.info(line, f"{store.high_bit:,}", counted(len(store), f"{part} image"), ranges)
         if part == "train" and randaugment:
@@ -158,17 +177,23 @@ def log_values(setup: RunSetup, stores: Stores) -> None:
     for name in ("mean", "std"):
         if getattr(setup.spec, name) is None:
             values = [float(f"{value:.4g}") for value in getattr(stores, name)]
-            log.info("images: %s %s of the channels, measured from the training images", name, values)
+            log.info(
+                "images: %s %s of the channels, measured from the training images", name, values
+            )
 
 
 # ---------------------------------------------------------------------- the model and the loop
 def build_backbone(setup: RunSetup, phase: Phase, classes: int = 0) -> torch.nn.Module:
-    """Build the backbone of a phase with fresh weights, and a classifier if there are ``classes``."""
+    """Build the backbone of a phase with fresh weights, and a classifier if there are
+    ``classes``."""
     return setup.spec.build(phase.size, setup.config.seed, classes, dynamic=bool(phase.other_sizes))
 
 
-def build_localization(setup: RunSetup, phase: Phase, backbone: torch.nn.Module) -> Localization | None:
-    """Build the head of ``drloc``, its fresh weights drawn from the run's seed; None if its weight is 0."""
+def build_localization(
+    setup: RunSetup, phase: Phase, backbone: torch.nn.Module
+) -> Localization | None:
+    """Build the head of ``drloc``, its fresh weights drawn from the run's seed; None if its weight
+    is 0."""
     drloc = getattr(setup.config, "drloc", None)
     if drloc is None or not drloc.weight:
         return None
@@ -184,21 +209,30 @@ def plan_phase(
     evaluators: list[Evaluator],
     score: str | None = None,
 ) -> PhasePlan:
-    """Return what the loop needs to know about a phase, see :class:`PhasePlan`, and log how many steps it has.
+    """Return what the loop needs to know about a phase, see :class:`PhasePlan`, and log how many
+    steps it has.
 
     ``score`` is the measurement, e.g. top1, by which ``train.keep`` best chooses the epoch.
     """
-    train, phases_from_here, count = setup.config.train, setup.phases[phase.number - 1 :], len(images.train)
-    is_last, costs = len(phases_from_here) == 1, [other.epochs * other.size**2 for other in phases_from_here]
-    max_epochs, epochs, steps = None, phase.epochs, phase.steps(count)
+    train = setup.config.train
+    phases_from_here = setup.phases[phase.number - 1 :]
+    count = len(images.train)
+    is_last = len(phases_from_here) == 1
+    costs = [other.epochs * other.size**2 for other in phases_from_here]
+    max_epochs = None
+    epochs = phase.epochs
+    steps = phase.steps(count)
     length = f"{steps} in {counted(phase.epochs, 'epoch')}"
     if train.minutes is not None:
-        if train.max_epochs is not None:  # divided in the ratio of the phases' epochs. Each has one at least
+        # divided in the ratio of the phases' epochs. Each has one at least
+        if train.max_epochs is not None:
             planned = [other.epochs for other in setup.phases]
             ends = np.cumsum(planned) * (train.max_epochs - len(planned)) // sum(planned)
             max_epochs = 1 + int(np.diff(ends, prepend=0)[phase.number - 1])
-        epochs, length = max_epochs or sys.maxsize, f"for train.minutes {train.minutes:g}"
-    per_epoch, batch = counted(steps // phase.epochs, "step"), min(phase.batch_size, count)
+        epochs = max_epochs or sys.maxsize
+        length = f"for train.minutes {train.minutes:g}"
+    per_epoch = counted(steps // phase.epochs, "step")
+    batch = min(phase.batch_size, count)
     log.info("%s: %s of %d images per epoch, %s", phase.label, per_epoch, batch, length)
     order = derive(setup.config.seed, "stage", phase.number)
     processes = (distributed.rank(), distributed.world())
@@ -225,12 +259,16 @@ def eval_batches(
     images: np.ndarray | None = None,
     label: str | None = None,
 ) -> Iterator[dict]:
-    """Yield this process's share of a split in centre crops of ``size`` pixels, until the run is interrupted.
+    """Yield this process's share of a split in centre crops of ``size`` pixels, until the run is
+    interrupted.
 
-    ``images`` are the numbers of those to yield, None: all. With a ``label`` the log shows the progress.
+    ``images`` are the numbers of those to yield, None: all. With a ``label`` the log shows the
+    progress.
     """
     spec = setup.spec
-    crops = centre_crops(store, size, setup.stage.crop_pct, spec.mean, spec.std, batch_size, run.workers, images)
+    crops = centre_crops(
+        store, size, setup.stage.crop_pct, spec.mean, spec.std, batch_size, run.workers, images
+    )
     batches = run.interrupts.watch(crops)
     if label is None or not run.folder.leader:
         return batches
@@ -241,7 +279,9 @@ def eval_batches(
 def enough_for(batch_size: int) -> contextlib.AbstractContextManager[None]:
     """Raise RunError if memory runs out with so many images inside the block."""
     advice = "smaller images or batches, a smaller model or --train.device cpu, in a new --out"
-    return enough_memory(RunError(f"out of memory with {batch_size} images at a time. Try {advice}"))
+    return enough_memory(
+        RunError(f"out of memory with {batch_size} images at a time. Try {advice}")
+    )
 
 
 def image_features(
@@ -255,12 +295,15 @@ def image_features(
     batch_size: int,
     label: str | None = None,
 ) -> Tensor:
-    """Return features [N, d] of the images of :func:`eval_batches`. Errors as of :func:`batch_features`."""
+    """Return features [N, d] of the images of :func:`eval_batches`. Errors as of
+    :func:`batch_features`."""
     batches = eval_batches(run, setup, store, size, batch_size, images=images, label=label)
     return batch_features(run, model, batches, batch_size)
 
 
-def batch_features(run: RunContext, model: nn.Module, batches: Iterable[dict], batch_size: int) -> Tensor:
+def batch_features(
+    run: RunContext, model: nn.Module, batches: Iterable[dict], batch_size: int
+) -> Tensor:
     """Return features [N, d] of the images of batches. All processes must call together.
 
     Raises:
@@ -288,24 +331,34 @@ def build_accuracy(run: RunContext, setup: RunSetup, phase: Phase, store: ImageS
 
 
 def measure_baseline(run: RunContext, setup: RunSetup, images: Stores) -> None:
-    """Measure ``baseline_top1`` (percent) of a new run: hand-made features of its centre crops, logistic regression.
+    """Measure ``baseline_top1`` (percent) of a new run: hand-made features of its centre crops,
+    logistic regression.
 
-    It is fitted to ``baseline_train_size`` of the training images and tested on all test images. See
-    :func:`idmm.evaluation.baseline.measure`. All processes must call together.
+    It is fitted to ``baseline_train_size`` of the training images and tested on all test images.
+    See :func:`idmm.evaluation.baseline.measure`. All processes must call together.
     """
     started_at = time.monotonic()
     if BASELINE in run.folder.start_scores:
         return
-    train, test, size = images.train, images.test, setup.phases[-1].size
+    train = images.train
+    test = images.test
+    size = setup.phases[-1].size
     numbers = baseline.sample_to_fit(train.labels)
     train_features, test_features = (
         baseline.features(
-            eval_batches(run, setup, store, size, BASELINE_BATCH, images=some), setup.spec.mean, setup.spec.std
+            eval_batches(run, setup, store, size, BASELINE_BATCH, images=some),
+            setup.spec.mean,
+            setup.spec.std,
         )
         for store, some in ((train, numbers), (test, None))
     )
-    top1, labels = None, train.labels[numbers]
+    top1 = None
+    labels = train.labels[numbers]
     groups = None if train.groups is None else train.groups[numbers]
     if run.folder.leader:
-        top1 = baseline.measure(train_features, labels, test_features, test.labels, started_at, groups)
-    run.folder.add_start_scores({BASELINE: distributed.broadcast(top1), BASELINE_SIZE: len(numbers)})
+        top1 = baseline.measure(
+            train_features, labels, test_features, test.labels, started_at, groups
+        )
+    run.folder.add_start_scores(
+        {BASELINE: distributed.broadcast(top1), BASELINE_SIZE: len(numbers)}
+    )

@@ -1,4 +1,5 @@
-"""The demo: five labelled digits a class and many without labels, by ``idmm train``, against training from scratch."""
+"""The demo: five labelled digits a class and many without labels, by ``idmm train``, against
+training from scratch."""
 
 import statistics
 from pathlib import Path
@@ -21,15 +22,17 @@ LEAST_GAIN = 2.0  # points
 
 
 def demo(command: DemoConfig) -> dict:
-    """Train on scikit-learn's digits, few of them labelled, by ``idmm train`` and from scratch for the same time.
+    """Train on scikit-learn's digits, few of them labelled, by ``idmm train`` and from scratch for
+    the same time.
 
-    The digits are in OUT/images, laid out as a user's folder, and the runs of a seed in OUT/seed-SEED. The seed drives
-    everything, also which images keep their label. A stopped demo resumes, a finished one prints its result again.
+    The digits are in OUT/images, laid out as a user's folder, and the runs of a seed in
+    OUT/seed-SEED. The seed drives everything, also which images keep their label. A stopped demo
+    resumes, a finished one prints its result again.
 
     Returns:
-        The content of ``demo.json``: ``idmm_top1``, ``scratch_top1`` and ``baseline_top1`` (percent of the test images,
-        one per seed), ``gain`` (of the means, in points, over the better of scratch and baseline), ``minutes`` of each
-        training.
+        The content of ``demo.json``: ``idmm_top1``, ``scratch_top1`` and ``baseline_top1`` (percent
+        of the test images, one per seed), ``gain`` (of the means, in points, over the better of
+        scratch and baseline), ``minutes`` of each training.
 
     Raises:
         UserError: A mistake in the flags.
@@ -47,14 +50,24 @@ def demo(command: DemoConfig) -> dict:
     *others, ours = map(statistics.mean, rows.values())
     result |= {"gain": ours - max(others), "minutes": command.minutes}
     write_json(out / "demo.json", result)
-    counts, tested = seeds[0]["counts"], seeds[0]["result"]
+    counts = seeds[0]["counts"]
+    tested = seeds[0]["result"]
     title = f"{counts['images']:,} images, {counts['labelled']:,} of them labelled"
     with drawing("comparison.png"):
-        pictures.comparison(rows, out / "comparison.png", title, tested["largest_class"], grey=["baseline"])
-    print(f"{title}, {command.minutes:g} min of training each. Top-1 on {tested['test_size']} test images:")
+        pictures.comparison(
+            rows, out / "comparison.png", title, tested["largest_class"], grey=["baseline"]
+        )
+    print(
+        f"{title}, {command.minutes:g} min of training each. Top-1 on {tested['test_size']} test images:"
+    )
     for label, values in rows.items():
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        print(f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({', '.join(f'{v:.1f}' for v in values)})")
+        if len(values) > 1:
+            spread = f" ± {statistics.stdev(values):.1f}"
+        else:
+            spread = ""
+        print(
+            f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({', '.join(f'{v:.1f}' for v in values)})"
+        )
     print(f"  lead          {result['gain']:+5.1f} points over the better of both")
     print(f"written: {out / 'demo.json'}, {out / 'comparison.png'}")
     print("next, your own images: idmm train DIR --minutes 20 --out runs/x")
@@ -80,6 +93,8 @@ def _write_images(folder: Path) -> None:
 def _trained(command: DemoConfig, out: Path, seed: int) -> dict:
     """Return the results of ``idmm train`` with a seed."""
     data = TrainData(root=str(out / "images"), labelled={"per_class": EACH, "seed": seed})
-    more = {"flip": 0.0, "seed": seed, "minutes": command.minutes, "compare": True}  # mirrored digits are no digits
-    with one_thread():  # steps this small gain nothing from more, and lose much where others use the cores
+    # mirrored digits are no digits
+    more = {"flip": 0.0, "seed": seed, "minutes": command.minutes, "compare": True}
+    # steps this small gain nothing from more, and lose much where others use the cores
+    with one_thread():
         return train(TrainCommand(out=str(out / f"seed-{seed}"), data=data, **more))

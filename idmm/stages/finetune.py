@@ -23,22 +23,26 @@ from idmm.training.stage import Phase, RunSetup
 
 
 def finetune(config: FinetuneConfig | dict | str) -> dict:
-    """Fine-tune on labels, one size after the other, and write the classifier and its accuracy to ``config.out``.
+    """Fine-tune on labels, one size after the other, and write the classifier and its accuracy to
+    ``config.out``.
 
     Args:
-        config: A FinetuneConfig, a mapping of its keys ('idmm finetune --help'), or the name of a YAML file or recipe.
+        config: A FinetuneConfig, a mapping of its keys ('idmm finetune --help'), or the name of a
+            YAML file or recipe.
 
     Returns:
-        The content of ``result.json``. Accuracies are in percent, on the test split, of the last epoch or, with
-        ``train.keep`` best, of ``kept_epoch`` of the last stage: ``top1``, ``top5``, ``mean_per_class``,
-        ``top1_interval`` (95 %, over groups if images come in groups), ``largest_class`` (of always answering the
-        largest class), ``baseline_top1`` and ``baseline_train_size`` (see
-        :func:`idmm.stages.common.measure_baseline`). ``start_top1`` is top-1 before the first step, if the classifier
-        started from a fit on features. Also ``num_classes``, ``train_size``, ``test_size``, ``test_groups`` if images
-        come in groups, ``seed``, ``seconds`` over all resumes, ``precision`` of training (accuracies are those of
-        fp32), ``params`` and, without the classifier, ``backbone_params``, ``excluded`` if ``data.exclude`` left images
-        out; with ``train.minutes`` ``minutes``, the ``epochs`` of all stages and ``whole_epochs``. With
-        ``data.folds`` the return value of :func:`idmm.stages.folds.pooled`.
+        The content of ``result.json``. Accuracies are in percent, on the test split, of the last
+        epoch or, with ``train.keep`` best, of ``kept_epoch`` of the last stage: ``top1``, ``top5``,
+        ``mean_per_class``, ``top1_interval`` (95 %, over groups if images come in groups),
+        ``largest_class`` (of always answering the largest class), ``baseline_top1`` and
+        ``baseline_train_size`` (see :func:`idmm.stages.common.measure_baseline`). ``start_top1`` is
+        top-1 before the first step, if the classifier started from a fit on features. Also
+        ``num_classes``, ``train_size``, ``test_size``, ``test_groups`` if images come in groups,
+        ``seed``, ``seconds`` over all resumes, ``precision`` of training (accuracies are those of
+        fp32), ``params`` and, without the classifier, ``backbone_params``, ``excluded`` if
+        ``data.exclude`` left images out; with ``train.minutes`` ``minutes``, the ``epochs`` of all
+        stages and ``whole_epochs``. With ``data.folds`` the return value of
+        :func:`idmm.stages.folds.pooled`.
 
     Raises:
         UserError: A mistake in the config or the data.
@@ -73,8 +77,11 @@ def run_one(setup: RunSetup) -> dict:
         return result
 
 
-def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, loop_before: Loop | None) -> nn.Module:
-    """Build the model of a phase. It goes on with the weights of the phase before, trained by ``loop_before``.
+def build_model(
+    run: RunContext, setup: RunSetup, phase: Phase, images: Stores, loop_before: Loop | None
+) -> nn.Module:
+    """Build the model of a phase. It goes on with the weights of the phase before, trained by
+    ``loop_before``.
 
     The first phase of a new run loads the weights of ``init`` and fits the classifier.
     """
@@ -91,26 +98,46 @@ def build_model(run: RunContext, setup: RunSetup, phase: Phase, images: Stores, 
 
 
 def build_loop(
-    run: RunContext, setup: RunSetup, phase: Phase, images: Stores, model: nn.Module, accuracy: Accuracy
+    run: RunContext,
+    setup: RunSetup,
+    phase: Phase,
+    images: Stores,
+    model: nn.Module,
+    accuracy: Accuracy,
 ) -> Loop:
     """Build the training loop of a phase."""
-    config, train = setup.config, images.train
+    config = setup.config
+    train = images.train
     method = Finetune(model, config.augment, config.model.freeze)
     method.localization = common.build_localization(setup, phase, model)
     if config.train.class_weights == "balanced":
         method.class_weight = balanced_weights(train.labels, len(train.classes))
     key = derive(config.seed, "stage", phase.number)
-    transform = TrainTransform(train, config.augment, phase.size, setup.spec.mean, setup.spec.std, key)
+    transform = TrainTransform(
+        train, config.augment, phase.size, setup.spec.mean, setup.spec.std, key
+    )
     return Loop(run, method, common.plan_phase(setup, phase, images, transform, [accuracy], "top1"))
 
 
-def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop, accuracy: Accuracy) -> dict:
+def write_outputs(
+    run: RunContext, setup: RunSetup, images: Stores, loop: Loop, accuracy: Accuracy
+) -> dict:
     """Evaluate and write the classifier; return the result."""
-    best, predictions = load_best(loop, "top-1"), accuracy.latest
-    if images.val is not None or predictions is None:  # evaluated on val, or by a process that was killed
-        predictions = common.build_accuracy(run, setup, setup.phases[-1], images.test).predict(loop.exported)
-    export(run, loop, setup, images, backbone_state(loop.exported), {"classes": images.train.classes})
-    result = {**classifier_result(run, setup, images, predictions), **best, **common_result(run, setup, images)}
+    best = load_best(loop, "top-1")
+    predictions = accuracy.latest
+    # evaluated on val, or by a process that was killed
+    if images.val is not None or predictions is None:
+        predictions = common.build_accuracy(run, setup, setup.phases[-1], images.test).predict(
+            loop.exported
+        )
+    export(
+        run, loop, setup, images, backbone_state(loop.exported), {"classes": images.train.classes}
+    )
+    result = {
+        **classifier_result(run, setup, images, predictions),
+        **best,
+        **common_result(run, setup, images),
+    }
     result |= parameter_counts(loop.exported)
     if (start := run.folder.start_scores.get("start_top1")) is None:
         return result

@@ -1,4 +1,5 @@
-"""The start of a run's weights: a structured transformer, see :mod:`idmm.models.vit_init`, and a fitted classifier."""
+"""The start of a run's weights: a structured transformer, see :mod:`idmm.models.vit_init`, and a
+fitted classifier."""
 
 from collections.abc import Iterable
 
@@ -28,24 +29,38 @@ NORM_IMAGES = 4096  # enough for the statistics of batch norms
 PATCH_IMAGES = 512  # at most, whose patches are whitened
 
 
-def start_weights(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, train: ImageStore) -> None:
-    """Load the weights of ``init`` in a new run, or start fresh ones from some of the training images.
+def start_weights(
+    run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, train: ImageStore
+) -> None:
+    """Load the weights of ``init`` in a new run, or start fresh ones from some of the training
+    images.
 
-    The latter is by ``model.start``, or as hog_conv does. All processes must call together, and get the same weights.
+    The latter is by ``model.start``, or as hog_conv does. All processes must call together, and get
+    the same weights.
     """
-    name, seed, count = setup.spec.name, setup.config.seed, len(train)
+    name = setup.spec.name
+    seed = setup.config.seed
+    count = len(train)
     batch_size = min(phase.batch_size, PATCH_IMAGES)
     if report := setup.spec.load(model):
         log.info("%s", report)
     elif isinstance(model, HogConv):  # whatever model.start: random filters are of no use
         numbers = numpy_rng(seed, "features").permutation(count)[:IMAGES]
         images = np.repeat(numbers, distributed.world())
-        model.learn_start(common.eval_batches(run, setup, train, phase.size, batch_size, images=images), seed)
+        model.learn_start(
+            common.eval_batches(run, setup, train, phase.size, batch_size, images=images), seed
+        )
         log.info("%s: filters and components from %d training images", name, len(numbers))
     elif setup.config.model.start != "timm" and can_init_vit(model):
         images = mixed_images(count, batch_size, seed)[: PATCH_IMAGES * distributed.world()]
-        init_vit(model, common.eval_batches(run, setup, train, phase.size, batch_size, images=images), seed)
-        log.info("model.start: attention, positions and the patch embedding of %s are structured", name)
+        init_vit(
+            model,
+            common.eval_batches(run, setup, train, phase.size, batch_size, images=images),
+            seed,
+        )
+        log.info(
+            "model.start: attention, positions and the patch embedding of %s are structured", name
+        )
 
 
 def mixed_images(count: int, batch_size: int, seed: int) -> np.ndarray:
@@ -58,29 +73,40 @@ def mixed_images(count: int, batch_size: int, seed: int) -> np.ndarray:
     return np.repeat(order[:whole_batches], distributed.world())
 
 
-def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, images: Stores) -> None:
-    """Fit the classifier of a new run to the training images' features, and save its accuracy on the test split.
+def init_classifier(
+    run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, images: Stores
+) -> None:
+    """Fit the classifier of a new run to the training images' features, and save its accuracy on
+    the test split.
 
     All processes must call together.
 
     Raises:
         RunError: The features are not finite, or memory ran out.
     """
-    train, config = images.train, setup.config
+    train = images.train
+    config = setup.config
     with common.enough_for(phase.batch_size):
         model.to(run.device)
         if not config.model.freeze:  # a frozen backbone stays in evaluation mode
             numbers = mixed_images(len(train), phase.batch_size, config.seed)
-            norm_batches = common.eval_batches(run, setup, train, phase.size, phase.batch_size, images=numbers)
+            norm_batches = common.eval_batches(
+                run, setup, train, phase.size, phase.batch_size, images=numbers
+            )
             set_batch_norms(model, norm_batches, run.device, run.autocast)
         label = "features for the classifier, of train"
         features = common.image_features(
             run, setup, model, train, size=phase.size, batch_size=phase.batch_size, label=label
         )
         if (deviation := spread(features)) < FLOORS["feature_std"] and not config.model.freeze:
-            # a fit to such features has weights so large that the first steps would destroy the backbone
-            line = f"the features of the training images hardly differ (feature_std {deviation:.2g})"
-            log.warning("%s: %s, so the classifier starts from fresh weights", CLASSIFIER_INIT, line)
+            # a fit to such features has weights so large that the first steps would destroy the
+            # backbone
+            line = (
+                f"the features of the training images hardly differ (feature_std {deviation:.2g})"
+            )
+            log.warning(
+                "%s: %s, so the classifier starts from fresh weights", CLASSIFIER_INIT, line
+            )
             return
         fit_classifier(model, features.numpy(), train, config)
         accuracy = common.build_accuracy(run, setup, phase, images.test)
@@ -90,13 +116,19 @@ def init_classifier(run: RunContext, setup: RunSetup, phase: Phase, model: nn.Mo
 
 
 def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast) -> None:
-    """Set the running statistics of batch norms to the mean over batches of images, the same in all processes.
+    """Set the running statistics of batch norms to the mean over batches of images, the same in all
+    processes.
 
-    In training, batch norms take the statistics of each batch. A classifier fitted in evaluation mode then still sees
-    the features that it was fitted to. After a short pretraining the running statistics are close to those of fresh
-    weights. (Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3.1.)
+    In training, batch norms take the statistics of each batch. A classifier fitted in evaluation
+    mode then still sees the features that it was fitted to. After a short pretraining the running
+    statistics are close to those of fresh weights. (Wu and Johnson, Rethinking "Batch" in
+    BatchNorm, 2021, section 3.1.)
     """
-    norms = {m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    norms = {
+        m: m.momentum
+        for m in model.modules()
+        if isinstance(m, _BatchNorm) and m.running_mean is not None
+    }
     if not norms:
         return
     with evaluating(model), torch.no_grad():
@@ -105,47 +137,69 @@ def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast)
             norm.momentum = None  # the plain mean, from the first batch on
             norm.num_batches_tracked.zero_()
         for batch in batches:
-            with autocast(), one_image_norms(model, images := batch["images"].to(device, non_blocking=True)):
+            with (
+                autocast(),
+                one_image_norms(model, images := batch["images"].to(device, non_blocking=True)),
+            ):
                 model.forward_features(images)
     for norm, momentum in norms.items():
         norm.momentum = momentum
 
 
-def fit_classifier(model: nn.Module, features: np.ndarray, train: ImageStore | Split, config: FinetuneConfig) -> None:
+def fit_classifier(
+    model: nn.Module, features: np.ndarray, train: ImageStore | Split, config: FinetuneConfig
+) -> None:
     """Set the model's classifier to a logistic regression on the features of the training images.
 
-    Its strength is chosen on stratified folds. The logits are divided by a fitted temperature: the strength with the
-    best accuracy is often overconfident, and training would spend its first steps on the backbone to undo that. The
-    first process fits. All must call together.
+    Its strength is chosen on stratified folds. The logits are divided by a fitted temperature: the
+    strength with the best accuracy is often overconfident, and training would spend its first steps
+    on the backbone to undo that. The first process fits. All must call together.
 
     Args:
-        model: With :func:`idmm.models.build.linear_classifiers`, which are all set to the same weights.
+        model: With :func:`idmm.models.build.linear_classifiers`, which are all set to the same
+            weights.
         features: Of the frozen backbone, [N, d].
         train: The images, with their labels.
     """
-    layers, fit, width = linear_classifiers(model), None, features.shape[1]
-    labels, groups = train.labels, train.groups
-    features = features[:, : getattr(model, "fixed", width)]  # hog_conv's others are worth nothing before training
+    layers = linear_classifiers(model)
+    fit = None
+    width = features.shape[1]
+    labels = train.labels
+    groups = train.groups
+    # hog_conv's others are worth nothing before training
+    features = features[:, : getattr(model, "fixed", width)]
     if distributed.rank() == 0:
-        balanced = "balanced" if config.train.class_weights == "balanced" else None
-        choice = choose_strength(features, labels, config.seed, None, balanced, groups=groups, classes=train.classes)
+        if config.train.class_weights == "balanced":
+            balanced = "balanced"
+        else:
+            balanced = None
+        choice = choose_strength(
+            features, labels, config.seed, None, balanced, groups=groups, classes=train.classes
+        )
         loss = dict(smoothing=config.augment.label_smoothing, class_weight=balanced, groups=groups)
         temperature = 1.0
-        if not getattr(model, "say", 0.0):  # else training does not see these logits, and others are scaled to them
-            temperature = fit_temperature(features, labels, choice.strength, seed=config.seed, **loss)
+        # else training does not see these logits, and others are scaled to them
+        if not getattr(model, "say", 0.0):
+            temperature = fit_temperature(
+                features, labels, choice.strength, seed=config.seed, **loss
+            )
         weight, bias = fit_linear(features, labels, model.num_classes, choice.strength, balanced)
-        weight, bias = weight / temperature, bias / temperature
-        if (unseen := np.isneginf(bias)).any():  # on each image, classes without one get at most 1/N of the softmax
+        weight = weight / temperature
+        bias = bias / temperature
+        # on each image, classes without one get at most 1/N of the softmax
+        if (unseen := np.isneginf(bias)).any():
             largest = (features @ weight[~unseen].T + bias[~unseen]).max(axis=1)  # [N]
             bias = np.where(unseen, largest.min() - np.log(len(features) * unseen.sum()), bias)
         fit = np.pad(weight, ((0, 0), (0, width - weight.shape[1]))), bias
         line = "classifier: logistic regression on the features of %d training images, C = %g, chosen by %s, "
         log.info(line + "temperature %.2g", len(labels), choice.strength, choice.by, temperature)
-    weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fit))  # [K, d], [K]
+    # [K, d], [K]
+    weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fit))
     with torch.no_grad():
         for layer in layers:
             layer.weight.copy_(weight.view_as(layer.weight))
             layer.bias.copy_(bias)
     if isinstance(model, HogConv):
-        logits = torch.from_numpy(features) @ weight.float()[:, : model.fixed].T + bias.float()  # [N, K]
+        # [N, K]
+        logits = torch.from_numpy(features) @ weight.float()[:, : model.fixed].T + bias.float()
         model.weigh_learned(logits, torch.from_numpy(labels), config.augment.label_smoothing)

@@ -34,13 +34,15 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
     """Pretrain a backbone by ``config.method.name`` and write it to ``config.out``.
 
     Args:
-        config: A PretrainConfig, a mapping of its keys ('idmm pretrain --help'), or the name of a YAML file or recipe.
+        config: A PretrainConfig, a mapping of its keys ('idmm pretrain --help'), or the name of a
+            YAML file or recipe.
 
     Returns:
-        The content of ``result.json``: ``loss`` of the last epoch, ``start_knn`` and ``knn`` if measured (kNN accuracy
-        in percent before the first step and after the last), ``train_size``, ``epochs``, ``minutes`` if given,
-        ``seed``, ``seconds``, and the ``precision`` that was used (fp32, bf16 or fp16). With ``method.label_weight``
-        also the accuracies of :func:`idmm.finetune` on the test split, and ``labelled_size``, the training images whose
+        The content of ``result.json``: ``loss`` of the last epoch, ``start_knn`` and ``knn`` if
+        measured (kNN accuracy in percent before the first step and after the last), ``train_size``,
+        ``epochs``, ``minutes`` if given, ``seed``, ``seconds``, and the ``precision`` that was used
+        (fp32, bf16 or fp16). With ``method.label_weight`` also the accuracies of
+        :func:`idmm.finetune` on the test split, and ``labelled_size``, the training images whose
         labels were used. With ``data.folds`` the return value of :func:`idmm.stages.folds.pooled`.
 
     Raises:
@@ -71,9 +73,13 @@ def run_one(setup: RunSetup) -> dict:
 
 # ---------------------------------------------------------------------- building
 def build_model(run: RunContext, setup: RunSetup, images: Stores) -> torch.nn.Module:
-    """Build the backbone of a run. A new run loads the weights of ``init`` or gives it a structured start."""
+    """Build the backbone of a run. A new run loads the weights of ``init`` or gives it a structured
+    start."""
     config, (phase,) = setup.config, setup.phases
-    classes = len(images.train.classes) if config.trains_classifier else 0
+    if config.trains_classifier:
+        classes = len(images.train.classes)
+    else:
+        classes = 0
     backbone = common.build_backbone(setup, phase, classes)
     if run.is_new:  # else the loop loads its state
         start_weights(run, setup, phase, backbone, images.train)
@@ -83,8 +89,11 @@ def build_model(run: RunContext, setup: RunSetup, images: Stores) -> torch.nn.Mo
     return backbone
 
 
-def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: torch.nn.Module) -> Method:
-    """Build the method on the backbone. In a new run it may start from the features of all training images."""
+def build_method(
+    run: RunContext, setup: RunSetup, images: Stores, backbone: torch.nn.Module
+) -> Method:
+    """Build the method on the backbone. In a new run it may start from the features of all training
+    images."""
     config, (phase,), count = setup.config, setup.phases, len(images.train)
     info = RunInfo(
         images=count,
@@ -99,7 +108,10 @@ def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: tor
         method = create_method(backbone, info, config.method)
     method.localization = common.build_localization(setup, phase, backbone)
     if run.is_new and method.starts_from_features:
-        network = "the untrained network" if setup.spec.init is None else f"the weights of '{config.init}'"
+        if setup.spec.init is None:
+            network = "the untrained network"
+        else:
+            network = f"the weights of '{config.init}'"
         label = f"features before training, by {network}"
         method.prepare(_feature_extractor(run, setup)(backbone, images.train, label=label))
     return method
@@ -108,19 +120,30 @@ def build_method(run: RunContext, setup: RunSetup, images: Stores, backbone: tor
 def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method) -> Loop:
     """Build the training loop, and measure kNN accuracy before the first step of a new run."""
     config, (phase,), extract = setup.config, setup.phases, _feature_extractor(run, setup)
-    evaluators, knn, knn_every, held_out = [], None, setup.stage.knn_every, images.val or images.test
+    evaluators = []
+    knn = None
+    knn_every = setup.stage.knn_every
+    held_out = images.val or images.test
     if knn_every and _count_labels(images.train) and held_out is not None:
         knn = KNNAccuracy(extract, images.train, held_out, knn_every)
         evaluators.append(knn)
     elif knn_every:
         log.info("no kNN accuracy, it needs labels and a val or test split")
     if config.train.monitor_every:  # it measures the same few training images every time
-        numbers = np.sort(numpy_rng(config.seed, "monitor").permutation(len(images.train))[:MONITORED])
-        batches = list(common.eval_batches(run, setup, images.train, phase.size, EVAL_BATCH, images=numbers))
-        features = functools.partial(common.batch_features, run, batches=batches, batch_size=EVAL_BATCH)
+        numbers = np.sort(
+            numpy_rng(config.seed, "monitor").permutation(len(images.train))[:MONITORED]
+        )
+        batches = list(
+            common.eval_batches(run, setup, images.train, phase.size, EVAL_BATCH, images=numbers)
+        )
+        features = functools.partial(
+            common.batch_features, run, batches=batches, batch_size=EVAL_BATCH
+        )
         every = config.train.monitor_every
         evaluators.append(CollapseMonitor(method, features, numbers, run.folder.metrics, every))
-    transform = MultiCropTransform(images.train, config.views, setup.spec.mean, setup.spec.std, config.seed)
+    transform = MultiCropTransform(
+        images.train, config.views, setup.spec.mean, setup.spec.std, config.seed
+    )
     loop = Loop(run, method, common.plan_phase(setup, phase, images, transform, evaluators))
     if run.is_new and knn is not None:
         run.folder.add_start_scores({"start_knn": knn(loop.exported)["knn"]})
@@ -129,30 +152,49 @@ def build_loop(run: RunContext, setup: RunSetup, images: Stores, method: Method)
 
 def _count_labels(train: ImageStore) -> int | None:
     """Return how many training images have a label; None if there are no labels."""
-    return None if train.labels is None else int((train.labels >= 0).sum())
+    if train.labels is None:
+        return None
+    return int((train.labels >= 0).sum())
 
 
 def _feature_extractor(run: RunContext, setup: RunSetup) -> Extract:
     """Return the function that computes the features of images, for evaluators."""
-    return functools.partial(common.image_features, run, setup, size=setup.phases[0].size, batch_size=EVAL_BATCH)
+    return functools.partial(
+        common.image_features, run, setup, size=setup.phases[0].size, batch_size=EVAL_BATCH
+    )
 
 
 # ---------------------------------------------------------------------- the end
 def write_outputs(run: RunContext, setup: RunSetup, images: Stores, loop: Loop) -> dict:
     """Write the backbone, the classifier if there is one, and the pictures; return the result."""
-    config, epochs = setup.config, loop.position.epoch  # finished ones
-    accuracy, entries = {}, None
+    # finished ones
+    config = setup.config
+    epochs = loop.position.epoch
+    accuracy = {}
+    entries = None
     if config.trains_classifier:
         batches = common.eval_batches(run, setup, images.test, setup.phases[0].size, EVAL_BATCH)
         predictions = evaluate.predict(loop.exported, batches, run.device)
-        accuracy = {**classifier_result(run, setup, images, predictions), "labelled_size": _count_labels(images.train)}
+        accuracy = {
+            **classifier_result(run, setup, images, predictions),
+            "labelled_size": _count_labels(images.train),
+        }
         entries = {"classes": images.train.classes}
     export(run, loop, setup, images, backbone_state(loop.exported), entries)
     last = distributed.broadcast(run.folder.metrics()[-1] if run.folder.leader else None)
-    log.info("%s: loss %.4f after %s, backbone.safetensors written", config.out, last["loss"], counted(epochs, "epoch"))
+    log.info(
+        "%s: loss %.4f after %s, backbone.safetensors written",
+        config.out,
+        last["loss"],
+        counted(epochs, "epoch"),
+    )
     scores = {**run.folder.start_scores, **last}
     if "start_knn" in scores:
-        log.info("kNN accuracy: %.1f before the first step, %.1f at the end", scores["start_knn"], scores["knn"])
+        log.info(
+            "kNN accuracy: %.1f before the first step, %.1f at the end",
+            scores["start_knn"],
+            scores["knn"],
+        )
     return {
         **accuracy,
         "loss": last["loss"],

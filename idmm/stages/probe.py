@@ -27,15 +27,18 @@ def command(config: ProbeConfig) -> str:
 
 
 def probe(config: ProbeConfig | dict | str) -> dict:
-    """Measure a frozen backbone and write ``result.json`` to ``config.out``, a folder like any other run's, if given.
+    """Measure a frozen backbone and write ``result.json`` to ``config.out``, a folder like any
+    other run's, if given.
 
     Args:
-        config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML file or recipe.
+        config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML
+            file or recipe.
 
     Returns:
-        The content of ``result.json``: ``top1`` (the linear probe's) and ``knn`` in percent, ``top5`` None,
-        ``mean_per_class`` (the probe's) if the dataset's literature reports it, ``largest_class``, image counts,
-        ``seed``, ``seconds``, and both ``readouts`` with intervals.
+        The content of ``result.json``: ``top1`` (the linear probe's) and ``knn`` in percent,
+        ``top5`` None, ``mean_per_class`` (the probe's) if the dataset's literature reports it,
+        ``largest_class``, image counts, ``seed``, ``seconds``, and both ``readouts`` with
+        intervals.
 
     Raises:
         UserError: No such run, no labels, or a size that the model cannot take.
@@ -49,8 +52,10 @@ def probe(config: ProbeConfig | dict | str) -> dict:
 
 
 def run_one(setup: RunSetup) -> dict:
-    """Measure a backbone by a resolved config, on one split of the images. Otherwise as :func:`probe`."""
-    config, spec = setup.config, setup.spec
+    """Measure a backbone by a resolved config, on one split of the images. Otherwise as
+    :func:`probe`."""
+    config = setup.config
+    spec = setup.spec
     common.check_sizes(setup)
     folder = RunFolder(config.out, config, "auto")
     with common.open_folder(setup, folder):
@@ -66,12 +71,15 @@ def run_one(setup: RunSetup) -> dict:
 
 
 def build_network(setup: RunSetup, label: str) -> Network:
-    """Build the frozen backbone of a probe with its weights and preprocessing. Messages begin with ``label``.
+    """Build the frozen backbone of a probe with its weights and preprocessing. Messages begin with
+    ``label``.
 
     Raises:
         UserError: The weights do not fit.
     """
-    config, spec, device = setup.config, setup.spec, pick_device(setup.config.device)
+    config = setup.config
+    spec = setup.spec
+    device = pick_device(setup.config.device)
     model = spec.build(config.size, config.seed)
     if report := spec.load(model):
         log.info("%s", report)
@@ -85,8 +93,11 @@ def about(setup: RunSetup) -> dict:
 
 
 def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
-    """Measure frozen features by kNN and a linear probe; return the result without its ``seconds``."""
-    config, truth, classes = setup.config, images.test.labels, images.train.classes
+    """Measure frozen features by kNN and a linear probe; return the result without its
+    ``seconds``."""
+    config = setup.config
+    truth = images.test.labels
+    classes = images.train.classes
     features = {
         part: (network.split_features(store, config.data.workers, part), store.labels)
         for part, store in images.parts.items()
@@ -102,12 +113,17 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         classes=classes,
         counted=config.data.fold is not None,
     )
-    knn, linear = measured["knn"], measured["probe"]
+    knn = measured["knn"]
+    linear = measured["probe"]
     result = {
         "top1": linear["top1"],
         "top5": None,
         "knn": knn["top1"],
-        **{name: linear[name] for name in ("mean_per_class", "per_class", "per_group") if name in linear},
+        **{
+            name: linear[name]
+            for name in ("mean_per_class", "per_class", "per_group")
+            if name in linear
+        },
         "largest_class": largest_class(truth),
         **about(setup),
         "precision": "fp32",
@@ -140,12 +156,18 @@ def table(result: dict) -> list[str]:
         low, high = result["top1_interval"]
         spread = f"mean ± standard deviation over folds {result['mean']['top1']:.1f} ± {result['std']['top1']:.1f}"
         lines.append(f"  kNN {result['knn']:.1f}")
-        return [*lines, f"  linear probe {result['top1']:.1f}, 95 % interval {low:.1f} to {high:.1f}, {spread}"]
+        return [
+            *lines,
+            f"  linear probe {result['top1']:.1f}, 95 % interval {low:.1f} to {high:.1f}, {spread}",
+        ]
     knn, linear = (result["readouts"][name] for name in READOUTS)
     remarks = [f"k = {knn['k']}", f"C = {linear['strength']:g}, chosen by {linear['chosen_by']}"]
     rows = [["", "top1", "95 % interval", ""]]
     for label, readout, remark in zip(READOUTS.values(), (knn, linear), remarks, strict=True):
         interval = "{:.1f} to {:.1f}".format(*readout["top1_interval"])
-        mean = f", mean over classes {readout['mean_per_class']:.1f}" if "mean_per_class" in readout else ""
+        if "mean_per_class" in readout:
+            mean = f", mean over classes {readout['mean_per_class']:.1f}"
+        else:
+            mean = ""
         rows.append([label, f"{readout['top1']:.1f}", interval, remark + mean])
     return [*lines, *(f"  {line}" for line in aligned(rows))]

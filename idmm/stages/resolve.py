@@ -26,7 +26,8 @@ CLASSIFIER_INIT = "train.classifier_init"
 
 
 def resolve(config: Any, started_at: float | None = None) -> RunSetup:
-    """Fill in nulls of any stage's config from the dataset, the method, the checkpoint and the backbone's family.
+    """Fill in nulls of any stage's config from the dataset, the method, the checkpoint and the
+    backbone's family.
 
     ``started_at`` is when the command began (``clock.now()``), None: now.
 
@@ -44,7 +45,9 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
     from idmm.models.spec import model_spec
 
     spec = model_spec(filled)
-    if isinstance(filled, DenseConfig) and (spec.bands is not None or spec.in_chans not in PICTURE_CHANNELS):
+    if isinstance(filled, DenseConfig) and (
+        spec.bands is not None or spec.in_chans not in PICTURE_CHANNELS
+    ):
         line = f"has weights for {spec.in_chans} channels of files, but this command reads grey or RGB pictures"
         raise UserError(f"init: '{config.init}' {line}")
     model = replace(filled.model, name=spec.name, kwargs=spec.kwargs)
@@ -57,7 +60,9 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
         notes += more
         size = config.resolved_stages()[0].size
         if trained_size(spec) and size != default_size(spec):
-            notes.append(f"train.size: {size} px. The weights of init come from images of {default_size(spec)} px")
+            notes.append(
+                f"train.size: {size} px. The weights of init come from images of {default_size(spec)} px"
+            )
     if not isinstance(config, ProbeConfig):
         for name, value in zip(("lr", "warmup_epochs"), family_rates(spec.name), strict=True):
             if getattr(config.train, name) is None:
@@ -74,23 +79,32 @@ def resolve(config: Any, started_at: float | None = None) -> RunSetup:
 
 def family_rates(name: str) -> tuple[float, int]:
     """Return the papers' peak learning rate and warm-up (epochs) for the family of a timm model."""
-    return (1e-3, 10) if name.startswith(("pvt_v2", "t2t")) else (5e-4, 2)
+    if name.startswith(("pvt_v2", "t2t")):
+        return (1e-3, 10)
+    return (5e-4, 2)
 
 
 def trained_size(spec: "ModelSpec") -> Any:
-    """Return the image size of the weights of init (pixels, or a pair of them), None if there is none."""
+    """Return the image size of the weights of init (pixels, or a pair of them), None if there is
+    none."""
     return spec.init and (spec.init.kwargs.get("img_size") or spec.init.size)
 
 
 def default_size(spec: "ModelSpec") -> int:
-    """Return the size of the weights of init, or timm's for the name if any size fits or their JSON has none."""
+    """Return the size of the weights of init, or timm's for the name if any size fits or their JSON
+    has none."""
     from timm.layers import to_2tuple
     from timm.models import get_pretrained_cfg_value
 
-    return to_2tuple(trained_size(spec) or (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:])[0]
+    return to_2tuple(
+        trained_size(spec)
+        or (get_pretrained_cfg_value(spec.name, "input_size") or (3, 224, 224))[-2:]
+    )[0]
 
 
-def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[FinetuneConfig, list[str]]:
+def fill_classifier_init(
+    config: FinetuneConfig, spec: "ModelSpec"
+) -> tuple[FinetuneConfig, list[str]]:
     """Fill in ``train.classifier_init``, with lines for the log.
 
     Raises:
@@ -98,7 +112,8 @@ def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[Fin
     """
     from idmm.models.build import has_linear_classifier
 
-    requested, notes = config.train.classifier_init, []
+    requested = config.train.classifier_init
+    notes = []
     has_features = config.init is not None or spec.name == "hog_conv"
     value = requested or ("features" if has_features else "random")
     if value == "random" and spec.name == "hog_conv":
@@ -108,7 +123,8 @@ def fill_classifier_init(config: FinetuneConfig, spec: "ModelSpec") -> tuple[Fin
         line = f"the classifier of {spec.name} is not linear in"
         if requested:
             raise UserError(f"{CLASSIFIER_INIT}: features, but {line} them, expected random")
-        value, notes = "random", [f"{CLASSIFIER_INIT}: random, as {line} its features"]
+        value = "random"
+        notes = [f"{CLASSIFIER_INIT}: random, as {line} its features"]
     elif requested is None and config.init is not None:
         how = f"--{CLASSIFIER_INIT} random starts from fresh weights"
         notes = [f"{CLASSIFIER_INIT}: features, the default with an init. {how}"]
@@ -120,13 +136,18 @@ def _check_out(config: Any) -> None:
     if config.out is None:
         raise UserError("out: missing. Name a folder for all that the run writes (--out runs/a)")
     check_place(config)
-    written = [os.path.join(config.out, name) for name in ("", "backbone.safetensors", "model.safetensors")]
+    written = [
+        os.path.join(config.out, name) for name in ("", "backbone.safetensors", "model.safetensors")
+    ]
     if config.init is not None and os.path.realpath(config.init) in map(os.path.realpath, written):
-        raise UserError(f"out: '{config.out}' is where init is. Name a new folder for all that this run writes")
+        raise UserError(
+            f"out: '{config.out}' is where init is. Name a new folder for all that this run writes"
+        )
 
 
 def check_place(config: Any) -> None:
-    """Raise UserError if a new ``out`` lies in a folder of images: a later run would read its pictures as images.
+    """Raise UserError if a new ``out`` lies in a folder of images: a later run would read its
+    pictures as images.
 
     A run that began there before may be resumed.
     """
@@ -134,10 +155,18 @@ def check_place(config: Any) -> None:
     has_list = isinstance(config, DetectConfig)  # a file lists the images
     if has_run or has_list or config.data.root is None or config.data.name not in (None, "folder"):
         return
-    root, out = (os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out))
+    root, out = (
+        os.path.realpath(os.path.expanduser(path)) for path in (config.data.root, config.out)
+    )
     masked = isinstance(config, SegmentConfig)
-    names = ("images", "masks", "annotations") if masked else ("train", "unlabelled", "val", "test")
-    folders = [os.path.join(root, name) for name in names] if os.path.isdir(os.path.join(root, names[0])) else [root]
+    if masked:
+        names = ("images", "masks", "annotations")
+    else:
+        names = ("train", "unlabelled", "val", "test")
+    if os.path.isdir(os.path.join(root, names[0])):
+        folders = [os.path.join(root, name) for name in names]
+    else:
+        folders = [root]
     for folder in folders:
         if os.path.commonpath([folder, out]) == folder:
             line = f"'{config.out}' lies among the images of '{folder}' and would become one of their classes"
@@ -145,17 +174,23 @@ def check_place(config: Any) -> None:
 
 
 def run_stage(config: Any, started_at: float | None = None) -> dict:
-    """Run the stage that a config belongs to, once per fold of ``data.folds``; return the content of ``result.json``.
+    """Run the stage that a config belongs to, once per fold of ``data.folds``; return the content
+    of ``result.json``.
 
-    ``train.minutes`` and ``seconds`` count from ``started_at``, when the command began (``clock.now()``).
+    ``train.minutes`` and ``seconds`` count from ``started_at``, when the command began
+    (``clock.now()``).
 
     Raises:
-        UserError: A mistake in the config or the data. Faults of names come first, before torch is imported.
+        UserError: A mistake in the config or the data. Faults of names come first, before torch is
+            imported.
         RunError: Training could not continue.
         Interrupted: Ctrl-C or another stop signal.
     """
     setup = resolve(config, started_at)
-    module = "dense.stage" if isinstance(config, DenseConfig) else f"stages.{setup.stage.NAME}"
+    if isinstance(config, DenseConfig):
+        module = "dense.stage"
+    else:
+        module = f"stages.{setup.stage.NAME}"
     run_one = importlib.import_module(f"idmm.{module}").run_one
     data = setup.config.data
     if data.folds is None or data.fold is not None or not setup.stage.needs.test:

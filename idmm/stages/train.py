@@ -1,4 +1,5 @@
-"""``idmm train``: from a folder of images to a classifier in a given time, by what was measured to do best."""
+"""``idmm train``: from a folder of images to a classifier in a given time, by what was measured to
+do best."""
 
 import contextlib
 import functools
@@ -32,7 +33,15 @@ from idmm.stages import STAGES
 from idmm.stages.resolve import check_place, run_stage
 from idmm.stages.train_configs import stage_config
 from idmm.stages.train_data import EXCLUDE, SKIPPED, all_images, count, data_of, readable_images
-from idmm.stages.train_plan import FILE, STARTUP, Kept, TrainState, check_comparison, make_plan, way_of
+from idmm.stages.train_plan import (
+    FILE,
+    STARTUP,
+    Kept,
+    TrainState,
+    check_comparison,
+    make_plan,
+    way_of,
+)
 from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.training import clock
 from idmm.training.device import pick_device
@@ -58,27 +67,31 @@ def _printed() -> Iterator[None]:
 
 @_printed()
 def train(command: TrainCommand | dict | str, started_at: float | None = None) -> dict:
-    """Train a classifier on a folder of images in ``command.minutes``; ``command.out`` is the run that fine-tunes it.
+    """Train a classifier on a folder of images in ``command.minutes``; ``command.out`` is the run
+    that fine-tunes it.
 
-    Stage 1, if there is one, lies in OUT/stage1, its features joined with hand-made ones in OUT/features, a network on
-    the given labels in OUT/teacher, the trial on held-out training images in OUT/trial, the comparison in OUT/scratch.
-    Repeating the command resumes it.
+    Stage 1, if there is one, lies in OUT/stage1, its features joined with hand-made ones in
+    OUT/features, a network on the given labels in OUT/teacher, the trial on held-out training
+    images in OUT/trial, the comparison in OUT/scratch. Repeating the command resumes it.
 
     Args:
-        command: A TrainCommand, a mapping of its keys (those of ``idmm train --help``), or the path of a YAML file.
+        command: A TrainCommand, a mapping of its keys (those of ``idmm train --help``), or the path
+            of a YAML file.
         started_at: When the minutes began (``clock.now()``); None: now.
 
     Returns:
-        What ``train.json`` holds: ``counts`` of the images, the ``plan`` with its reasons, ``candidates`` and their
-        accuracy on held-out training images, the ``best`` of them, ``result``, that of the classifier, and with
-        ``compare`` ``scratch``, that of training from scratch, and ``gain`` over it: ``points``, and ``p``, the chance
-        of a difference as large between equals.
+        What ``train.json`` holds: ``counts`` of the images, the ``plan`` with its reasons,
+        ``candidates`` and their accuracy on held-out training images, the ``best`` of them,
+        ``result``, that of the classifier, and with ``compare`` ``scratch``, that of training from
+        scratch, and ``gain`` over it: ``points``, and ``p``, the chance of a difference as large
+        between equals.
 
     Raises:
         UserError: No labels, a mistake in the flags, or ``out`` holds something else.
         RunError: Training could not go on.
     """
-    began, command = clock.now() if started_at is None else started_at, parsing.build(TrainCommand, command)
+    began = clock.now() if started_at is None else started_at
+    command = parsing.build(TrainCommand, command)
     way_of(command)  # before anything is read
     command = replace(command, data=resolve_name(command.data)[0])
     out = Path(command.out)
@@ -86,7 +99,8 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     new = not out.exists() or not any(out.iterdir())
     if state is None:
         check_place(command)
-        names = {path.name for path in out.glob("[!.]*")}  # hidden: files that a kill left unfinished
+        # hidden: files that a kill left unfinished
+        names = {path.name for path in out.glob("[!.]*")}
         if names - {SPLIT, EXCLUDE, SKIPPED, IMAGES}:
             raise UserError(f"out: '{out}' has other files. Name a new folder")
         made_folder(command.out)
@@ -96,21 +110,31 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     try:
         state = _of_first_process(state or _planned(command, out), command.device)
         if state.result:
-            _print(f"{out}: finished already{'' if command.compare and not state.scratch else ', nothing to do'}")
+            _print(
+                f"{out}: finished already{'' if command.compare and not state.scratch else ', nothing to do'}"
+            )
         else:
             _run(command, state, (clock.now() - began) / 60)
             state.save(out)
     except UserError:  # of a stage, too: another command may take the folder
-        busy = any(holds_run(out / part) for part in ("", "stage1", "trial")) or any(out.rglob("*.lock"))
+        busy = any(holds_run(out / part) for part in ("", "stage1", "trial")) or any(
+            out.rglob("*.lock")
+        )
         if not busy:
             shutil.rmtree(out, ignore_errors=True) if new else (out / FILE).unlink(missing_ok=True)
         raise
     if command.compare and not state.scratch:
         state.scratch = _stage(command, state, "scratch", command.minutes)
-        gain = compared(out, out / "scratch") if distributed.rank() == 0 else None  # the others may be ahead of files
+        # the others may be ahead of files
+        if distributed.rank() == 0:
+            gain = compared(out, out / "scratch")
+        else:
+            gain = None
         state.gain = distributed.broadcast(gain)
         state.save(out)
-    _print("\n".join([*_report(state), f"{out / FILE}. The classifier is {out / 'model.safetensors'}"]))
+    _print(
+        "\n".join([*_report(state), f"{out / FILE}. The classifier is {out / 'model.safetensors'}"])
+    )
     return Result(state.content)
 
 
@@ -138,11 +162,15 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
 
 
 def _check_images(command: TrainCommand, state: TrainState) -> None:
-    """Raise UserError if the images changed since the command began. If it is finished, they may be gone."""
+    """Raise UserError if the images changed since the command began. If it is finished, they may be
+    gone."""
     file = Path(command.out) / IMAGES
     finished = state.result and (state.scratch or not command.compare)
     list_all = functools.partial(all_images, command.data)
-    listing = listed_again(list_all, command.data) if finished else list_all()
+    if finished:
+        listing = listed_again(list_all, command.data)
+    else:
+        listing = list_all()
     if listing is not None and file.exists():
         with reading(file, WITHOUT):
             saved = read_json(file, WITHOUT)
@@ -152,21 +180,27 @@ def _check_images(command: TrainCommand, state: TrainState) -> None:
 
 def _planned(command: TrainCommand, out: Path) -> TrainState:
     """List the images and choose what to do. Broken images are skipped now."""
-    resolved, weights = command, None
+    resolved = command
+    weights = None
     if command.init:  # its weights have the model and the channels
         spec = model_spec(command)
         data = replace(command.data, in_chans=spec.in_chans, bands=spec.bands)
         model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
-        resolved, weights = replace(command, data=data, model=model), spec.init
+        resolved = replace(command, data=data, model=model)
+        weights = spec.init
     opened_at = time.time()
     data, listing, deep = readable_images(resolved.data, out)
-    foreign = weights is not None and (data.channels != weights.in_chans or (deep and weights.range == AUTO))
+    foreign = weights is not None and (
+        data.channels != weights.in_chans or (deep and weights.range == AUTO)
+    )
     counts = count(listing, data, foreign)
     plan = make_plan(replace(resolved, data=data), counts)
     if plan.way == "pretrain" and data.subset and command.data.labels is not None:
         whole = list_images(replace(data, subset=None), labelled=False, unlabelled=False)
         if whole.train.labels is None:  # stage 1 would draw from images without labels, too
-            raise UserError("data.subset: some training images have no label. Pass data.labelled instead")
+            raise UserError(
+                "data.subset: some training images have no label. Pass data.labelled instead"
+            )
     if distributed.rank() == 0:
         everything = listing_fingerprint(all_images(command.data))
         write_json(out / IMAGES, everything | {"time": opened_at})
@@ -179,19 +213,26 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
 
     The time of each stage is saved when it begins, so that it can be resumed.
     """
-    out, minutes_of, results = Path(command.out), state.minutes, {}
+    out = Path(command.out)
+    minutes_of = state.minutes
+    results = {}
     begun = minutes_of.keys() & state.plan.shares.keys()
     minutes_of["before"] += distributed.broadcast(before)  # of each start
     remaining = command.minutes - minutes_of["before"]
     for line in state.plan.why:
         log.info("%s", line)
     end = time.strftime("until about %H:%M", time.localtime(time.time() + 60 * remaining))
-    more = f", then {command.minutes:g} min from scratch (--compare)" if command.compare else ""
+    if command.compare:
+        more = f", then {command.minutes:g} min from scratch (--compare)"
+    else:
+        more = ""
     log.info("%g min at most, %s%s", command.minutes, "resumed" if begun else end, more)
     if remaining < SHORTEST and not begun:
         gone = f"{duration(60 * before)} were gone before the first stage"
         least = max(2 * before, before + STARTUP / 60)
-        raise UserError(f"minutes: got {command.minutes:g}, but {gone}, expected at least {least:.2g}")
+        raise UserError(
+            f"minutes: got {command.minutes:g}, but {gone}, expected at least {least:.2g}"
+        )
     shares = list(state.plan.shares.items())
     for number, (part, share) in enumerate(shares):
         if part == "last" and "choice" not in minutes_of:
@@ -199,34 +240,59 @@ def _run(command: TrainCommand, state: TrainState, before: float) -> None:
         if part == "last":
             remaining -= minutes_of["choice"]
         minutes = remaining * share / sum(share for _, share in shares[number:])
-        if state.plan.pseudolabel:  # a first stage that ends early leaves the last one no more than its share
+        # a first stage that ends early leaves the last one no more than its share
+        if state.plan.pseudolabel:
             minutes = min(minutes, share * command.minutes)
-        minutes_of.setdefault(part, distributed.broadcast(round(max(minutes, LEAST * command.minutes), 3)))
+        minutes_of.setdefault(
+            part, distributed.broadcast(round(max(minutes, LEAST * command.minutes), 3))
+        )
         state.save(out)
         results[part] = _stage(command, state, part, minutes_of[part])
         remaining -= results[part]["seconds"] / 60
     state.result = results["last"]
-    if state.learns_pseudolabels:  # the baseline that learned from the given labels, not from pseudo-labels
-        baseline = {BASELINE: state.pseudolabels.baseline_top1, BASELINE_SIZE: state.pseudolabels.given}
+    # the baseline that learned from the given labels, not from pseudo-labels
+    if state.learns_pseudolabels:
+        baseline = {
+            BASELINE: state.pseudolabels.baseline_top1,
+            BASELINE_SIZE: state.pseudolabels.given,
+        }
         state.result = results["last"] | baseline
         if distributed.rank() == 0:
             write_json(out / "result.json", state.result)
 
 
-def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[str, dict], remaining: float) -> float:
+def _choose_classifier(
+    command: TrainCommand, state: TrainState, results: dict[str, dict], remaining: float
+) -> float:
     """Choose what the last stage trains. Return the minutes that this took."""
-    began, plan, out, outcome = clock.now(), state.plan, Path(command.out), None
-    if plan.pseudolabel:  # with few labels: pseudo-labels are used if similar images agree on the class
+    began = clock.now()
+    plan = state.plan
+    out = Path(command.out)
+    outcome = None
+    # with few labels: pseudo-labels are used if similar images agree on the class
+    if plan.pseudolabel:
         if distributed.rank() == 0:
-            source = str(out / "stage1") if plan.way == "pretrain" else command.init
-            teacher = str(out / "teacher") if "teacher" in plan.shares else None
-            outcome = pseudolabel(source, teacher, plan, data_of(command, state), command.device, command.seed, out)
+            if plan.way == "pretrain":
+                source = str(out / "stage1")
+            else:
+                source = command.init
+            if "teacher" in plan.shares:
+                teacher = str(out / "teacher")
+            else:
+                teacher = None
+            outcome = pseudolabel(
+                source, teacher, plan, data_of(command, state), command.device, command.seed, out
+            )
         state.pseudolabels, candidates = distributed.broadcast(outcome)
         agreement = state.pseudolabels.agreement
         if plan.joined:
-            state.best, state.candidates = joined_by(agreement), candidates
+            state.best = joined_by(agreement)
+            state.candidates = candidates
         else:
-            state.best = Kept.PSEUDO if agreement >= AGREEMENT else Kept.PRETRAINED
+            if agreement >= AGREEMENT:
+                state.best = Kept.PSEUDO
+            else:
+                state.best = Kept.PRETRAINED
     elif plan.trial:
         state.choose_by_trial(results["trial"], 60 * remaining)
         state.best = distributed.broadcast(state.best)  # clocks of processes differ
@@ -236,28 +302,51 @@ def _choose_classifier(command: TrainCommand, state: TrainState, results: dict[s
 
 
 def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
-    """Run a stage for so many minutes and return its result. The terminal gets a line and the progress."""
+    """Run a stage for so many minutes and return its result. The terminal gets a line and the
+    progress."""
     config = stage_config(command, state, part, minutes)
-    folder, parts = Path(config["out"]), [*state.plan.shares, *(["scratch"] if command.compare else [])]
+    folder = Path(config["out"])
+    parts = [*state.plan.shares, *(["scratch"] if command.compare else [])]
     step = f"step {parts.index(part) + 1} of {len(parts)}"
-    time_of_stage = "fitted without training" if state.is_fitted(part) else duration(60 * minutes)
+    if state.is_fitted(part):
+        time_of_stage = "fitted without training"
+    else:
+        time_of_stage = duration(60 * minutes)
     resumed = ", resumed" if holds_run(folder) else ""
-    log.info("%s%s: %s, %s. Details: %s", step, resumed, state.label(part), time_of_stage, folder / "log.txt")
+    log.info(
+        "%s%s: %s, %s. Details: %s",
+        step,
+        resumed,
+        state.label(part),
+        time_of_stage,
+        folder / "log.txt",
+    )
     with details_in_file():
         return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
 
 
 # ---------------------------------------------------------------------- the report
 def _report(state: TrainState) -> list[str]:
-    """Return the lines of the result: accuracy, baseline, largest class and the gain, if there was a comparison."""
-    lines, result, pseudolabel = [], state.result, state.plan.pseudolabel
-    cause = "labels are few" if state.command["pseudolabel"] is None else "--pseudolabel is true"
+    """Return the lines of the result: accuracy, baseline, largest class and the gain, if there was
+    a comparison."""
+    lines = []
+    result = state.result
+    pseudolabel = state.plan.pseudolabel
+    if state.command["pseudolabel"] is None:
+        cause = "labels are few"
+    else:
+        cause = "--pseudolabel is true"
     if state.candidates:
         lines.append("accuracy on held-out training images:")
         leads = state.best == max(state.candidates, key=state.candidates.get)
-        kept = "kept" if leads else f"kept, as {cause if pseudolabel else 'it trains longer in the end'}"
+        if leads:
+            kept = "kept"
+        else:
+            kept = f"kept, as {cause if pseudolabel else 'it trains longer in the end'}"
         for label, value in state.candidates.items():
-            lines.append(f"  {label}: {value:.1f} %" + (f" ({kept})" if label == state.best else ""))
+            lines.append(
+                f"  {label}: {value:.1f} %" + (f" ({kept})" if label == state.best else "")
+            )
         if state.best not in state.candidates:
             why = cause if pseudolabel else "the trial was too short"
             lines.append(f"  {state.best}: kept by a rule and not measured, as {why}")
@@ -273,12 +362,20 @@ def _report(state: TrainState) -> list[str]:
     lines.append(baseline.format(**result, labelled=state.counts.labelled))
     lines.append(f"  the largest class every time: {result['largest_class']:.1f} %")
     if low <= result["baseline_top1"]:
-        lines.append("  This is not clearly better than the baseline on these test images. Add labels or --minutes")
+        lines.append(
+            "  This is not clearly better than the baseline on these test images. Add labels or --minutes"
+        )
     if state.gain:
-        points, p, scratch = state.gain["points"], state.gain["p"], state.scratch
+        points = state.gain["points"]
+        p = state.gain["p"]
+        scratch = state.scratch
         verdict = "a gain" if points > 0 else "a loss"
-        verdict = verdict if p < CHANCE else "too small to tell from chance"
-        seconds, size = scratch["seconds"], state.size("scratch")
+        if p < CHANCE:
+            verdict = verdict
+        else:
+            verdict = "too small to tell from chance"
+        seconds = scratch["seconds"]
+        size = state.size("scratch")
         lines.append(f"  from scratch at {size} px, in {seconds:.0f} s: {scratch['top1']:.1f} %")
         lines.append(f"  the difference: {points:+.1f} points, {verdict} (p = {p:.2g})")
     return lines

@@ -25,14 +25,18 @@ from idmm.models.hog import SIDE
 from idmm.progress import log
 from idmm.stages.train_plan import HELD_OUT, Counts, TrainState
 
-EXCLUDE, SKIPPED = "exclude.txt", "skipped.csv"
+EXCLUDE = "exclude.txt"
+SKIPPED = "skipped.csv"
 MOST_SKIPPED = 0.05  # share of the images that may be broken
 
 
 def chosen_images(data: Data, out: Path) -> tuple[Data, Listing]:
-    """Return all images to learn from. A part of the labelled ones is held out if there are none to test on."""
+    """Return all images to learn from. A part of the labelled ones is held out if there are none to
+    test on."""
     if data.subset is not None and data.labelled is not None:
-        raise UserError("data.labelled: given with data.subset, from which fine-tuning cannot draw. Give one of them")
+        raise UserError(
+            "data.labelled: given with data.subset, from which fine-tuning cannot draw. Give one of them"
+        )
     data = _without_copies(data, out)
     try:
         list_images(data, labelled=True, unlabelled=True)
@@ -53,7 +57,8 @@ def all_images(data: Data) -> Listing:
 
 
 def _without_copies(data: Data, out: Path) -> Data:
-    """Return the data without training images whose file is that of an earlier one or of a test image, with a warning.
+    """Return the data without training images whose file is that of an earlier one or of a test
+    image, with a warning.
 
     If ``data.exclude`` is given, nothing is left out. Copies are found
     before images are held out or drawn, so that no copy is in two splits.
@@ -62,15 +67,21 @@ def _without_copies(data: Data, out: Path) -> Data:
         return data
     listing = all_images(data)
     train = listing.train
-    held_out = {content for split in (listing.val, listing.test) if split for content in digests(split)}
-    contents, kept = digests(train), {}
+    held_out = {
+        content for split in (listing.val, listing.test) if split for content in digests(split)
+    }
+    contents = digests(train)
+    kept = {}
     for number in np.argsort(train.labels < 0, kind="stable"):  # a copy with a label is kept
         kept.setdefault(contents[number], number)
     copies = [i for i, content in enumerate(contents) if content in held_out or kept[content] != i]
     emptied = set(train.labels) - {-1} - set(np.delete(train.labels, copies))
     if emptied:
         classes = listed(train.classes[label] for label in sorted(emptied))
-        log.warning("data: all training images of %s are copies of other images. They are used all the same", classes)
+        log.warning(
+            "data: all training images of %s are copies of other images. They are used all the same",
+            classes,
+        )
     copies = [number for number in copies if train.labels[number] not in emptied]
     if not copies:
         return data
@@ -80,9 +91,11 @@ def _without_copies(data: Data, out: Path) -> Data:
 
 
 def _with_list(data: Data, out: Path) -> Data:
-    """Write OUT/split.csv, and return the data with that list if pretraining would not see the classes.
+    """Write OUT/split.csv, and return the data with that list if pretraining would not see the
+    classes.
 
-    Without it, pretraining would train on the images that are held out, and could not draw a subset by class."""
+    Without it, pretraining would train on the images that are held out, and could not draw a subset
+    by class."""
     everything = replace(data, subset=None, labelled=None)
     write_csv(out / SPLIT, user_lists.class_rows(list_images(everything, labelled=True).parts))
     if data.name != "folder" or not (data.val_fraction or data.subset):
@@ -94,19 +107,25 @@ def _with_list(data: Data, out: Path) -> Data:
 
 
 def readable_images(data: Data, out: Path) -> tuple[Data, Listing, bool]:
-    """Return what :func:`chosen_images` does, without broken images, and whether there are images of more than 8 bits.
+    """Return what :func:`chosen_images` does, without broken images, and whether there are images
+    of more than 8 bits.
 
-    OUT/skipped.csv lists the broken ones. Each image is decoded once. UserError: more than ``MOST_SKIPPED`` are broken.
+    OUT/skipped.csv lists the broken ones. Each image is decoded once. UserError: more than
+    ``MOST_SKIPPED`` are broken.
     """
     skipped = {}
     while True:
         chosen, listing = chosen_images(data, out)
         if data.name != "folder":
             return chosen, listing, False
-        is_deep, broken, faults = False, {}, []
+        is_deep = False
+        broken = {}
+        faults = []
         for part, split in listing.parts.items():
             try:
-                store = store_split(split, stored_size=SIDE, data=replace(chosen, cache="off"), part=part)
+                store = store_split(
+                    split, stored_size=SIDE, data=replace(chosen, cache="off"), part=part
+                )
                 is_deep |= store.high_bit > 0
             except BadImages as error:
                 broken |= error.reasons
@@ -118,7 +137,8 @@ def readable_images(data: Data, out: Path) -> tuple[Data, Listing, bool]:
             raise UserError(*faults, f"{line}. idmm train skips at most {100 * MOST_SKIPPED:g} %")
         if not broken:
             break
-        data = _leave_out(replace(data, exclude=chosen.exclude), broken, out)  # a draw may have others then
+        # a draw may have others then
+        data = _leave_out(replace(data, exclude=chosen.exclude), broken, out)
     if skipped:
         write_csv(out / SKIPPED, [("path", "reason"), *skipped.items()])
         log.warning("data: skipped %s (%s)", counted(len(skipped), "broken image"), out / SKIPPED)
@@ -126,7 +146,8 @@ def readable_images(data: Data, out: Path) -> tuple[Data, Listing, bool]:
 
 
 def _leave_out(data: Data, names: Iterable[str], out: Path) -> Data:
-    """Return the data without some images. OUT/exclude.txt names them, after the lines of ``data.exclude``."""
+    """Return the data without some images. OUT/exclude.txt names them, after the lines of
+    ``data.exclude``."""
     lines = [user_lists.exclude_line(name) for name in names]
     if data.exclude is not None:
         before = user_lists.decoded(expand_home(data.exclude).read_bytes())
@@ -137,7 +158,8 @@ def _leave_out(data: Data, names: Iterable[str], out: Path) -> Data:
 
 def count(splits: Listing, data: Data, foreign: bool) -> Counts:
     """Count the images and labels to learn from. ``foreign``: see :class:`Counts`."""
-    train, sides = splits.train, []
+    train = splits.train
+    sides = []
     labelled = list_images(labelled_part(data), labelled=True).train
     without = len(train.classes) - len(np.unique(labelled.labels[labelled.labels >= 0]))
     for item in train.sample():
@@ -151,8 +173,11 @@ def count(splits: Listing, data: Data, foreign: bool) -> Counts:
 
 # ---------------------------------------------------------------------- the images of a stage
 def data_of(command: TrainCommand, state: TrainState) -> Data:
-    """Return the images, with paths and all that does not change results as this command has them."""
-    names = [key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")]
+    """Return the images, with paths and all that does not change results as this command has
+    them."""
+    names = [
+        key.removeprefix("data.") for key in (*RESUME_IGNORED, *PATHS) if key.startswith("data.")
+    ]
     data = replace(Data(**state.data), **{name: getattr(command.data, name) for name in names})
     for name, file in (("labels", SPLIT), ("exclude", EXCLUDE)):
         if state.data[name] != state.command["data"][name]:  # the file that this command wrote
@@ -166,7 +191,8 @@ def labelled_part(data: Data) -> Data:
 
 
 def trial_split(data: Data) -> Listing:
-    """Return the labelled training images, with a fold of them as ``test``. There is one, see ``Counts.divisible``."""
+    """Return the labelled training images, with a fold of them as ``test``. There is one, see
+    ``Counts.divisible``."""
     train = list_images(labelled_part(data), labelled=True).train
     folds = stratified_folds(train.labels, train.groups, classes=train.classes)
     remaining, held_out = map(train.take, folds[0])
@@ -175,4 +201,6 @@ def trial_split(data: Data) -> Listing:
 
 def by_list(data: Data, file: Path) -> Data:
     """Return the images that a list of this command names, which has classes, splits and groups."""
-    return replace(data, labels=str(file), subset=None, labelled=None, groups=None, val_fraction=0.0)
+    return replace(
+        data, labels=str(file), subset=None, labelled=None, groups=None, val_fraction=0.0
+    )

@@ -18,10 +18,12 @@ from idmm.training.device import pick_device
 HOG_CONV = "hog_conv"  # the network that joins hand-made features with a ConvNet
 CROPS = 2  # crops of each image in stage 1
 SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224)  # sides of images (pixels)
-# Pixels per second that the small ConvNet trains on, by device. Sizes and mixing follow from it, and nothing is timed.
-# Measured: a CPU core at 32 px, and the crops that 16 cores make for an H100 at 112 px. Apple's is a guess
+# Pixels per second that the small ConvNet trains on, by device. Sizes and mixing follow from it,
+# and nothing is timed. Measured: a CPU core at 32 px, and the crops that 16 cores make for an H100
+# at 112 px. Apple's is a guess
 PIXELS_PER_SECOND = {"cpu": 1.1e6, "mps": 1e7, "cuda": 2e8}
-FIXED_PIXELS = {"cuda": 24_000}  # cost of an image of any size, in pixels: a guess of 4 ms per step of 32 images
+# cost of an image of any size, in pixels: a guess of 4 ms per step of 32 images
+FIXED_PIXELS = {"cuda": 24_000}
 OTHERS = 0.25  # rate of other networks, relative to the ConvNet's
 PASSES = 30  # passes over the images that there must be time for at a size
 MANY_PASSES = 60  # passes from which on mixed images help. In stage 1 each crop of an image counts
@@ -44,7 +46,8 @@ HELD_OUT = 0.2  # of the labelled images, for tests if there are none, and for t
 TRIED = 5  # labels per class that a trial needs, which holds some of them out
 MANY_IMAGES = 3  # images per label from which on labels count as few
 LEAD_ERRORS = 1  # standard errors that a simpler candidate must lead the network by
-FILE, PSEUDOLABELS = "train.json", "pseudolabels.csv"
+FILE = "train.json"
+PSEUDOLABELS = "pseudolabels.csv"
 FEATURES = "features"  # folder of the joined features
 
 
@@ -74,7 +77,8 @@ class Counts:
     classes: int
     side: int  # median of the short sides (pixels)
     without: int = 0  # classes none of whose training images has a label
-    divisible: bool = True  # whether each class keeps labelled images to train on if a fold is held out
+    # whether each class keeps labelled images to train on if a fold is held out
+    divisible: bool = True
     foreign: bool = False  # whether the weights of --init are for images of other values
 
 
@@ -85,11 +89,13 @@ class Plan:
     way: str
     model: dict
     why: list[str]
-    pseudolabel: bool = False  # whether pseudo-labels are tried. They are used if similar images agree
+    # whether pseudo-labels are tried. They are used if similar images agree
+    pseudolabel: bool = False
     size: int = 0  # of the images (pixels)
     label_size: int = 0  # of the images in the last stage, if it learns from the given labels
     hand_size: int = SIDE  # of the images that hand-made features are computed of, at least
-    scratch_size: int = 0  # of the comparison with training from scratch, which has as long as all stages
+    # of the comparison with training from scratch, which has as long as all stages
+    scratch_size: int = 0
     pixels_per_second: float = PIXELS_PER_SECOND["cpu"]  # that are trained on
     fixed_pixels: int = 0  # that each image costs as well
     trial: bool = False  # whether a trial on held-out training images chooses what is kept
@@ -120,8 +126,10 @@ class PseudoLabels:
     given: int  # images that had a label
     added: int  # images that got one. A label may not reach all
     agreement: float  # of similar images on the class, in percent, with chance at 0
-    baseline_top1: float | None  # of the baseline on the given labels, if the pseudo-labels are used (percent)
-    teacher_agreement: float | None = None  # the same as ``agreement``, of the classes that OUT/teacher predicts
+    # of the baseline on the given labels, if the pseudo-labels are used (percent)
+    baseline_top1: float | None
+    # the same as ``agreement``, of the classes that OUT/teacher predicts
+    teacher_agreement: float | None = None
 
 
 @dataclass
@@ -132,10 +140,13 @@ class TrainState:
     data: dict  # those of the images, with what is held out
     counts: Counts
     plan: Plan
-    minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})  # of each stage, and before the first
+    # of each stage, and before the first
+    minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})
     pseudolabels: PseudoLabels | None = None
-    candidates: dict[Kept, float] | None = None  # accuracy on held-out training images of what was tried (percent)
-    best: Kept | None = None  # what the last stage trains, by a trial or by a rule. It need not be a candidate
+    # accuracy on held-out training images of what was tried (percent)
+    candidates: dict[Kept, float] | None = None
+    # what the last stage trains, by a trial or by a rule. It need not be a candidate
+    best: Kept | None = None
     result: dict | None = None  # of the classifier
     scratch: dict | None = None  # of the comparison
     gain: dict | None = None
@@ -147,7 +158,9 @@ class TrainState:
 
     def uses_hog_conv(self, part: str) -> bool:
         """Return whether a stage's network has hand-made features."""
-        return part == "trial" or (part == "last" and self.best not in (None, Kept.PRETRAINED, Kept.PSEUDO))
+        return part == "trial" or (
+            part == "last" and self.best not in (None, Kept.PRETRAINED, Kept.PSEUDO)
+        )
 
     def is_fitted(self, part: str) -> bool:
         """Return whether a stage is logistic regression only, which takes seconds."""
@@ -164,19 +177,24 @@ class TrainState:
         if part == "scratch":
             return self.plan.scratch_size
         size = self.network_size(part)
-        return max(self.plan.hand_size, size) if self.uses_hog_conv(part) else size
+        if self.uses_hog_conv(part):
+            return max(self.plan.hand_size, size)
+        return size
 
     def network_size(self, part: str) -> int:
         """Return the side of the images of a stage's network on pixels (pixels)."""
         learns_given_labels = part == "teacher" or (part == "last" and not self.learns_pseudolabels)
-        return self.plan.label_size if learns_given_labels else self.plan.size
+        if learns_given_labels:
+            return self.plan.label_size
+        return self.plan.size
 
     def choose_by_trial(self, trial: dict, seconds: float) -> None:
         """Choose with all labels, by the accuracy of a trial on held-out training images.
 
-        The network trains longer in the end. So a simpler candidate is kept only if it leads by a standard error. If
-        the trial was too short for one pass over the images, because linear fits took its time, the network is kept if
-        there is time for enough passes after the fits to all images.
+        The network trains longer in the end. So a simpler candidate is kept only if it leads by a
+        standard error. If the trial was too short for one pass over the images, because linear fits
+        took its time, the network is kept if there is time for enough passes after the fits to all
+        images.
 
         Args:
             trial: Its result.
@@ -200,7 +218,9 @@ class TrainState:
     @property
     def content(self) -> dict:
         """That of the file."""
-        return parsing.to_dict({name: value for name, value in asdict(self).items() if value is not None})
+        return parsing.to_dict(
+            {name: value for name, value in asdict(self).items() if value is not None}
+        )
 
     def save(self, out: Path) -> None:
         """Write the file."""
@@ -209,17 +229,25 @@ class TrainState:
 
 
 def way_of(command: TrainCommand, pseudolabel: bool = False) -> str:
-    """Return ``command.way``, or the strategy that 'auto' stands for, with pseudo-labels or without.
+    """Return ``command.way``, or the strategy that 'auto' stands for, with pseudo-labels or
+    without.
 
     Raises UserError if it contradicts other flags."""
-    usual = "finetune" if command.init else "pretrain" if pseudolabel else "scratch"
+    if command.init:
+        usual = "finetune"
+    else:
+        usual = "pretrain" if pseudolabel else "scratch"
     way = command.way if command.way != "auto" else usual
     if way == "finetune" and not command.init:
         raise UserError("way: finetune starts from weights. Add --init WEIGHTS")
     if way == "scratch" and command.init:
-        raise UserError("way: scratch starts from no weights. Leave --init out, or take finetune or pretrain")
+        raise UserError(
+            "way: scratch starts from no weights. Leave --init out, or take finetune or pretrain"
+        )
     if way == "scratch" and command.pseudolabel:
-        raise UserError("pseudolabel: got true, but --way scratch uses the labelled images only. Leave --way out")
+        raise UserError(
+            "pseudolabel: got true, but --way scratch uses the labelled images only. Leave --way out"
+        )
     return way
 
 
@@ -237,7 +265,11 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
         raise UserError(f"pseudolabel: got true, but {hindrance}")
     pseudolabel = command.pseudolabel
     if pseudolabel is None:
-        pseudolabel = not hindrance and command.way != "scratch" and counts.images >= MANY_IMAGES * counts.labelled
+        pseudolabel = (
+            not hindrance
+            and command.way != "scratch"
+            and counts.images >= MANY_IMAGES * counts.labelled
+        )
     way = way_of(command, pseudolabel)
     check_comparison(command, way)
     if command.way != "auto":
@@ -249,7 +281,9 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     elif pseudolabel:
         reason = "as its features help with few labels"
     else:
-        cause = f"there are under {MANY_IMAGES} images per label, and images without one are not used"
+        cause = (
+            f"there are under {MANY_IMAGES} images per label, and images without one are not used"
+        )
         if command.pseudolabel is False:
             cause = "--pseudolabel is false"
         reason = f"as {hindrance or cause}"
@@ -258,14 +292,21 @@ def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     own_model = command.init or command.model.name
     model = parsing.to_dict(command.model) | ({} if own_model else CONVNET)
     from_labels = way == "scratch" and command.data.name in (None, "folder")
-    joined = not own_model and (pseudolabel or (from_labels and counts.labelled >= TRIED * counts.classes))
+    joined = not own_model and (
+        pseudolabel or (from_labels and counts.labelled >= TRIED * counts.classes)
+    )
     trial = joined and not pseudolabel and counts.divisible
     network = f"model: {model['name']} {json.dumps(model['kwargs'])}"
-    why = [f"{what}. --way {way}, {reason}", f"{network}, joined with hand-made features" if joined else network]
+    why = [
+        f"{what}. --way {way}, {reason}",
+        f"{network}, joined with hand-made features" if joined else network,
+    ]
     device = pick_device(command.device)
     speed = PIXELS_PER_SECOND[device] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
     cost = {"pixels_per_second": speed, "fixed_pixels": FIXED_PIXELS.get(device, 0)}
-    return _sized(command, Plan(way, model, why, pseudolabel, trial=trial, joined=joined, **cost), counts)
+    return _sized(
+        command, Plan(way, model, why, pseudolabel, trial=trial, joined=joined, **cost), counts
+    )
 
 
 def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
@@ -282,26 +323,46 @@ def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
 
 
 def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
-    """Return the plan with the sizes of the images: the largest at which there is time for :data:`PASSES`."""
+    """Return the plan with the sizes of the images: the largest at which there is time for
+    :data:`PASSES`."""
     seconds = max(1.0, 60 * command.minutes - STARTUP)
-    sides = [side for side in SIZES if side <= counts.side] or SIZES[:1]  # that the images have pixels for
+    # that the images have pixels for
+    sides = [side for side in SIZES if side <= counts.side] or SIZES[:1]
 
     def size_for(each: float) -> int:
-        """Return the size at which each view of a pass fits its share of the time, the smallest if there is none."""
+        """Return the size at which each view of a pass fits its share of the time, the smallest if
+        there is none."""
         fits = [side for side in sides if PASSES * plan.pass_seconds(1, side) <= seconds * each]
         return command.size or max(fits, default=sides[0])
 
     shares = plan.shares
-    each = [shares["stage1"] / (CROPS * counts.images)] if plan.way == "pretrain" else []
+    if plan.way == "pretrain":
+        each = [shares["stage1"] / (CROPS * counts.images)]
+    else:
+        each = []
     if plan.pseudolabel or not each:
         each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
-    size, scratch_size = size_for(min(each)), size_for(1.0 / counts.labelled)
-    label_size = size_for(shares["last"] / counts.labelled) if plan.pseudolabel else size
+    size = size_for(min(each))
+    scratch_size = size_for(1.0 / counts.labelled)
+    if plan.pseudolabel:
+        label_size = size_for(shares["last"] / counts.labelled)
+    else:
+        label_size = size
     hand_size = command.size or SIDE
-    line = f"size: {size} px" + (f" on all images, {label_size} px on labelled ones" if plan.pseudolabel else "")
+    line = f"size: {size} px" + (
+        f" on all images, {label_size} px on labelled ones" if plan.pseudolabel else ""
+    )
     if plan.joined and size < hand_size:
         line += f", {hand_size} px for hand-made features"
-    enlarged = ". Smaller images are enlarged" if counts.side < (hand_size if plan.joined else size) else ""
+    if counts.side < (hand_size if plan.joined else size):
+        enlarged = ". Smaller images are enlarged"
+    else:
+        enlarged = ""
     why = [*plan.why, f"{line}. The images' short side is {counts.side} px (median){enlarged}"]
-    sizes = {"size": size, "label_size": label_size, "hand_size": hand_size, "scratch_size": scratch_size}
+    sizes = {
+        "size": size,
+        "label_size": label_size,
+        "hand_size": hand_size,
+        "scratch_size": scratch_size,
+    }
     return replace(plan, **sizes, why=why)

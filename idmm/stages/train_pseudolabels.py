@@ -29,9 +29,12 @@ from idmm.progress import log
 from idmm.seeding import derive, numpy_rng, seeded
 from idmm.stages.train_plan import FEATURES, HOG_CONV, PSEUDOLABELS, Kept, Plan, PseudoLabels
 
-AGREEMENT = 70  # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
-SAY = 0.25  # of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
-TEACHER_BEHIND = 5  # points that the agreement of the teacher's predictions may be behind (the same record)
+# percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
+AGREEMENT = 70
+# of the ConvNet that learns from few labels, see HogConv (benchmarks/results/minutes.md)
+SAY = 0.25
+# points that the agreement of the teacher's predictions may be behind (the same record)
+TEACHER_BEHIND = 5
 ALONE = 55  # percent of agreement from which on that ConvNet did harm (the same record)
 NEIGHBOURS = 10  # nearest images that each image is joined to
 
@@ -56,13 +59,22 @@ class JoinedFeatures:
         if self.saved.name is None:
             self.saved = replace(self.saved, name=plan.model["name"], kwargs=plan.model["kwargs"])
         pixels = Network.from_checkpoint(self.saved, 0, device, BATCH)
-        kwargs = {key: value for key, value in self.saved.kwargs.items() if key not in ("num_classes", "in_chans")}
-        self.plan, self.frozen = plan, {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}
+        kwargs = {
+            key: value
+            for key, value in self.saved.kwargs.items()
+            if key not in ("num_classes", "in_chans")
+        }
+        self.plan = plan
+        self.frozen = {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}
         with seeded(derive(seed, "model")):
-            model = create_backbone(HOG_CONV, in_chans=self.saved.in_chans, frozen=self.frozen).eval()
+            model = create_backbone(
+                HOG_CONV, in_chans=self.saved.in_chans, frozen=self.frozen
+            ).eval()
         model.frozen.network.load_state_dict(pixels.model.state_dict())
         model.set_statistics(pixels.mean, pixels.std)
-        self.network = replace(pixels, model=model, size=max(plan.hand_size, plan.size), crop_pct=1.0)
+        self.network = replace(
+            pixels, model=model, size=max(plan.hand_size, plan.size), crop_pct=1.0
+        )
         some = [items[i] for i in numpy_rng(seed, "features").permutation(len(items))[:IMAGES]]
         unreadable = {}
         batches = list(self.network.file_batches(some, some, unreadable))
@@ -74,10 +86,12 @@ class JoinedFeatures:
     def save(self, out: Path, best: Kept) -> None:
         """Write ``hog_conv``, weights and JSON, to a folder.
 
-        For the given labels its ConvNet, if ``best`` has one, starts from the weights of the pretrained network. For
-        pseudo-labels it has fresh ones, which learn more from them than the weights that found them.
+        For the given labels its ConvNet, if ``best`` has one, starts from the weights of the
+        pretrained network. For pseudo-labels it has fresh ones, which learn more from them than the
+        weights that found them.
         """
-        model, saved = self.network.model, self.saved
+        model = self.network.model
+        saved = self.saved
         kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.size}}
         if best == Kept.JOINED_LINEAR:
             model.learned, kwargs["learned"] = None, {}
@@ -86,8 +100,14 @@ class JoinedFeatures:
             state = model.frozen.network.state_dict()
             model.learned.network.load_state_dict(state, strict=False)  # all but BN's counts
         kwargs = export_kwargs(HOG_CONV, kwargs, None, saved.in_chans)
-        extra = {key: saved.extra[key] for key in ("range", "bands", "file_channels") if key in saved.extra}
-        about = dict(mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra)
+        extra = {
+            key: saved.extra[key]
+            for key in ("range", "bands", "file_channels")
+            if key in saved.extra
+        }
+        about = dict(
+            mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra
+        )
         save_model(out, "backbone", model.state_dict(), name=HOG_CONV, kwargs=kwargs, **about)
 
 
@@ -98,22 +118,28 @@ def _hand_made_and_joined(model: HogConv, images: Tensor) -> Tensor:
 def pseudolabel(
     source: str, teacher: str | None, plan: Plan, data: Data, device: str, seed: int, out: Path
 ) -> tuple[PseudoLabels, dict[Kept, float]]:
-    """Write OUT/pseudolabels.csv, a file with a class for each image, and the joined features if the plan has them.
+    """Write OUT/pseudolabels.csv, a file with a class for each image, and the joined features if
+    the plan has them.
 
-    The columns of the file are path, class, split, given and share. A share is how sure a label is, from 0 to 1.
-    ``teacher`` is the run of a network that learned from the given labels only. If its predictions agree on similar
-    images, its features join the others in the graph. ``data`` is the images, some of which have a label. Other
-    arguments and errors are those of :class:`JoinedFeatures`.
+    The columns of the file are path, class, split, given and share. A share is how sure a label is,
+    from 0 to 1. ``teacher`` is the run of a network that learned from the given labels only. If its
+    predictions agree on similar images, its features join the others in the graph. ``data`` is the
+    images, some of which have a label. Other arguments and errors are those of
+    :class:`JoinedFeatures`.
 
     Returns:
-        What is known of the labels, and the accuracy of linear classifiers on stratified folds of the given labels
-        (percent).
+        What is known of the labels, and the accuracy of linear classifiers on stratified folds of
+        the given labels (percent).
     """
     splits = list_images(data, labelled=True, unlabelled=True)
     features = JoinedFeatures(source, plan, splits.train.items, device, seed)
     train, rows = features.network.readable(splits.train, _hand_made_and_joined, "taking features")
-    is_given, count, classes = train.labels >= 0, features.network.model.hand_made, len(train.classes)
-    given_labels, hand_made, joined = train.labels[is_given], rows[is_given, :count], rows[:, count:]
+    is_given = train.labels >= 0
+    count = features.network.model.hand_made
+    classes = len(train.classes)
+    given_labels = train.labels[is_given]
+    hand_made = rows[is_given, :count]
+    joined = rows[:, count:]
     groups = train.groups
     given_groups = None if groups is None else groups[is_given]
     choices = {
@@ -122,30 +148,47 @@ def pseudolabel(
             joined[is_given], given_labels, seed, groups=given_groups, classes=train.classes
         ),
     }
-    candidates = {label: each.accuracies[each.strength] for label, each in choices.items() if each.accuracies}
+    candidates = {
+        label: each.accuracies[each.strength] for label, each in choices.items() if each.accuracies
+    }
     graph = nearest(unit_rows(joined), NEIGHBOURS)
-    apart = graph if groups is None else nearest(unit_rows(joined), NEIGHBOURS, groups)
-    weight, bias = fit_linear(joined[is_given], given_labels, classes, choices[Kept.JOINED_LINEAR].strength)
+    if groups is None:
+        apart = graph
+    else:
+        apart = nearest(unit_rows(joined), NEIGHBOURS, groups)
+    weight, bias = fit_linear(
+        joined[is_given], given_labels, classes, choices[Kept.JOINED_LINEAR].strength
+    )
     agreement = _agreement(apart, (joined @ weight.T + bias).argmax(axis=1), classes)
     teacher_agreement = None
     if teacher is not None and agreement >= AGREEMENT:
         learned, predicted = _learned_by(teacher, train.items, classes, device)
         teacher_agreement = _agreement(apart, predicted, classes)
         if teacher_agreement >= agreement - TEACHER_BEHIND:
-            graph = nearest(unit_rows(np.concatenate([_weighed(joined), _weighed(learned)], axis=1)), NEIGHBOURS)
+            graph = nearest(
+                unit_rows(np.concatenate([_weighed(joined), _weighed(learned)], axis=1)), NEIGHBOURS
+            )
     label_shares = spread_labels(graph, train.labels, classes)
     labels = np.where(label_shares.any(axis=1), label_shares.argmax(axis=1), -1)
     labels[is_given] = given_labels
 
     header, *table = class_rows(splits.parts | {"train": replace(train, labels=labels)})
-    guessed = {train.names[i]: ("no", f"{label_shares[i].max():.4g}") for i in np.flatnonzero(~is_given)}
+    guessed = {
+        train.names[i]: ("no", f"{label_shares[i].max():.4g}") for i in np.flatnonzero(~is_given)
+    }
     table = [(*row, *guessed.get(row[0], ("yes", 1))) for row in table]
     write_csv(out / PSEUDOLABELS, [(*header, "given", "share"), *table])
     if plan.joined:
         features.save(out / FEATURES, joined_by(agreement))
-    given, added = int(is_given.sum()), int((labels[~is_given] >= 0).sum())
+    given = int(is_given.sum())
+    added = int((labels[~is_given] >= 0).sum())
     images = counted(added, "image")
-    log.info("%s: %s without a label got a guessed one, from %d that had one", out / PSEUDOLABELS, images, given)
+    log.info(
+        "%s: %s without a label got a guessed one, from %d that had one",
+        out / PSEUDOLABELS,
+        images,
+        given,
+    )
     line = f"similar images agree on the class in {agreement:.0f} % of cases, corrected for chance"
     baseline_top1 = None
     if agreement < AGREEMENT:
@@ -153,14 +196,23 @@ def pseudolabel(
     else:
         log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
         started_at = time.monotonic()
-        test, test_rows = features.network.readable(splits.test, Hog.forward_features, "features of test")
-        baseline_top1 = baseline.measure(hand_made, given_labels, test_rows, test.labels, started_at, given_groups)
+        test, test_rows = features.network.readable(
+            splits.test, Hog.forward_features, "features of test"
+        )
+        baseline_top1 = baseline.measure(
+            hand_made, given_labels, test_rows, test.labels, started_at, given_groups
+        )
     return PseudoLabels(given, added, agreement, baseline_top1, teacher_agreement), candidates
 
 
-def _learned_by(teacher: str, items: Sequence, classes: int, device: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return features [N, d] of images by the network of a run, and the classes that it predicts [N]."""
-    network = Network.from_checkpoint(read_checkpoint(teacher, "init", "model"), classes, device, BATCH)
+def _learned_by(
+    teacher: str, items: Sequence, classes: int, device: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return features [N, d] of images by the network of a run, and the classes that it predicts
+    [N]."""
+    network = Network.from_checkpoint(
+        read_checkpoint(teacher, "init", "model"), classes, device, BATCH
+    )
 
     def features_and_logits(model: nn.Module, images: Tensor) -> Tensor:
         return torch.cat([pooled(model, images), model(images)], dim=1)
@@ -179,7 +231,9 @@ def joined_by(agreement: float) -> Kept:
     """Return what learns next to joined features, by the agreement of similar images (percent)."""
     if agreement >= AGREEMENT:
         return Kept.JOINED_PSEUDO
-    return Kept.JOINED_LINEAR if agreement >= ALONE else Kept.JOINED
+    if agreement >= ALONE:
+        return Kept.JOINED_LINEAR
+    return Kept.JOINED
 
 
 def _agreement(near: Neighbours, predicted: np.ndarray, classes: int) -> float:

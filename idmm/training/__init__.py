@@ -1,1 +1,2 @@
-"""The one training loop, the run folder with its checkpoint, optimizer, schedules, precision and the clock."""
+"""The one training loop, the run folder with its checkpoint, optimizer, schedules, precision and
+the clock."""

@@ -1,10 +1,12 @@
-"""``train.minutes``: the progress of training by the clock, from 0 at the first step to 1 at its end."""
+"""``train.minutes``: the progress of training by the clock, from 0 at the first step to 1 at its
+end."""
 
 import time
 from dataclasses import dataclass
 
 WARMUP = 0.1  # progress at which a warm-up ends at the latest
-FORWARD = 1 / 3  # time of an evaluated image as a share of a training image's, before the first evaluation
+# time of an evaluated image as a share of a training image's, before the first evaluation
+FORWARD = 1 / 3
 
 
 def now() -> float:
@@ -14,7 +16,8 @@ def now() -> float:
 
 @dataclass
 class Timer:
-    """The progress of a phase. All times are seconds since the start of the run, over all resumes."""
+    """The progress of a phase. All times are seconds since the start of the run, over all
+    resumes."""
 
     start: float  # of the first step
     until: float  # end of the phase, with everything that follows its last step
@@ -34,7 +37,10 @@ class Timer:
 
     def eval_seconds(self, images: int) -> float:
         """Return the time to evaluate that many images."""
-        per_image = FORWARD * self.image_seconds if self.eval_image_seconds is None else self.eval_image_seconds
+        if self.eval_image_seconds is None:
+            per_image = FORWARD * self.image_seconds
+        else:
+            per_image = self.eval_image_seconds
         return images * per_image
 
     def remaining(self, seconds: float) -> float:
@@ -42,9 +48,14 @@ class Timer:
         return self.until - self.final_seconds - self.eval_seconds(self.final_images) - seconds
 
     def measure(self, seconds: float, steps: int) -> float:
-        """Return the progress at a time of the run, after that many steps of the phase. It never falls."""
-        remaining, elapsed = self.remaining(seconds), seconds - self.start
-        by_time = elapsed / (elapsed + remaining) if remaining > 0 else 1.0
+        """Return the progress at a time of the run, after that many steps of the phase. It never
+        falls."""
+        remaining = self.remaining(seconds)
+        elapsed = seconds - self.start
+        if remaining > 0:
+            by_time = elapsed / (elapsed + remaining)
+        else:
+            by_time = 1.0
         by_steps = steps / self.max_steps if self.max_steps else 0.0
         return min(1.0, max(self.progress, by_time, by_steps))
 
@@ -59,4 +70,6 @@ class Timer:
         if self.warmup_end is None:
             return WARMUP * max(steps / self.warmup_steps, self.progress / WARMUP)
         first = WARMUP if self.warmup_steps else 0.0
-        return first + (1 - first) * (self.progress - self.warmup_end) / max(1e-9, 1 - self.warmup_end)
+        return first + (1 - first) * (self.progress - self.warmup_end) / max(
+            1e-9, 1 - self.warmup_end
+        )

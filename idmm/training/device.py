@@ -9,7 +9,8 @@ from idmm.config import Train
 from idmm.distributed import worker_lost
 from idmm.errors import RunError, UserError
 
-_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")  # messages of torch, drivers, libraries
+# messages of torch, drivers, libraries
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
 
 
 def pick_device(device: str, field: str = "device") -> str:
@@ -18,18 +19,27 @@ def pick_device(device: str, field: str = "device") -> str:
     Raises:
         UserError: The device is not available. ``field`` begins the message.
     """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
     names = [name for name in available if available[name]]
     if device != "auto" and device not in names:
         raise UserError(f"{field}: '{device}' is not available, expected one of {', '.join(names)}")
-    return names[0] if device == "auto" else device
+    if device == "auto":
+        return names[0]
+    return device
 
 
 def choose_device(train: Train) -> str:
-    """Resolve ``train.device`` to cuda, mps or cpu. UserError if it is missing or lacks the precision."""
+    """Resolve ``train.device`` to cuda, mps or cpu. UserError if it is missing or lacks the
+    precision."""
     device = pick_device(train.device, "train.device")
     if train.precision == "fp16" and device != "cuda":
-        raise UserError(f"train.precision: fp16 needs a CUDA device, this run is on {device}. Give bf16, fp32 or auto")
+        raise UserError(
+            f"train.precision: fp16 needs a CUDA device, this run is on {device}. Give bf16, fp32 or auto"
+        )
     return device
 
 

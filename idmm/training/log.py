@@ -1,4 +1,5 @@
-"""The log: what goes to standard error and what to files, lines of epochs, and signals that stop a run."""
+"""The log: what goes to standard error and what to files, lines of epochs, and signals that stop a
+run."""
 
 import logging
 import math
@@ -23,7 +24,8 @@ from idmm.progress import PROGRESS, log
 EPOCH_LINES = 10  # log lines per stage, in addition to epochs with an evaluation
 READERS = "image_store", "listing", "user_lists", "folder"  # of idmm.data
 SCORES = ("top1", "top5", "knn", "ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")
-BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")  # other keys are measurements
+# other keys are measurements
+BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s")
 
 
 class Screen(logging.Handler):
@@ -36,12 +38,16 @@ class Screen(logging.Handler):
 
 
 def screen() -> logging.Handler:
-    """Return the handler of the first process, which prints, or that of another one, which does not."""
-    return Screen() if first_process() else logging.NullHandler()
+    """Return the handler of the first process, which prints, or that of another one, which does
+    not."""
+    if first_process():
+        return Screen()
+    return logging.NullHandler()
 
 
 def first_process() -> bool:
-    """Return whether this process prints: the only one or the first. A shell may have RANK set without others."""
+    """Return whether this process prints: the only one or the first. A shell may have RANK set
+    without others."""
     return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
@@ -67,7 +73,9 @@ def logging_by(*handlers: logging.Handler) -> Iterator[None]:
 
 
 @contextmanager
-def filtering(targets: Sequence[logging.Filterer], is_logged: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+def filtering(
+    targets: Sequence[logging.Filterer], is_logged: Callable[[logging.LogRecord], bool]
+) -> Iterator[None]:
     """Filter the records of loggers or handlers inside the block."""
     for target in targets:
         target.addFilter(is_logged)
@@ -85,7 +93,8 @@ def details_in_file() -> AbstractContextManager[None]:
 
 
 def log_once() -> AbstractContextManager[None]:
-    """Log each message about a folder or list of images only once inside the block, even if it is read again."""
+    """Log each message about a folder or list of images only once inside the block, even if it is
+    read again."""
     logged: dict[tuple, logging.LogRecord] = {}
 
     def is_first(record: logging.LogRecord) -> bool:
@@ -105,9 +114,14 @@ def logging_to(folder: Path) -> Iterator[None]:
         with logging_by(logging.NullHandler()):
             yield
         return
-    screens = [] if any(isinstance(handler, Screen) for handler in log.handlers) else [Screen()]
+    if any(isinstance(handler, Screen) for handler in log.handlers):
+        screens = []
+    else:
+        screens = [Screen()]
     try:
-        file: logging.Handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
+        file: logging.Handler = logging.FileHandler(
+            folder / "log.txt", encoding="utf-8", errors="backslashreplace"
+        )
     except OSError as error:
         file = logging.NullHandler()
         log.warning("%s: cannot be written (%s)", folder / "log.txt", reason(error))
@@ -115,8 +129,11 @@ def logging_to(folder: Path) -> Iterator[None]:
     file.addFilter(lambda record: record.levelno != PROGRESS)
     file.handleError = lambda record: None  # more important files report a full disk
     versions = f"idmm {idmm_version()}, torch {version('torch')}, timm {version('timm')}"
-    _log_to(file, logging.INFO, f"{shlex.join(map(str, sys.argv))} ({versions}, {platform.platform()})")
-    propagate, log.propagate = log.propagate, False
+    _log_to(
+        file, logging.INFO, f"{shlex.join(map(str, sys.argv))} ({versions}, {platform.platform()})"
+    )
+    propagate = log.propagate
+    log.propagate = False
     try:
         with logging_by(*screens, file):
             try:
@@ -137,15 +154,17 @@ def _log_to(handler: logging.Handler, level: int, line: str) -> None:
 def stop_signals() -> list[int]:
     """Return the signals that stop a run, without those that are ignored, as by nohup."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows lacks the last two
+    # Windows lacks the last two
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class Interrupts:
-    """Turns Ctrl-C and the other :func:`stop_signals` into a flag for the training loop to check between steps.
+    """Turns Ctrl-C and the other :func:`stop_signals` into a flag for the training loop to check
+    between steps.
 
-    Before and after the loop (``deferred`` is False), and at a second Ctrl-C, KeyboardInterrupt is raised at once.
-    Other signals may come twice, as from a terminal that closes.
+    Before and after the loop (``deferred`` is False), and at a second Ctrl-C, KeyboardInterrupt is
+    raised at once. Other signals may come twice, as from a terminal that closes.
     """
 
     def __init__(self):
@@ -154,7 +173,8 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         self._handlers = {}
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
+        # Python allows handlers only there
+        if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 self._handlers[number] = signal.signal(number, self._handle)
         return self
@@ -196,6 +216,12 @@ def epoch_line(record: dict, epochs: int | None, start: float, end: float) -> st
     scores = [f"{name} {record[name]:.2f}" for name in SCORES if record.get(name) is not None]
     if not scores and tenths[0] == tenths[1]:
         return None
-    others = [f"{name} {value:.4g}" for name, value in record.items() if name not in (*BOOKKEEPING, *SCORES)]
+    others = [
+        f"{name} {value:.4g}"
+        for name, value in record.items()
+        if name not in (*BOOKKEEPING, *SCORES)
+    ]
     of = "" if epochs is None else f"/{epochs}"
-    return "  ".join([f"epoch {record['epoch']}{of}", f"loss {record['loss']:.4f}", *scores, *others])
+    return "  ".join(
+        [f"epoch {record['epoch']}{of}", f"loss {record['loss']:.4f}", *scores, *others]
+    )

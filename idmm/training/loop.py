@@ -1,4 +1,5 @@
-"""The training loop, on accelerate. It knows no method and no dataset: a method returns a loss for a batch."""
+"""The training loop, on accelerate. It knows no method and no dataset: a method returns a loss for
+a batch."""
 
 import contextlib
 import math
@@ -26,14 +27,19 @@ from idmm.training.schedule import learning_rate_of, weight_decay_schedule
 
 BAR_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
 COMPILE_FROM = {"cuda": 300.0}  # expected seconds, by device, from which compilation pays
-PACE_STEPS, PACE_SECONDS = 5, 3.0  # measured steps, or time, after which the log has the expected end
+# measured steps, or time, after which the log has the expected end
+PACE_STEPS = 5
+PACE_SECONDS = 3.0
 
 
 class Loop:
     """Trains a method through one phase, from its first step or from the run's checkpoint."""
 
     def __init__(self, run: RunContext, method: Method, plan: PhasePlan):
-        self.run, self.method, self.plan, self.train = run, method, plan, run.train
+        self.run = run
+        self.method = method
+        self.plan = plan
+        self.train = run.train
         self.batches: BatchPlan = plan.batches
         self.steps = plan.phase.epochs * self.batches.steps_per_epoch  # of the schedules
         images = plan.batches.micro_batches(plan.batches.step_images(0, 0))[0][0]
@@ -47,15 +53,18 @@ class Loop:
                 self._compile()
             self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
-            self.best: dict | None = None  # epoch (from 1), value and weights of the best epoch so far
+            # epoch (from 1), value and weights of the best epoch so far
+            self.best: dict | None = None
             self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
-            self.was_last = False  # whether the last epoch that ended was the phase's last, and was evaluated
+            # whether the last epoch that ended was the phase's last, and was evaluated
+            self.was_last = False
             self._resume()
         self.pace = Pace()
         self.end_logged = False
         self.workers = choose_workers(run.workers, self.batch_fn, images)
         # steps after the first one whose batches are ready by then, and their time
-        self.ready_steps, self.ready_seconds = AHEAD * self.workers // self.train.accumulate, 0.0
+        self.ready_steps = AHEAD * self.workers // self.train.accumulate
+        self.ready_seconds = 0.0
 
     def _memory(self) -> contextlib.AbstractContextManager:
         otherwise = RunError(
@@ -66,14 +75,26 @@ class Loop:
         return enough_memory(otherwise)
 
     def _build(self) -> None:
-        plan, method = self.plan, self.method.to(self.accelerator.device)
+        plan = self.plan
+        method = self.method.to(self.accelerator.device)
         method.train()
         scales = method.lr_scales
-        others = {n: (child, scales.get(n, 1.0)) for n, child in method.named_children() if n != "backbone"}
+        others = {
+            n: (child, scales.get(n, 1.0))
+            for n, child in method.named_children()
+            if n != "backbone"
+        }
         optimizer = create_optimizer(method.backbone, others, self.train, plan.phase.lr)
-        self.schedule = learning_rate_of(self.train, optimizer, self.batches.steps_per_epoch, self.steps)
-        self.set_weight_decay = weight_decay_schedule(optimizer, self.steps, self.train.weight_decay_end)
-        self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True) if self.train.ema else None
+        self.schedule = learning_rate_of(
+            self.train, optimizer, self.batches.steps_per_epoch, self.steps
+        )
+        self.set_weight_decay = weight_decay_schedule(
+            optimizer, self.steps, self.train.weight_decay_end
+        )
+        if self.train.ema:
+            self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True)
+        else:
+            self.ema = None
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     def _compile(self) -> None:
@@ -84,20 +105,30 @@ class Loop:
     @property
     def exported(self) -> torch.nn.Module:
         """The backbone to evaluate and export: the EMA's, else the one that the method exports."""
-        return self.method.exported if self.ema is None else self.ema.module
+        if self.ema is None:
+            return self.method.exported
+        return self.ema.module
 
     def fit(self) -> None:
         """Train the phase to its end.
 
         Raises:
             Interrupted: Ctrl-C or another stop signal. The state is saved.
-            RunError: The loss is not finite, or memory or disk ran out. The last checkpoint is kept.
+            RunError: The loss is not finite, or memory or disk ran out. The last checkpoint is
+                kept.
         """
-        position, plan = self.position, self.plan
+        position = self.position
+        plan = self.plan
         with self._memory():
-            loader = training_batches(self.batch_fn, self.batches, self.workers, position.epoch, position.step)
+            loader = training_batches(
+                self.batch_fn, self.batches, self.workers, position.epoch, position.step
+            )
         has_state = self.run.earlier_steps or position.total_steps
-        self.saved_at = clock.now() if has_state else -math.inf  # the first step saves a new run's state
+        # the first step saves a new run's state
+        if has_state:
+            self.saved_at = clock.now()
+        else:
+            self.saved_at = -math.inf
         self.bar = Bar(
             desc=plan.phase.label,
             total=self.steps if self.train.minutes is None else None,
@@ -136,39 +167,50 @@ class Loop:
             self.method.scheduled_epoch = self.timer.progress * self.plan.phase.epochs
 
     def _measure_progress(self) -> float:
-        """Return the progress by the clock of the first process; 0 in the others and without ``train.minutes``."""
+        """Return the progress by the clock of the first process; 0 in the others and without
+        ``train.minutes``."""
         if self.timer is None or not self.run.folder.leader:
             return 0.0
         return self.timer.measure(self.run.seconds, self.position.total_steps)
 
     def _is_over(self) -> bool:
-        """Return whether the phase is over. If time ran out after an epoch, one more step is made and evaluated."""
-        return self.position.epoch == self.batches.epochs if self.timer is None else self.was_last
+        """Return whether the phase is over. If time ran out after an epoch, one more step is made
+        and evaluated."""
+        if self.timer is None:
+            return self.position.epoch == self.batches.epochs
+        return self.was_last
 
     def _is_last(self, epoch: int) -> bool:
-        """Return whether an epoch that just ended is the last: no time remains for its evaluation and another step."""
+        """Return whether an epoch that just ended is the last: no time remains for its evaluation
+        and another step."""
         if self.timer is None:
             return epoch + 1 == self.batches.epochs
         images = sum(evaluator.images for evaluator in self._due(epoch))
-        seconds = self.timer.eval_seconds(images) + self.timer.image_seconds * self.batches.batch_size
+        seconds = (
+            self.timer.eval_seconds(images) + self.timer.image_seconds * self.batches.batch_size
+        )
         is_last = self.timer.progress >= 1 or self.timer.remaining(self.run.seconds) < seconds
         if is_last := distributed.broadcast(is_last):
             self._advance(1.0)
         return is_last
 
     def _log_end(self, step_seconds: float) -> float:
-        """Log the number of steps and the expected end of training. Return the seconds until then."""
+        """Log the number of steps and the expected end of training. Return the seconds until
+        then."""
         if self.timer is None:
-            steps, epochs = f"{self.steps} steps", self.batches.epochs
+            steps = f"{self.steps} steps"
+            epochs = self.batches.epochs
             eval_images = sum(
-                evaluator.images * (-(-epochs // evaluator.every) - self.position.epoch // evaluator.every)
+                evaluator.images
+                * (-(-epochs // evaluator.every) - self.position.epoch // evaluator.every)
                 for evaluator in self.plan.evaluators
             )
             image_seconds = step_seconds * self.batches.steps_per_epoch / self.batches.count
             remaining_steps = self.steps - self.position.total_steps
             seconds = remaining_steps * step_seconds + clock.FORWARD * image_seconds * eval_images
         else:
-            most = self.batches.epochs * self.batches.steps_per_epoch - self.position.total_steps  # by max_epochs
+            # by max_epochs
+            most = self.batches.epochs * self.batches.steps_per_epoch - self.position.total_steps
             seconds = max(0.0, min(self.timer.remaining(self.run.seconds), most * step_seconds))
             count = self.position.total_steps + seconds / step_seconds
             steps = f"about {count:.0f} steps by train.minutes {self.train.minutes:g}"
@@ -179,18 +221,23 @@ class Loop:
 
     # ------------------------------------------------------------------ steps
     def _epoch(self, epoch: int, loader) -> None:
-        position, started_at = self.position, clock.now() - self.position.seconds
+        position = self.position
+        started_at = clock.now() - self.position.seconds
         while position.step < self.batches.steps_per_epoch:
             if self.timer is not None and self.timer.progress >= 1 and position.step:
                 break
-            images, step_started_at = self.batches.step_size(position.step), clock.now()
+            images = self.batches.step_size(position.step)
+            step_started_at = clock.now()
             loss = self._step(epoch, position.step, loader)
-            position.step, position.total_steps = position.step + 1, position.total_steps + 1
+            position.step = position.step + 1
+            position.total_steps = position.total_steps + 1
             position.seconds = clock.now() - started_at
-            self._count_pace(clock.now() - step_started_at, images)  # without the time of a checkpoint
+            # without the time of a checkpoint
+            self._count_pace(clock.now() - step_started_at, images)
             should_save = clock.now() - self.saved_at >= 60 * self.train.save_minutes
             if self.bar.will_draw():
-                should_save = should_save or int(self.bad_step) >= 0  # _save stops all processes together
+                # _save stops all processes together
+                should_save = should_save or int(self.bad_step) >= 0
                 self._show(loss)
             self.bar.update()
             should_stop, should_save, progress = distributed.largest(
@@ -200,7 +247,9 @@ class Loop:
             if should_stop or should_save:
                 self._save(epoch, position.step)
             if should_stop:
-                raise Interrupted(f"interrupted. The same command resumes from epoch {epoch + 1}, step {position.step}")
+                raise Interrupted(
+                    f"interrupted. The same command resumes from epoch {epoch + 1}, step {position.step}"
+                )
         self._check_finite()  # waits for the device
         position.seconds = clock.now() - started_at
 
@@ -223,14 +272,18 @@ class Loop:
             return
         if pace.steps == self.ready_steps:
             self.ready_seconds = pace.seconds
-        steps, taken = pace.steps - self.ready_steps, pace.seconds - self.ready_seconds
+        steps = pace.steps - self.ready_steps
+        taken = pace.seconds - self.ready_seconds
         if steps < max(PACE_STEPS, self.workers):  # workers that started together finish together
-            steps, taken = pace.steps, pace.seconds
+            steps = pace.steps
+            taken = pace.seconds
             if taken < PACE_SECONDS:
                 return
         self.end_logged = True
         seconds = self._log_end(taken / steps)
-        if self.train.compile is None and seconds >= COMPILE_FROM.get(self.accelerator.device.type, math.inf):
+        if self.train.compile is None and seconds >= COMPILE_FROM.get(
+            self.accelerator.device.type, math.inf
+        ):
             torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays as it is
             self._compile()
             self.pace = Pace()
@@ -238,7 +291,9 @@ class Loop:
     def _step(self, epoch: int, step: int, loader) -> torch.Tensor:
         """Make one optimizer step of ``accumulate`` micro-batches; return the last one's loss."""
         number = self.position.total_steps
-        lr_step, elapsed_steps = number, number  # in the schedules
+        # in the schedules
+        lr_step = number
+        elapsed_steps = number
         if self.timer is not None:
             lr_step = self.steps * self.timer.schedule_progress(number)
             elapsed_steps = self.steps * self.timer.progress
@@ -249,14 +304,17 @@ class Loop:
             try:
                 out = self._backward(batch, epoch, micro)
             except torch.OutOfMemoryError as error:
-                if micro or distributed.world() > 1:  # there are gradients already, or others wait for them
+                # there are gradients already, or others wait for them
+                if micro or distributed.world() > 1:
                     raise
                 batch = loader.throw(error)
                 out = None
             if out is None:  # outside, so that the memory of the first try is free
                 self.optimizer.zero_grad()
                 out = self._backward(batch, epoch, micro)
-            self._add_to_sums(out, batch["weight"] * self.batches.step_size(step) / distributed.world(), number)
+            self._add_to_sums(
+                out, batch["weight"] * self.batches.step_size(step) / distributed.world(), number
+            )
         self.method.before_step(epoch)
         if self.train.clip_grad:
             self.accelerator.unscale_gradients()
@@ -274,13 +332,17 @@ class Loop:
         key = derive(self.run.seed, "step", *number, micro, distributed.rank())
         is_last = micro == self.train.accumulate - 1
         batch = on_device(batch, self.accelerator.device)
-        with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model), seeded(key):
+        with (
+            contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model),
+            seeded(key),
+        ):
             out = self.model(batch, key, epoch)
             self.accelerator.backward(out["loss"] * batch["weight"])
         return out
 
     def _add_to_sums(self, out: dict, images: float, number: int) -> None:
-        """Add to the epoch's sums and save the number of the first bad step, without waiting for the device."""
+        """Add to the epoch's sums and save the number of the first bad step, without waiting for
+        the device."""
         sums = self.position.sums
         for name, value in out.items():
             value = value.detach().float() * images
@@ -290,7 +352,8 @@ class Loop:
 
     # ------------------------------------------------------------------ the end of an epoch
     def _end_epoch(self, epoch: int) -> None:
-        position, is_last = self.position, self._is_last(epoch)
+        position = self.position
+        is_last = self._is_last(epoch)
         self.was_last = is_last
         images = min(self.batches.count, position.step * self.batches.batch_size)
         values = {name: value / images for name, value in self._total_sums().items()}
@@ -306,8 +369,11 @@ class Loop:
             **self._evaluate(epoch, self.plan.evaluators if is_last else self._due(epoch)),
         }
         self._keep_best(record)
-        before, self.logged_share = self.logged_share, self._share(epoch + 1)
-        if line := epoch_line(record, None if self.timer else self.batches.epochs, before, self.logged_share):
+        before = self.logged_share
+        self.logged_share = self._share(epoch + 1)
+        if line := epoch_line(
+            record, None if self.timer else self.batches.epochs, before, self.logged_share
+        ):
             log.info("%s %s", self.plan.phase.label, line)
         self.run.folder.add_metrics(record)
         self.position = Position(epoch + 1, total_steps=position.total_steps)
@@ -316,22 +382,30 @@ class Loop:
 
     def _share(self, epochs: int) -> float:
         """Return the share of the phase that is over after that many epochs."""
-        return epochs / self.batches.epochs if self.timer is None else self.timer.progress
+        if self.timer is None:
+            return epochs / self.batches.epochs
+        return self.timer.progress
 
     def _keep_best(self, record: dict) -> None:
         """Copy the weights if the epoch is the best so far. They are part of the state."""
         value = record.get(self.plan.keep)
         if value is not None and (self.best is None or value > self.best["value"]):
-            weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.exported.state_dict().items()}
+            weights = {
+                name: tensor.to("cpu", copy=True)
+                for name, tensor in self.exported.state_dict().items()
+            }
             self.best = {"epoch": record["epoch"], "value": value, "weights": weights}
 
     def _due(self, epoch: int) -> list[Evaluator]:
         """Return the evaluators that an epoch calls if it is not the last."""
-        return [evaluator for evaluator in self.plan.evaluators if (epoch + 1) % evaluator.every == 0]
+        return [
+            evaluator for evaluator in self.plan.evaluators if (epoch + 1) % evaluator.every == 0
+        ]
 
     def _evaluate(self, epoch: int, evaluators: list[Evaluator]) -> dict[str, float]:
         """Return the values of the evaluators after an epoch."""
-        values, started_at = {}, clock.now()
+        values = {}
+        started_at = clock.now()
         if distributed.world() > 1:  # the first process's statistics are exported
             distribute_bn(self.exported, distributed.world())
         try:
@@ -368,13 +442,18 @@ class Loop:
 
     def _divergence(self, what: str, step: int) -> RunError:
         epoch = step // self.batches.steps_per_epoch
-        lr = self.schedule._get_lr(step)[0] if self.timer is None else self._lr()
+        if self.timer is None:
+            lr = self.schedule._get_lr(step)[0]
+        else:
+            lr = self._lr()
         remedies = ["lower --train.lr"]
         if not self.train.clip_grad:
             remedies.append("set --train.clip_grad 1")
         if self.run.precision != "fp32":
             remedies.append("set --train.precision fp32")
-        where = f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.run.folder.checkpoint_note}"
+        where = (
+            f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.run.folder.checkpoint_note}"
+        )
         return RunError(f"{what} {where}: {' or '.join(remedies)}, in a new --out", shared=True)
 
     def _save(self, epoch: int, step: int) -> None:
@@ -403,7 +482,9 @@ class Loop:
                 method=self.method.state_dict(),
                 optimizer=self.optimizer.state_dict(),
                 ema=None if self.ema is None else self.ema.module.state_dict(),
-                scaler=None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
+                scaler=None
+                if self.accelerator.scaler is None
+                else self.accelerator.scaler.state_dict(),
                 best=self.best,
             )
         )
@@ -415,19 +496,28 @@ class Loop:
             self.ema.module.load_state_dict(state.ema)
         if self.accelerator.scaler is not None and state.scaler is not None:
             self.accelerator.scaler.load_state_dict(state.scaler)
-        self.best, self.timer = state.best, state.timer and Timer(**state.timer)
+        self.best = state.best
+        self.timer = state.timer and Timer(**state.timer)
         self.run.earlier_steps, total_steps = state.steps
         share = float(self.run.folder.leader)  # the sums are added up over processes
-        sums = {n: torch.tensor(v * share, device=self.accelerator.device) for n, v in state.sums.items()}
+        sums = {
+            n: torch.tensor(v * share, device=self.accelerator.device)
+            for n, v in state.sums.items()
+        }
         self.position = Position(state.epoch, state.step, total_steps, state.epoch_seconds, sums)
 
     def _resume(self) -> None:
-        """Load the checkpoint of a resumed run, and remove the metrics that were written after it."""
-        state, self.run.folder.state = self.run.folder.state, None
+        """Load the checkpoint of a resumed run, and remove the metrics that were written after
+        it."""
+        state = self.run.folder.state
+        self.run.folder.state = None
         if state is None:
             return
         with self.run.folder.reading_state():
             self._load(state)
-        self.was_last = state.step == 0 and state.steps[1] > 0  # between epochs only the end of a phase is saved
+        # between epochs only the end of a phase is saved
+        self.was_last = state.step == 0 and state.steps[1] > 0
         self.run.folder.take_back(self.plan.phase.number, state.epoch + 1)
-        log.info("%s resumes from epoch %d, step %d", self.plan.phase.label, state.epoch + 1, state.step)
+        log.info(
+            "%s resumes from epoch %d, step %d", self.plan.phase.label, state.epoch + 1, state.step
+        )

@@ -14,29 +14,41 @@ def create_optimizer(
 
     Args:
         backbone: Its groups are timm's, without frozen parameters.
-        others: A method's other modules by name, each with its learning rate as a multiple of ``lr``.
-        train: The optimizer, its weight decay, and the factor of the lr from each of the backbone's layers to the one
-            below (``layer_decay``).
+        others: A method's other modules by name, each with its learning rate as a multiple of
+            ``lr``.
+        train: The optimizer, its weight decay, and the factor of the lr from each of the backbone's
+            layers to the one below (``layer_decay``).
         lr: Peak learning rate of the backbone's last layer and of the others.
     """
     exempt = _exempt(backbone)
     if train.layer_decay in (None, 1.0):  # timm warns of 1
-        groups = param_groups_weight_decay(backbone, train.weight_decay, no_weight_decay_list=exempt)
+        groups = param_groups_weight_decay(
+            backbone, train.weight_decay, no_weight_decay_list=exempt
+        )
     else:
-        groups = param_groups_layer_decay(backbone, train.weight_decay, exempt, layer_decay=train.layer_decay)
+        groups = param_groups_layer_decay(
+            backbone, train.weight_decay, exempt, layer_decay=train.layer_decay
+        )
     for module, scale in others.values():
         if any(p.requires_grad for p in module.parameters()):
             extra = param_groups_weight_decay(module, train.weight_decay)
             groups += [{**group, "lr_scale": scale} for group in extra]
-    name = {"adamw": "adamw", "sgd": "momentum"}[train.optimizer]  # timm's "sgd" is Nesterov's. Its momentum is 0.9
+    # timm's "sgd" is Nesterov's. Its momentum is 0.9
+    name = {"adamw": "adamw", "sgd": "momentum"}[train.optimizer]
     return create_optimizer_v2(groups, name, lr=lr, weight_decay=0.0, fused=True)
 
 
 def _exempt(backbone: nn.Module) -> set[str]:
-    """Return the names of position embeddings and tables: those that the model lists, and any that it misses."""
-    listed = set(backbone.no_weight_decay()) if hasattr(backbone, "no_weight_decay") else set()
+    """Return the names of position embeddings and tables: those that the model lists, and any that
+    it misses."""
+    if hasattr(backbone, "no_weight_decay"):
+        listed = set(backbone.no_weight_decay())
+    else:
+        listed = set()
     endings = ("pos_embed", "relative_position_bias_table", "cls_token", "dist_token")
-    return listed | {name for name, _ in backbone.named_parameters() if name.split(".")[-1] in endings}
+    return listed | {
+        name for name, _ in backbone.named_parameters() if name.split(".")[-1] in endings
+    }
 
 
 def clip_gradients(module: nn.Module, limit: float, per_tensor: bool) -> None:

@@ -24,7 +24,8 @@ COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "time
 
 # ---------------------------------------------------------------------- weights
 def load_best(loop: Loop, score: str) -> dict[str, int]:
-    """Load the weights of the best epoch on val by ``score`` (its name for the log), with ``train.keep`` best.
+    """Load the weights of the best epoch on val by ``score`` (its name for the log), with
+    ``train.keep`` best.
 
     Returns:
         ``kept_epoch``, or nothing if the last epoch is reported.
@@ -39,7 +40,12 @@ def load_best(loop: Loop, score: str) -> dict[str, int]:
 
 
 def export(
-    run: RunContext, loop: Loop, setup: RunSetup, images: Stores, backbone: dict, entries: dict | None = None
+    run: RunContext,
+    loop: Loop,
+    setup: RunSetup,
+    images: Stores,
+    backbone: dict,
+    entries: dict | None = None,
 ) -> None:
     """Write the backbone, the model with its further layers if there are any, and the run's curves.
 
@@ -53,7 +59,8 @@ def export(
     """
     if not run.folder.leader:
         return
-    spec, size = setup.spec, setup.phases[-1].size
+    spec = setup.spec
+    size = setup.phases[-1].size
     extra = {"ema": loop.ema is not None}
     if images.value_range is not None:
         extra["range"] = images.value_range
@@ -61,18 +68,31 @@ def export(
         extra["bands"] = spec.bands
         if spec.bands:
             extra["file_channels"] = images.train.bands.count
-    about = dict(name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=setup.stage.crop_pct)
+    about = dict(
+        name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=setup.stage.crop_pct
+    )
     kwargs = export_kwargs(spec.name, spec.kwargs, size, spec.in_chans)
     save_model(run.folder.path, "backbone", backbone, kwargs=kwargs, extra=extra, **about)
     if entries is not None:
         if "task" not in entries:  # the layers for boxes and masks are not timm's
             kwargs = kwargs | {"num_classes": len(entries["classes"])}
-        save_model(run.folder.path, "model", loop.exported.state_dict(), kwargs=kwargs, extra=extra | entries, **about)
+        save_model(
+            run.folder.path,
+            "model",
+            loop.exported.state_dict(),
+            kwargs=kwargs,
+            extra=extra | entries,
+            **about,
+        )
     records = run.folder.metrics()
-    if getattr(setup.config.model, "freeze", False) and len(records) == 1:  # a fitted classifier, which has no curve
+    # a fitted classifier, which has no curve
+    if getattr(setup.config.model, "freeze", False) and len(records) == 1:
         return
     method = getattr(setup.config, "method", None)
-    kind = setup.stage.NAME if method is None else f"{setup.stage.NAME} by {method.name}"
+    if method is None:
+        kind = setup.stage.NAME
+    else:
+        kind = f"{setup.stage.NAME} by {method.name}"
     with drawing("curves.png"):
         from idmm.figures import curves_figure, save  # matplotlib takes a second
 
@@ -92,17 +112,21 @@ def write_split(run: RunContext, setup: RunSetup, listing: Listing) -> None:
         write_csv(run.folder.path / SPLIT, class_rows(listing.parts))
 
 
-def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predictions: evaluate.Predictions) -> dict:
+def classifier_result(
+    run: RunContext, setup: RunSetup, images: Stores, predictions: evaluate.Predictions
+) -> dict:
     """Write tables and pictures of the predictions, and log the accuracy beside its baselines.
 
     All processes must call together. The first one writes.
 
     Returns:
-        The part of ``result.json`` about accuracy, in percent: ``top1``, ``top5``, ``mean_per_class``,
-        ``top1_interval``, ``largest_class``, ``baseline_top1``, ``baseline_train_size``, and the counts of classes,
-        images and groups.
+        The part of ``result.json`` about accuracy, in percent: ``top1``, ``top5``,
+        ``mean_per_class``, ``top1_interval``, ``largest_class``, ``baseline_top1``,
+        ``baseline_train_size``, and the counts of classes, images and groups.
     """
-    folder, classes, test = run.folder, images.train.classes, images.test
+    folder = run.folder
+    classes = images.train.classes
+    test = images.test
     if folder.leader:
         write_csv(folder.path / "per_class.csv", _class_rows(predictions, classes))
         write_csv(folder.path / PREDICTIONS, _image_rows(predictions, test, classes))
@@ -118,7 +142,9 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
     if test.groups is not None:
         scores["test_groups"] = len(set(test.groups))
     if setup.config.data.fold is not None:
-        scores |= evaluate.hit_counts(predictions.predicted, predictions.truth, len(classes), test.groups)
+        scores |= evaluate.hit_counts(
+            predictions.predicted, predictions.truth, len(classes), test.groups
+        )
     line = "%s: top-1 %.2f, top-5 %.2f on %d test images"
     log.info(line, setup.config.out, scores["top1"], scores["top5"], len(test))
     line = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
@@ -135,18 +161,24 @@ def classifier_result(run: RunContext, setup: RunSetup, images: Stores, predicti
 
 
 def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:
-    """Return a row per class: test images, correct ones, their share (percent), the most frequent confusion."""
-    counts, rows = predictions.confusion(len(classes)), [COLUMNS]
+    """Return a row per class: test images, correct ones, their share (percent), the most frequent
+    confusion."""
+    counts = predictions.confusion(len(classes))
+    rows = [COLUMNS]
     for c, times in enumerate(counts):
         images, hits, times[c] = times.sum(), times[c], 0
         accuracy = round(100 * hits / images, 2) if images else ""
-        confused = (classes[times.argmax()], times.max()) if times.any() else ("", "")
+        if times.any():
+            confused = (classes[times.argmax()], times.max())
+        else:
+            confused = ("", "")
         rows.append([classes[c], images, hits, accuracy, *confused])
     return rows
 
 
 def _image_rows(predictions: evaluate.Predictions, test: ImageStore, classes: list[str]) -> list:
-    """Return a row per test image: name, class, likeliest class and its probability, and the group if there are any."""
+    """Return a row per test image: name, class, likeliest class and its probability, and the group
+    if there are any."""
     columns = {
         "path": test.names,
         "class": [classes[c] for c in predictions.truth],
@@ -160,34 +192,43 @@ def _image_rows(predictions: evaluate.Predictions, test: ImageStore, classes: li
 
 # ---------------------------------------------------------------------- the length of a run
 def ending(setup: RunSetup, images: Stores) -> tuple[int, float]:
-    """Return the images to evaluate after the last step's evaluation, and the seconds of everything else then."""
+    """Return the images to evaluate after the last step's evaluation, and the seconds of everything
+    else then."""
     if not setup.stage.needs.test:  # no classifier
         return 0, FIGURE_SECONDS
     count = len(images.test)
     if images.test.labels is None:  # boxes or masks
         passes = sum(scale**2 for scale in getattr(setup.config, "eval_scales", [1.0]))
         return round(count * passes), FIGURE_SECONDS
-    is_evaluated = setup.stage.NAME == "finetune" and images.val is None  # by the evaluation after the last step
+    # by the evaluation after the last step
+    is_evaluated = setup.stage.NAME == "finetune" and images.val is None
     return 0 if is_evaluated else count, FIGURE_SECONDS
 
 
 def common_result(run: RunContext, setup: RunSetup, images: Stores) -> dict:
-    """Return the entries that the results of all stages share: training images, seed, time, precision, remarks.
+    """Return the entries that the results of all stages share: training images, seed, time,
+    precision, remarks.
 
-    With ``train.minutes`` they are also ``minutes``, the ``epochs`` begun and the ``whole_epochs``. Logs a warning if
-    there is no whole epoch.
+    With ``train.minutes`` they are also ``minutes``, the ``epochs`` begun and the ``whole_epochs``.
+    Logs a warning if there is no whole epoch.
     """
-    minutes, records, whole_epochs, earlier_steps = setup.config.train.minutes, run.folder.metrics(), 0, 0
+    minutes = setup.config.train.minutes
+    records = run.folder.metrics()
+    whole_epochs = 0
+    earlier_steps = 0
     length = {}
     if minutes is not None:
         for phase in setup.phases:
             last_step = max(record["step"] for record in records if record["stage"] == phase.number)
-            whole_epochs += (last_step - earlier_steps) // (phase.steps(len(images.train)) // phase.epochs)
+            whole_epochs += (last_step - earlier_steps) // (
+                phase.steps(len(images.train)) // phase.epochs
+            )
             earlier_steps = last_step
         length = {"minutes": minutes, "epochs": len(records), "whole_epochs": whole_epochs}
         if not whole_epochs:
             log.warning(
-                "train.minutes %g: training ended before it had seen every image once. Try more minutes", minutes
+                "train.minutes %g: training ended before it had seen every image once. Try more minutes",
+                minutes,
             )
     return {
         **length,

@@ -17,17 +17,21 @@ class PhasePlan:
     """What the loop needs to know about a phase, the part of a run at one image size."""
 
     phase: Phase  # its epochs are the length of the schedules; with ``train.minutes`` the recipe's
-    batches: BatchPlan  # which images make which step; with ``train.minutes`` more epochs than will be trained
+    # which images make which step; with ``train.minutes`` more epochs than will be trained
+    batches: BatchPlan
     transform: BatchFn  # makes a batch from image numbers
     evaluators: list[Evaluator]  # of the exported model, in this order
     keep: str | None = None
-    """Name of a score: the weights of its best epoch are saved, the earlier of equals. None: those of the last."""
+    """Name of a score: the weights of its best epoch are saved, the earlier of equals. None: those
+    of the last."""
     share: float = 1.0  # of the minutes that remain when the phase begins
     max_epochs: int | None = None  # with ``train.minutes``
-    ending: tuple[int, float] = (0, 0.0)  # after the loop: images to evaluate, and seconds of everything else
+    # after the loop: images to evaluate, and seconds of everything else
+    ending: tuple[int, float] = (0, 0.0)
 
     def timer(self, start: float, train: Train) -> Timer:
-        """Return the timer of a phase with ``train.minutes`` that starts at a time of the run (seconds)."""
+        """Return the timer of a phase with ``train.minutes`` that starts at a time of the run
+        (seconds)."""
         steps_per_epoch, (images, seconds) = self.batches.steps_per_epoch, self.ending
         return Timer(
             start,
@@ -41,7 +45,8 @@ class PhasePlan:
 
 @dataclass
 class Position:
-    """Where a phase stands: ``step`` steps into ``epoch`` (both from 0), with the sums of the epoch so far."""
+    """Where a phase stands: ``step`` steps into ``epoch`` (both from 0), with the sums of the epoch
+    so far."""
 
     epoch: int = 0
     step: int = 0
@@ -52,7 +57,8 @@ class Position:
 
 @dataclass
 class TrainingState:
-    """All that the rest of a run depends on and that its seed does not give: the content of ``last/state.pt``."""
+    """All that the rest of a run depends on and that its seed does not give: the content of
+    ``last/state.pt``."""
 
     stage: int  # number of the phase, from 1
     epoch: int  # of the phase, from 0
@@ -74,7 +80,8 @@ class TrainingState:
 
 @dataclass
 class Pace:
-    """The time of steps in this process, without the first one, which compiles and waits for the workers."""
+    """The time of steps in this process, without the first one, which compiles and waits for the
+    workers."""
 
     seconds: float = 0.0
     images: int = 0
@@ -83,5 +90,6 @@ class Pace:
     def add(self, seconds: float, images: int) -> None:
         """Count a step."""
         if self.steps >= 0:
-            self.seconds, self.images = self.seconds + seconds, self.images + images
+            self.seconds = self.seconds + seconds
+            self.images = self.images + images
         self.steps += 1

@@ -12,15 +12,20 @@ from idmm.methods.base import Method
 from idmm.progress import log
 from idmm.seeding import seeded
 
-TIMED, CROPS = 32, 64  # images of the steps that are timed: at most so many, and as few as have so many crops
+# images of the steps that are timed: at most so many, and as few as have so many crops
+TIMED = 32
+CROPS = 64
 STEPS = 2  # timed in each precision
 
 
-def choose_precision(requested: str, method: Method, transform: BatchFn, images: np.ndarray, device: str) -> str:
+def choose_precision(
+    requested: str, method: Method, transform: BatchFn, images: np.ndarray, device: str
+) -> str:
     """Resolve ``train.precision``: as requested, or for 'auto' the fastest one on the device.
 
-    It is bf16 on GPUs that have it, fp16 on other CUDA devices, fp32 on Apple's. On CPUs bf16 can be 1.7 times faster
-    or 2.5 times slower, depending on model and processor, so two steps of both are timed on a copy of the method.
+    It is bf16 on GPUs that have it, fp16 on other CUDA devices, fp32 on Apple's. On CPUs bf16 can
+    be 1.7 times faster or 2.5 times slower, depending on model and processor, so two steps of both
+    are timed on a copy of the method.
 
     Args:
         requested: Of the config.
@@ -32,10 +37,14 @@ def choose_precision(requested: str, method: Method, transform: BatchFn, images:
     if requested != "auto":
         return requested
     if device == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+        return "fp16"
     if device == "mps":
         return "fp32"
-    log.info("train.precision auto: two steps of fp32 and of bf16 are timed. --train.precision fp32 saves the wait")
+    log.info(
+        "train.precision auto: two steps of fp32 and of bf16 are timed. --train.precision fp32 saves the wait"
+    )
     with one_thread():  # as workers load
         crops = sum(part.shape[1] for part in transform(0, images[:1]).get("views", [])) or 1
         batch = transform(0, images[: min(TIMED, max(1, CROPS // crops))])
@@ -47,8 +56,8 @@ def choose_precision(requested: str, method: Method, transform: BatchFn, images:
 
 
 def time_precisions(method: Method, batch: dict, device) -> dict[str, float]:
-    """Return the seconds of a forward and backward pass in fp32 and in bf16 on a copy: the faster of two steps, which
-    take turns."""
+    """Return the seconds of a forward and backward pass in fp32 and in bf16 on a copy: the faster
+    of two steps, which take turns."""
     copied = copy.deepcopy(method).to(device).train()
     seconds = {"fp32": [], "bf16": []}
     for _ in range(STEPS):
@@ -61,7 +70,10 @@ def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
     """Return the seconds of a forward and a backward pass."""
     started_at = time.monotonic()
     batch = on_device(batch, device)
-    with seeded(0), torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"):
+    with (
+        seeded(0),
+        torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"),
+    ):
         loss = method(batch, 0, 0)["loss"]
     loss.backward()
     float(loss.detach())  # waits for the device

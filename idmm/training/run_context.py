@@ -1,4 +1,5 @@
-"""What all phases of one run share: its folder, device, processes, precision, interrupts and time."""
+"""What all phases of one run share: its folder, device, processes, precision, interrupts and
+time."""
 
 import contextlib
 from collections.abc import Iterator
@@ -49,7 +50,8 @@ class RunContext:
         self.train = config.train
         self.seed: int = config.seed
         self.workers: int | None = config.data.workers
-        AcceleratorState._reset_state(reset_partial_state=True)  # from an earlier run in this process
+        # from an earlier run in this process
+        AcceleratorState._reset_state(reset_partial_state=True)
         distributed.forget()
         self.device: str | torch.device = choose_device(self.train)
         with _launched():
@@ -68,7 +70,8 @@ class RunContext:
         self._views = getattr(state, "views", None)
 
     def start(self, method: Method, transform: BatchFn, images: np.ndarray) -> None:
-        """Choose memory format and precision, once per run and not again after a resume, and start accelerate.
+        """Choose memory format and precision, once per run and not again after a resume, and start
+        accelerate.
 
         Args:
             method: To be trained.
@@ -77,21 +80,32 @@ class RunContext:
         """
         if self.channels_last is None:
             self.channels_last = prefers_channels_last(method.backbone)
-        method.to(memory_format=torch.channels_last if self.channels_last else torch.preserve_format)
+        method.to(
+            memory_format=torch.channels_last if self.channels_last else torch.preserve_format
+        )
         if self.accelerator is not None:
             return
         if self.precision is None:
-            self.precision = choose_precision(self.train.precision, method, transform, images, self.device)
+            self.precision = choose_precision(
+                self.train.precision, method, transform, images, self.device
+            )
         mixed = "no" if self.precision == "fp32" else self.precision
-        views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients are held twice
+        # else gradients are held twice
+        views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         with _launched():
-            self.accelerator = Accelerator(mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[views])
+            self.accelerator = Accelerator(
+                mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[views]
+            )
         self.device = self.accelerator.device
-        processes = f"{distributed.world()} processes, " if distributed.world() > 1 else ""
+        if distributed.world() > 1:
+            processes = f"{distributed.world()} processes, "
+        else:
+            processes = ""
         log.info("training on %s, %s%s", self.device, processes, self.precision)
 
     def place_views(self, transform: BatchFn) -> BatchFn:
-        """Return what makes the batches of a phase, on the device or by loader workers, as the run decided once."""
+        """Return what makes the batches of a phase, on the device or by loader workers, as the run
+        decided once."""
         self._views = self.views
         self.batch_fn = None  # frees the images of the phase before
         self.batch_fn = place_views(transform, self.device, self._views, self.workers)
@@ -100,23 +114,29 @@ class RunContext:
     @property
     def views(self) -> str | None:
         """Where views are made: device or loader. None before it is decided."""
-        return self._views if self.batch_fn is None else place_of(self.batch_fn)
+        if self.batch_fn is None:
+            return self._views
+        return place_of(self.batch_fn)
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run over all resumes, less that after the last checkpoint of a killed process."""
+        """Time spent on the run over all resumes, less that after the last checkpoint of a killed
+        process."""
         return clock.now() - self.started_at
 
     def autocast(self):
         """Return the context for a forward pass."""
-        return contextlib.nullcontext() if self.accelerator is None else self.accelerator.autocast()
+        if self.accelerator is None:
+            return contextlib.nullcontext()
+        return self.accelerator.autocast()
 
 
 @contextlib.contextmanager
 def _launched() -> Iterator[None]:
     """Raise UserError if accelerate cannot start inside the block.
 
-    Its environment variables may contradict each other, as those that a scheduler's shell leaves behind.
+    Its environment variables may contradict each other, as those that a scheduler's shell leaves
+    behind.
     """
     try:
         yield

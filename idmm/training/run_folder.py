@@ -1,4 +1,5 @@
-"""A run's folder: its config, metrics, state and result. A kill at any moment leaves every file whole."""
+"""A run's folder: its config, metrics, state and result. A kill at any moment leaves every file
+whole."""
 
 import json
 import shutil
@@ -44,14 +45,17 @@ def check_resume(path: AnyPath, used: bool, resume: str) -> None:
 
 
 class RunFolder:
-    """The folder ``--out``: made if it is missing, locked against a second run, resumed if it holds a state.
+    """The folder ``--out``: made if it is missing, locked against a second run, resumed if it holds
+    a state.
 
-    With several processes the first one writes and the others only read, so all must see the folder.
+    With several processes the first one writes and the others only read, so all must see the
+    folder.
 
     Attributes:
         state: Content of the last checkpoint; None in a new or finished run.
         finished: Whether the run has ended and there is nothing to do.
-        start_scores: What was measured before the first step, in percent, by its key in ``result.json``.
+        start_scores: What was measured before the first step, in percent, by its key in
+            ``result.json``.
 
     Raises:
         UserError: The folder is in use, holds a run of another config, or --resume forbids it.
@@ -61,15 +65,22 @@ class RunFolder:
         self.path = Path(path)
         self.leader = distributed.rank() == 0
         last = self.path / "last"
-        self._state_file, self._result_file = last / "state.pt", self.path / "result.json"
-        self._images_file, self._scores_file = last / "images.json", last / "start.json"
+        self._state_file = last / "state.pt"
+        self._result_file = self.path / "result.json"
+        self._images_file = last / "images.json"
+        self._scores_file = last / "start.json"
         self._lock = Lock(last / "run.lock")
         self._opened_at = time.time()  # before any image is read
-        faults, used, self._made, self._records = None, False, [], None
+        faults = None
+        used = False
+        self._made = []
+        self._records = None
         try:
             if self.leader:
                 try:
-                    self._made = [place for place in (self.path, *self.path.parents) if not place.exists()]
+                    self._made = [
+                        place for place in (self.path, *self.path.parents) if not place.exists()
+                    ]
                     if not self._result_file.exists():  # a finished run may be read-only
                         self._check_files()
                         self._lock.acquire_output(self.path)
@@ -77,7 +88,9 @@ class RunFolder:
                 except UserError as error:
                     faults = error.faults
                     self._remove()
-            faults, used, self.finished = distributed.broadcast((faults, used, self._result_file.exists()))
+            faults, used, self.finished = distributed.broadcast(
+                (faults, used, self._result_file.exists())
+            )
             if faults:
                 raise UserError(*faults)
             self.state = self._load() if used and not self.finished else None
@@ -110,18 +123,23 @@ class RunFolder:
         """Raise UserError if a folder in which no run began has files that a run would replace."""
         files = [name for name in ("config.yaml", "metrics.jsonl") if (self.path / name).exists()]
         if files and not self._state_file.parent.exists():
-            raise UserError(f"out: '{self.path}' has files that no run wrote ({listed(files)}). Name a new folder")
+            raise UserError(
+                f"out: '{self.path}' has files that no run wrote ({listed(files)}). Name a new folder"
+            )
 
     def _load(self) -> TrainingState:
         with self.reading_state():
-            return TrainingState(**torch.load(self._state_file, map_location="cpu", weights_only=True))
+            return TrainingState(
+                **torch.load(self._state_file, map_location="cpu", weights_only=True)
+            )
 
     def reading_state(self) -> AbstractContextManager:
         """Raise UserError if the checkpoint turns out to be damaged inside the block."""
         return reading(self._state_file, "Delete it to start over")
 
     def save_state(self, state: TrainingState) -> None:
-        """Replace the checkpoint, in the first process. The previous one stays until the new one is whole.
+        """Replace the checkpoint, in the first process. The previous one stays until the new one is
+        whole.
 
         Raises:
             RunError: It cannot be written, e.g. on a full disk. The line names the file.
@@ -131,11 +149,17 @@ class RunFolder:
                 torch.save(vars(state), file)
         except RuntimeError as error:  # torch's writer hides the system's error
             hidden = error.__context__
-            what = hidden.strerror if isinstance(hidden, OSError) else str(error).splitlines()[0]
-            raise RunError(f"{self._state_file}: cannot be written ({what}). The previous one is kept") from None
+            if isinstance(hidden, OSError):
+                what = hidden.strerror
+            else:
+                what = str(error).splitlines()[0]
+            raise RunError(
+                f"{self._state_file}: cannot be written ({what}). The previous one is kept"
+            ) from None
 
     def check_images(self, images: Stores) -> None:
-        """Save the fingerprint of the images of a new run, or compare that of a resumed one with the saved one.
+        """Save the fingerprint of the images of a new run, or compare that of a resumed one with
+        the saved one.
 
         Raises:
             UserError: Image i is no longer image i.
@@ -147,9 +171,13 @@ class RunFolder:
             write_text(self._images_file, json.dumps(self._images))
 
     def check_listing(self, listing: Listing) -> None:
-        """Raise UserError if a finished run's images are others now. All processes must call together."""
+        """Raise UserError if a finished run's images are others now. All processes must call
+        together."""
         with reading(self._images_file, WITHOUT):
-            fingerprint = listing_fingerprint(listing, self._images) if self._images else None
+            if self._images:
+                fingerprint = listing_fingerprint(listing, self._images)
+            else:
+                fingerprint = None
         self._compare(fingerprint)
 
     def _compare(self, fingerprint: dict | None) -> None:
@@ -164,12 +192,15 @@ class RunFolder:
             raise UserError(*faults)
 
     def image_values(self) -> dict | None:
-        """Return ``range``, ``mean`` and ``std`` of the images that the run began with; None in a new run.
+        """Return ``range``, ``mean`` and ``std`` of the images that the run began with; None in a
+        new run.
 
         All processes must call together.
         """
         with reading(self._images_file, WITHOUT):
-            values = self._images and {name: self._images[name] for name in ("range", "mean", "std")}
+            values = self._images and {
+                name: self._images[name] for name in ("range", "mean", "std")
+            }
         return distributed.broadcast(values)
 
     def add_start_scores(self, scores: dict[str, float]) -> None:
@@ -179,11 +210,15 @@ class RunFolder:
             write_json(self._scores_file, self.start_scores)
 
     def _read_json(self, path: Path) -> dict | None:
-        return read_json(path, WITHOUT) if self.leader and path.exists() else None
+        if self.leader and path.exists():
+            return read_json(path, WITHOUT)
+        return None
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Remove metrics from (stage, epoch) on. The resumed run writes them again."""
-        self._write_metrics([r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)])
+        self._write_metrics(
+            [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
+        )
 
     def metrics(self) -> list[dict]:
         """Return the records so far, one per epoch."""
@@ -198,7 +233,10 @@ class RunFolder:
     def _write_metrics(self, records: list[dict]) -> None:
         if self.leader:
             self._records = records
-            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+            write_text(
+                self.path / "metrics.jsonl",
+                "".join(json.dumps(record) + "\n" for record in records),
+            )
 
     def finish(self, result: dict) -> None:
         """Write result.json, which marks the run as finished."""
@@ -212,8 +250,11 @@ class RunFolder:
 
     @property
     def checkpoint_note(self) -> str:
-        """The end of messages about a run that stops: that its last checkpoint is kept, if there is one."""
-        return ". The last checkpoint is kept" if self._state_file.exists() else ""
+        """The end of messages about a run that stops: that its last checkpoint is kept, if there is
+        one."""
+        if self._state_file.exists():
+            return ". The last checkpoint is kept"
+        return ""
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -225,46 +266,64 @@ class RunFolder:
 
     def _remove(self) -> None:
         """Remove a folder that this start made, if nothing was trained."""
-        if self.path in self._made and self._lock.held and not holds_run(self.path) and not self.metrics():
+        if (
+            self.path in self._made
+            and self._lock.held
+            and not holds_run(self.path)
+            and not self.metrics()
+        ):
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # a parent has other files
                 for place in self._made[1:]:
                     place.rmdir()
 
     def close(self) -> None:
-        """Release the lock. Leaving a ``with`` block does so, too, and removes the folder after a user's mistake."""
+        """Release the lock. Leaving a ``with`` block does so, too, and removes the folder after a
+        user's mistake."""
         self._lock.release()
 
 
 def check_config(path: AnyPath, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Compare the config of the run in ``path`` with a command's, both flat. Keys in ``RESUME_IGNORED`` may differ.
+    """Compare the config of the run in ``path`` with a command's, both flat. Keys in
+    ``RESUME_IGNORED`` may differ.
 
     Raises:
         UserError: A line per key that differs. Another spelling of the same path is no difference.
     """
-    keys = [key for key in {**new, **old} if key not in RESUME_IGNORED and not _same(key, old.get(key), new.get(key))]
-    if {"train.size", "train.epochs", "train.lr", "train.batch_size"}.intersection(keys):  # ``stages`` repeats them
+    keys = [
+        key
+        for key in {**new, **old}
+        if key not in RESUME_IGNORED and not _same(key, old.get(key), new.get(key))
+    ]
+    # ``stages`` repeats them
+    if {"train.size", "train.epochs", "train.lr", "train.batch_size"}.intersection(keys):
         keys = [key for key in keys if key != "stages"]
     if keys:
         faults = []
         for key in keys:
-            before, now = _text(old.get(key)), _text(new.get(key))
+            before = _text(old.get(key))
+            now = _text(new.get(key))
             faults.append(f"{key}: the run in '{path}' has {before}, this command has {now}")
-        raise UserError(*capped(faults), f"out: '{path}' belongs to another config. Use a new --out")
+        raise UserError(
+            *capped(faults), f"out: '{path}' belongs to another config. Use a new --out"
+        )
 
 
 def _same(key: str, old: Any, new: Any) -> bool:
     """Return whether two values of a key mean the same.
 
-    A file or folder that is gone may have been moved with the run. The images' fingerprint shows if it is another, and
-    weights keep their name.
+    A file or folder that is gone may have been moved with the run. The images' fingerprint shows if
+    it is another, and weights keep their name.
     """
     if old == new or key not in PATHS or is_public(old) or is_public(new) or None in (old, new):
         return old == new
-    before, now = expand_home(old), expand_home(new)
+    before = expand_home(old)
+    now = expand_home(new)
     is_moved = not before.exists() and (key != "init" or before.name == now.name)
     return is_moved or before.resolve() == now.resolve()
 
 
 def _text(value: Any) -> str:
-    return "null" if value is None else str(value)
+    if value is None:
+        return "null"
+    return str(value)

@@ -1,4 +1,5 @@
-"""A stage with its config and what the config alone says about its run. No torch, because planners use this too."""
+"""A stage with its config and what the config alone says about its run. No torch, because planners
+use this too."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,10 +32,12 @@ class Phase:
     epochs: int
     batch_size: int  # images per optimizer step
     lr: float | None = None  # peak learning rate; None before the config is resolved
-    other_sizes: tuple[tuple[str, int], ...] = ()  # of evaluation: the field of each size, and the size (pixels)
+    # of evaluation: the field of each size, and the size (pixels)
+    other_sizes: tuple[tuple[str, int], ...] = ()
 
     def steps(self, images: int) -> int:
-        """Return the optimizer steps on that many training images. The last, smaller batch of an epoch is one."""
+        """Return the optimizer steps on that many training images. The last, smaller batch of an
+        epoch is one."""
         return self.epochs * -(-images // self.batch_size)
 
 
@@ -79,13 +82,22 @@ class Stage:
         return CentreCrop(size, self.crop_pct)
 
     def list_images(self) -> Listing:
-        """List the images of the run and decode nothing. UserError: these are not the images that it needs."""
-        needs, listing = self.needs, self.read_listing()
+        """List the images of the run and decode nothing. UserError: these are not the images that
+        it needs."""
+        needs = self.needs
+        listing = self.read_listing()
         if needs.several and len(listing.train) < 2:
             raise UserError("data.root: 1 image to train on. Telling images apart needs at least 2")
-        if needs.labels and listing.train.labels is not None and len({*listing.train.labels} - {-1}) < 2:
-            raise UserError("data: the training images are all of one class, expected two classes or more")
-        if needs.val and listing.val is None:  # the best epoch would be chosen on the images that are reported
+        if (
+            needs.labels
+            and listing.train.labels is not None
+            and len({*listing.train.labels} - {-1}) < 2
+        ):
+            raise UserError(
+                "data: the training images are all of one class, expected two classes or more"
+            )
+        # the best epoch would be chosen on the images that are reported
+        if needs.val and listing.val is None:
             how = "expected both val and test images (add a folder, or --data.val_fraction 0.2), or --train.keep last"
             raise UserError(
                 f"train.keep: best chooses by val, and there is no split but the one that is reported, {how}"
@@ -113,7 +125,9 @@ class Stage:
         """
         data, notes = resolve_name(self.config.data)
         if data.labelled is not None and self.CONFIG is not PretrainConfig:
-            raise UserError(f"data.labelled: is for pretraining, data.subset draws the images of a {self.NAME}")
+            raise UserError(
+                f"data.labelled: is for pretraining, data.subset draws the images of a {self.NAME}"
+            )
         return replace(self.config, data=data), notes
 
     def check_network(self, phase: Phase, backbone: "nn.Module", spec: "ModelSpec") -> None:

@@ -1,7 +1,8 @@
 """The transfer grid of stage 3: plan, run in order or on Ray, status.
 
-``idmm.transfer(config)`` works although importing one of the modules binds ``idmm.transfer`` to the package: its class
-is replaced, as Python's reference allows ("Customizing module attribute access").
+``idmm.transfer(config)`` works although importing one of the modules binds ``idmm.transfer`` to the
+package: its class is replaced, as Python's reference allows ("Customizing module attribute
+access").
 """
 
 import sys

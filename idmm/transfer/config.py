@@ -34,8 +34,9 @@ class Target:
 
 @section
 class GridConfig:
-    """Stage 3: pretrain on every source, fine-tune on every target and write a grid of accuracies. Repeat the command
-    to resume. A changed option reruns only the jobs that depend on it. See also: idmm transfer status OUT."""
+    """Stage 3: pretrain on every source, fine-tune on every target and write a grid of accuracies.
+    Repeat the command to resume. A changed option reruns only the jobs that depend on it. See also:
+    idmm transfer status OUT."""
 
     STAGE: ClassVar = "transfer"
     STAGES: ClassVar = KINDS  # whose flags it takes, as --pretrain.train.lr
@@ -43,8 +44,8 @@ class GridConfig:
     out: str = REQUIRED
     """Folder for all runs and the grid."""
     sources: list[Any] = Field(default_factory=list)
-    """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain, finetune. A folder needs
-    only its root."""
+    """Datasets to pretrain on: names, or mappings with name, root, label, subset, pretrain,
+    finetune. A folder needs only its root."""
     targets: list[Any] = Field(REQUIRED, min_length=1)
     """Datasets to fine-tune on, like sources."""
     methods: list[Any] = Field(default_factory=lambda: ["idmm"])
@@ -56,23 +57,26 @@ class GridConfig:
     seeds: list[NonNegativeInt] = Field(default_factory=lambda: [0], min_length=1)
     """Seeds. Each drives both stages."""
     pretrain_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)
-    """Seeds of pretraining, each paired with each of finetune_seeds. Default: the first of seeds, or seeds."""
+    """Seeds of pretraining, each paired with each of finetune_seeds. Default: the first of seeds,
+    or seeds."""
     finetune_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)
     """Seeds of fine-tuning. Default: the first of seeds if pretrain_seeds are given, else seeds."""
     pairs: Literal["all", "same"] = "all"
-    """'all': every source with every target. 'same': only pairs with the same label (Tables 2 and 3)."""
+    """'all': every source with every target. 'same': only pairs with the same label (Tables 2 and
+    3)."""
     scratch: bool = True
     """Add the row without pretraining."""
     roots: str | None = None
     """Folder with a folder ROOTS/NAME for each dataset without a root. Default: none."""
     pretrain: dict[str, Any] = field(default_factory=dict)
-    """Recipe of pretraining and keys that override it, e.g. '{config: idmm_fast, train: {epochs: 100}}'. They are also
-    flags: --pretrain.train.epochs 100."""
+    """Recipe of pretraining and keys that override it, e.g. '{config: idmm_fast, train: {epochs:
+    100}}'. They are also flags: --pretrain.train.epochs 100."""
     finetune: dict[str, Any] = field(default_factory=dict)
     """Recipe of fine-tuning, and keys that override it."""
     target: Target = field(default_factory=Target)
     engine: Literal["local", "ray"] = "local"
-    """'local': one job after the other. 'ray': on a Ray cluster or all GPUs of this machine (needs the extra 'ray')."""
+    """'local': one job after the other. 'ray': on a Ray cluster or all GPUs of this machine (needs
+    the extra 'ray')."""
     ray: Ray = field(default_factory=Ray)
     plan: bool = False
     """Print the jobs and their dependencies without running them."""

@@ -1,4 +1,5 @@
-"""The entries of a grid's lists: sources, targets, methods, backbones and weights, each checked. No torch."""
+"""The entries of a grid's lists: sources, targets, methods, backbones and weights, each checked. No
+torch."""
 
 import os
 from collections import defaultdict
@@ -11,7 +12,8 @@ from idmm.errors import UserError, nearest
 from idmm.files import expand_home, is_public, weights_file
 from idmm.transfer.config import TRAINING, GridConfig
 
-SCRATCH, NONE = "scratch", "none"
+SCRATCH = "scratch"
+NONE = "none"
 SIDES = ("sources", "targets")
 _DATA_KEYS = {item.name for item in fields(Data)}
 _KEYS = {
@@ -40,7 +42,12 @@ class Entry:
     def data(self, grid: GridConfig) -> dict:
         """Return the keys of ``data`` of a source or target."""
         data = {key: value for key, value in self.values.items() if key in _DATA_KEYS}
-        if grid.roots is not None and "root" not in data and self.name != "folder" and spec_of(self.name).layout:
+        if (
+            grid.roots is not None
+            and "root" not in data
+            and self.name != "folder"
+            and spec_of(self.name).layout
+        ):
             data["root"] = str(Path(grid.roots) / self.name)
         return data
 
@@ -57,7 +64,9 @@ def read_entries(grid: GridConfig, faults: list[str]) -> Entries:
             entry.values.setdefault("backbone", backbones[0])
     _check_labels(grid, entries, faults)
     if not (grid.scratch or grid.weights or (grid.sources and grid.methods)):
-        faults.append("sources: none, and neither scratch nor weights: there is nothing to run. Name a dataset")
+        faults.append(
+            "sources: none, and neither scratch nor weights: there is nothing to run. Name a dataset"
+        )
     valid = {kind: [] for kind in entries}
     for kind, members in entries.items():
         for entry in members:
@@ -72,7 +81,10 @@ def _read_list(grid: GridConfig, kind: str, faults: list[str]) -> list[Entry]:
     entries = []
     required = "label" if kind == "weights" else "name"
     for number, value in enumerate(getattr(grid, kind)):
-        values = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
+        if isinstance(value, str):
+            values = {"name": value}
+        else:
+            values = dict(value) if isinstance(value, dict) else {}
         place = f"{kind}[{number}]"
         for key in sorted(set(values) - _KEYS[kind], key=str):
             faults.append(f"{place}.{key}: unknown key{nearest(str(key), _KEYS[kind])}")
@@ -88,16 +100,23 @@ def _read_list(grid: GridConfig, kind: str, faults: list[str]) -> list[Entry]:
         if not isinstance(values.get(required), str):
             faults.append(f"{place}: got {value!r}, expected a name or a mapping with '{required}'")
             continue
-        entries.append(Entry(kind, place, values.get("label") or _default_label(kind, values), values))
+        entries.append(
+            Entry(kind, place, values.get("label") or _default_label(kind, values), values)
+        )
     return entries
 
 
 def _default_label(kind: str, values: dict) -> str:
     """Return the name, or the last part of a folder's path, with the subset."""
-    name, subset, root = values["name"], values.get("subset"), values.get("root")
+    name = values["name"]
+    subset = values.get("subset")
+    root = values.get("root")
     if kind in SIDES and name == "folder" and root is not None:
         name = os.path.basename(os.path.abspath(expand_home(str(root))))
-    suffixes = [f"{key}{value}" for key, value in subset.items()] if isinstance(subset, dict) else []
+    if isinstance(subset, dict):
+        suffixes = [f"{key}{value}" for key, value in subset.items()]
+    else:
+        suffixes = []
     return "-".join([name, *suffixes])
 
 
@@ -109,10 +128,14 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None
             twins[entry.label, str(entry.values.get("backbone"))].append(entry.place)
         for (label, _), places in twins.items():
             if len(places) > 1:
-                faults.append(f"{' and '.join(places)}: each has the label '{label}'. Give each its own label")
+                faults.append(
+                    f"{' and '.join(places)}: each has the label '{label}'. Give each its own label"
+                )
     for kind, label in (("sources", SCRATCH), ("weights", SCRATCH), ("methods", NONE)):
         if label in labels[kind]:
-            faults.append(f"{kind}: '{label}' is the label of rows without pretraining. Choose another")
+            faults.append(
+                f"{kind}: '{label}' is the label of rows without pretraining. Choose another"
+            )
     for label in sorted(labels["sources"] & labels["weights"]):
         faults.append(f"weights: '{label}' is also the label of a source. Choose another")
     if grid.pairs == "same":
@@ -122,7 +145,8 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[str]) -> None
 
 def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
     """Return an entry, or raise UserError with its faults. Public weights are fetched."""
-    values, faults = entry.values, []
+    values = entry.values
+    faults = []
     if entry.kind in SIDES:
         resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
     elif entry.kind == "methods" and entry.name not in METHODS:
@@ -135,11 +159,14 @@ def _checked(entry: Entry, grid: GridConfig, backbones: list[str]) -> Entry:
         if not isinstance(path, str) or not (is_public(path) or expand_home(path).exists()):
             faults.append(f"path: got {path!r}, expected an existing run folder or file of weights")
         if values.get("backbone") not in backbones:
-            faults.append(f"backbone: got {values.get('backbone')!r}, expected one of {', '.join(backbones)}")
+            faults.append(
+                f"backbone: got {values.get('backbone')!r}, expected one of {', '.join(backbones)}"
+            )
         if faults:
             raise UserError(*faults)
         if is_public(path):
-            from idmm.models.weights import public_file  # torch, which plans without public weights do not need
+            # torch, which plans without public weights do not need
+            from idmm.models.weights import public_file
 
             weights_file(path, "path")
             public_file(path, "path")

@@ -23,7 +23,8 @@ def transfer(config: GridConfig | dict | str) -> dict:
         config: A GridConfig, a mapping of its keys, or the path of a YAML file.
 
     Returns:
-        The content of ``grid.json``. Each of its ``cells`` has the ``status`` ok, failed or missing.
+        The content of ``grid.json``. Each of its ``cells`` has the ``status`` ok, failed or
+        missing.
 
     Raises:
         UserError: All faults of the grid, before the first job starts.
@@ -55,7 +56,9 @@ def transfer(config: GridConfig | dict | str) -> dict:
             write_json(grid.out / "grid.json", results)
             text = render.write(grid.out, results)
         for target in results["targets"]:
-            sizes = {cell["test_size"] for cell in results["cells"] if cell["target"] == target} - {None}
+            sizes = {cell["test_size"] for cell in results["cells"] if cell["target"] == target} - {
+                None
+            }
             if len(sizes) > 1:
                 line = "target '%s': its images changed between runs (%s test images). Rerun it in a new --out"
                 log.warning(line, target, listed(map(str, sorted(sizes))))
@@ -73,13 +76,19 @@ def command(config: GridConfig) -> int:
 
 def _planned(grid: Grid) -> Iterator[str]:
     """Yield a line for each remaining job, with the job that it waits for, then the counts."""
-    jobs, cells, failures = grid.plan.jobs, grid.plan.cells, grid.failures()
-    remaining = {job.key: job for job in grid.plan.remaining(grid.finished())}  # a start retries the failed ones
+    jobs = grid.plan.jobs
+    cells = grid.plan.cells
+    failures = grid.failures()
+    # a start retries the failed ones
+    remaining = {job.key: job for job in grid.plan.remaining(grid.finished())}
     for key, job in remaining.items():
         line = f"{job.stage:9} {key}  {job.title}"
         if job.stage == "pretrain":
             train = job.config["train"]
-            length = f"{train['epochs']} epochs" if train["minutes"] is None else f"{train['minutes']:g} min"
+            if train["minutes"] is None:
+                length = f"{train['epochs']} epochs"
+            else:
+                length = f"{train['minutes']:g} min"
             line += f"  {length}, batches of {train['batch_size']}, {train['optimizer']}"
         if job.needs in remaining:
             line += f"  after {jobs[job.needs].title}"

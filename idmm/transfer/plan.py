@@ -1,4 +1,5 @@
-"""The plan of a grid: its jobs, each named by a hash of what it computes. It reads only recipes and weights."""
+"""The plan of a grid: its jobs, each named by a hash of what it computes. It reads only recipes and
+weights."""
 
 import functools
 import hashlib
@@ -81,7 +82,9 @@ class GridPlan:
             self._check_options(stage)
         for backbone in self.entries["backbones"]:
             rows = self._rows(backbone)
-            sizes = {row.needs: self.jobs[row.needs].config["views"]["size"] for row in rows if row.needs}
+            sizes = {
+                row.needs: self.jobs[row.needs].config["views"]["size"] for row in rows if row.needs
+            }
             sizes[None] = next(iter(sizes.values()), None)  # of probes without a pretraining
             for row, target in product(rows, self.entries["targets"]):
                 if grid.pairs == "all" or row.needs is None or target.label == row.source:
@@ -89,7 +92,8 @@ class GridPlan:
         self.faults += [f"{place}: {fault}" for (_, fault), place in self._places.items()]
 
     def remaining(self, finished: Collection[str] = ()) -> list[Job]:
-        """Return the jobs that cells still need if ``finished`` (keys) are done, each after the one it needs."""
+        """Return the jobs that cells still need if ``finished`` (keys) are done, each after the one
+        it needs."""
         keys = set(self.cells.values()) - set(finished)
         keys |= {self.jobs[key].needs for key in keys} - set(finished)
         return [job for key, job in self.jobs.items() if key in keys]
@@ -97,42 +101,63 @@ class GridPlan:
     # -------------------------------------------------------------- rows and cells
     def _rows(self, backbone: Entry) -> list[_Row]:
         """Return the rows of a backbone, and add their pretraining to the jobs."""
-        grid, entries = self.grid, self.entries
+        grid = self.grid
+        entries = self.entries
         seeds = tuple(dict.fromkeys(seed for _, seed in self._seed_pairs))
         rows = [_Row(SCRATCH, NONE, None, seeds)] if grid.scratch else []
         for entry in entries["weights"]:
             if entry.values["backbone"] == backbone.label:
                 path = entry.values["path"]
-                init = path if is_public(path) else str(expand_home(path).absolute())
+                if is_public(path):
+                    init = path
+                else:
+                    init = str(expand_home(path).absolute())
                 rows.append(_Row(entry.label, NONE, None, seeds, init=init, entries=(entry,)))
         pretrain_seeds = dict.fromkeys(seed for seed, _ in self._seed_pairs)
         for source, method, seed in product(entries["sources"], entries["methods"], pretrain_seeds):
-            layers = [grid.pretrain, *(entry.values.get("pretrain", {}) for entry in (source, method, backbone))]
-            decided = {"data": source.data(grid), "method": {"name": method.name}, "model": _model(backbone)}
+            layers = [
+                grid.pretrain,
+                *(entry.values.get("pretrain", {}) for entry in (source, method, backbone)),
+            ]
+            decided = {
+                "data": source.data(grid),
+                "method": {"name": method.name},
+                "model": _model(backbone),
+            }
             place = f"pretrain of {method.label} on {source.label}"
             config = self._resolved("pretrain", place, layers, {**decided, "seed": seed})
             if config is not None:
                 title = f"{source.label}-{method.label}-{backbone.label}-s{seed}"
                 key = self._add_job("pretrain", parsing.to_dict(config), title)
                 seeds = tuple(second for first, second in self._seed_pairs if first == seed)
-                rows.append(_Row(source.label, method.label, seed, seeds, key, entries=(source, method)))
+                rows.append(
+                    _Row(source.label, method.label, seed, seeds, key, entries=(source, method))
+                )
         return rows
 
     def _add_cells(self, row: _Row, backbone: Entry, target: Entry, probe_size: int | None) -> None:
-        protocol, entries = self.grid.target.protocol, (*row.entries, backbone, target)
+        protocol = self.grid.target.protocol
+        entries = (*row.entries, backbone, target)
         layers = [self.grid.finetune, *(entry.values.get("finetune", {}) for entry in entries)]
         decided = {"data": target.data(self.grid), "model": _model(backbone)}
         decided["init"] = row.init or row.needs  # a job's key, as only its runner knows its folder
         for seed in row.seeds:
-            config = self._resolved("finetune", f"finetune on {target.label}", layers, {**decided, "seed": seed})
+            config = self._resolved(
+                "finetune", f"finetune on {target.label}", layers, {**decided, "seed": seed}
+            )
             if config is None:
                 return
             values = parsing.to_dict(config)
             if protocol == "probe":
                 values = _probe(values, probe_size)
-            start = "" if row.pretrain_seed is None else f"{row.method}-s{row.pretrain_seed}-"
+            if row.pretrain_seed is None:
+                start = ""
+            else:
+                start = f"{row.method}-s{row.pretrain_seed}-"
             title = f"{row.source}-{start}{backbone.label}-to-{target.label}-s{seed}"
-            cell = Cell(row.source, row.method, backbone.label, target.label, row.pretrain_seed, seed)
+            cell = Cell(
+                row.source, row.method, backbone.label, target.label, row.pretrain_seed, seed
+            )
             self.cells[cell] = self._add_job(protocol, values, title, row.needs)
 
     def _add_job(self, stage: str, values: dict, title: str, needs: str | None = None) -> str:
@@ -147,11 +172,14 @@ class GridPlan:
         text = json.dumps([stage, options, needs], sort_keys=True, default=str)
         key = hashlib.sha256(text.encode()).hexdigest()[:12]
         name = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
-        self.jobs.setdefault(key, Job(key, stage, values, title, needs, folder=f"runs/{stage}/{name}-{key}"))
+        self.jobs.setdefault(
+            key, Job(key, stage, values, title, needs, folder=f"runs/{stage}/{name}-{key}")
+        )
         return key
 
     def _resolved(self, stage: str, place: str, layers: list[dict], decided: dict) -> Any:
-        """Merge the recipe of the last layer that names one, the layers' keys, and the keys that the grid decides.
+        """Merge the recipe of the last layer that names one, the layers' keys, and the keys that
+        the grid decides.
 
         Return the config, or None if it has faults. ``place`` names the layers in messages on them.
         """
@@ -165,8 +193,12 @@ class GridPlan:
             if method := decided.get("method"):
                 values, notes = reading.of_method(values, method["name"], recipe)
                 self.notes |= dict.fromkeys(notes)
-            layers = [{key: value for key, value in layer.items() if key != "config"} for layer in layers]
-            config = STAGES[stage].build(merged(values, *layers, {**decided, "out": None, "resume": "auto"}))
+            layers = [
+                {key: value for key, value in layer.items() if key != "config"} for layer in layers
+            ]
+            config = STAGES[stage].build(
+                merged(values, *layers, {**decided, "out": None, "resume": "auto"})
+            )
             return STAGES[stage](config).fill_names()[0]
         except UserError as error:
             for fault in error.faults:  # the flag that a recipe's reader blames is a key here
@@ -175,8 +207,16 @@ class GridPlan:
 
     def _check_options(self, stage: str) -> None:
         """Find options for a stage, of the grid or of an entry, that the grid's lists decide."""
-        lists = {"data.name": "sources" if stage == "pretrain" else "targets", "method.name": "methods"}
-        lists |= {"model.name": "backbones", "model.kwargs": "backbones", "seed": "seeds", "out": "out"}
+        lists = {
+            "data.name": "sources" if stage == "pretrain" else "targets",
+            "method.name": "methods",
+        }
+        lists |= {
+            "model.name": "backbones",
+            "model.kwargs": "backbones",
+            "seed": "seeds",
+            "out": "out",
+        }
         if stage == "finetune":
             lists["init"] = "weights"
         layers = {stage: getattr(self.grid, stage)}
@@ -185,7 +225,9 @@ class GridPlan:
         for place, layer in layers.items():
             for key, value in parsing.flatten(merged(layer)).items():
                 if key in lists and value not in (None, {}):
-                    line = f"{key}: {value!r}, but the grid's '{lists[key]}' decides it. Set it there"
+                    line = (
+                        f"{key}: {value!r}, but the grid's '{lists[key]}' decides it. Set it there"
+                    )
                     self.faults.append(f"{place}: {line}")
 
 
@@ -193,7 +235,9 @@ def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
     """Return the pairs of seeds of stage 1 and stage 2."""
     if grid.pretrain_seeds is None and grid.finetune_seeds is None:
         return [(seed, seed) for seed in grid.seeds]
-    return list(product(grid.pretrain_seeds or grid.seeds[:1], grid.finetune_seeds or grid.seeds[:1]))
+    return list(
+        product(grid.pretrain_seeds or grid.seeds[:1], grid.finetune_seeds or grid.seeds[:1])
+    )
 
 
 def _model(backbone: Entry) -> dict:
@@ -208,21 +252,27 @@ def _probe(values: dict, size: int | None) -> dict:
 
 
 def _identity(path: str | None, out: str) -> Any:
-    """Return a path with the hash of its file, so that another file with the same name is another job.
+    """Return a path with the hash of its file, so that another file with the same name is another
+    job.
 
-    The path is relative to the grid's folder ``out``, which may move with its images. A pattern stays.
+    The path is relative to the grid's folder ``out``, which may move with its images. A pattern
+    stays.
     """
     if is_public(path):
-        from idmm.models.weights import public_file  # torch, which plans without public weights do not need
+        # torch, which plans without public weights do not need
+        from idmm.models.weights import public_file
 
-        place, file = path, public_file(path)
+        place = path
+        file = public_file(path)
     elif path is None or not expand_home(path).exists():
         return path
     else:
         file = expand_home(path).resolve()
         place = os.path.relpath(file, Path(out).resolve())
         file = file / "backbone.safetensors" if file.is_dir() else file
-    return [place, _digest(file, file.stat().st_size, file.stat().st_mtime_ns)] if file.is_file() else place
+    if file.is_file():
+        return [place, _digest(file, file.stat().st_size, file.stat().st_mtime_ns)]
+    return place
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""The checks of a grid before its first job: entries, options, datasets, models, labels, and the folder."""
+"""The checks of a grid before its first job: entries, options, datasets, models, labels, and the
+folder."""
 
 import json
 from collections.abc import Callable
@@ -25,13 +26,17 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
         UserError: All faults, those of the plan first, a line each.
     """
     checks = _Checks(grid, list(plan.faults))
-    if not any((Path(grid.out) / name).exists() for name in ("grid.yaml", ".lock")):  # of a grid, or one that starts
+    # of a grid, or one that starts
+    if not any((Path(grid.out) / name).exists() for name in ("grid.yaml", ".lock")):
         checks.once("out", "", output_path, grid.out, None)
     if grid.engine == "ray":
         checks.once("ray", "", needed, "engine: ray", ["ray"], "ray")
     for cell, key in plan.cells.items():
         job = plan.jobs[key]
-        backbone = f"weights '{cell.source}'" if job.config["init"] else f"backbones '{cell.backbone}'"
+        if job.config["init"]:
+            backbone = f"weights '{cell.source}'"
+        else:
+            backbone = f"backbones '{cell.backbone}'"
         if job.needs is not None:
             checks.check_job(plan.jobs[job.needs], f"sources '{cell.source}'", backbone)
         checks.check_job(job, f"targets '{cell.target}'", backbone)
@@ -43,11 +48,13 @@ class _Checks:
     """Checks that are done once for all jobs that need them."""
 
     def __init__(self, grid: GridConfig, faults: list[str]):
-        self.grid, self.faults = grid, faults
+        self.grid = grid
+        self.faults = faults
         self._results = {}  # of each check: its value and faults
 
     def check_job(self, job: Job, side: str, backbone: str) -> None:
-        """Check the needs of a job. ``side`` and ``backbone`` name the entries of its data and model."""
+        """Check the needs of a job. ``side`` and ``backbone`` name the entries of its data and
+        model."""
         config = STAGES[job.stage].build(job.config)
         stage = stage_of(config)
         data = ["data", parsing.to_dict(config.data), stage.needs]
@@ -55,13 +62,25 @@ class _Checks:
         self.once(data, side, stage.list_images)
         if self.grid.engine == "local":
             train = getattr(config, "train", None)  # a probe has none
-            device = (pick_device, config.device, "train.device") if train is None else (choose_device, train)
+            if train is None:
+                device = (pick_device, config.device, "train.device")
+            else:
+                device = (choose_device, train)
             self.once([job.stage, device[1:]], job.stage, *device)
         self._check_model(job, stage, backbone)
 
     def _check_model(self, job: Job, stage: Stage, backbone: str) -> None:
-        config, data, drloc = stage.config, stage.config.data, job.config.get("drloc") or {}
-        model = [config.model.name, config.model.kwargs, data.in_chans, data.bands, data.range, config.init]
+        config = stage.config
+        data = stage.config.data
+        drloc = job.config.get("drloc") or {}
+        model = [
+            config.model.name,
+            config.model.kwargs,
+            data.in_chans,
+            data.bands,
+            data.range,
+            config.init,
+        ]
         # without a field, as lines on a checkpoint begin with the entry of weights
         spec = self.once([*model, data.mean, data.std, "spec"], backbone, model_spec, config, "")
         if spec is None:
@@ -76,7 +95,8 @@ class _Checks:
             self.once(key, backbone, common.try_model, setup, phase, True)
 
     def once(self, key: Any, place: str, call: Callable, *args) -> Any:
-        """Return ``call(*args)``, or None after a user's mistake. Its lines begin with ``place``."""
+        """Return ``call(*args)``, or None after a user's mistake. Its lines begin with
+        ``place``."""
         name = json.dumps(key, sort_keys=True, default=str)
         if name not in self._results:
             try:
@@ -84,6 +104,9 @@ class _Checks:
             except UserError as error:
                 self._results[name] = None, error.faults
         value, faults = self._results[name]
-        reported = {fault.partition("': ")[2] for fault in self.faults}  # of a source that is a target as well
-        self.faults += [f"{place}: {fault}" if place else fault for fault in faults if fault not in reported]
+        # of a source that is a target as well
+        reported = {fault.partition("': ")[2] for fault in self.faults}
+        self.faults += [
+            f"{place}: {fault}" if place else fault for fault in faults if fault not in reported
+        ]
         return value

@@ -1,4 +1,5 @@
-"""A grid's folder with its jobs, and the runner that does one job after the other in this process."""
+"""A grid's folder with its jobs, and the runner that does one job after the other in this
+process."""
 
 import gc
 import json
@@ -26,26 +27,33 @@ MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_c
 class Grid:
     """A grid's folder: which jobs are finished, which failed.
 
-    ``jobs/KEY.started`` has the number of starts of a job that did not end. It is left only if the process was killed.
-    ``jobs/KEY.failed.json`` has a :class:`Failure`.
+    ``jobs/KEY.started`` has the number of starts of a job that did not end. It is left only if the
+    process was killed. ``jobs/KEY.failed.json`` has a :class:`Failure`.
     """
 
     def __init__(self, config: GridConfig, plan: GridPlan):
-        self.config, self.plan, self.out = config, plan, Path(config.out)
+        self.config = config
+        self.plan = plan
+        self.out = Path(config.out)
         self._logged = ""  # progress
         # a job continues in its folder, even if its title has changed
         for path in sorted((self.out / "runs").glob("*/*")):
             key = path.name.rpartition("-")[2]
             if key in self.plan.jobs and path.is_dir():
-                self.plan.jobs[key] = replace(self.plan.jobs[key], folder=str(path.relative_to(self.out)))
+                self.plan.jobs[key] = replace(
+                    self.plan.jobs[key], folder=str(path.relative_to(self.out))
+                )
 
     def start(self) -> None:
-        """Write ``grid.yaml``, which marks the folder as a grid's, and ``cells.json`` for its status.
+        """Write ``grid.yaml``, which marks the folder as a grid's, and ``cells.json`` for its
+        status.
 
         Jobs that failed before are tried again.
         """
         jobs = [self.plan.jobs[key] for key in self.plan.cells.values()]
-        folders = [[job.folder, self.plan.jobs[job.needs].folder if job.needs else None] for job in jobs]
+        folders = [
+            [job.folder, self.plan.jobs[job.needs].folder if job.needs else None] for job in jobs
+        ]
         write_text(self.out / "grid.yaml", parsing.dump(self.config))
         write_json(self.out / "cells.json", folders)
         for path in self.out.glob("jobs/*.failed.json"):
@@ -53,16 +61,26 @@ class Grid:
 
     def finished(self) -> set[str]:
         """Return the keys of the jobs that have a result."""
-        return {key for key, job in self.plan.jobs.items() if (self.out / job.folder / "result.json").exists()}
+        return {
+            key
+            for key, job in self.plan.jobs.items()
+            if (self.out / job.folder / "result.json").exists()
+        }
 
     def failures(self) -> dict[str, Failure]:
         """Return the jobs of the plan that failed, by key."""
-        return {key: failure for key, failure in read_failures(self.out).items() if key in self.plan.jobs}
+        return {
+            key: failure
+            for key, failure in read_failures(self.out).items()
+            if key in self.plan.jobs
+        }
 
     def starts(self, key: str) -> int:
         """Return how often an unfinished job was started, or 0 if it is not running."""
         path = self.out / "jobs" / f"{key}.started"
-        return int(path.read_text()) if path.exists() else 0
+        if path.exists():
+            return int(path.read_text())
+        return 0
 
     def remaining(self) -> list[Job]:
         """Return the jobs that are left and can still be done."""
@@ -89,7 +107,9 @@ class Grid:
     def result(self, job: Job) -> dict:
         """Return the content of a job's result.json, empty before it is finished."""
         file = self.out / job.folder / "result.json"
-        return read_json(file, REWRITE) if file.exists() else {}
+        if file.exists():
+            return read_json(file, REWRITE)
+        return {}
 
     def results(self) -> dict:
         """Return the content of grid.json."""
@@ -97,13 +117,22 @@ class Grid:
         cells = [self._cell(cell, failures) for cell in self.plan.cells]
         labels = {f"{name}s": list(dict.fromkeys(cell[name] for cell in cells)) for name in
                   ("source", "method", "backbone", "target")}  # fmt: skip
-        return {"version": idmm_version(), "protocol": self.config.target.protocol, **labels, "cells": cells}
+        return {
+            "version": idmm_version(),
+            "protocol": self.config.target.protocol,
+            **labels,
+            "cells": cells,
+        }
 
     def _cell(self, cell: Cell, failures: dict) -> dict:
         job = self.plan.jobs[self.plan.cells[cell]]
         start = self.plan.jobs[job.needs] if job.needs else None
-        result, pretraining = self.result(job), self.result(start) if start else {}
-        failure = None if result else failures.get(job.key) or failures.get(job.needs)
+        result = self.result(job)
+        pretraining = self.result(start) if start else {}
+        if result:
+            failure = None
+        else:
+            failure = failures.get(job.key) or failures.get(job.needs)
         return {
             **vars(cell),
             "protocol": job.stage,
@@ -122,7 +151,8 @@ class Grid:
 
 
 def attempt(grid: Grid, job: Job) -> str | None:
-    """Run a job that is not finished, and return why it failed. Interrupted after Ctrl-C or another stop signal."""
+    """Run a job that is not finished, and return why it failed. Interrupted after Ctrl-C or another
+    stop signal."""
     if grid.result(job):
         return None
     if grid.starts(job.key) >= DEATHS:
@@ -141,11 +171,14 @@ def attempt(grid: Grid, job: Job) -> str | None:
     except Interrupted:
         raise
     except Exception as error:  # the other jobs continue
-        is_known, file = isinstance(error, (UserError, RunError)), out / job.folder / "log.txt"
+        is_known = isinstance(error, (UserError, RunError))
+        file = out / job.folder / "log.txt"
         if not (is_known and file.exists()):  # a run logs such an error itself
             with drawing("log.txt", "written"):
                 before = file.read_text() if file.exists() else ""
-                write_text(file, before + (str(error) if is_known else traceback.format_exc()) + "\n")
+                write_text(
+                    file, before + (str(error) if is_known else traceback.format_exc()) + "\n"
+                )
         text = " ".join((str(error) if is_known else f"{type(error).__name__}: {error}").split())
         # with the grid's flags. A changed option is another job, so no new folder is needed
         flag = "--pretrain." if job.stage == "pretrain" else "--finetune."

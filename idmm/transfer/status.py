@@ -33,19 +33,25 @@ def read_failures(out: Path) -> dict[str, Failure]:
 
 def cell_status(is_finished: bool, has_failed: bool) -> str:
     """Return the status of a cell: ok, failed (its job or its pretraining did) or missing."""
-    return "ok" if is_finished else "failed" if has_failed else "missing"
+    if is_finished:
+        return "ok"
+    return "failed" if has_failed else "missing"
 
 
 def progress(out: Path) -> str:
-    """Return a line with the finished and failed cells of the grid that was started last in a folder."""
+    """Return a line with the finished and failed cells of the grid that was started last in a
+    folder."""
     failed = {str(Path(failure.log).parent) for failure in read_failures(out).values()}
     # for each the folders of its job and of its pretraining
     cells = read_json(out / "cells.json", RESTART, list)
     counts = Counter(
-        cell_status((out / folders[0] / "result.json").exists(), not failed.isdisjoint(folders)) for folders in cells
+        cell_status((out / folders[0] / "result.json").exists(), not failed.isdisjoint(folders))
+        for folders in cells
     )
     line = f"grid: {counts['ok']} of {len(cells)} cells"
-    return f"{line}, {counts['failed']} failed" if counts["failed"] else line
+    if counts["failed"]:
+        return f"{line}, {counts['failed']} failed"
+    return line
 
 
 def status(config: StatusConfig) -> str:
@@ -57,10 +63,12 @@ def status(config: StatusConfig) -> str:
     out = Path(config.out)
     if not (out / "cells.json").exists():
         raise UserError(f"out: '{out}' holds no grid, expected the folder of a transfer run")
-    lines, running = [progress(out)], set()
+    lines = [progress(out)]
+    running = set()
     for path in sorted(out.glob("jobs/*.started")):
         run = next(out.glob(f"runs/*/*-{path.stem}"), path)
-        if not (run / "result.json").exists():  # else a kill came between the result and the removal of this file
+        # else a kill came between the result and the removal of this file
+        if not (run / "result.json").exists():
             running.add(run.name)
             with contextlib.suppress(FileNotFoundError):  # the job has just ended
                 lines.append(f"  running, or killed: {run.name}, start {path.read_text()}")
