@@ -32,7 +32,7 @@ from pathlib import Path
 
 from side_by_side import head, mean_and_spread, row
 
-from idmm.stages.train_plan import CONVNET
+from idmm.auto.plan import CONVNET
 
 IDMM = str(Path(sys.executable).with_name("idmm"))
 CORES = sorted(os.sched_getaffinity(0))[:2]

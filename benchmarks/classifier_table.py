@@ -70,7 +70,7 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
     if method is None:
         from idmm.config import PretrainConfig
         from idmm.config.parsing import build
-        from idmm.stages.resolve import resolve
+        from idmm.runs.resolve import resolve
 
         backbone = resolve(build(PretrainConfig, config)).spec.build(SIZE, seed).eval()
     else:

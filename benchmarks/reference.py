@@ -165,9 +165,9 @@ def our_loop(args, flags: dict[str, object]):
     """Give the loop of a run of configs/pretrain/idmm.yaml, with further flags."""
     from idmm.config import PretrainConfig
     from idmm.config.parsing import parse
-    from idmm.stages import common
-    from idmm.stages.pretrain import build_loop, build_method, build_model
-    from idmm.stages.resolve import resolve
+    from idmm.runs import common
+    from idmm.runs.pretrain import build_loop, build_method, build_model
+    from idmm.runs.resolve import resolve
 
     wanted = {"data.root": args.root, "out": args.into}
     wanted |= {"train.device": args.device, "train.batch_size": args.batch, "views.size": args.size}

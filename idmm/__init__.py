@@ -23,17 +23,18 @@ import importlib
 from typing import Any
 
 _FUNCTIONS = {
-    "train": "idmm.stages.train",
-    "pretrain": "idmm.stages.pretrain",
-    "finetune": "idmm.stages.finetune",
+    "train": "idmm.auto.train",
+    "pretrain": "idmm.runs.pretrain",
+    "finetune": "idmm.runs.finetune",
     "detect": "idmm.dense.stage",
     "segment": "idmm.dense.stage",
-    "probe": "idmm.stages.probe",
+    "probe": "idmm.runs.probe",
+    "transfer": "idmm.grid.transfer",
     "load_backbone": "idmm.models.weights",
     "load_classifier": "idmm.evaluation.predictor",
     "embed": "idmm.evaluation.predictor",
 }
-_PACKAGES = ("data", "losses", "models", "transfer")  # idmm.transfer can be called
+_PACKAGES = ("data", "losses", "models")
 __all__ = [*_FUNCTIONS, *_PACKAGES]
 
 

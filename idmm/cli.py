@@ -21,9 +21,9 @@ from idmm.config.parsing import parse
 from idmm.display import Display, lost, open_closed, output_code
 from idmm.errors import Interrupted, Message, RunError, UserError, nearest, reason
 from idmm.files import idmm_version
+from idmm.grid.config import GridConfig, StatusConfig
 from idmm.training import clock
 from idmm.training.log import first_process, log_once, logging_by, screen, stop_signals
-from idmm.transfer.config import GridConfig, StatusConfig
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,17 @@ class Command:
 
 IMPORT_SECONDS = 60.0  # imports take less
 FOLDER = {"data.root": "[DIR]"}
-STAGE = partial(Command, run="stages.resolve:run_stage", words=FOLDER, timed=True)
+STAGE = partial(Command, run="runs.resolve:run_stage", words=FOLDER, timed=True)
 COMMANDS = {
-    "train": Command(
-        keys.TrainCommand, "stages.train:train", words={"data.root": "DIR"}, timed=True
-    ),
+    "train": Command(keys.TrainCommand, "auto.train:train", words={"data.root": "DIR"}, timed=True),
     "pretrain": STAGE(PretrainConfig),
     "finetune": STAGE(FinetuneConfig),
     "detect": STAGE(DetectConfig),
     "segment": STAGE(SegmentConfig),
-    "transfer": Command(GridConfig, "transfer.grid:command"),
-    "transfer status": Command(StatusConfig, "transfer.status:status", words={"out": "OUT"}),
-    "probe": Command(keys.ProbeConfig, "stages.probe:command", words=FOLDER),
-    "fewlabel": Command(keys.FewLabelConfig, "stages.fewlabel:fewlabel", words=FOLDER),
+    "transfer": Command(GridConfig, "grid.transfer:command"),
+    "transfer status": Command(StatusConfig, "grid.status:status", words={"out": "OUT"}),
+    "probe": Command(keys.ProbeConfig, "runs.probe:command", words=FOLDER),
+    "fewlabel": Command(keys.FewLabelConfig, "runs.fewlabel:fewlabel", words=FOLDER),
     "predict": Command(
         keys.PredictConfig, "inference.predict:predict", words={"paths": "PATH [PATH ...]"}
     ),
@@ -77,13 +75,13 @@ COMMANDS = {
     "export": Command(keys.ExportConfig, "inference.export:export"),
     "data list": Command(keys.DataListConfig, "data.registry:table"),
     "data info": Command(keys.DataInfoConfig, "data.registry:info", words={"name": "NAME"}),
-    "data check": Command(keys.DataCheckConfig, "stages.check:checkup", words={"name": "DIR|NAME"}),
+    "data check": Command(keys.DataCheckConfig, "runs.check:checkup", words={"name": "DIR|NAME"}),
     "data download": Command(
-        keys.DataDownloadConfig, "stages.check:download", words={"name": "NAME"}
+        keys.DataDownloadConfig, "runs.check:download", words={"name": "NAME"}
     ),
     "configs": Command(keys.ConfigsConfig, "config.reading:recipe_list"),
     "completion": Command(keys.CompletionConfig, "cli:completion", words={"shell": "SHELL"}),
-    "demo": Command(keys.DemoConfig, "stages.demo:demo"),
+    "demo": Command(keys.DemoConfig, "runs.demo:demo"),
 }
 USAGE = """usage: idmm {group}COMMAND [--config FILE] [--KEY VALUE ...]
 

@@ -28,7 +28,7 @@ ENCODINGS = [
 @contextlib.contextmanager
 def until_decoding():
     """Stop the command when its images are listed."""
-    from idmm.stages import common
+    from idmm.runs import common
 
     with mock.patch.object(common, "store_run_images", side_effect=Done):
         yield

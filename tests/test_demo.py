@@ -10,7 +10,7 @@ from PIL import Image
 
 from idmm.config import Data
 from idmm.data.listing import list_images
-from idmm.stages import demo
+from idmm.runs import demo
 
 
 @pytest.mark.parametrize(("gain", "code"), [(6.0, 0), (1.0, 1)])

@@ -13,7 +13,7 @@ import sys
 import pytest
 from helpers import ROOT, call
 
-from idmm.transfer.config import TRAINING
+from idmm.grid.config import TRAINING
 
 sys.path.append(str(ROOT / "benchmarks"))
 import held_out  # noqa: E402

@@ -10,13 +10,13 @@ from folders import section, tree
 from helpers import call, read
 from PIL import Image
 
+from idmm.auto.pseudolabels import _agreement
 from idmm.data.listing import list_images
 from idmm.data.stratify import stratified_folds
 from idmm.evaluation import evaluate
 from idmm.evaluation.similarity import nearest, unit_rows
 from idmm.files import read_csv
 from idmm.report.stats import group_interval, wilson_interval
-from idmm.stages.train_pseudolabels import _agreement
 
 COPIES = 6
 CLASSES = 4

@@ -23,9 +23,9 @@ from idmm.evaluation import evaluate
 from idmm.models import create_backbone
 from idmm.models.build import has_linear_classifier
 from idmm.models.spec import ModelSpec
+from idmm.runs.first_weights import fit_classifier
+from idmm.runs.resolve import fill_classifier_init
 from idmm.seeding import seeded
-from idmm.stages.first_weights import fit_classifier
-from idmm.stages.resolve import fill_classifier_init
 from idmm.training.optim import create_optimizer
 
 RUN = dict(model__name=None, model__kwargs=None, stages=[{"size": 16}, {"size": 24, "epochs": 1}])
@@ -167,7 +167,7 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(
         with monkeypatch.context() as patch:
             stop_at(patch, *place)
             assert inside("finetune", out, **RUN, init=str(init)) == 130
-            patch.setattr("idmm.stages.first_weights.fit_classifier", None)
+            patch.setattr("idmm.runs.first_weights.fit_classifier", None)
             assert inside("finetune", out, **RUN, init=str(init), resume="must") == 0
         assert same(out, tuned)
         assert result(out)["start_top1"] == result(tuned)["start_top1"]
@@ -181,7 +181,7 @@ def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(
 def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, capsys):
     """A collapsed backbone: weights that tell its features apart would be so large that the loss
     explodes."""
-    monkeypatch.setattr("idmm.stages.first_weights.spread", lambda features: 0.001)
+    monkeypatch.setattr("idmm.runs.first_weights.spread", lambda features: 0.001)
     larger = {**RUN, "stages": [{"size": 24, "epochs": 1}]}
     assert (
         inside(

@@ -27,8 +27,8 @@ LAYERS = (
     ("data", "models", "report"),
     ("methods",),
     ("training", "evaluation"),
-    ("stages", "dense"),
-    ("transfer", "inference"),
+    ("runs", "auto", "dense"),
+    ("grid", "inference"),
     ("cli",),
 )
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
@@ -118,7 +118,7 @@ def test_plan_imports_no_torch():
     """The grid's plan is made, and reports are drawn, where no torch may be (a cluster's front end,
     a laptop)."""
     heavy = {"torch", "torchvision", "timm", "accelerate"}
-    packages = ("idmm.transfer.plan", "idmm.cli", "idmm.errors", "idmm.stages")
+    packages = ("idmm.grid.plan", "idmm.cli", "idmm.errors", "idmm.runs")
     for module in MODULES:
         if module in packages or package(module) in ("config", "report"):
             body = ast.parse(MODULES[module].read_text(encoding="utf-8")).body

@@ -10,8 +10,8 @@ from test_distributed import together
 from test_resume import stop_at
 
 from idmm.config import FinetuneConfig, parsing
-from idmm.stages import folds
-from idmm.stages.resolve import resolve
+from idmm.runs import folds
+from idmm.runs.resolve import resolve
 from idmm.training import clock, loop
 from idmm.training.clock import Timer
 from idmm.training.run_folder import RunFolder

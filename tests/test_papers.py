@@ -10,9 +10,9 @@ from helpers import ROOT
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.parsing import build, flatten, parse
 from idmm.config.reading import recipes
+from idmm.grid.config import GridConfig
+from idmm.grid.plan import GridPlan
 from idmm.models import create_backbone, weights
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import GridPlan
 
 PAGE = (ROOT / "docs/reproduce.md").read_text()
 PAPERS = {  # all numbered tables, and the figures with results

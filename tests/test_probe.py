@@ -22,9 +22,9 @@ from idmm.evaluation import evaluate, network
 from idmm.models import create_backbone
 from idmm.models.spec import ModelSpec
 from idmm.models.weights import save_model
+from idmm.runs import fewlabel
+from idmm.runs.probe import probe
 from idmm.seeding import seeded
-from idmm.stages import fewlabel
-from idmm.stages.probe import probe
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -25,7 +25,7 @@ from idmm.config import (
 from idmm.config.data import colours_of
 from idmm.config.parsing import build, flatten, parse, to_dict
 from idmm.config.reading import recipes
-from idmm.transfer.config import GridConfig
+from idmm.grid.config import GridConfig
 
 CONFIGS = ROOT / "configs"
 TABLE_10 = {  # optimizer, batch, lr, weight decay, width, temperature, queue

@@ -14,8 +14,8 @@ from PIL import Image
 from test_resume import lines, stop_at
 from torch._dynamo.testing import CompileCounter
 
+from idmm.auto.configs import LINEAR_FIT_ONLY
 from idmm.errors import Interrupted
-from idmm.stages.train_configs import LINEAR_FIT_ONLY
 from idmm.training import log, loop, precision
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
@@ -104,7 +104,7 @@ def test_what_was_there_before_stays(folds, tmp_path, capsys):
 
 
 def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys):
-    from idmm.stages import common
+    from idmm.runs import common
 
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from idmm.config import Train
-from idmm.stages.resolve import family_rates
+from idmm.runs.resolve import family_rates
 from idmm.training.optim import clip_gradients, create_optimizer
 from idmm.training.schedule import learning_rate, warmup_length, weight_decay_schedule
 

@@ -16,13 +16,13 @@ from helpers import VIT, Together, call, read, refused
 from PIL import Image
 
 import idmm
+from idmm.auto.plan import Counts, make_plan
 from idmm.config import Data, Subset
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
 from idmm.files import read_csv
-from idmm.stages import stage_of, train, train_configs, train_data, train_plan
-from idmm.stages.train_plan import Counts, make_plan
+from idmm.runs import stage_of, train, train_configs, train_data, train_plan
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds
@@ -141,7 +141,7 @@ def test_from_python(done, images):
 
 
 def test_processes_go_by_the_first_ones_plan(tmp_path):
-    code = "import os; from idmm.stages.train import _of_first_process as first"
+    code = "import os; from idmm.auto.train import _of_first_process as first"
     code += "; print(first({'plan': os.environ['RANK']}, 'cpu'))"
     (tmp_path / "agree.py").write_text(code)
     with Together([tmp_path / "agree.py"], tmp_path / "said") as both:

@@ -11,8 +11,8 @@ from frozen import a_run
 from idmm.config import METHODS, FinetuneConfig, PretrainConfig, parsing
 from idmm.config.parsing import parse
 from idmm.data.registry import DATASETS
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import Cell, GridPlan
+from idmm.grid.config import GridConfig
+from idmm.grid.plan import Cell, GridPlan
 
 BACKBONE = {
     "name": "vit_tiny_patch16_224",

@@ -17,11 +17,11 @@ from transfers import GRID, begun, cells, inside, runs, stamps
 
 from idmm.config import parsing
 from idmm.errors import Interrupted
-from idmm.transfer import cluster
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import GridPlan
-from idmm.transfer.preflight import check
-from idmm.transfer.run import Grid
+from idmm.grid import cluster
+from idmm.grid.config import GridConfig
+from idmm.grid.plan import GridPlan
+from idmm.grid.preflight import check
+from idmm.grid.run import Grid
 
 STARTING = 90  # seconds until Ray counts as unable to start here
 # 2 pretrainings, 3 fine-tunings: a part of ``whole_grid``

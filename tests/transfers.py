@@ -106,9 +106,7 @@ class Made:
         self.asked = []
         self.instead = {}
         self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **told}
-        monkeypatch.setattr(
-            "idmm.transfer.run.run_stage", lambda config: self(parsing.to_dict(config))
-        )
+        monkeypatch.setattr("idmm.grid.run.run_stage", lambda config: self(parsing.to_dict(config)))
         monkeypatch.setattr(grid_pictures, "bars", lambda *_: None)
         monkeypatch.setattr(grid_pictures, "parameters", lambda *_: None)
 

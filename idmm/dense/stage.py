@@ -36,13 +36,13 @@ from idmm.methods.base import Method
 from idmm.models.base import Tensors
 from idmm.models.build import one_image_norms
 from idmm.progress import counting, log
+from idmm.runs import common
+from idmm.runs.outputs import common_result, export, load_best
+from idmm.runs.resolve import run_stage
 from idmm.seeding import derive, seeded
-from idmm.stages import common
-from idmm.stages.resolve import run_stage
 from idmm.training.device import enough_memory
 from idmm.training.log import SCORES
 from idmm.training.loop import Loop
-from idmm.training.outputs import common_result, export, load_best
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 

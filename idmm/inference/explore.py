@@ -19,7 +19,7 @@ from idmm.inference.explore_tables import KINDS, Similarities
 from idmm.inference.runs import config_of, images_of
 from idmm.models.weights import read_checkpoint
 from idmm.progress import Bar, log
-from idmm.stages.resolve import check_place
+from idmm.runs.resolve import check_place
 
 CANDIDATES = 3 * similarity.VOTERS  # neighbours among which those with a label vote
 HASHES = 2.0  # weight of the perceptual hashes' agreement, relative to the cosine of rows

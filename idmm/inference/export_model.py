@@ -19,7 +19,7 @@ from idmm.files import idmm_version
 from idmm.inference.runs import config_of, exported_weights
 from idmm.models.build import feature_width
 from idmm.progress import log
-from idmm.stages import stage_of
+from idmm.runs import stage_of
 
 BATCH = 32  # images that a network processes at a time
 CHECKED = 16  # images that an exported network is compared with torch on

@@ -24,7 +24,7 @@ from idmm.report.run_page import KINDS, RunFacts, write
 from idmm.report.run_pictures import compare
 from idmm.report.stats import PREDICTIONS, compared, format_number, holm
 from idmm.report.table import with_facts
-from idmm.stages import stage_of
+from idmm.runs import stage_of
 
 PER_CLASS = "per_class.csv"
 CHANCE = 0.05  # a difference with this p or more may be chance

@@ -8,7 +8,7 @@ from typing import Any
 from idmm.config import Data, FinetuneConfig, PretrainConfig
 from idmm.errors import UserError, listed
 from idmm.files import expand_home, reading
-from idmm.stages import STAGES, stage_of
+from idmm.runs import STAGES, stage_of
 
 TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classifier first
 

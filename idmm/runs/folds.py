@@ -12,10 +12,10 @@ from idmm.errors import UserError
 from idmm.files import holds_run
 from idmm.progress import log
 from idmm.report.stats import group_interval, wilson_interval
-from idmm.stages import stage_of
+from idmm.runs import stage_of
+from idmm.runs.outputs import BASELINE_SIZE, remarks
 from idmm.training import clock
 from idmm.training.log import logging_to
-from idmm.training.outputs import BASELINE_SIZE, remarks
 from idmm.training.run_folder import RunFolder, check_resume
 from idmm.training.stage import RunSetup
 

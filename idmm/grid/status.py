@@ -7,7 +7,7 @@ from pathlib import Path
 
 from idmm.errors import UserError
 from idmm.files import read_json, reading
-from idmm.transfer.config import StatusConfig
+from idmm.grid.config import StatusConfig
 
 RESTART = "Delete it and repeat the grid's command, which writes it again"
 

@@ -5,15 +5,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from idmm.config import FinetuneConfig, PretrainConfig, Train, parsing
-from idmm.config.commands import TrainCommand, TrainModel
-from idmm.config.reading import recipe
-from idmm.config.schema import merged
-from idmm.data import user_lists
-from idmm.files import write_csv
-from idmm.models.hog_conv import CONVNET
-from idmm.stages.train_data import by_list, data_of, labelled_part, trial_split
-from idmm.stages.train_plan import (
+from idmm.auto.data import by_list, data_of, labelled_part, trial_split
+from idmm.auto.plan import (
     ALL_JOINED,
     FEATURES,
     HELD_OUT,
@@ -22,6 +15,13 @@ from idmm.stages.train_plan import (
     Kept,
     TrainState,
 )
+from idmm.config import FinetuneConfig, PretrainConfig, Train, parsing
+from idmm.config.commands import TrainCommand, TrainModel
+from idmm.config.reading import recipe
+from idmm.config.schema import merged
+from idmm.data import user_lists
+from idmm.files import write_csv
+from idmm.models.hog_conv import CONVNET
 
 # Recipes, the first two for stage 1: from fresh weights, from weights of --init, from the start of
 # a run, from scratch

@@ -19,9 +19,9 @@ from idmm.models.build import linear_classifiers, one_image_norms
 from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.progress import log
+from idmm.runs import common
+from idmm.runs.resolve import CLASSIFIER_INIT
 from idmm.seeding import numpy_rng
-from idmm.stages import common
-from idmm.stages.resolve import CLASSIFIER_INIT
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 

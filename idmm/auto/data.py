@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from idmm.auto.plan import HELD_OUT, Counts, TrainState
 from idmm.config import PATHS, RESUME_IGNORED, Data
 from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
@@ -23,7 +24,6 @@ from idmm.errors import UserError, listed
 from idmm.files import expand_home, write_csv, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import log
-from idmm.stages.train_plan import HELD_OUT, Counts, TrainState
 
 EXCLUDE = "exclude.txt"
 SKIPPED = "skipped.csv"

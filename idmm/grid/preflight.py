@@ -10,13 +10,13 @@ from typing import Any
 from idmm.config import parsing
 from idmm.errors import UserError, needed
 from idmm.files import output_path
+from idmm.grid.config import GridConfig
+from idmm.grid.plan import GridPlan, Job
 from idmm.models.spec import model_spec
-from idmm.stages import STAGES, common, stage_of
-from idmm.stages.resolve import check_place, fill_classifier_init
+from idmm.runs import STAGES, common, stage_of
+from idmm.runs.resolve import check_place, fill_classifier_init
 from idmm.training.device import choose_device, pick_device
 from idmm.training.stage import RunSetup, Stage
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import GridPlan, Job
 
 
 def check(grid: GridConfig, plan: GridPlan) -> None:

@@ -17,12 +17,12 @@ from idmm.evaluation.monitor import CollapseMonitor
 from idmm.methods import Method, RunInfo, create_method
 from idmm.models.build import backbone_state, parameter_counts
 from idmm.progress import log
+from idmm.runs import common
+from idmm.runs.first_weights import start_weights
+from idmm.runs.outputs import classifier_result, common_result, export
+from idmm.runs.resolve import run_stage
 from idmm.seeding import derive, numpy_rng, seeded
-from idmm.stages import common
-from idmm.stages.first_weights import start_weights
-from idmm.stages.resolve import run_stage
 from idmm.training.loop import Loop
-from idmm.training.outputs import classifier_result, common_result, export
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup
 
@@ -43,7 +43,7 @@ def pretrain(config: PretrainConfig | dict | str) -> dict:
         ``epochs``, ``minutes`` if given, ``seed``, ``seconds``, and the ``precision`` that was used
         (fp32, bf16 or fp16). With ``method.label_weight`` also the accuracies of
         :func:`idmm.finetune` on the test split, and ``labelled_size``, the training images whose
-        labels were used. With ``data.folds`` the return value of :func:`idmm.stages.folds.pooled`.
+        labels were used. With ``data.folds`` the return value of :func:`idmm.runs.folds.pooled`.
 
     Raises:
         UserError: A mistake in the config or the data.

@@ -24,8 +24,8 @@ from idmm.models import create_backbone
 from idmm.models.hog import SIDE
 from idmm.models.weights import CROP_PCT
 from idmm.progress import log
-from idmm.stages.resolve import check_place
-from idmm.training.outputs import largest_class
+from idmm.runs.outputs import largest_class
+from idmm.runs.resolve import check_place
 
 _NAMED = 5  # images or pairs that a line names
 _DRAWN = 12  # pairs on the sheet

@@ -13,10 +13,10 @@ from typing import Any
 
 from idmm.data.parallel import cores
 from idmm.errors import Interrupted, UserError, in_short
+from idmm.grid.config import Ray
+from idmm.grid.plan import Job
+from idmm.grid.run import DEATHS, Grid, attempt
 from idmm.progress import log
-from idmm.transfer.config import Ray
-from idmm.transfer.plan import Job
-from idmm.transfer.run import DEATHS, Grid, attempt
 
 POLL = 1.0  # seconds to wait for tasks at a time
 GRACE = 60.0  # seconds for interrupted jobs to save their state

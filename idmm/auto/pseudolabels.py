@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from idmm.auto.plan import FEATURES, HOG_CONV, PSEUDOLABELS, Kept, Plan, PseudoLabels
 from idmm.config import Data
 from idmm.data.listing import list_images
 from idmm.data.split import counted
@@ -27,7 +28,6 @@ from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
 from idmm.progress import log
 from idmm.seeding import derive, numpy_rng, seeded
-from idmm.stages.train_plan import FEATURES, HOG_CONV, PSEUDOLABELS, Kept, Plan, PseudoLabels
 
 # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
 AGREEMENT = 70

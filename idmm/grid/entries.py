@@ -10,7 +10,7 @@ from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import UserError, nearest
 from idmm.files import expand_home, is_public, weights_file
-from idmm.transfer.config import TRAINING, GridConfig
+from idmm.grid.config import TRAINING, GridConfig
 
 SCRATCH = "scratch"
 NONE = "none"

@@ -12,12 +12,12 @@ from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.models.build import backbone_state, parameter_counts
 from idmm.models.weights import Checkpoint
 from idmm.progress import log
+from idmm.runs import common
+from idmm.runs.first_weights import init_classifier, start_weights
+from idmm.runs.outputs import classifier_result, common_result, export, load_best, write_split
+from idmm.runs.resolve import run_stage
 from idmm.seeding import derive
-from idmm.stages import common
-from idmm.stages.first_weights import init_classifier, start_weights
-from idmm.stages.resolve import run_stage
 from idmm.training.loop import Loop
-from idmm.training.outputs import classifier_result, common_result, export, load_best, write_split
 from idmm.training.run_context import RunContext
 from idmm.training.stage import Phase, RunSetup
 
@@ -35,14 +35,14 @@ def finetune(config: FinetuneConfig | dict | str) -> dict:
         epoch or, with ``train.keep`` best, of ``kept_epoch`` of the last stage: ``top1``, ``top5``,
         ``mean_per_class``, ``top1_interval`` (95 %, over groups if images come in groups),
         ``largest_class`` (of always answering the largest class), ``baseline_top1`` and
-        ``baseline_train_size`` (see :func:`idmm.stages.common.measure_baseline`). ``start_top1`` is
+        ``baseline_train_size`` (see :func:`idmm.runs.common.measure_baseline`). ``start_top1`` is
         top-1 before the first step, if the classifier started from a fit on features. Also
         ``num_classes``, ``train_size``, ``test_size``, ``test_groups`` if images come in groups,
         ``seed``, ``seconds`` over all resumes, ``precision`` of training (accuracies are those of
         fp32), ``params`` and, without the classifier, ``backbone_params``, ``excluded`` if
         ``data.exclude`` left images out; with ``train.minutes`` ``minutes``, the ``epochs`` of all
         stages and ``whole_epochs``. With ``data.folds`` the return value of
-        :func:`idmm.stages.folds.pooled`.
+        :func:`idmm.runs.folds.pooled`.
 
     Raises:
         UserError: A mistake in the config or the data.

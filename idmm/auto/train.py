@@ -14,6 +14,18 @@ from accelerate import PartialState
 from pydantic import TypeAdapter
 
 from idmm import distributed
+from idmm.auto.configs import stage_config
+from idmm.auto.data import EXCLUDE, SKIPPED, all_images, count, data_of, readable_images
+from idmm.auto.plan import (
+    FILE,
+    STARTUP,
+    Kept,
+    TrainState,
+    check_comparison,
+    make_plan,
+    way_of,
+)
+from idmm.auto.pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.config import parsing
 from idmm.config.commands import TrainCommand
 from idmm.data.fingerprint import image_changes, listed_again, listing_fingerprint, refuse_changes
@@ -29,24 +41,12 @@ from idmm.models.spec import model_spec
 from idmm.notebook import Result
 from idmm.progress import duration, log
 from idmm.report.stats import compared
-from idmm.stages import STAGES
-from idmm.stages.resolve import check_place, run_stage
-from idmm.stages.train_configs import stage_config
-from idmm.stages.train_data import EXCLUDE, SKIPPED, all_images, count, data_of, readable_images
-from idmm.stages.train_plan import (
-    FILE,
-    STARTUP,
-    Kept,
-    TrainState,
-    check_comparison,
-    make_plan,
-    way_of,
-)
-from idmm.stages.train_pseudolabels import AGREEMENT, joined_by, pseudolabel
+from idmm.runs import STAGES
+from idmm.runs.outputs import BASELINE, BASELINE_SIZE
+from idmm.runs.resolve import check_place, run_stage
 from idmm.training import clock
 from idmm.training.device import pick_device
 from idmm.training.log import details_in_file, log_once, logging_by, screen
-from idmm.training.outputs import BASELINE, BASELINE_SIZE
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05  # p-value below which a difference counts

@@ -11,12 +11,12 @@ from pathlib import Path
 from idmm.config import parsing
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import REWRITE, idmm_version, read_json, write_json, write_text
+from idmm.grid.config import GridConfig
+from idmm.grid.plan import Cell, GridPlan, Job
+from idmm.grid.status import Failure, cell_status, progress, read_failures
 from idmm.progress import drawing, log
-from idmm.stages import STAGES
-from idmm.stages.resolve import run_stage
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import Cell, GridPlan, Job
-from idmm.transfer.status import Failure, cell_status, progress, read_failures
+from idmm.runs import STAGES
+from idmm.runs.resolve import run_stage
 
 DEATHS = 2  # of the process during a job, after which the job has failed
 MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1",

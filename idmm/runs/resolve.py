@@ -15,7 +15,7 @@ from idmm.data.registry import check_folder
 from idmm.errors import UserError, checked
 from idmm.files import weights_file
 from idmm.notebook import Result
-from idmm.stages import stage_of
+from idmm.runs import stage_of
 from idmm.training import clock
 from idmm.training.stage import RunSetup
 
@@ -190,9 +190,9 @@ def run_stage(config: Any, started_at: float | None = None) -> dict:
     if isinstance(config, DenseConfig):
         module = "dense.stage"
     else:
-        module = f"stages.{setup.stage.NAME}"
+        module = f"runs.{setup.stage.NAME}"
     run_one = importlib.import_module(f"idmm.{module}").run_one
     data = setup.config.data
     if data.folds is None or data.fold is not None or not setup.stage.needs.test:
         return Result(run_one(setup))
-    return Result(importlib.import_module("idmm.stages.folds").run_folds(setup, run_one))
+    return Result(importlib.import_module("idmm.runs.folds").run_folds(setup, run_one))

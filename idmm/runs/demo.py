@@ -6,6 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from idmm.auto.train import train
 from idmm.config import Data
 from idmm.config.commands import DemoConfig, TrainCommand, TrainData
 from idmm.data.listing import list_images
@@ -14,7 +15,6 @@ from idmm.errors import RunError
 from idmm.files import filling, write_json
 from idmm.progress import drawing
 from idmm.report import charts as pictures
-from idmm.stages.train import train
 
 WAYS = ("baseline", "from scratch", "idmm train")
 EACH = 5  # labelled images of a class

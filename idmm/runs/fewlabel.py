@@ -20,10 +20,10 @@ from idmm.evaluation.evaluate import readouts
 from idmm.files import made_folder, read_json, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.report import charts
-from idmm.stages import common
-from idmm.stages.probe import READOUTS, about, build_network
-from idmm.stages.resolve import resolve
-from idmm.training.outputs import largest_class
+from idmm.runs import common
+from idmm.runs.outputs import largest_class
+from idmm.runs.probe import READOUTS, about, build_network
+from idmm.runs.resolve import resolve
 from idmm.training.stage import RunSetup
 
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}

@@ -15,9 +15,9 @@ from idmm.config import PATHS, RESUME_IGNORED, parsing, reading
 from idmm.config.schema import merged
 from idmm.errors import UserError
 from idmm.files import expand_home, is_public
-from idmm.stages import STAGES
-from idmm.transfer.config import TRAINING, GridConfig
-from idmm.transfer.entries import NONE, SCRATCH, Entry, read_entries
+from idmm.grid.config import TRAINING, GridConfig
+from idmm.grid.entries import NONE, SCRATCH, Entry, read_entries
+from idmm.runs import STAGES
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from idmm.methods.drloc import Localization
 from idmm.models.build import try_size
 from idmm.models.vit_init import can_init_vit
 from idmm.progress import counting, log
+from idmm.runs.outputs import BASELINE, BASELINE_SIZE, ending
 from idmm.seeding import derive, seeded
 from idmm.training.device import enough_memory
 from idmm.training.log import logging_to
-from idmm.training.outputs import BASELINE, BASELINE_SIZE, ending
 from idmm.training.plan import PhasePlan
 from idmm.training.run_context import RunContext
 from idmm.training.run_folder import RunFolder

@@ -11,10 +11,10 @@ from idmm.data.store import Stores
 from idmm.evaluation.evaluate import readouts
 from idmm.evaluation.network import Network
 from idmm.progress import aligned, log
-from idmm.stages import common
-from idmm.stages.resolve import run_stage
+from idmm.runs import common
+from idmm.runs.outputs import largest_class, remarks
+from idmm.runs.resolve import run_stage
 from idmm.training.device import pick_device
-from idmm.training.outputs import largest_class, remarks
 from idmm.training.run_folder import RunFolder
 from idmm.training.stage import RunSetup
 

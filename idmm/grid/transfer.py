@@ -7,13 +7,13 @@ from idmm.config import parsing
 from idmm.display import show
 from idmm.errors import listed
 from idmm.files import Lock, write_json
+from idmm.grid import cluster
+from idmm.grid.config import GridConfig
+from idmm.grid.plan import GridPlan
+from idmm.grid.preflight import check
+from idmm.grid.run import Grid, run
 from idmm.progress import log
 from idmm.training.log import logging_to
-from idmm.transfer import cluster
-from idmm.transfer.config import GridConfig
-from idmm.transfer.plan import GridPlan
-from idmm.transfer.preflight import check
-from idmm.transfer.run import Grid, run
 
 
 def transfer(config: GridConfig | dict | str) -> dict:
