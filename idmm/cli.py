@@ -19,9 +19,10 @@ from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentCon
 from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.display import Display, lost, open_closed, output_code
-from idmm.errors import Interrupted, Message, RunError, UserError, nearest, reason
+from idmm.errors import Interrupted, Message, RunError, UserError, reason
 from idmm.files import idmm_version
 from idmm.grid.config import GridConfig, StatusConfig
+from idmm.text import nearest
 from idmm.training import clock
 from idmm.training.log import first_process, log_once, logging_by, screen, stop_signals
 

@@ -14,8 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from idmm.errors import Message, RunError, UserError, one_line, reason
+from idmm.errors import Message, RunError, UserError, reason
 from idmm.progress import log
+from idmm.text import one_line
 
 AnyPath = str | os.PathLike
 _MARK = "part-"

@@ -63,7 +63,7 @@ def section(root=None, name="folder", **fields):
 def faults(call, *args, **kwargs):
     with pytest.raises(UserError) as caught:
         call(*args, **kwargs)
-    return list(caught.value.faults)
+    return list(str(caught.value).splitlines())
 
 
 def opened(root, bound=None, part="train", keep="auto", labelled=False, **fields):

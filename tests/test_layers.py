@@ -14,6 +14,8 @@ PACKAGE = Path(idmm.__file__).parent
 LAYERS = (
     (
         "errors",
+        "text",
+        "batch",
         "display",
         "config",
         "seeding",

@@ -37,7 +37,7 @@ def fails(call, *args, **kwargs):
     """Returns the one line that a user is told."""
     with pytest.raises(UserError) as caught:
         call(*args, **kwargs)
-    assert len(caught.value.faults) == 1 and "\n" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1 and "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -132,10 +132,10 @@ def test_arguments_with_a_field_of_their_own():
     with pytest.raises(UserError) as caught:
         check_kwargs({"pretrained": True, "drop_path_rate": 0.1, "depth": 2})
     assert (
-        caught.value.faults[0]
+        str(caught.value).splitlines()[0]
         == "model.kwargs: pretrained is True; weights come from --init, leave it out"
     )
-    assert len(caught.value.faults) == 2
+    assert len(str(caught.value).splitlines()) == 2
     assert tiny(100, dynamic_img_size=True, dynamic_img_pad=True) is not None, (
         "any size if the model pads"
     )

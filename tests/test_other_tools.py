@@ -173,7 +173,7 @@ def test_a_run_starts_from_another_tools_file(tmp_path):
 def refusal(call, *args):
     with pytest.raises(UserError) as caught:
         call(*args)
-    (line,) = caught.value.faults
+    (line,) = str(caught.value).splitlines()
     assert "\n" not in line
     return line
 

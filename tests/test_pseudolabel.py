@@ -15,12 +15,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import idmm
+from idmm.auto import plan as train_plan
+from idmm.auto import pseudolabels as train_pseudolabels
+from idmm.auto import train
 from idmm.auto.configs import stage_config
 from idmm.auto.plan import Kept, Plan
 from idmm.data.listing import list_images
 from idmm.evaluation import similarity
 from idmm.files import read_csv as rows
-from idmm.runs import train, train_plan, train_pseudolabels
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 COLOURS = {"blue": (30, 40, 200), "red": (200, 40, 30)}

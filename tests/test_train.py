@@ -16,13 +16,17 @@ from helpers import VIT, Together, call, read, refused
 from PIL import Image
 
 import idmm
+from idmm.auto import configs as train_configs
+from idmm.auto import data as train_data
+from idmm.auto import plan as train_plan
+from idmm.auto import train
 from idmm.auto.plan import Counts, make_plan
 from idmm.config import Data, Subset
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
 from idmm.files import read_csv
-from idmm.runs import stage_of, train, train_configs, train_data, train_plan
+from idmm.runs import stage_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds

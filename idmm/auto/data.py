@@ -17,13 +17,14 @@ from idmm.data.formats import BadImage
 from idmm.data.image_store import BadImages, store_split
 from idmm.data.images import image_size
 from idmm.data.listing import list_images
-from idmm.data.split import LabelsMissing, Listing, counted
+from idmm.data.split import LabelsMissing, Listing
 from idmm.data.stratify import stratified_folds
 from idmm.data.user_lists import SPLIT
-from idmm.errors import UserError, listed
+from idmm.errors import UserError
 from idmm.files import expand_home, write_csv, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import log
+from idmm.text import counted, listed
 
 EXCLUDE = "exclude.txt"
 SKIPPED = "skipped.csv"

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from idmm.auto.plan import FEATURES, HOG_CONV, PSEUDOLABELS, Kept, Plan, PseudoLabels
 from idmm.config import Data
 from idmm.data.listing import list_images
-from idmm.data.split import counted
 from idmm.data.user_lists import class_rows
 from idmm.evaluation import baseline
 from idmm.evaluation.evaluate import choose_strength, fit_linear
@@ -28,6 +27,7 @@ from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
 from idmm.models.weights import read_checkpoint, save_model
 from idmm.progress import log
 from idmm.seeding import derive, numpy_rng, seeded
+from idmm.text import counted
 
 # percent, see PseudoLabels. With less, pseudo-labels did harm (benchmarks/results/minutes.md)
 AGREEMENT = 70

@@ -32,7 +32,6 @@ from idmm.data.fingerprint import image_changes, listed_again, listing_fingerpri
 from idmm.data.images import AUTO
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
-from idmm.data.split import counted
 from idmm.data.user_lists import SPLIT
 from idmm.display import show
 from idmm.errors import UserError
@@ -44,6 +43,7 @@ from idmm.report.stats import compared
 from idmm.runs import STAGES
 from idmm.runs.outputs import BASELINE, BASELINE_SIZE
 from idmm.runs.resolve import check_place, run_stage
+from idmm.text import counted
 from idmm.training import clock
 from idmm.training.device import pick_device
 from idmm.training.log import details_in_file, log_once, logging_by, screen

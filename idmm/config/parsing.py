@@ -20,7 +20,8 @@ from idmm.config.base import FieldErrors
 from idmm.config.reading import Dumper, of_method, read_value, recipe, yaml_problem
 from idmm.config.schema import Key, flags_of, flatten, keys_of, merged, options
 from idmm.display import output_code
-from idmm.errors import UserError, listed, nearest
+from idmm.errors import UserError
+from idmm.text import listed, nearest
 
 log = logging.getLogger("idmm")
 Config = TypeVar("Config")
@@ -68,7 +69,7 @@ def parse(
         try:
             files.append((name, recipe(kind, "" if name is NO_VALUE else name)))
         except UserError as error:
-            faults += error.faults
+            faults += map(str, error.faults)
 
     method = flatten(merged(*(file for _, file in files), values)).get("method.name")
     files = [of_method(file, method, name) for name, file in files]

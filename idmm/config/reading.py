@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from idmm.config.schema import merged
-from idmm.errors import UserError, listed, nearest
+from idmm.errors import UserError
+from idmm.text import listed, nearest
 
 # setup.cfg maps the repository's folder into the package as idmm/configs. A checkout has it next to
 # the package

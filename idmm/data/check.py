@@ -26,10 +26,11 @@ from idmm.data.images import (
 )
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
-from idmm.data.split import LabelsMissing, Listing, Split, counted
+from idmm.data.split import LabelsMissing, Listing, Split
 from idmm.data.user_lists import decoded, exclude_line
-from idmm.errors import UserError, one_line
+from idmm.errors import UserError
 from idmm.files import expand_home, write_bytes
+from idmm.text import counted, one_line
 
 HASH_BITS = 64
 # perceptual hashes that differ in at most so many bits are compared by their thumbnails

@@ -15,8 +15,9 @@ from idmm.data.formats import BadImage
 from idmm.data.images import digest, read
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split
-from idmm.errors import UserError, listed, one_line
+from idmm.errors import UserError
 from idmm.files import WITHOUT, AnyPath, expand_home, reading
+from idmm.text import listed, one_line
 
 KINDS = ("with another label", "new", "gone", "with other content", "renamed")  # of changes
 _CLOCK = 2.0  # seconds by which a file system's times may be behind

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from idmm import config
 from idmm.data.formats import SUFFIXES
-from idmm.data.split import LabelsMissing, Listing, Split, arranged, class_of, counted, split_of
-from idmm.errors import UserError, checked, listed, reason
+from idmm.data.split import LabelsMissing, Listing, Split, arranged, class_of, split_of
+from idmm.errors import UserError, checked, reason
 from idmm.files import expand_home
+from idmm.text import counted, listed
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,10 @@ from idmm.data import images
 from idmm.data.formats import BadImage
 from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, RangeUnknown, StoredSize, ValueRange
 from idmm.data.parallel import parallel_map
-from idmm.data.split import Split, counted
-from idmm.errors import RunError, UserError, by_reason, capped, reason
+from idmm.data.split import Split
+from idmm.errors import RunError, UserError, reason
 from idmm.files import Lock, expand_home, replacing, sweep
+from idmm.text import by_reason, capped, counted
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from numpy import ndarray
 from PIL import Image
 
 from idmm.data.formats import PICTURE_CHANNELS, BadImage, Header, decode, read_header
-from idmm.data.split import counted
 from idmm.errors import reason
 from idmm.files import AnyPath
+from idmm.text import counted
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a random crop, as torchvision's RandomResizedCrop
 # share of an image's pixels at either end that its smallest and largest value leave out

@@ -17,11 +17,12 @@ from idmm.data.fingerprint import digests
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
 from idmm.data.images import digest
 from idmm.data.registry import read_dataset, resolve_name, spec_of
-from idmm.data.split import LabelsMissing, Listing, Split, counted, with_unlabelled
+from idmm.data.split import LabelsMissing, Listing, Split, with_unlabelled
 from idmm.data.stratify import divide, units_per_class
 from idmm.data.user_lists import groups_of, leave_out, read_groups, with_groups, without
-from idmm.errors import UserError, listed
+from idmm.errors import UserError
 from idmm.seeding import numpy_rng
+from idmm.text import counted, listed
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from idmm.data.folder import FilesMissing, read_labelled
 from idmm.data.split import Listing, Split, split_of
-from idmm.errors import in_short, listed
+from idmm.errors import in_short
+from idmm.text import listed
 
 # images: path below the dataset's folder, '/' between, and label
 Listed = Sequence[tuple[str, int]]

@@ -19,9 +19,10 @@ from idmm.data import official
 from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
 from idmm.data.user_lists import read_with_labels
-from idmm.errors import RunError, UserError, in_short, listed, nearest, reason
+from idmm.errors import RunError, UserError, in_short, reason
 from idmm.files import expand_home, holds_run
 from idmm.progress import aligned
+from idmm.text import listed, nearest
 
 log = logging.getLogger(__name__)
 

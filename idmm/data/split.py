@@ -8,17 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy import ndarray
 
-from idmm.errors import UserError, one_line
+from idmm.errors import UserError
+from idmm.text import one_line
 
 
 class LabelsMissing(UserError):
     """The images are enough for pretraining, but fine-tuning needs labels, or labelled images to
     evaluate on."""
-
-
-def counted(n: int, what: str) -> str:
-    """Return ``1 image`` or ``2 images``."""
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def composed(name: str) -> str:

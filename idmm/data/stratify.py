@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from idmm.errors import listed
 from idmm.seeding import derive
+from idmm.text import listed
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,10 @@ from os.path import abspath, exists, expanduser, isabs, isdir, isfile, join, rea
 import numpy as np
 
 from idmm.data.folder import PARTS, UNLABELLED, images_under, same_place
-from idmm.data.split import Listing, Split, arranged, class_of, composed, counted, split_of
-from idmm.errors import UserError, capped, listed, one_line, reason
+from idmm.data.split import Listing, Split, arranged, class_of, composed, split_of
+from idmm.errors import UserError, reason
 from idmm.files import expand_home
+from idmm.text import capped, counted, listed, one_line
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,12 @@ from idmm.config.parsing import dotted, expected
 from idmm.data.folder import PARTS, same_place
 from idmm.data.formats import BadImage
 from idmm.data.images import read
-from idmm.data.split import Split, class_of, counted, split_of
+from idmm.data.split import Split, class_of, split_of
 from idmm.dense.faults import as_text, misfits, unusable
 from idmm.dense.targets import BoxTarget, Size
-from idmm.errors import UserError, capped, checked, listed
+from idmm.errors import UserError, checked
 from idmm.progress import log
+from idmm.text import capped, counted, listed
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
 # coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones

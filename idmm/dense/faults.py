@@ -8,8 +8,8 @@ from idmm.data.images import image_header
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
 from idmm.dense.targets import Size
-from idmm.errors import capped, listed
 from idmm.progress import log
+from idmm.text import capped, listed
 
 
 def unusable(source: Path, total: str, reasons: Sequence[str]) -> list[str]:

@@ -12,10 +12,11 @@ from idmm.data.folder import PARTS, images_under
 from idmm.data.formats import BadImage
 from idmm.data.images import read
 from idmm.data.official import absent
-from idmm.data.split import Split, class_of, counted, split_of
+from idmm.data.split import Split, class_of, split_of
 from idmm.dense.faults import misfits, read_each, unusable
 from idmm.dense.targets import IGNORED, MaskTarget, read_mask
-from idmm.errors import UserError, listed
+from idmm.errors import UserError
+from idmm.text import counted, listed
 
 
 class Layout(NamedTuple):

@@ -12,8 +12,9 @@ from idmm.data.split import LabelsMissing, Split, arranged
 from idmm.dense.coco import read_coco
 from idmm.dense.masks import read_masks
 from idmm.dense.targets import IGNORED, DenseListing
-from idmm.errors import UserError, listed
+from idmm.errors import UserError
 from idmm.progress import log
+from idmm.text import listed
 
 BINARY = f". {IGNORED} means no class. If it is your object, write 1, e.g. with the script of docs/detect-segment.md"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from idmm.config.commands import UseConfig
 from idmm.data.folder import images_at
-from idmm.data.split import counted
-from idmm.errors import UserError, capped, checked
+from idmm.errors import UserError, checked
 from idmm.files import output_path, weights_file
 from idmm.progress import log
+from idmm.text import capped, counted
 
 
 def inputs(

@@ -4,11 +4,11 @@ from collections import defaultdict
 from pathlib import Path
 
 from idmm.data.image_store import ImageStore
-from idmm.data.split import counted
 from idmm.evaluation.evaluate import Predictions
 from idmm.files import write_csv
 from idmm.progress import drawing
 from idmm.report.sheets import COLUMNS, LARGE, caption_sheet, in_rows, thumbnail
+from idmm.text import counted
 
 DRAWN = 7 * COLUMNS  # images on the sheet at most. A row per pair of classes at most
 

@@ -29,12 +29,13 @@ from idmm.data.images import (
 )
 from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
-from idmm.data.split import Split, counted
+from idmm.data.split import Split
 from idmm.data.views import normalise
 from idmm.errors import RunError, UserError
 from idmm.evaluation.evaluate import evaluating
 from idmm.models.weights import Checkpoint, build_saved
 from idmm.progress import counting, duration, log
+from idmm.text import counted
 from idmm.training.device import enough_memory, pick_device
 
 Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]

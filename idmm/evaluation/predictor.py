@@ -17,13 +17,14 @@ from torch import Tensor
 from idmm.config.commands import UseConfig
 from idmm.data.folder import images_at
 from idmm.data.images import Bands
-from idmm.errors import UserError, capped
+from idmm.errors import UserError
 from idmm.evaluation.network import Forward, Network, pooled
 from idmm.files import AnyPath, weights_label
 from idmm.models.build import feature_width
 from idmm.models.weights import read_checkpoint
 from idmm.notebook import html_table
 from idmm.progress import counting
+from idmm.text import capped
 
 BATCH = UseConfig.batch_size
 PICTURES_EXPECTED = (

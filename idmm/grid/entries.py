@@ -8,9 +8,10 @@ from pathlib import Path
 
 from idmm.config import METHODS, Data, PretrainConfig, parsing
 from idmm.data.registry import resolve_name, spec_of
-from idmm.errors import UserError, nearest
+from idmm.errors import UserError
 from idmm.files import expand_home, is_public, weights_file
 from idmm.grid.config import TRAINING, GridConfig
+from idmm.text import nearest
 
 SCRATCH = "scratch"
 NONE = "none"

@@ -202,7 +202,7 @@ class GridPlan:
             return STAGES[stage](config).fill_names()[0]
         except UserError as error:
             for fault in error.faults:  # the flag that a recipe's reader blames is a key here
-                fault = fault.removeprefix("config: ").replace("--config: ", "config: ", 1)
+                fault = str(fault).removeprefix("config: ").replace("--config: ", "config: ", 1)
                 self._places.setdefault((stage, fault), place)
 
     def _check_options(self, stage: str) -> None:

@@ -102,7 +102,7 @@ class _Checks:
             try:
                 self._results[name] = call(*args), ()
             except UserError as error:
-                self._results[name] = None, error.faults
+                self._results[name] = None, tuple(map(str, error.faults))
         value, faults = self._results[name]
         # of a source that is a target as well
         reported = {fault.partition("': ")[2] for fault in self.faults}

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from idmm.config import parsing
 from idmm.display import show
-from idmm.errors import listed
 from idmm.files import Lock, write_json
 from idmm.grid import cluster
 from idmm.grid.config import GridConfig
@@ -13,6 +12,7 @@ from idmm.grid.plan import GridPlan
 from idmm.grid.preflight import check
 from idmm.grid.run import Grid, run
 from idmm.progress import log
+from idmm.text import listed
 from idmm.training.log import logging_to
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from idmm.config.commands import EmbedConfig
-from idmm.data.split import counted
 from idmm.evaluation.inputs import inputs, report_unreadable
 from idmm.files import replacing
+from idmm.text import counted
 
 
 def embed(config: EmbedConfig) -> str:

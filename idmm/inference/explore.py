@@ -10,7 +10,7 @@ from PIL import Image
 from idmm.config.commands import ExploreConfig
 from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
-from idmm.errors import UserError, nearest
+from idmm.errors import UserError
 from idmm.evaluation import similarity
 from idmm.evaluation.network import Network
 from idmm.files import expand_home, made_folder
@@ -20,6 +20,7 @@ from idmm.inference.runs import config_of, images_of
 from idmm.models.weights import read_checkpoint
 from idmm.progress import Bar, log
 from idmm.runs.resolve import check_place
+from idmm.text import nearest
 
 CANDIDATES = 3 * similarity.VOTERS  # neighbours among which those with a label vote
 HASHES = 2.0  # weight of the perceptual hashes' agreement, relative to the cosine of rows

@@ -11,8 +11,6 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
 from idmm.data.check import ImageRef, Pair
 from idmm.data.image_store import ImageStore
-from idmm.data.split import counted
-from idmm.errors import one_line
 from idmm.evaluation import similarity
 from idmm.figures import COLOURS, save, shortened
 from idmm.files import write_csv
@@ -27,6 +25,7 @@ from idmm.report.sheets import (
     one_of_each,
     thumbnail,
 )
+from idmm.text import counted, one_line
 
 WORST = 10  # printed of each kind
 # on the sheets: pairs, labels, neighbours

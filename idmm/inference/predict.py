@@ -8,11 +8,12 @@ import numpy as np
 from idmm.config.commands import PredictConfig
 from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.fingerprint import seen_in_training
-from idmm.data.split import class_of, counted
+from idmm.data.split import class_of
 from idmm.errors import UserError, needed
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.files import csv_bytes, expand_home, saved_info, write_bytes
 from idmm.progress import log
+from idmm.text import counted
 
 COLUMNS = ("path", "rank", "class", "probability")
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from idmm.config.commands import PredictConfig
 from idmm.data.images import fitted
-from idmm.data.split import counted
 from idmm.data.views import normalise
 from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
 from idmm.dense.network import saved_network
@@ -27,6 +26,7 @@ from idmm.evaluation.network import Network
 from idmm.files import filling, write_json
 from idmm.models.weights import Checkpoint, read_checkpoint
 from idmm.progress import counting, log
+from idmm.text import counted
 from idmm.training.device import pick_device
 
 BATCH = 4

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config import Data, FinetuneConfig, PretrainConfig
-from idmm.errors import UserError, listed
+from idmm.errors import UserError
 from idmm.files import expand_home, reading
 from idmm.runs import STAGES, stage_of
+from idmm.text import listed
 
 TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classifier first
 

@@ -7,9 +7,10 @@ import numpy as np
 
 from idmm.config.commands import SimilarConfig
 from idmm.data.folder import same_place
-from idmm.errors import UserError, one_line
+from idmm.errors import UserError
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.progress import log
+from idmm.text import one_line
 
 DRAWN = 256  # short side of the images in the picture (pixels)
 

@@ -11,7 +11,8 @@ import torch
 from timm.layers import to_2tuple
 from torch import nn
 
-from idmm.errors import SizeError, UserError, listed, nearest
+from idmm.errors import SizeError, UserError
+from idmm.text import listed, nearest
 
 Size = int | tuple[int, int] | list[int]
 

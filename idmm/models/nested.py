@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from idmm.errors import UserError, listed
+from idmm.errors import UserError
 from idmm.files import WEIGHTS_EXPECTED, weights_label
 from idmm.models.base import Tensors
+from idmm.text import listed
 
 MAX_DEPTH = 8  # words in a prefix. lightly-train has 4
 # words in prefixes: of equally similar networks, the first kind is preferred and the last kind

@@ -26,11 +26,12 @@ from timm.models import adapt_input_conv, get_pretrained_cfg
 from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Data, parsing
-from idmm.errors import UserError, checked, in_short, listed, nearest
+from idmm.errors import UserError, checked, in_short
 from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
 from idmm.models.base import Tensors
 from idmm.models.build import Size, backbone_keys, create_backbone, export_kwargs, model_name
 from idmm.models.nested import best_network, read_weights
+from idmm.text import listed, nearest
 
 # of evaluation, if a JSON lacks them
 CROP_PCT = 0.875

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from idmm.errors import listed
 from idmm.files import REWRITE, reading, write_bytes
 from idmm.progress import duration
 from idmm.report.page import Picture, Section, TableOf, html
+from idmm.text import listed
 
 NO_SETTINGS = ("out", "resume")
 KINDS = {

@@ -15,8 +15,8 @@ from idmm.data.formats import BadImage, channels_flag
 from idmm.data.images import WHITE, composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS, fetch, resolve_name, spec_of
-from idmm.data.split import Listing, Split, counted
-from idmm.errors import UserError, by_reason, listed, nearest, one_line
+from idmm.data.split import Listing, Split
+from idmm.errors import UserError
 from idmm.evaluation import baseline
 from idmm.evaluation.network import Network, pooled
 from idmm.files import made_folder, write_json
@@ -26,6 +26,7 @@ from idmm.models.weights import CROP_PCT
 from idmm.progress import log
 from idmm.runs.outputs import largest_class
 from idmm.runs.resolve import check_place
+from idmm.text import by_reason, counted, listed, nearest, one_line
 
 _NAMED = 5  # images or pairs that a line names
 _DRAWN = 12  # pairs on the sheet

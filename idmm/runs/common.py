@@ -17,7 +17,7 @@ from idmm.data.fingerprint import listed_again
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
 from idmm.data.registry import spec_of
-from idmm.data.split import Listing, counted
+from idmm.data.split import Listing
 from idmm.data.store import Stores, store_images
 from idmm.errors import Interrupted, RunError, SizeError, UserError, checked
 from idmm.evaluation import baseline
@@ -30,6 +30,7 @@ from idmm.models.vit_init import can_init_vit
 from idmm.progress import counting, log
 from idmm.runs.outputs import BASELINE, BASELINE_SIZE, ending
 from idmm.seeding import derive, seeded
+from idmm.text import counted
 from idmm.training.device import enough_memory
 from idmm.training.log import logging_to
 from idmm.training.plan import PhasePlan

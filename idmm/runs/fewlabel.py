@@ -15,7 +15,7 @@ from idmm.config.stages import Backbone
 from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, Split
-from idmm.errors import UserError, listed
+from idmm.errors import UserError
 from idmm.evaluation.evaluate import readouts
 from idmm.files import made_folder, read_json, write_json, write_text
 from idmm.progress import drawing, log
@@ -24,6 +24,7 @@ from idmm.runs import common
 from idmm.runs.outputs import largest_class
 from idmm.runs.probe import READOUTS, about, build_network
 from idmm.runs.resolve import resolve
+from idmm.text import listed
 from idmm.training.stage import RunSetup
 
 METRICS = {"top1": "top-1", "mean_per_class": "mean over classes"}

@@ -8,7 +8,6 @@ import torch
 from idmm import distributed
 from idmm.config import PretrainConfig, global_groups, parsing
 from idmm.data.image_store import ImageStore
-from idmm.data.split import counted
 from idmm.data.store import Stores
 from idmm.data.views import MultiCropTransform
 from idmm.evaluation import evaluate
@@ -22,6 +21,7 @@ from idmm.runs.first_weights import start_weights
 from idmm.runs.outputs import classifier_result, common_result, export
 from idmm.runs.resolve import run_stage
 from idmm.seeding import derive, numpy_rng, seeded
+from idmm.text import counted
 from idmm.training.loop import Loop
 from idmm.training.run_context import RunContext
 from idmm.training.stage import RunSetup

@@ -17,9 +17,10 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from idmm.display import Display
-from idmm.errors import Interrupted, Message, one_line, reason
+from idmm.errors import Interrupted, Message, reason
 from idmm.files import idmm_version
 from idmm.progress import PROGRESS, log
+from idmm.text import one_line
 
 EPOCH_LINES = 10  # log lines per stage, in addition to epochs with an evaluation
 READERS = "image_store", "listing", "user_lists", "folder"  # of idmm.data

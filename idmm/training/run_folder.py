@@ -16,7 +16,7 @@ from idmm.config.reading import read_file
 from idmm.data.fingerprint import image_changes, listing_fingerprint, refuse_changes
 from idmm.data.split import Listing
 from idmm.data.store import Stores
-from idmm.errors import RunError, UserError, capped, listed
+from idmm.errors import RunError, UserError
 from idmm.files import (
     REWRITE,
     WITHOUT,
@@ -33,6 +33,7 @@ from idmm.files import (
     write_json,
     write_text,
 )
+from idmm.text import capped, listed
 from idmm.training.plan import TrainingState
 
 

@@ -9,8 +9,8 @@ from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRSchedu
 from timm.scheduler.scheduler import Scheduler
 
 from idmm.config import Train
-from idmm.data.split import counted
 from idmm.progress import log
+from idmm.text import counted
 from idmm.training.clock import WARMUP
 
 WARMUP_START = 1e-6  # as released, and timm's own default

@@ -1,0 +1,21 @@
+"""The type of a batch, which loaders make and methods take."""
+
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Batch(TypedDict, total=False):
+    """Some images with what is known of them. A batch has the keys that its method needs."""
+
+    images: "Tensor"  # float [B, C, S, S]
+    views: "list[Tensor]"  # the crops of each group, float [B, count, C, S, S]
+    index: "Tensor"  # numbers of the images, int64 [B]
+    label: "Tensor"  # classes, -1 for none, int64 [B]
+    boxes: "list[Tensor]"  # corners of each image's boxes (pixels), float [n, 4]
+    labels: "list[Tensor]"  # classes of each image's boxes, int64 [n]
+    masks: "list[Tensor]"  # outlines of each image's boxes, uint8 [n, S, S]
+    mask: "Tensor"  # class of each pixel, int64 [B, S, S]
+    weight: float  # factor of the mean loss, see :meth:`idmm.data.loaders.BatchPlan.micro_batches`
+    failed: str  # why a worker could not make the batch
