@@ -85,12 +85,11 @@ class Contract:
     def test_timm_knows_it(self):
         with torch.device("meta"):
             model = timm.create_model(self.name)
-        assert (
-            model.default_cfg is model.pretrained_cfg
-            and model.default_cfg["architecture"] == self.name
-        )
+        assert model.default_cfg is model.pretrained_cfg
+        assert model.default_cfg["architecture"] == self.name
         assert model.default_cfg["input_size"] == (3, 224, 224)
-        assert model.num_classes == 1000 and model.get_classifier().out_features == 1000
+        assert model.num_classes == 1000
+        assert model.get_classifier().out_features == 1000
         with pytest.raises(RuntimeError, match="No pretrained weights exist"):
             timm.create_model(self.name, pretrained=True, **self.kwargs)
         with pytest.raises(TypeError, match="unexpected keyword argument 'embed_dimm'"):
@@ -122,16 +121,19 @@ class Contract:
         images = torch.randn(2, 3, 64, 64)
         model = self.build(num_classes=5).eval()
         tokens = model.forward_features(images)
-        assert tokens.shape == (2, 17, self.dim) and model.num_prefix_tokens == 1
+        assert tokens.shape == (2, 17, self.dim)
+        assert model.num_prefix_tokens == 1
         assert model.num_features == model.head_hidden_size == model.embed_dim == self.dim
         # the class token, first
         assert torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 0])
         assert torch.equal(model(images), model.head(tokens[:, 0]))
         model.reset_classifier(3, "avg")
-        assert model(images).shape == (2, 3) and model.num_classes == 3
+        assert model(images).shape == (2, 3)
+        assert model.num_classes == 3
         assert torch.equal(model.forward_head(tokens, pre_logits=True), tokens[:, 1:].mean(1))
         model.reset_classifier(0, "token")
-        assert isinstance(model.get_classifier(), nn.Identity) and model(images).shape == (
+        assert isinstance(model.get_classifier(), nn.Identity)
+        assert model(images).shape == (
             2,
             self.dim,
         )
@@ -158,13 +160,17 @@ class Contract:
         changed = (after - before).abs().amax(2)[0] > 1e-6
         first = changed[:1]
         places = changed[1:].view(4, 6)
-        assert not first.any() and places[3, 0]  # the class token is first, and sees nothing
-        assert not places[:2].any() and not places[:, 2:].any()
+        # the class token is first, and sees nothing
+        assert not first.any()
+        assert places[3, 0]
+        assert not places[:2].any()
+        assert not places[:, 2:].any()
 
     def test_drop_path_rises_over_the_blocks(self):
         model = self.build(drop_path=0.6, img_size=32)
         rates = [m.drop_prob for m in model.modules() if isinstance(m, DropPath)]
-        assert rates == sorted(rates) and rates[-1] == pytest.approx(0.6)
+        assert rates == sorted(rates)
+        assert rates[-1] == pytest.approx(0.6)
         images = torch.randn(16, 3, 32, 32)
         torch.manual_seed(0)
         assert not torch.equal(model(images), model(images))
@@ -173,11 +179,9 @@ class Contract:
     def test_the_releases_file_loads_at_any_size(self, tmp_path):
         model = create_backbone(self.name, 112)
         report = self.release(tmp_path, model)
-        assert (
-            report.dropped == ["head.weight", "head.bias"]
-            and report.fresh == []
-            and report.resized == self.resized
-        )
+        assert report.dropped == ["head.weight", "head.bias"]
+        assert report.fresh == []
+        assert report.resized == self.resized
         assert sorted(report.loaded) == sorted(
             k for k in model.state_dict() if k not in self.resized
         )
@@ -200,16 +204,13 @@ class Contract:
         scale = {id(p): g["lr_scale"] for g in groups for p in g["params"]}
         decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
         names = {n: id(p) for n, p in model.named_parameters()}
-        assert set(scale) == set(names.values()) and len(scale) == sum(
-            len(g["params"]) for g in groups
-        )
+        assert set(scale) == set(names.values())
+        assert len(scale) == sum(len(g["params"]) for g in groups)
         layers = [
             {scale[i] for n, i in names.items() if n.startswith(start)} for start in self.layers
         ]
         assert layers == [{0.5**i} for i in reversed(range(len(layers)))]
         tokens = [n for n in names if n.endswith("cls_token")]
-        assert (
-            len(tokens) == 1
-            and all(decay[names[n]] == 0 for n in tokens)
-            and decay[names["head.weight"]] == 0.05
-        )
+        assert len(tokens) == 1
+        assert all(decay[names[n]] == 0 for n in tokens)
+        assert decay[names["head.weight"]] == 0.05

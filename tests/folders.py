@@ -78,10 +78,8 @@ def opened(root, bound=None, part="train", keep="auto", labelled=False, **fields
 def same(a, b):
     """Whether two stores hold the same images."""
     np.testing.assert_array_equal(a.sizes, b.sizes)
-    assert (
-        json.dumps(fingerprint(a, a.digests)) == json.dumps(fingerprint(b, b.digests))
-        and a.names == b.names
-    )
+    assert json.dumps(fingerprint(a, a.digests)) == json.dumps(fingerprint(b, b.digests))
+    assert a.names == b.names
     assert (a.labels is b.labels is None) or a.labels.tolist() == b.labels.tolist()
     return len(a) == len(b) and all(torch.equal(a.image(i), b.image(i)) for i in range(len(a)))
 

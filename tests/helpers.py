@@ -108,7 +108,8 @@ def refused(capsys, argv, code=2):
     else."""
     assert call(argv) == code
     said = capsys.readouterr()
-    assert said.out == "" and "Traceback" not in said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err
     return said.err.splitlines()
 
 
@@ -265,7 +266,8 @@ def same(a, b):
     """Whether two runs exported the same tensors, to the last bit."""
     a = weights(a)
     b = weights(b)
-    assert a and a.keys() == b.keys()
+    assert a
+    assert a.keys() == b.keys()
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -273,7 +275,8 @@ def distance(a, b):
     """Largest difference between the exported tensors of two runs."""
     a = weights(a)
     b = weights(b)
-    assert a and a.keys() == b.keys()
+    assert a
+    assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 

@@ -87,9 +87,12 @@ def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
     store, (mean, std), indices = Bands(channels, dtype), norms(channels), np.arange(10)
     group = CropGroup(count=3, scale=[0.2, 1.0], **STRONG, **asked)
     plan = draw_views(Views(), group, 3, indices, store.sizes)
-    assert 0 < plan.solarize.sum() < 30 and 0 < plan.jitter.sum() < 30 and (plan.sigma > 0).any()
+    assert 0 < plan.solarize.sum() < 30
+    assert 0 < plan.jitter.sum() < 30
+    assert (plan.sigma > 0).any()
     made = views.make_views(store.images, plan, 16, mean, std)
-    assert made.shape == (10, 3, channels, 16, 16) and made.dtype == torch.float32
+    assert made.shape == (10, 3, channels, 16, 16)
+    assert made.dtype == torch.float32
     for v in range(30):
         wanted = naive_turns(naive_bands(store.image(v // 3), plan, v, 16), plan, v)
         found = (

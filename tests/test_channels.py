@@ -184,13 +184,12 @@ def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
     )
     for line, (name, (_, why)) in zip(named, bad.items(), strict=True):
         assert line.startswith(f"  {root}/train/a/{name}: ") and why in line, line
-    assert not (tmp_path / "run").exists() and not (tmp_path / "ran").exists()
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "ran").exists()
     assert call(["data", "check", "--root", root]) == 1, "it is told by the files' own channels"
     text = capsys.readouterr().out
-    assert (
-        "channels: 5 channels. Pass --data.in_chans 5." in text
-        and f"unreadable: {len(bad)} files (" in text
-    )
+    assert "channels: 5 channels. Pass --data.in_chans 5." in text
+    assert f"unreadable: {len(bad)} files (" in text
 
 
 def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_path):
@@ -199,7 +198,8 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
         given = section(root, cache="off", **fields)
         # the same of all in one line
         _, line = faults(store_split, split, stored_size=None, data=given)
-        assert line.startswith(f"  12 files ({split.items[0]}, ") and " and 7 more): " in line
+        assert line.startswith(f"  12 files ({split.items[0]}, ")
+        assert " and 7 more): " in line
         return line.partition("more): ")[2]
 
     assert said(bands=[0, 5]) == "has 5 channels, and data.bands has 5, counted from 0"
@@ -229,9 +229,9 @@ def test_values_arrive_scaled_by_the_range_of_each_channel(root):
     raw = values_of(root)
     store = opened(root, in_chans=5)
     ends = [[int(plane.min()), int(plane.max())] for plane in raw.swapaxes(0, 1)]
-    assert (
-        store.value_range == ends and store.channels == 5 and store.image(0).dtype == torch.uint16
-    )
+    assert store.value_range == ends
+    assert store.channels == 5
+    assert store.image(0).dtype == torch.uint16
     low, high = np.array(ends, float).T[:, :, None, None]
     for i, image in enumerate(raw):
         np.testing.assert_array_equal(
@@ -274,9 +274,8 @@ def test_mean_and_std_are_measured_and_kept(runs, root):
     np.testing.assert_allclose(found["mean"], pixels.mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(found["std"], pixels.std(axis=1), rtol=1e-5)
     kept = json.loads((folder / "whole/last/images.json").read_text())
-    assert (kept["mean"], kept["std"]) == (found["mean"], found["std"]) and kept["range"] == found[
-        "range"
-    ]
+    assert (kept["mean"], kept["std"]) == (found["mean"], found["std"])
+    assert kept["range"] == found["range"]
     assert (
         "of the channels, measured from the training images"
         in (folder / "whole/log.txt").read_text()
@@ -289,7 +288,8 @@ def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):
     assert inside("pretrain", run, **given, data__mean=[0.5] * 5) == 2
     assert "data.mean: the run in" in capsys.readouterr().err
     assert inside("pretrain", run, **given) == 0
-    assert metrics(run) == metrics(folder / "whole") and same(run, folder / "whole")
+    assert metrics(run) == metrics(folder / "whole")
+    assert same(run, folder / "whole")
 
 
 def test_the_std_of_a_constant_channel_is_1():

@@ -77,11 +77,14 @@ def test_files_of_a_run(stage, whole):
     of_classes |= {"mistakes.csv", "mistakes.png", "split.csv"}
     assert names == wanted | (of_classes if stage == "finetune" else set())
     info = json.loads((out / "backbone.json").read_text())
-    assert info["kwargs"]["num_classes"] == 0 and info["ema"] == (stage == "finetune")
+    assert info["kwargs"]["num_classes"] == 0
+    assert info["ema"] == (stage == "finetune")
     model = timm.create_model(info["name"], **info["kwargs"])
     model.load_state_dict(safetensors.torch.load_file(out / "backbone.safetensors"), strict=True)
     result = json.loads((out / "result.json").read_text())
-    assert result["train_size"] == 96 and result["seed"] == 0 and result["seconds"] > 0
+    assert result["train_size"] == 96
+    assert result["seed"] == 0
+    assert result["seconds"] > 0
     last = metrics(out)[-1]
     assert {"epoch", "stage", "step", "loss", "lr"} <= set(last)
     if stage == "finetune":
@@ -212,9 +215,12 @@ def test_commands(capsys):
     (line,) = refused(capsys, ["pretran"])
     assert line.startswith("pretran: unknown command, expected one of train, pretrain, finetune, ")
     assert line.endswith(", demo. Did you mean 'pretrain'?")
-    assert call([]) == 0 and capsys.readouterr().out.startswith("usage: idmm COMMAND")
-    assert call(["--help"]) == 0 and "finetune" in capsys.readouterr().out
-    assert call(["--version"]) == 0 and capsys.readouterr().out == "idmm 0.1.0\n"
+    assert call([]) == 0
+    assert capsys.readouterr().out.startswith("usage: idmm COMMAND")
+    assert call(["--help"]) == 0
+    assert "finetune" in capsys.readouterr().out
+    assert call(["--version"]) == 0
+    assert capsys.readouterr().out == "idmm 0.1.0\n"
 
 
 def test_init_contradicts(whole, tmp_path, capsys):
@@ -239,10 +245,8 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
     stages = [{"size": 16}, {"size": 20}, {"size": 8}, {"size": 9}]
     assert inside("finetune", tmp_path / "a", stages=stages, drloc__weight=0.1) == 2
     second, third, fourth = capsys.readouterr().err.splitlines()[-3:]
-    assert (
-        second == f"stages[1].size: image size 20x20: {tail}"
-        and fourth == f"stages[3].size: image size 9x9: {tail}"
-    )
+    assert second == f"stages[1].size: image size 20x20: {tail}"
+    assert fourth == f"stages[3].size: image size 9x9: {tail}"
     assert third.startswith("drloc.weight: at 8 px the final grid is 1x1")
     assert inside("finetune", tmp_path / "a", stages=None, train__size=20) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"train.size: image size 20x20: {tail}"
@@ -273,11 +277,10 @@ def test_yaml_as_people_expect_it(tmp_path):
         None,
         [0, 0, 0, 0],
     )
-    assert (
-        config.model.kwargs == {"embed_dim": 96, "act": "off"}
-        and config.data.subset.fraction == 0.5
-    )
-    assert [crop.count for crop in config.views.crops] == [1, 1] and config.train.epochs == 10
+    assert config.model.kwargs == {"embed_dim": 96, "act": "off"}
+    assert config.data.subset.fraction == 0.5
+    assert [crop.count for crop in config.views.crops] == [1, 1]
+    assert config.train.epochs == 10
     (tmp_path / "again.yaml").write_text(dump(config))
     assert parsed("--config", tmp_path / "again.yaml") == config, "1e3 is quoted"
     assert config.out == os.path.expanduser("~/run")
@@ -335,8 +338,10 @@ def test_print_config_feeds_itself(stage, tmp_path, capsys):
     assert stop.value.code in (0, None)
     path = written(tmp_path, text)
     again = parsed("--config", path, kind=KINDS[stage])
-    assert again == parsed(*argv, kind=KINDS[stage]) and dump(again) == text
-    assert again.train.lr == 1e-5 and again.data.root == "off"
+    assert again == parsed(*argv, kind=KINDS[stage])
+    assert dump(again) == text
+    assert again.train.lr == 1e-5
+    assert again.data.root == "off"
     assert not (tmp_path / "run").exists()
 
 
@@ -345,9 +350,8 @@ def test_help_names_the_flags_of_the_contract(stage, capsys):
     with pytest.raises(SystemExit) as stop:
         parsed("--help", kind=KINDS[stage])
     words = capsys.readouterr().out.split()
-    assert not {f"--{name}" for name in COMMON + CONTRACT[stage]} - {
-        *words
-    } and stop.value.code in (0, None)
+    assert not {f"--{name}" for name in COMMON + CONTRACT[stage]} - {*words}
+    assert stop.value.code in (0, None)
 
 
 @pytest.mark.parametrize("kind", [command.config for command in COMMANDS.values()], ids=COMMANDS)
@@ -380,7 +384,8 @@ def test_help_is_quick_and_imports_no_torch(words, flag):
         [sys.executable, "-c", f"{code}sys.exit(', '.join(sys.modules.keys() & {heavy}) or 0)"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "") and flag in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert flag in done.stdout
     assert time.perf_counter() - begun < 5  # a second, on a machine that does nothing else
 
 
@@ -439,7 +444,8 @@ def test_a_disk_that_is_full_or_read_only(code, exit_code, monkeypatch, capsys):
 
     monkeypatch.setattr("idmm.cli._run", fail)
     (line,) = refused(capsys, ["pretrain"], exit_code)
-    assert "place" in line and os.strerror(code).lower() in line
+    assert "place" in line
+    assert os.strerror(code).lower() in line
 
 
 def test_no_temporary_folder(monkeypatch, capsys):

@@ -239,7 +239,8 @@ def test_dino_holds_its_last_layer_still_in_the_first_epochs():
             for n, p in method.named_parameters()
             if n.startswith("head.last_layer") and p.requires_grad
         ]
-        assert len(last) == 1 and (last[0] is not None) == moves
+        assert len(last) == 1
+        assert (last[0] is not None) == moves
         assert all(
             p.grad is not None
             for p in [*method.backbone.parameters(), *method.head.layers.parameters()]
@@ -271,7 +272,8 @@ def test_idmm_with_a_projection():
     """Row 2 of Table 9: an MLP between the features and the N-way layer, which is as wide as the
     MLP's output."""
     method = make("idmm", projection=True, hidden_dim=10, dim=6, cutmix_alpha=0).double()
-    assert method.classifier.weight.shape == (11, 6) and make("idmm").classifier.weight.shape == (
+    assert method.classifier.weight.shape == (11, 6)
+    assert make("idmm").classifier.weight.shape == (
         11,
         16,
     )
@@ -386,7 +388,8 @@ def test_localization_is_added_to_each_method(name):
     plain = make(name)(given, 7, 0)
     method = make(name, drloc=config.DrLoc(weight=0.3, pairs=4))
     both = method(given, 7, 0)
-    assert both.keys() - plain.keys() == {"drloc"} and float(both["drloc"]) > 0
+    assert both.keys() - plain.keys() == {"drloc"}
+    assert float(both["drloc"]) > 0
     torch.testing.assert_close(
         both["loss"], plain["loss"] + 0.3 * both["drloc"], rtol=1e-5, atol=1e-5
     )

@@ -63,7 +63,8 @@ def test_a_damaged_file_is_named_with_the_remedy(finished, kind, tmp_path, capsy
                 (run / "result.json").unlink()
             assert tuned(run, root, train__epochs=2) == 2
             line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith(f"{file}: is damaged (") and remedy in line
+        assert line.startswith(f"{file}: is damaged (")
+        assert remedy in line
         assert not (tmp_path / "out").exists()
         shutil.rmtree(run)
 
@@ -76,7 +77,8 @@ def test_a_torn_last_line_of_metrics_does_not_end_a_resume(finished, tmp_path, c
         file.write('{"epoch": 3, "lo')
     assert tuned(run, root, train__epochs=2) == 0
     assert "metrics.jsonl: the last line is cut and left out" in capsys.readouterr().err
-    assert same(run, whole) and metrics(run) == metrics(whole)
+    assert same(run, whole)
+    assert metrics(run) == metrics(whole)
     file = run / "metrics.jsonl"
     file.write_text("{\n" + file.read_text())
     (run / "result.json").unlink()
@@ -119,7 +121,8 @@ def test_a_model_without_timms_interface_is_refused(tmp_path, capsys):
     assert line.startswith(
         "model.name: 'bare_model' has no method forward_features, forward_head, "
     )
-    assert not (tmp_path / "run").exists() and timm.is_model("bare_model")
+    assert not (tmp_path / "run").exists()
+    assert timm.is_model("bare_model")
 
 
 def test_fewer_workers_if_few_files_may_be_open():
@@ -129,7 +132,8 @@ def test_fewer_workers_if_few_files_may_be_open():
         workers, why = worker_count(8, 10)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert workers == 2 and "192 open files (100 by 'ulimit -n'): 2 used instead" in why
+    assert workers == 2
+    assert "192 open files (100 by 'ulimit -n'): 2 used instead" in why
 
 
 BOOLS = {

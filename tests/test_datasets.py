@@ -22,10 +22,13 @@ def test_digits():
     train = splits.train
     test = splits.test
     assert (len(train), splits.val, len(test)) == (1437, None, 360)
-    assert train.items.shape == (1437, 8, 8, 3) and train.classes == [str(i) for i in range(10)]
+    assert train.items.shape == (1437, 8, 8, 3)
+    assert train.classes == [str(i) for i in range(10)]
     assert not set(train.names) & set(test.names)
     counts = np.bincount(test.labels)
-    assert counts.min() >= 35 and counts.max() <= 37  # stratified
+    # stratified
+    assert counts.min() >= 35
+    assert counts.max() <= 37
     digits = load_digits()
     original = int(test.names[100].split("/")[1])
     assert test.labels[100] == digits.target[original]
@@ -64,7 +67,8 @@ def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
     shutil.copytree(root / "train/cat/deep", tmp_path / "elsewhere")
     (root / "train/dog/linked").symlink_to(tmp_path / "elsewhere")
     splits = list_images(section(root), labelled=True)
-    assert splits.val is None and len(splits.test) == 3
+    assert splits.val is None
+    assert len(splits.test) == 3
     assert splits.train.classes == splits.test.classes == ["Katze 猫", "cat", "dog"]
     names = ["Katze 猫/0.png", "cat/0.png", "cat/1.png", "cat/deep/er/9.JPG"]
     names += ["dog/0.png", "dog/1.png", "dog/linked/er/9.JPG"]
@@ -121,7 +125,8 @@ def test_val_and_test_both_or_one(tmp_path, caplog):
     root = tree(tmp_path, train={"x": 2, "y": 2}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
     splits = list_images(section(root, val_fraction=0.5), labelled=True)
     assert (len(splits.train), len(splits.val), len(splits.test)) == (4, 2, 4)
-    assert splits.val.names[0].startswith("val/") and splits.test.names[0].startswith("test/")
+    assert splits.val.names[0].startswith("val/")
+    assert splits.test.names[0].startswith("test/")
     assert "data.val_fraction: 0.5 is not used, as the dataset has a 'val' split" in caplog.text
     shutil.rmtree(root / "val")
     splits = list_images(section(root, val_fraction=0.5), labelled=True)
@@ -172,7 +177,8 @@ def test_what_is_held_out_depends_on_each_file(tmp_path):
         (root / f"train/x/{number}.png").rename(root / f"train/y/from_x{number}.png")
     after = held_out(root)
     moved = [content for content in before if before[content] != after[content]]
-    assert len(moved) <= 4 and list(after.values()).count("test") in (15, 16)
+    assert len(moved) <= 4
+    assert list(after.values()).count("test") in (15, 16)
     root = root.rename(tmp_path / "b")
     for number, path in enumerate(sorted(root.rglob("*.png"), reverse=True)):
         path.rename(path.with_name(f"renamed{number:02d}.png"))
@@ -188,7 +194,8 @@ def test_arrays_are_held_out_by_their_pixels(caplog):
     whole = list_images(section(name="digits"), labelled=True)
     splits = list_images(section(name="digits", val_fraction=0.2), labelled=True)
     pixels = [{image.tobytes() for image in split.items} for split in (splits.train, splits.val)]
-    assert pixels[0].isdisjoint(pixels[1]) and len(splits.test) == len(whole.test) == 360
+    assert pixels[0].isdisjoint(pixels[1])
+    assert len(splits.test) == len(whole.test) == 360
     shares = np.bincount(splits.val.labels) / np.bincount(whole.train.labels)
     assert np.allclose(shares, 0.2, atol=0.005)
 
@@ -269,11 +276,14 @@ def test_pretraining_never_sees_test_images_and_takes_labels_where_they_are(tmp_
     root = tree(tmp_path, train={"x": 2, "y": 1}, test={"x": 1, "y": 1})
     splits = list_images(section(root), labelled=False)
     assert splits.train.names == ["train/x/0.png", "train/x/1.png", "train/y/0.png"]
-    assert splits.train.labels.tolist() == [0, 0, 1] and splits.train.classes == ["x", "y"]
-    assert splits.test.names == ["test/x/0.png", "test/y/0.png"] and splits.val is None
+    assert splits.train.labels.tolist() == [0, 0, 1]
+    assert splits.train.classes == ["x", "y"]
+    assert splits.test.names == ["test/x/0.png", "test/y/0.png"]
+    assert splits.val is None
     paint(root / "train/loose.png")
     splits = list_images(section(root), labelled=False)
-    assert len(splits.train) == 4 and splits.train.labels is None
+    assert len(splits.train) == 4
+    assert splits.train.labels is None
 
 
 def test_pretraining_trees_that_are_no_classes(tmp_path):
@@ -304,7 +314,8 @@ def labelled_split(counts):
 def test_subset_per_class_total_and_fraction():
     split = labelled_split([5, 10, 40])
     few = draw_subset(split, config.Subset(per_class=3))
-    assert np.bincount(few.labels).tolist() == [3, 3, 3] and few.names == sorted(few.names)
+    assert np.bincount(few.labels).tolist() == [3, 3, 3]
+    assert few.names == sorted(few.names)
     assert all(
         split.labels[int(name)] == label for name, label in zip(few.names, few.labels, strict=True)
     )
@@ -318,7 +329,8 @@ def test_subset_per_class_total_and_fraction():
 def test_subset_depends_on_its_seed_alone_and_grows_by_adding():
     split = labelled_split([20, 20])
     a, b, c = (draw_subset(split, config.Subset(total=10, seed=seed)).names for seed in (0, 0, 1))
-    assert a == b != c and set(a) < set(draw_subset(split, config.Subset(total=20)).names)
+    assert a == b != c
+    assert set(a) < set(draw_subset(split, config.Subset(total=20)).names)
 
 
 def test_subset_faults():

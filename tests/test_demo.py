@@ -38,14 +38,18 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
     assert [(one.seed, one.data.labelled.seed) for one in asked] == [(0, 0), (1, 1)]
     assert all(one.data.labelled.per_class == 5 and one.compare for one in asked)
     result = json.loads((out / "demo.json").read_text())
-    assert result["idmm_top1"] == [80 + gain, 81 + gain] and result["gain"] == pytest.approx(gain)
-    assert result["scratch_top1"] == [70.0] * 2 and result["baseline_top1"] == [80.5] * 2
-    assert f"{80.5 + gain:.1f} ± 0.7 %" in said.out and f"{gain:+.1f} points" in said.out
+    assert result["idmm_top1"] == [80 + gain, 81 + gain]
+    assert result["gain"] == pytest.approx(gain)
+    assert result["scratch_top1"] == [70.0] * 2
+    assert result["baseline_top1"] == [80.5] * 2
+    assert f"{80.5 + gain:.1f} ± 0.7 %" in said.out
+    assert f"{gain:+.1f} points" in said.out
     assert code == 0 or said.err.splitlines()[-1].startswith(
         "demo: +1.0 points from the better of scratch and bas"
     )
     with Image.open(out / "comparison.png") as image:
-        assert image.format == "PNG" and np.asarray(image.convert("RGB")).std() > 5
+        assert image.format == "PNG"
+        assert np.asarray(image.convert("RGB")).std() > 5
 
     digits = list_images(Data(name="digits"), labelled=True).parts
     found = list_images(Data(root=str(out / "images")), labelled=True).parts
@@ -58,6 +62,5 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
 
 def test_bad_flags_write_nothing(tmp_path, capsys):
     lines = refused(capsys, ["demo", "--out", tmp_path / "o", "--minutes", 0, "--seeds", 0])
-    assert [line.split(":")[0] for line in lines] == ["minutes", "seeds"] and not (
-        tmp_path / "o"
-    ).exists()
+    assert [line.split(":")[0] for line in lines] == ["minutes", "seeds"]
+    assert not (tmp_path / "o").exists()

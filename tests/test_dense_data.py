@@ -36,17 +36,21 @@ def of(root, **fields):
 def test_boxes_are_those_of_the_file(tmp_path, form, official):
     made = coco_tree(tmp_path, form, official, train=3, val=2)
     found = read_detection(of(tmp_path))
-    assert found.train.classes == CLASSES and found.categories == list(IDS)
+    assert found.train.classes == CLASSES
+    assert found.categories == list(IDS)
     assert outlined(found.train.targets) == (form != "boxes")
-    assert list(found.parts) == ["train", "test"] and found.val is None
+    assert list(found.parts) == ["train", "test"]
+    assert found.val is None
     for part, wrote in (("train", "train"), ("test", "val")):
         split = getattr(found, part)
         folder = f"{wrote}2017" if official else wrote
-        assert split.names == [f"{folder}/{name}" for name in made[wrote]] and split.labels is None
+        assert split.names == [f"{folder}/{name}" for name in made[wrote]]
+        assert split.labels is None
         for target, scene in zip(split.targets, made[wrote].values(), strict=True):
             np.testing.assert_array_equal(target.boxes, scene.boxes)
             np.testing.assert_array_equal(target.labels, scene.labels)
-            assert target.size == scene.image.shape[:2] and not target.crowd.any()
+            assert target.size == scene.image.shape[:2]
+            assert not target.crowd.any()
             if form != "boxes":
                 np.testing.assert_array_equal(target.masks(*target.size), scene.masks)
     assert [target.image_id for target in found.train.targets] == [100, 101, 102]
@@ -77,16 +81,15 @@ def test_unusual_objects(tmp_path, caplog):
     assert first.crowd.tolist() == [True] + [False] * (len(first.labels) - 1)
     assert found.train.targets[1].boxes[0].tolist() == [0, 50, 64, 96]
     np.testing.assert_array_equal(first.masks(*first.size), made["train"]["000.png"].masks)
-    assert (
-        empty.boxes.shape == (0, 4)
-        and empty.segments == []
-        and empty.masks(5, 6).shape == (0, 5, 6)
-    )
+    assert empty.boxes.shape == (0, 4)
+    assert empty.segments == []
+    assert empty.masks(5, 6).shape == (0, 5, 6)
     target = found.test.targets[0]
     scene = made["val"]["000.png"]
     x1, y1, x2, y2 = scene.boxes[0].astype(int)
     mask = target.masks(*target.size)[0]
-    assert mask[y1:y2, x1:x2].all() and mask.sum() == (x2 - x1) * (y2 - y1)
+    assert mask[y1:y2, x1:x2].all()
+    assert mask.sum() == (x2 - x1) * (y2 - y1)
     seen = Objects(
         target.boxes, target.labels, np.ones(len(target.labels)), [outline(m) for m in scene.masks]
     )
@@ -95,10 +98,8 @@ def test_unusual_objects(tmp_path, caplog):
     coco_tree(
         tmp_path, change=lambda part, content: content["annotations"][0].update(segmentation=[])
     )
-    assert (
-        not outlined(read_detection(of(tmp_path)).train.targets)
-        and "1 of 16 objects have no outline" in caplog.text
-    )
+    assert not outlined(read_detection(of(tmp_path)).train.targets)
+    assert "1 of 16 objects have no outline" in caplog.text
 
 
 BROKEN = [  # how the annotations of a file are spoilt, one after the other, and what its line is
@@ -197,13 +198,16 @@ def test_masks_are_those_of_the_files(tmp_path):
         (tmp_path / kind / "train" / "a").mkdir()
         (tmp_path / kind / "train" / "000.png").rename(tmp_path / kind / "train" / "a" / "x.png")
     found = read_segmentation(of(tmp_path))
-    assert found.train.classes == ["background", *CLASSES] and not outlined(found.train.targets)
+    assert found.train.classes == ["background", *CLASSES]
+    assert not outlined(found.train.targets)
     first = made["train"].pop("000.png")
     made["train"]["a/x.png"] = first
     for target, name in zip(found.train.targets, found.train.names, strict=True):
         scene = made["train"][name.removeprefix("images/train/")]
         mask = target.mask()
-        assert mask.dtype == np.uint8 and (mask[0] == IGNORED).all() and target.size == mask.shape
+        assert mask.dtype == np.uint8
+        assert (mask[0] == IGNORED).all()
+        assert target.size == mask.shape
         np.testing.assert_array_equal(mask[1:-1, 1:-1], scene.mask[1:-1, 1:-1])
     (tmp_path / "classes.txt").unlink()
     assert read_segmentation(of(tmp_path)).train.classes == ["0", "1", "2", "3"]
@@ -259,11 +263,15 @@ def test_subset_held_out_and_left_out(tmp_path):
         read_detection(of(tmp_path))
     fields = {"val_fraction": 0.25, "exclude": str(tmp_path / "exclude.txt")}
     found = read_detection(of(tmp_path, **fields))
-    assert len(found.train) == 5 and len(found.test) == 2 and found.excluded == 1
+    assert len(found.train) == 5
+    assert len(found.test) == 2
+    assert found.excluded == 1
     drawn = read_detection(of(tmp_path, subset={"total": 3}, **fields))
-    assert len(drawn.train) == 3 and drawn.test.names == found.test.names
+    assert len(drawn.train) == 3
+    assert drawn.test.names == found.test.names
     names = drawn.train.names + drawn.test.names
-    assert len(set(names)) == 5 and "train/000.png" not in names
+    assert len(set(names)) == 5
+    assert "train/000.png" not in names
     for name, target in zip(names, [*drawn.train.targets, *drawn.test.targets], strict=True):
         np.testing.assert_array_equal(target.boxes, made["train"][name[6:]].boxes)
 
@@ -328,7 +336,9 @@ def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
             for box, mask in zip(
                 batch["boxes"][b][kept].numpy(), batch["masks"][b][kept].numpy(), strict=True
             ):
-                assert (0 <= box).all() and (box <= SIDE).all() and (box[2:] - box[:2] >= 1).all()
+                assert (0 <= box).all()
+                assert (box <= SIDE).all()
+                assert (box[2:] - box[:2] >= 1).all()
                 rows = np.flatnonzero(mask.any(axis=1))
                 columns = np.flatnonzero(mask.any(axis=0))
                 if len(rows) and box.min() > 0 and box.max() < SIDE:  # not cut

@@ -104,7 +104,8 @@ def test_maps_of_a_plain_transformer():
     maps = MultiScaleBackbone(made, SIDE)
     grid = token_grid(made, images)  # [2, 32, 8, 8]
     found = maps.forward_features(images)
-    assert maps.channels == [16, 32, 32, 32] and not maps.several
+    assert maps.channels == [16, 32, 32, 32]
+    assert not maps.several
     torch.testing.assert_close(found[0], maps.levels[0][0](grid))
     torch.testing.assert_close(found[1], grid)
     torch.testing.assert_close(found[2], F.max_pool2d(grid, 2))
@@ -118,7 +119,8 @@ def test_maps_of_several_strides():
     images = torch.randn(2, 3, SIDE, SIDE)
     maps = MultiScaleBackbone(made, SIDE)
     final, taken = made.forward_intermediates(images)
-    assert maps.several and maps.channels == [8, 16, 24, 32]
+    assert maps.several
+    assert maps.channels == [8, 16, 24, 32]
     for found, wanted in zip(maps.forward_features(images), [*taken[:3], final], strict=True):
         torch.testing.assert_close(found, wanted)
 
@@ -151,9 +153,8 @@ def test_one_image_and_half_precision(make):
     loss_of(method, batch)["loss"].backward()
     with torch.autocast("cpu", torch.bfloat16):
         out = loss_of(method, batch)
-    assert {value.dtype for value in out.values()} == {torch.float32} and bool(
-        torch.isfinite(out["loss"])
-    )
+    assert {value.dtype for value in out.values()} == {torch.float32}
+    assert bool(torch.isfinite(out["loss"]))
 
 
 def test_boxes_are_computed_in_fp32(monkeypatch):
@@ -179,9 +180,11 @@ def test_boxes_are_computed_in_fp32(monkeypatch):
             (found,) = network.eval()(batch["images"])
     # true ones and anchors, true ones and proposals
     given = [boxes for each in given for boxes in each]
-    assert len(given) == 4 and {boxes.dtype for boxes in given} == {torch.float32}
+    assert len(given) == 4
+    assert {boxes.dtype for boxes in given} == {torch.float32}
     assert all(bool((boxes == true[0, 0]).all(1).any()) for boxes in given[::2])
-    assert found["boxes"].dtype == found["scores"].dtype == torch.float32 and len(found["boxes"])
+    assert found["boxes"].dtype == found["scores"].dtype == torch.float32
+    assert len(found["boxes"])
     assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
 
 
@@ -200,7 +203,8 @@ def test_a_detector_learns_two_images():
         on_file(output, target.size, SIDE) for output, target in zip(outputs, truth, strict=True)
     ]
     scores, _ = detection_scores(found, truth, CLASSES)
-    assert scores["ap50"] > 90 and set(scores) == {"ap", "ap50", "ap75"}
+    assert scores["ap50"] > 90
+    assert set(scores) == {"ap", "ap50", "ap75"}
 
 
 def test_several_scales():
@@ -282,12 +286,10 @@ def test_intersection_over_union():
         either = sum(t == k or s == k for t, s in zip(true, said, strict=True))
         wanted.append(100 * both / either if either else np.nan)
     np.testing.assert_allclose(iou, wanted)
-    assert (
-        iou[3] == iou[4] == 0
-        and np.isnan(iou[5])
-        and accuracy[3] == 0
-        and np.isnan(accuracy[4:]).all()
-    )
+    assert iou[3] == iou[4] == 0
+    assert np.isnan(iou[5])
+    assert accuracy[3] == 0
+    assert np.isnan(accuracy[4:]).all()
     assert scores == pytest.approx(
         {
             "miou": np.mean(wanted[:5]),

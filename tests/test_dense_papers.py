@@ -75,14 +75,16 @@ def test_short_sides_are_drawn_and_canvases_hold_the_batch(boxes):
         for number in range(4):
             sample = transform._sample(epoch, number)
             height, width = sample["image"].shape[1:]
-            assert 40 <= min(height, width) <= 80 and max(height, width) <= 100
+            assert 40 <= min(height, width) <= 80
+            assert max(height, width) <= 100
             shapes.add((height, width))
             original = store.targets[number].size
             assert height / width == pytest.approx(original[0] / original[1], rel=0.03)
     assert len(shapes) > 8
     batch = DenseTransform(store, 100, (0.5,) * 3, (0.5,) * 3, short=64)(0, torch.arange(3).numpy())
     sizes = [store.targets[n].size for n in range(3)]
-    assert batch["images"].shape[-2:] == (96, 96) and batch["masks"].shape[-2:] == (96, 96)
+    assert batch["images"].shape[-2:] == (96, 96)
+    assert batch["masks"].shape[-2:] == (96, 96)
     alone = DenseTransform(store, 100, (0.5,) * 3, (0.5,) * 3, short=64)(0, torch.arange(1).numpy())
     assert alone["images"].shape[-2:] == sizes[0] == (64, 96)
     assert torch.equal(alone["boxes"][0], torch.from_numpy(store.targets[0].boxes))
@@ -118,4 +120,5 @@ def test_auxiliary_head_adds_its_share_and_is_saved(tmp_path):
     flags = EPOCH | SWIN | {"train.size": "64", "train.eval_every": "1"}
     run("segment", tmp_path / "masks", tmp_path / "run", config="upernet_160k", **flags)
     saved = saved_network(read_checkpoint(tmp_path / "run", "init", "model"))
-    assert saved.head.in_channels == 512 and saved.auxiliary is not None
+    assert saved.head.in_channels == 512
+    assert saved.auxiliary is not None

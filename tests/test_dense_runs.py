@@ -130,7 +130,8 @@ def test_detection_writes_its_results(whole, trees):
     for name in ("curves.png", "log.txt"):
         assert (out / name).stat().st_size > 0, name
     found = read(out / "predictions.json")
-    assert found and {entry["category_id"] for entry in found} <= set(IDS)
+    assert found
+    assert {entry["category_id"] for entry in found} <= set(IDS)
     truth = coco.COCO(str(trees / "coco" / "annotations" / "test.json"))
     truth.loadRes(str(out / "predictions.json"))  # the numbers of images are the file's
 
@@ -139,9 +140,8 @@ def test_segmentation_writes_its_results(whole):
     out = whole / "segment"
     result = read(out / "result.json")
     last = metrics(out)[-1]
-    assert {"miou", "macc", "pixel_accuracy", "kept_epoch"} <= result.keys() and result[
-        "num_classes"
-    ] == 4
+    assert {"miou", "macc", "pixel_accuracy", "kept_epoch"} <= result.keys()
+    assert result["num_classes"] == 4
     assert {"miou", "macc", "pixel_accuracy"} <= last.keys()
     assert [row["class"] for row in rows(out / "per_class.csv")] == ["background", *CLASSES]
     assert sum(int(row["pixels"]) for row in rows(out / "per_class.csv")) > 0
@@ -246,13 +246,11 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     }  # fmt: skip
     assert len(made["annotations"]) == len(reported) > 0
     for one, other in zip(made["annotations"], reported, strict=True):
-        assert (
-            one["image_id"] + 99 == other["image_id"] and one["category_id"] == other["category_id"]
-        )
+        assert one["image_id"] + 99 == other["image_id"]
+        assert one["category_id"] == other["category_id"]
         assert one["bbox"] == pytest.approx(other["bbox"], abs=0.01)
-        assert (
-            one["score"] == pytest.approx(other["score"], abs=1e-4) and one["segmentation"]["size"]
-        )
+        assert one["score"] == pytest.approx(other["score"], abs=1e-4)
+        assert one["segmentation"]["size"]
     assert call([*argv, str(images), "--min_score", "1", "--out", str(tmp_path / "none")]) == 0
     assert "no box has a score of 1 or more" in capsys.readouterr().err
 
@@ -264,7 +262,8 @@ def test_masks_on_any_files(whole, trees, tmp_path):
     assert call(["predict", "--init", str(whole / "segment"), str(images), "--out", str(out)]) == 0
     for name, wanted in predicted(whole / "segment", trees).items():
         mask = Image.open(out / "masks" / name)
-        assert mask.mode == "L" and (np.asarray(mask) == wanted).all()
+        assert mask.mode == "L"
+        assert (np.asarray(mask) == wanted).all()
     assert not (out / "predictions.json").exists()
 
 
@@ -291,7 +290,8 @@ def test_predictions_are_of_the_upright_image(whole, trees, tmp_path):
     first, *others = (
         np.asarray(Image.open(path)) for path in sorted((tmp_path / "segment" / "masks").iterdir())
     )
-    assert len(others) == len(TURNS) and all((mask == first).all() for mask in others)
+    assert len(others) == len(TURNS)
+    assert all((mask == first).all() for mask in others)
 
 
 def predicted(run, trees):
@@ -324,7 +324,8 @@ def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):
     assert not (out / "result.json").exists()
     assert call(words(stage, trees, out, **more)) == 0
     assert "resumes from epoch" in logged(out)
-    assert same(out, whole / stage) and metrics(out) == metrics(whole / stage)
+    assert same(out, whole / stage)
+    assert metrics(out) == metrics(whole / stage)
     results = [
         {k: v for k, v in read(of / "result.json").items() if k != "seconds"}
         for of in (out, whole / stage)

@@ -105,7 +105,8 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
     deep(tmp_path / "d/train/1.png", 100, 4000, shape=(24, 30))
     store = opened(tmp_path / "d")
     assert store.value_range == [100, 4000]
-    assert store.image(0)[0, 3, 5] == 65535 and store.image(0)[0, 7, 9] == 0
+    assert store.image(0)[0, 3, 5] == 65535
+    assert store.image(0)[0, 7, 9] == 0
 
 
 REFUSED = {

@@ -68,7 +68,9 @@ def test_crops_are_those_of_the_loader(kind, low, high, edges):
     for size in (16, 112):
         group = CropGroup(count=4, scale=[0.05, 1.0], **NO_COLOURS, **TURNS)
         plan = draw_views(Views(), group, derive(low, "crops", size), indices, store.sizes)
-        assert 0 < plan.flip.sum() < 32 and 0 < plan.vflip.sum() < 32 and len(set(plan.turns)) == 4
+        assert 0 < plan.flip.sum() < 32
+        assert 0 < plan.vflip.sum() < 32
+        assert len(set(plan.turns)) == 4
         zero = [0.0] * store.channels
         one = [1.0] * store.channels
         wanted = views.make_views(store.images, plan, size, zero, one).flatten(0, 1)
@@ -150,7 +152,8 @@ def test_whole_views_are_those_of_the_loader(kind, is_grey):
     found = DeviceViews(by_loader, DEVICE)(2, indices)
     assert all(torch.equal(found[name].cpu(), wanted[name]) for name in ("index", "label"))
     for one, other in zip(found["views"], wanted["views"], strict=True):
-        assert one.shape == other.shape and one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
         difference = (one.cpu() - other).abs() * torch.tensor(std)[:, None, None]
         assert float(difference.mean((2, 3, 4)).max()) <= 1 / 255
 
@@ -244,9 +247,8 @@ def test_a_run_keeps_its_path_and_resumes_exactly(stage, tmp_path, monkeypatch):
     assert place(tmp_path / "whole") == state(tmp_path / "cut")["views"] == "device"
     assert "views: made on cpu, which holds the images (" in logged(tmp_path / "whole")
     assert inside(stage, tmp_path / "cut", **STAGES[stage]) == 0  # there is no room any more
-    assert place(tmp_path / "cut") == "device" and metrics(tmp_path / "whole") == metrics(
-        tmp_path / "cut"
-    )
+    assert place(tmp_path / "cut") == "device"
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
     assert same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -310,7 +312,8 @@ def test_out_of_memory_falls_back_to_the_loader_once(
 ):
     monkeypatch.setattr(owner, name, run_out(getattr(owner, name), call))
     assert inside("pretrain", tmp_path / "run") == 0
-    assert place(tmp_path / "run") == "loader" and len(metrics(tmp_path / "run")) == 3
+    assert place(tmp_path / "run") == "loader"
+    assert len(metrics(tmp_path / "run")) == 3
     assert capsys.readouterr().err.count(WARNING) == 1
 
 
@@ -318,9 +321,8 @@ def test_the_step_repeated_by_the_loader_is_the_same_step(room, tmp_path, monkey
     """A run that leaves the device in its first step is the loader's run, to the last bit."""
     monkeypatch.setattr(loop.Loop, "_backward", run_out(loop.Loop._backward, 1))
     assert inside("pretrain", tmp_path / "run") == 0
-    assert same(whole["pretrain"], tmp_path / "run") and metrics(whole["pretrain"]) == metrics(
-        tmp_path / "run"
-    )
+    assert same(whole["pretrain"], tmp_path / "run")
+    assert metrics(whole["pretrain"]) == metrics(tmp_path / "run")
 
 
 def test_a_second_lack_of_memory_is_an_error(room, tmp_path, monkeypatch, capsys):

@@ -43,7 +43,8 @@ def rewritten(path):
     before = os.stat(path)
     content = path.read_bytes()
     other = paint(path.with_name("other.bmp"), 99, (20, 20)).read_bytes()
-    assert content != other and len(content) == len(other)
+    assert content != other
+    assert len(content) == len(other)
     path.write_bytes(other)
     path.with_name("other.bmp").unlink()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -69,9 +70,11 @@ def test_built_again_when_a_file_changes(root, decoded, change):
         for source, target in ((a, root / "c"), (b, a), (root / "c", b)):
             source.rename(target)
     store = opened(root)
-    assert len(decoded) == len(store) and same(store, opened(root, keep="off"))
+    assert len(decoded) == len(store)
+    assert same(store, opened(root, keep="off"))
     decoded.clear()
-    assert same(opened(root), store) and not decoded
+    assert same(opened(root), store)
+    assert not decoded
     assert len(list(entry_of(root).glob("*.pixels"))) == 1
 
 
@@ -81,8 +84,10 @@ def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
         opened(root, *bound, **fields)
         return len(decoded) == len(SIZES)
 
-    assert decodes_again(16) and not decodes_again(16, workers=3, mean=[0.5])
-    assert decodes_again(17) and not decodes_again(16)
+    assert decodes_again(16)
+    assert not decodes_again(16, workers=3, mean=[0.5])
+    assert decodes_again(17)
+    assert not decodes_again(16)
     assert len(entries(root.parent / "cache")) == 2
     monkeypatch.setattr(image_store.PIL, "__version__", "0")
     assert decodes_again(17)  # by another Pillow
@@ -118,7 +123,8 @@ def test_copies_read_the_same_file(root):
     store = opened(root)
     ram = opened(root, keep="off")
     data = pickle.dumps(store)
-    assert len(data) < store.sizes.prod(axis=1).sum() and same(pickle.loads(data), ram)
+    assert len(data) < store.sizes.prod(axis=1).sum()
+    assert same(pickle.loads(data), ram)
     shutil.rmtree(root.parent / "cache")
     assert same(store, ram)  # what is mapped stays
     image_store._mapped.cache_clear()  # as in another process
@@ -174,16 +180,19 @@ def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded):
         return store_split(split, stored_size=bound, data=data)
 
     off, kept, again = (load(cache) for cache in ("off", "auto", "auto"))
-    assert [store.decodes for store in (off, kept, again)] == [True, False, False] and len(
-        decoded
-    ) == 14
-    assert len(kept) == len(split) == 7 and kept.names == split.names and kept.classes == ["a", "b"]
-    assert kept.sizes.min(axis=1).max() == 16 and kept.sizes.min() == 1
+    assert [store.decodes for store in (off, kept, again)] == [True, False, False]
+    assert len(decoded) == 14
+    assert len(kept) == len(split) == 7
+    assert kept.names == split.names
+    assert kept.classes == ["a", "b"]
+    assert kept.sizes.min(axis=1).max() == 16
+    assert kept.sizes.min() == 1
     for store in (off, kept, again):
         for i, path in enumerate(split.items):
             wanted = torch.from_numpy(fitted(read_image(path).pixels, bound)).permute(2, 0, 1)
             image = store.image(i)
-            assert torch.equal(image, wanted) and image.dtype == wanted.dtype
+            assert torch.equal(image, wanted)
+            assert image.dtype == wanted.dtype
             assert image.shape[1:] == tuple(kept.sizes[i])
         assert same(store, kept)
 

@@ -82,13 +82,13 @@ def test_killed_while_building(root, decoded, moment):
     decoded.clear()
     store = opened(root)
     assert len(decoded) == (0 if finished else COUNT + 1)
-    assert not store.decodes and same(store, opened(root, keep="off"))
-    assert (
-        temporary(root.parent / "cache") == []
-        and len(list(entry_of(root).glob("*.pixels"))) == 1 + finished
-    )
+    assert not store.decodes
+    assert same(store, opened(root, keep="off"))
+    assert temporary(root.parent / "cache") == []
+    assert len(list(entry_of(root).glob("*.pixels"))) == 1 + finished
     decoded.clear()
-    assert same(opened(root), store) and not decoded
+    assert same(opened(root), store)
+    assert not decoded
 
 
 def test_three_start_at_once_and_one_builds(root, tmp_path):
@@ -117,7 +117,8 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     for child in children:
         child.join()
     decoders = journal.read_text().split()
-    assert len(decoders) == COUNT and len(set(decoders)) == 1
+    assert len(decoders) == COUNT
+    assert len(set(decoders)) == 1
     assert found == [(False, sums(opened(root, keep="off")))] * 3
 
 
@@ -138,7 +139,8 @@ def test_what_is_torn_is_built_again(root, decoded, what):
     image_store._mapped.cache_clear()  # as in another process
     decoded.clear()
     store = opened(root)
-    assert len(decoded) == COUNT and same(store, wanted)
+    assert len(decoded) == COUNT
+    assert same(store, wanted)
     assert sorted(path.suffix for path in entry_of(root).iterdir()) == [".npz", ".pixels"]
 
 
@@ -150,12 +152,11 @@ def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch, c
 
     monkeypatch.setattr(image_store.Lock, "acquire", refuse)
     decoded.clear()
-    assert same(opened(root), store) and not decoded
+    assert same(opened(root), store)
+    assert not decoded
     paint(root / "99.png", 99, SIZE)
-    assert (
-        opened(root).decodes
-        and "(read-only file system): images are decoded at each use" in caplog.text
-    )
+    assert opened(root).decodes
+    assert "(read-only file system): images are decoded at each use" in caplog.text
 
 
 def test_too_little_room_is_seen_before(root, decoded, monkeypatch, caplog):
@@ -163,7 +164,9 @@ def test_too_little_room_is_seen_before(root, decoded, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     pretend_free(monkeypatch, 2 * BYTES - 2)
     store = opened(root)
-    assert store.decodes and len(decoded) == COUNT and same(store, opened(root, keep="off"))
+    assert store.decodes
+    assert len(decoded) == COUNT
+    assert same(store, opened(root, keep="off"))
     free, size = (tqdm.format_sizeof(count, "B") for count in (2 * BYTES - 2, BYTES))
     line = f"'{root.parent}/cache' has {free} free, the decoded images need about {size}"
     assert f"cache: {line}: images are decoded at each use" in caplog.text

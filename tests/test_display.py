@@ -114,12 +114,14 @@ def test_a_run_ends_as_ever_whatever_its_streams(lost, quiet, tmp_path):
         assert process.wait() == 0
     assert same(out, quiet)
     log = logged(out)
-    assert LAST in log and "Traceback" not in log
+    assert LAST in log
+    assert "Traceback" not in log
     assert ("lines on standard output or standard error were lost (" in log) == (
         lost in (close_pipe, fill_disk)
     )
     if lost is narrow:
-        assert f"{tmp_path}/\\xe9: top-1" in process.said() and LAST in process.said()
+        assert f"{tmp_path}/\\xe9: top-1" in process.said()
+        assert LAST in process.said()
 
 
 def test_nothing_else_gets_the_number_of_a_closed_stream(tmp_path):
@@ -135,7 +137,8 @@ def test_a_full_disk_of_the_log_ends_no_run(quiet, tmp_path, capsys):
     out.mkdir()
     (out / "log.txt").symlink_to("/dev/full")
     assert inside("finetune", out, **ONE) == 0
-    assert same(out, quiet) and LAST in capsys.readouterr().err
+    assert same(out, quiet)
+    assert LAST in capsys.readouterr().err
 
 
 def test_a_log_goes_on_when_the_disk_has_room_again(tmp_path, monkeypatch):
@@ -152,7 +155,8 @@ def test_a_log_goes_on_when_the_disk_has_room_again(tmp_path, monkeypatch):
         logging.getLogger("idmm").info("the first line")
         monkeypatch.setattr(file, "flush", flush)
         logging.getLogger("idmm").info("the second line")
-    assert "the first line" in logged(tmp_path) and "the second line" in logged(tmp_path)
+    assert "the first line" in logged(tmp_path)
+    assert "the second line" in logged(tmp_path)
 
 
 # ------------------------------------------------------------------ a terminal
@@ -186,14 +190,19 @@ def test_a_terminal_that_is_lost_in_mid_run(prepare, tmp_path):
     long = {"stages": [{"size": 16, "epochs": 12}], "train__save_minutes": 60}
     terminal = Terminal(script(out, **long), prepare)
     terminal.until((out / "metrics.jsonl").exists)
-    assert b"finetune 16 px" in terminal.shown and not (out / "result.json").exists()
+    assert b"finetune 16 px" in terminal.shown
+    assert not (out / "result.json").exists()
     code = terminal.close()
     log = logged(out)
     if prepare is ignore_and_take:
-        assert code == 0 and (out / "result.json").exists()
-        assert LAST in log and "standard error were lost (input/output error)" in log
+        assert code == 0
+        assert (out / "result.json").exists()
+        assert LAST in log
+        assert "standard error were lost (input/output error)" in log
     else:
-        assert code == 130 and state_file(out).exists() and not (out / "result.json").exists()
+        assert code == 130
+        assert state_file(out).exists()
+        assert not (out / "result.json").exists()
         assert "interrupted. The same command resumes from" in log
         assert inside("finetune", out, **{**ONE, **long}) == 0
 
@@ -237,7 +246,8 @@ def test_idmm_train_stops_by_a_signal(number, tmp_path):
         assert process.until((out / "trial" / "metrics.jsonl").exists), process.said()
         process.send(number)
         assert process.wait() == 130, process.said()
-    assert "interrupted" in process.said() and "Traceback" not in process.said()
+    assert "interrupted" in process.said()
+    assert "Traceback" not in process.said()
 
 
 # ------------------------------------------------------------------ output that is the result
@@ -373,4 +383,5 @@ def test_names_that_python_cannot_decode_are_drawn(tmp_path, monkeypatch):
     ):
         drawn.clear()
         picture()
-        assert "日本" in " ".join(drawn) and "\ufffd" in " ".join(drawn)
+        assert "日本" in " ".join(drawn)
+        assert "\ufffd" in " ".join(drawn)

@@ -134,7 +134,8 @@ def test_stopped_and_taken_up_on_two_processes(pretrained, tmp_path):
         said,
         re.MULTILINE,
     )
-    assert said.count("interrupted") == 1 and not (out / "result.json").exists()
+    assert said.count("interrupted") == 1
+    assert not (out / "result.json").exists()
     with together("pretrain", out, **PRETRAIN) as processes:
         assert processes.wait() == 0, processes.said()
         assert f"resumes from epoch {saved['epoch'] + 1}, step {saved['step']}" in processes.said()
@@ -151,7 +152,8 @@ def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
         os.kill(other.popen.pid, signal.SIGUSR1)
         assert (first.wait(), other.wait()) == (130, 130), processes.said()
         assert processes.said().count("The same command resumes from") == 1
-    assert state(out)["steps"] and not (out / "result.json").exists()
+    assert state(out)["steps"]
+    assert not (out / "result.json").exists()
 
 
 def test_diverged_run_says_so_once(tmp_path):
@@ -162,7 +164,8 @@ def test_diverged_run_says_so_once(tmp_path):
         assert processes.wait() != 0
         said = processes.said()
     assert said.count("the loss is not finite at step 2 (epoch 1, lr ") == 1, said
-    assert "RunError" not in said and state(out)["step"] == 1
+    assert "RunError" not in said
+    assert state(out)["step"] == 1
 
 
 def test_run_in_use_is_left_alone(tmp_path):
@@ -177,7 +180,8 @@ def test_run_in_use_is_left_alone(tmp_path):
         said.count(f"out: '{out}' is in use by another run. Wait for it or name another folder")
         == 1
     )
-    assert "UserError" not in said and not (out / "config.yaml").exists()
+    assert "UserError" not in said
+    assert not (out / "config.yaml").exists()
 
 
 SGD = {"train__optimizer": "sgd", "train__lr": 0.05}  # Adam would hide a factor in the gradient
@@ -350,7 +354,8 @@ def test_gathered_rows_and_losses_of_them(runs):
     """What ``GATHERING`` asserts, in each process; MoCo v3's batch norms keep it from equality of
     whole runs."""
     said = (runs / "said").read_text()
-    assert said.count("gathered") == 2 and said.count("2 processes, fp32") == len(RUNS) + 2
+    assert said.count("gathered") == 2
+    assert said.count("2 processes, fp32") == len(RUNS) + 2
 
 
 @pytest.mark.parametrize("name", ["simclr", "supcon", "mocov2", "mocov3", "dino"])
@@ -361,6 +366,6 @@ def test_a_micro_batch_without_an_image_is_no_nan(name):
     loss = method({**batch(2, images=1, double=False), "weight": 0.0}, 0, 0)["loss"]
     (loss * 0.0).backward()
     grads = [p.grad for p in method.parameters() if p.grad is not None]
-    assert (
-        bool(torch.isfinite(loss)) and grads and all(float(grad.abs().max()) == 0 for grad in grads)
-    )
+    assert bool(torch.isfinite(loss))
+    assert grads
+    assert all(float(grad.abs().max()) == 0 for grad in grads)

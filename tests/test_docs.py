@@ -253,9 +253,8 @@ def test_readme_quotes_the_papers_in_miniature():
         (ROOT / "README.md").read_text().partition("[in miniature]")[2].partition("##")[0],
     )
     page = (ROOT / "docs/reproduce.md").read_text()
-    assert quoted and all(
-        re.search(rf"\| {figure}( ± \d\.\d)? \| \d? ?\|", page) for figure in quoted
-    )
+    assert quoted
+    assert all(re.search(rf"\| {figure}( ± \d\.\d)? \| \d? ?\|", page) for figure in quoted)
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)

@@ -72,12 +72,14 @@ def checked(root, out, capsys, *argv):
 
 def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):
     code, text, found = checked(planted, tmp_path / "c", capsys)
-    assert code == 1 and not found["clean"]
+    assert code == 1
+    assert not found["clean"]
     assert found["unreadable"] == [
         {"split": "train", "name": "train/china/broken.jpg", "reason": "not an image"},
         {"split": "train", "name": "train/china/empty.png", "reason": "empty file"},
     ]
-    assert found["sides"]["train"] == [30, 128, 128] and found["classes"]["train"] == {
+    assert found["sides"]["train"] == [30, 128, 128]
+    assert found["classes"]["train"] == {
         "china": 19,
         "flower": 23,
     }
@@ -114,18 +116,21 @@ def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):
         checked(planted, tmp_path / "c", capsys)
         assert (tmp_path / f"c/exclude.old{number}.txt").read_text() == f"# my {number}"
     with Image.open(tmp_path / "c/check.png") as sheet:
-        assert sheet.width > 1000 and np.asarray(sheet.convert("L")).std() > 20
+        assert sheet.width > 1000
+        assert np.asarray(sheet.convert("L")).std() > 20
 
 
 def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     (tmp_path / "check.png").touch()  # of an earlier check
     code, text, found = checked(healthy, tmp_path, capsys)
-    assert (
-        code == 0 and "\nNothing to fix.\n" in text and "exclude.txt: nothing to leave out" in text
-    )
+    assert code == 0
+    assert "\nNothing to fix.\n" in text
+    assert "exclude.txt: nothing to leave out" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "exclude.txt"]
     floor = found.pop("floor")
-    assert floor["images"] == 8 and floor["of"] == "test" and floor["largest_class"] == 50
+    assert floor["images"] == 8
+    assert floor["of"] == "test"
+    assert floor["largest_class"] == 50
     assert found == {
         "layout": [], "unreadable": [], "pairs": [], "bands": None, "range": None, "clean": True,
         "one_colour": [], "dark": [], "enough_to_pretrain": True,
@@ -147,7 +152,8 @@ def test_what_suffices_for_pretraining_is_no_fault(form, tmp_path, capsys):
     use = "idmm train tests on a fifth" if form == "train alone" else "pretraining can use all"
     assert f"layout: {use} of these images, fine-tuning needs more:\n  data.root: " in out
     verdict = "Look at: small classes." if form == "train alone" else "Nothing to fix."
-    assert out.endswith(f"\n{verdict}\n") and ("baseline: " in out) == (form == "train alone")
+    assert out.endswith(f"\n{verdict}\n")
+    assert ("baseline: " in out) == (form == "train alone")
     assert ("--data.val_fraction" in out) == (form == "train alone")
 
 
@@ -156,7 +162,9 @@ def test_images_of_one_colour_are_listed_and_stay(tmp_path, capsys):
     for name, colour in (("white", (255, 255, 255)), ("red", (200, 10, 10))):
         Image.new("RGB", (40, 40), colour).save(root / f"train/b/{name}.png")
     code, text, found = checked(root, tmp_path / "c", capsys)
-    assert code == 0 and found["clean"] and "\nLook at: one colour.\n" in text
+    assert code == 0
+    assert found["clean"]
+    assert "\nLook at: one colour.\n" in text
     names = [f"train/b/{name}.png" for name in ("red", "white")]
     assert f"\none colour: 2 images ({', '.join(names)})" in text
     lines = (tmp_path / "c/exclude.txt").read_text().splitlines()
@@ -201,7 +209,8 @@ def test_a_class_of_few_images_is_named_with_what_becomes_of_it(tmp_path, capsys
     root = tree(tmp_path / "d", train={"a": 8, "b": 8, "one": 1, "three": 3})
     code, text, _ = checked(root, tmp_path / "c", capsys)
     small = "small classes: 2 of at most 3 images (one: 1, three: 3). If no folder is test, one image of each is"
-    assert code == 0 and f"{small} tested, and none of a class of one image. Add images." in text
+    assert code == 0
+    assert f"{small} tested, and none of a class of one image. Add images." in text
     assert text.partition("written")[0].endswith("\nLook at: small classes.\n")
     tested = list_images(section(root, val_fraction=0.2), labelled=True).test
     assert np.bincount(tested.labels).tolist() == [2, 2, 0, 1], "as it says"
@@ -218,12 +227,15 @@ def test_12_bits_among_16_are_found_before_training(tmp_path, capsys):
     (root / "test/b").mkdir()
     (root / "test/a/16.tif").rename(root / "test/b/16.tif")
     code, text, found = checked(root, tmp_path / "c", capsys)
-    assert code == 0 and sorted(found["dark"]) == ["test/a/4.tif", "train/a/6.tif", "train/b/1.tif"]
+    assert code == 0
+    assert sorted(found["dark"]) == ["test/a/4.tif", "train/a/6.tif", "train/b/1.tif"]
     assert (
         "values of images of more than 8 bits: [0.0, 65280.0] is 0 to 1. Pass --data.range '[LOW, HIGH]'"
         in text
     )
-    assert "\ndark: 3 images (" in text and "Scale these files." in text and "Look at: dark" in text
+    assert "\ndark: 3 images (" in text
+    assert "Scale these files." in text
+    assert "Look at: dark" in text
     assert main(["train", str(root), "--minutes", "0.01", "--out", str(tmp_path / "r")]) in (0, 2)
     wanted = "data.range: [0.0, 65280.0] is 0 to 1, 2 of 15 images stay in its lowest eighth. Set it by --data.range"
     assert wanted in capsys.readouterr().err
@@ -233,7 +245,8 @@ def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys, monke
     root = tree(tmp_path / "d", train={"a": 10, "b": 10})
     (root / "train/a/0.png").write_text("no image")
     _, said, found = checked(root, tmp_path / "c", capsys)
-    assert found["floor"]["images"] in (3, 4) and found["floor"]["of"] == "train"
+    assert found["floor"]["images"] in (3, 4)
+    assert found["floor"]["of"] == "train"
     assert "held-out training images at 64 px" in said
     monkeypatch.setattr(baseline, "MOST", 10)  # of many images a part is used
     assert checked(root, tmp_path / "c", capsys)[2]["floor"]["train_images"] <= 10
@@ -248,7 +261,8 @@ def say(capsys, *argv):
 def test_list_names_every_dataset_with_its_figures(capsys):
     code, out, _ = say(capsys, "list")
     lines = {line.split()[0]: line for line in out.splitlines()}
-    assert code == 0 and set(DATASETS) <= set(lines)
+    assert code == 0
+    assert set(DATASETS) <= set(lines)
     for spec in DATASETS.values():
         for figure in (spec.num_classes, spec.train_size, spec.test_size):
             assert figure is None or f" {figure:,} " in lines[spec.name]
@@ -260,13 +274,11 @@ def test_info_tells_what_is_known(name, capsys):
     spec = DATASETS[name]
     code, out, _ = say(capsys, "info", name)
     text = " ".join(out.split())
-    assert (
-        code == 0
-        and spec.title in text
-        and spec.citation in text
-        and spec.licence in text
-        and spec.source in text
-    )
+    assert code == 0
+    assert spec.title in text
+    assert spec.citation in text
+    assert spec.licence in text
+    assert spec.source in text
     for part in (*spec.layout, *spec.archives, " ".join(spec.manual.split())):
         assert part in text
     assert ("mean_per_class" in text) == (name in ("flowers", "pets", "aircraft"))

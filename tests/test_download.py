@@ -23,9 +23,8 @@ def fails(row, root):
     """The line of the RunError that fetching ends with; nothing is in place."""
     with pytest.raises(RunError) as caught:
         fetch(row, root)
-    assert "\n" not in str(caught.value) and not [
-        p for p in root.iterdir() if not p.name.startswith(".idmm")
-    ]
+    assert "\n" not in str(caught.value)
+    assert not [p for p in root.iterdir() if not p.name.startswith(".idmm")]
     return str(caught.value)
 
 
@@ -59,7 +58,8 @@ def test_nothing_is_fetched_twice_and_the_users_own_files_stay(indoor67, server,
     listed_images(root)
     listed_images(root)
     fetch(indoor67, root)
-    assert len(server.asked) == 3 and mine.read_text() == "my own"
+    assert len(server.asked) == 3
+    assert mine.read_text() == "my own"
     (root / "indoorCVPR_09/Images/gameroom/g_1.jpg").unlink()  # half of it is gone
     listed_images(root)
     assert mine.read_text() == "my own"
@@ -91,9 +91,8 @@ def test_a_broken_connection(order, indoor67, server, monkeypatch, tmp_path):
     server.orders = [{}, order]
     root = tmp_path / "root"
     line = fails(indoor67, root)
-    assert line.startswith(f"{list(indoor67.archives)[1]}: cannot be fetched (") and line.endswith(
-        f". {AGAIN}"
-    )
+    assert line.startswith(f"{list(indoor67.archives)[1]}: cannot be fetched (")
+    assert line.endswith(f". {AGAIN}")
     server.asked.clear()
     listed_images(root)
     assert len(server.asked) == 2, "the first file was whole"
@@ -112,9 +111,8 @@ def test_a_wrong_checksum_and_a_damaged_archive(indoor67, server, tmp_path):
 def test_a_root_that_cannot_be_written(indoor67, tmp_path):
     (tmp_path / "file").touch()
     (line,) = faults(fetch, indoor67, tmp_path / "file")
-    assert line.startswith(f"data.root: cannot write to '{tmp_path}/file' (") and line.endswith(
-        ", expected a folder"
-    )
+    assert line.startswith(f"data.root: cannot write to '{tmp_path}/file' (")
+    assert line.endswith(", expected a folder")
 
 
 @pytest.mark.parametrize("name", ["flowers", "cifar10", "cifar100", "svhn"])

@@ -115,7 +115,8 @@ def test_value_and_gradients_are_the_papers(mode, shape, pairs, monkeypatch):
     module, (grid,) = build(mode, [shape], pairs)
     (positions,) = module.draw(grid, rng(1))
     ours = module(grid, positions=positions)
-    assert ours.dtype == torch.float64 and ours.shape == ()
+    assert ours.dtype == torch.float64
+    assert ours.shape == ()
     wanted = naive(module.heads[0], grid, positions, mode, 4, alpha=0.3)
     assert_close(ours, wanted, [grid, *module.parameters()])
 
@@ -131,7 +132,8 @@ def test_every_block_has_its_own_head_and_the_losses_are_added():
 def test_pairs_are_uniform_and_the_ends_independent():
     module = DenseRelativeLocalization(1, num_pairs=500)
     (positions,) = module.draw(torch.zeros(60, 1, 2, 3), rng(6))
-    assert positions.dtype == torch.int64 and positions.shape == (60, 500, 4)
+    assert positions.dtype == torch.int64
+    assert positions.shape == (60, 500, 4)
     # one of 36 pairs, p = q among them
     cell = np.ravel_multi_index(positions.flatten(0, 1).T.numpy(), (2, 3, 2, 3))
     seen = np.bincount(cell, minlength=36)
@@ -149,16 +151,16 @@ def test_pairs_are_a_function_of_the_seed_and_differ_between_images_and_steps():
 
     key = derive(0, "step", 1)
     pairs = drawn(numpy_rng(key, "drloc"))
-    assert torch.equal(drawn(numpy_rng(key, "drloc")), pairs) and not torch.equal(
-        pairs[0], pairs[1]
-    )
+    assert torch.equal(drawn(numpy_rng(key, "drloc")), pairs)
+    assert not torch.equal(pairs[0], pairs[1])
     assert not torch.equal(drawn(numpy_rng(derive(0, "step", 2), "drloc")), pairs)
     assert module(grid, numpy_rng(key, "drloc")) == module(grid, positions=pairs)
     torch.manual_seed(7)
     first = drawn()
     second = drawn()
     torch.manual_seed(7)
-    assert torch.equal(drawn(), first) and not torch.equal(first, second)
+    assert torch.equal(drawn(), first)
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("pairs", [8, 64])

@@ -38,7 +38,8 @@ def test_arrays(run, images, tmp_path, capsys):
         assert sorted(found) == ["features", "paths"]
         assert found["paths"].tolist() == paths(images)
         features = found["features"]
-    assert features.dtype == np.float32 and features.shape == (6, 32)
+    assert features.dtype == np.float32
+    assert features.shape == (6, 32)
     assert features == pytest.approx(by_timm(run, paths(images)), abs=1e-5)
     assert capsys.readouterr().out == f"{tmp_path}/f.npz: 6 images, 32 features each\n"
 
@@ -46,7 +47,8 @@ def test_arrays(run, images, tmp_path, capsys):
 def test_from_python(run, images):
     files = paths(images)
     found = idmm.embed(run, [files[0], Image.open(files[1]), np.array(Image.open(files[2]))])
-    assert found.dtype == np.float32 and found == pytest.approx(by_timm(run, files[:3]), abs=1e-5)
+    assert found.dtype == np.float32
+    assert found == pytest.approx(by_timm(run, files[:3]), abs=1e-5)
     assert idmm.embed(run / "backbone.safetensors", images, batch_size=2).shape == (6, 32)
     assert idmm.embed(run, []).shape == (0, 32)
 

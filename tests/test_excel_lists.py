@@ -48,7 +48,8 @@ def test_forms_that_are_clear(form, root, tmp_path):
     train = list_images(
         section(root, labels=str(tmp_path / "labels.csv")), True, evaluated=False
     ).train
-    assert train.classes == ["bär", "löwe"] and train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert train.classes == ["bär", "löwe"]
+    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert train.names == [f"scans/{name}/{i}.png" for name in ("bär", "löwe") for i in range(3)]
     groups = FORMS[form](table(root).replace("CLASS", "Group"))
     (tmp_path / "groups.csv").write_bytes(groups)
@@ -110,7 +111,8 @@ def test_forms_that_are_not_clear_cost_one_line(content, line, root, tmp_path, c
     said = refused(
         capsys, ["finetune", "--data.root", root, "--data.labels", file, "--out", tmp_path / "r"]
     )
-    assert len(said) == 1 and said[0].startswith(f"data.labels: {line.replace('FILE', str(file))}")
+    assert len(said) == 1
+    assert said[0].startswith(f"data.labels: {line.replace('FILE', str(file))}")
 
 
 ENDS = ["two\nlines.png", "old\rmac.png", "dos\r\n.png", "\x1b[31mred.png", "#a\nb.png"]

@@ -122,7 +122,8 @@ def test_onnx_gives_what_torch_gives_for_any_batch(run, onnx_file):
     session = onnxruntime.InferenceSession(onnx_file)
     (given,), (made,) = session.get_inputs(), session.get_outputs()
     assert (given.name, given.type, given.shape[1:]) == ("images", "tensor(float)", [3, SIDE, SIDE])
-    assert (made.name, made.shape[1]) == ("logits", 3) and isinstance(given.shape[0], str)
+    assert (made.name, made.shape[1]) == ("logits", 3)
+    assert isinstance(given.shape[0], str)
     for count in (1, 3, 40):
         found = session.run(None, {"images": noise(count).numpy()})[0]
         np.testing.assert_allclose(found, logits(run, noise(count)), atol=1e-4)
@@ -134,34 +135,30 @@ def test_onnx_tells_what_programs_need_to_know(onnx_file, run):
     told = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
     assert told["classes"] == CLASSES
     looks = told["preprocessing"]
-    assert (
-        looks["size"] == [SIDE, SIDE]
-        and looks["resize"] == 36
-        and looks["interpolation"] == "bicubic"
-    )
-    assert (
-        looks["mean"] == [0.485, 0.456, 0.406]
-        and looks["channels"] == "RGB"
-        and looks["layout"] == "NCHW"
-    )
+    assert looks["size"] == [SIDE, SIDE]
+    assert looks["resize"] == 36
+    assert looks["interpolation"] == "bicubic"
+    assert looks["mean"] == [0.485, 0.456, 0.406]
+    assert looks["channels"] == "RGB"
+    assert looks["layout"] == "NCHW"
     assert model.opset_import[0].version == 18
     content = onnx_file.read_bytes()
     # nothing of this machine
-    assert str(run.parent).encode() not in content and b"site-packages" not in content
+    assert str(run.parent).encode() not in content
+    assert b"site-packages" not in content
     assert list(onnx_file.parent.iterdir()) == [onnx_file]
 
 
 def test_a_backbone_gives_features_and_the_card_names_what_a_run_started_from(whole, tmp_path):
     file = exported(tmp_path / "m.onnx", whole["pretrain"], "onnx")
     session = onnxruntime.InferenceSession(file)
-    assert session.get_outputs()[0].name == "features" and session.get_outputs()[0].shape[1] == 32
+    assert session.get_outputs()[0].name == "features"
+    assert session.get_outputs()[0].shape[1] == 32
     assert "classes" not in session.get_modelmeta().custom_metadata_map
     text = (exported(tmp_path / "b", whole["pretrain"], "hf") / "README.md").read_text()
-    assert (
-        "pipeline_tag: image-feature-extraction" in text
-        and "top-1" not in text
-        and "softmax" not in text
-    )
+    assert "pipeline_tag: image-feature-extraction" in text
+    assert "top-1" not in text
+    assert "softmax" not in text
     assert "- method: idmm\n" in text
     after = shutil.copytree(whole["finetune"], tmp_path / "after")
     config = (
@@ -250,9 +247,8 @@ def test_every_backbone_through_every_format(name, every, photos, tmp_path, caps
             runpy.run_path(str(code))
             said = capsys.readouterr().out
         label, probability = said.rsplit(maxsplit=1)
-        assert label == row["class"] and float(probability) == pytest.approx(
-            float(row["probability"]), abs=1e-4
-        )
+        assert label == row["class"]
+        assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
 def test_the_check_names_the_image_whose_class_changes(run):
@@ -262,7 +258,8 @@ def test_the_check_names_the_image_whose_class_changes(run):
     images, names, what = export_model.checked_images(source)
     outputs = logits(run, images).numpy()
     largest = np.abs(outputs).max()
-    assert what == "16 training images" and all(name.startswith("train/") for name in names)
+    assert what == "16 training images"
+    assert all(name.startswith("train/") for name in names)
 
     def checked(change):
         parts = iter(np.split(outputs + change, [1]))
@@ -300,10 +297,8 @@ def test_a_model_that_timm_cannot_rebuild(run, tmp_path, capsys, monkeypatch):
     (line,) = refused(
         capsys, ["export", "--init", run, "--format", "hf", "--out", tmp_path / "new"], code=1
     )
-    assert (
-        line.startswith("format: vit_tiny_patch16_224 cannot be rebuilt by timm ")
-        and "'global_pool'" in line
-    )
+    assert line.startswith("format: vit_tiny_patch16_224 cannot be rebuilt by timm ")
+    assert "'global_pool'" in line
     assert not (tmp_path / "new").exists()
 
 
@@ -350,14 +345,15 @@ def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_fact
     command += [row["path"] for row in rows]
     done = subprocess.run([*map(str, command)], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"{broken}: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"{broken}: ")
+    assert done.stderr.count("\n") == 1
     printed = [line.rsplit(",", 2) for line in done.stdout.splitlines()]
-    assert len(rows) == 53 and [row[:2] for row in printed] == [
-        [row["path"], row["class"]] for row in rows
-    ]
+    assert len(rows) == 53
+    assert [row[:2] for row in printed] == [[row["path"], row["class"]] for row in rows]
     expected = [float(row["probability"]) for row in rows]
     assert [float(row[2]) for row in printed] == pytest.approx(expected, abs=2e-4)
-    assert len({row["class"] for row in rows}) > 1 and len({f"{p:.4f}" for p in expected}) > 40
+    assert len({row["class"] for row in rows}) > 1
+    assert len({f"{p:.4f}" for p in expected}) > 40
 
 
 def test_timm_loads_the_folder(run, hub, tmp_path, monkeypatch):
@@ -366,7 +362,8 @@ def test_timm_loads_the_folder(run, hub, tmp_path, monkeypatch):
         assert torch.equal(model(noise(4)), logits(run, noise(4)))
     assert model.pretrained_cfg["label_names"] == CLASSES
     looks = timm.data.resolve_model_data_config(model)
-    assert looks["input_size"] == (3, SIDE, SIDE) and looks["crop_pct"] == 0.875
+    assert looks["input_size"] == (3, SIDE, SIDE)
+    assert looks["crop_pct"] == 0.875
     names = ["README.md", "config.json", "model.safetensors"]
     assert sorted(path.name for path in hub.iterdir()) == names
     monkeypatch.chdir(tmp_path)
@@ -378,7 +375,8 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
     result = json.loads((run / "result.json").read_text())
     _, front, text = (hub / "README.md").read_text().split("---\n", 2)
     front = yaml.safe_load(front)
-    assert front["library_name"] == "timm" and front["pipeline_tag"] == "image-classification"
+    assert front["library_name"] == "timm"
+    assert front["pipeline_tag"] == "image-classification"
     low, high = result["top1_interval"]
     assert (
         f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) of 18 test images"
@@ -386,8 +384,10 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
     )
     assert f"hand-made features: {result['baseline_top1']:.2f} %" in text
     assert "- dataset: `pets`, 24 training images\n" in text
-    assert "`a|b'c`, `cat & dog`, `zebra_*1*`." in text and "# `pets_1`" in text
-    assert str(photos.parent) not in text and "pip install" not in text
+    assert "`a|b'c`, `cat & dog`, `zebra_*1*`." in text
+    assert "# `pets_1`" in text
+    assert str(photos.parent) not in text
+    assert "pip install" not in text
 
 
 def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):
@@ -395,7 +395,8 @@ def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):
     for kind, out in (("onnx", "m.onnx"), ("timm", "deep/b")):
         argv = ["export", "--init", run, "--format", kind, "--out", tmp_path / "new" / out]
         (line,) = refused(capsys, argv, code=1)
-        assert "outputs differ from torch's" in line and "largest difference" in line
+        assert "outputs differ from torch's" in line
+        assert "largest difference" in line
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -414,10 +415,8 @@ def test_bad_out(run, tmp_path, capsys):
     ]:
         out = tmp_path / name
         found = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out])
-        assert (
-            found == [f"out: {why.replace('OUT', str(out))}"]
-            and sorted(tmp_path.rglob("*")) == before
-        )
+        assert found == [f"out: {why.replace('OUT', str(out))}"]
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_bad_run(run, tmp_path, capsys):
@@ -434,7 +433,8 @@ def test_bad_run(run, tmp_path, capsys):
         (line,) = refused(
             capsys, ["export", "--init", init, "--format", "hf", "--out", tmp_path / "new"]
         )
-        assert line.startswith((f"init: '{init}'", f"{init}: ")) and why in line
+        assert line.startswith((f"init: '{init}'", f"{init}: "))
+        assert why in line
     assert not (tmp_path / "new").exists()
 
 

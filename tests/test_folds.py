@@ -47,10 +47,8 @@ def test_each_image_is_tested_once(done, images):
     folds = [read(done / f"fold-{k}/result.json") for k in (1, 2, 3)]
     result = read(done / "result.json")
     names = [name for fold in held(done) for name in fold]
-    assert (
-        sorted(names) == list_images(section(images), labelled=False).train.names
-        and len(set(names)) == 15
-    )
+    assert sorted(names) == list_images(section(images), labelled=False).train.names
+    assert len(set(names)) == 15
     shares = [[sum(name.startswith(of) for name in fold) for of in COUNTS] for fold in held(done)]
     assert all(cats in (2, 3) and dogs in (2, 3) for cats, dogs in shares), (
         "equal shares of each class"
@@ -61,10 +59,8 @@ def test_each_image_is_tested_once(done, images):
     assert result["mean"]["top1"] == pytest.approx(statistics.mean(fold["top1"] for fold in folds))
     assert result["std"]["top1"] == pytest.approx(statistics.stdev(fold["top1"] for fold in folds))
     assert [{"fold": k, **fold} for k, fold in enumerate(folds, start=1)] == result["folds"]
-    assert (
-        result["largest_class"] == pytest.approx(800 / 15)
-        and result["params"] == folds[0]["params"]
-    )
+    assert result["largest_class"] == pytest.approx(800 / 15)
+    assert result["params"] == folds[0]["params"]
     assert (result["test_size"], result["train_size"], result["num_classes"], result["seed"]) == (
         15,
         10,
@@ -87,12 +83,10 @@ def test_taken_up_again(done, images, pretrained, tmp_path, capsys):
     first = (out / "fold-1/result.json").stat().st_mtime_ns
     assert tuned(out, images, data__folds=3, init=str(pretrained), resume="must") == 0
     said = capsys.readouterr().err
-    assert (
-        f"{out}/fold-1: finished already" in said and f"{out}/fold-2: finished already" not in said
-    )
-    assert (out / "fold-1/result.json").stat().st_mtime_ns == first and same(
-        out / "fold-3", done / "fold-3"
-    )
+    assert f"{out}/fold-1: finished already" in said
+    assert f"{out}/fold-2: finished already" not in said
+    assert (out / "fold-1/result.json").stat().st_mtime_ns == first
+    assert same(out / "fold-3", done / "fold-3")
     assert read(out / "result.json")["top1_interval"] == read(done / "result.json")["top1_interval"]
     capsys.readouterr()
     assert tuned(out, images, data__folds=4, init=str(pretrained)) == 2
@@ -129,7 +123,8 @@ def test_folds_beside_splits_of_the_dataset(tmp_path, caplog):
     root = tree(tmp_path / "d", train={"a": 6, "b": 6}, val={"a": 1, "b": 1}, test={"a": 2, "b": 2})
     splits = list_images(section(root, folds=3, fold=2), labelled=True)
     assert {name.split("/")[0] for name in splits.train.names + splits.test.names} == {"train"}
-    assert splits.val.names == ["val/a/0.png", "val/b/0.png"] and len(splits.test) == 4
+    assert splits.val.names == ["val/a/0.png", "val/b/0.png"]
+    assert len(splits.test) == 4
     assert (
         "fold 2 of 3 is tested on 4 of 12 training images. The 4 test images of the dataset are not used"
         in caplog.text
@@ -143,7 +138,9 @@ def test_a_group_is_in_one_fold(tmp_path):
     data = {"folds": 4, "groups": "([^/]+)/[^/]+$"}
     fold = list_images(section(root, fold=2, **data), labelled=True)
     held, left = ({name.split("/")[1] for name in part.names} for part in (fold.test, fold.train))
-    assert len(held) == 2 and not held & left and len(set(fold.test.labels)) == 2
+    assert len(held) == 2
+    assert not held & left
+    assert len(set(fold.test.labels)) == 2
     line = "data.folds: 5 folds need 5 training groups of each class: 'a' has 4, 'b' has 4"
     assert faults(list_images, section(root, **{**data, "folds": 5}), True) == [line]
 
@@ -171,11 +168,10 @@ def test_a_probe(images, tmp_path, capsys):
     )
     assert found["top1_interval"] == pytest.approx(group_interval(correct, counts))
     assert (len(counts), sum(counts)) == (found["test_groups"], 15)
-    assert (
-        "15 images, each tested once in 3 folds, 2 classes" in out
-        and f"linear probe {found['top1']:.1f}, " in out
-    )
-    assert len(found["folds"]) == 3 and found["test_size"] == 15
+    assert "15 images, each tested once in 3 folds, 2 classes" in out
+    assert f"linear probe {found['top1']:.1f}, " in out
+    assert len(found["folds"]) == 3
+    assert found["test_size"] == 15
     hits = sum(round(fold["knn"] * fold["test_size"] / 100) for fold in found["folds"])
     assert found["knn"] == pytest.approx(100 * hits / 15)
     flags = ["--per_class", 1, "--seeds", 1, "--out", tmp_path / "f"]

@@ -39,8 +39,10 @@ def test_a_row_that_is_cut_off_is_unfinished_and_starts_again(commands, tmp_path
     out = tmp_path / "out"
     start = ["speed", "--out", str(out), "--seconds"]
     assert gpu.main([*start, "6"]) == 3
-    assert found(out, "a")["status"] == "done" and found(out, "a")["printed"] == ["well"]
-    assert found(out, "b")["status"] == "unfinished" and found(out, "b")["seconds"] > 0
+    assert found(out, "a")["status"] == "done"
+    assert found(out, "a")["printed"] == ["well"]
+    assert found(out, "b")["status"] == "unfinished"
+    assert found(out, "b")["seconds"] > 0
     assert "1 rows remain: repeat the command" in capsys.readouterr().err
     commands["b"] = command(tmp_path / "b", "pass")
     assert gpu.main([*start, "30"]) == 0

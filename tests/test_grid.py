@@ -50,7 +50,8 @@ def test_the_last_features_and_each_blocks_are_a_grid(name, kwargs, places, bloc
     assert blocks is None or len(grids) == blocks
     assert grids[-1].shape == (2, model.num_features, *places)
     for each in grids:
-        assert each.shape[0] == 2 and 64 * each.shape[3] == 96 * each.shape[2]
+        assert each.shape[0] == 2
+        assert 64 * each.shape[3] == 96 * each.shape[2]
     with torch.no_grad():
         model(images)
     assert len(outputs) == len(grids), "the hooks are gone"

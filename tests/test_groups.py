@@ -45,8 +45,10 @@ def test_folds_hold_out_shares_of_classes_and_whole_groups(caplog):
         "'a' (1), 'b' (2), 'c' (3)"
     ]
     for train, held in folds:
-        assert not set(train) & set(held) and len(train) + len(held) == len(labels)
-        assert set(labels[train]) == set(labels) and set(np.bincount(labels[held])[3:]) <= {
+        assert not set(train) & set(held)
+        assert len(train) + len(held) == len(labels)
+        assert set(labels[train]) == set(labels)
+        assert set(np.bincount(labels[held])[3:]) <= {
             1,
             2,
             4,
@@ -82,7 +84,8 @@ def test_c_is_chosen_on_other_groups():
     rows, labels, groups = near_copies(1, 40)
     alone = evaluate.choose_strength(rows, labels)
     found = evaluate.choose_strength(rows, labels, groups=groups)
-    assert max(alone.accuracies.values()) == 100 and max(found.accuracies.values()) < 80
+    assert max(alone.accuracies.values()) == 100
+    assert max(found.accuracies.values()) < 80
     assert evaluate.fit_temperature(rows, labels, 1.0, groups=groups) > evaluate.fit_temperature(
         rows, labels, 1.0
     )
@@ -128,7 +131,8 @@ def test_the_interval_by_hand():
     variance = 5 / 4 * np.sum((correct - share * images) ** 2) / 20**2
     effect = variance / (share * (1 - share) / 20)
     effective = 20 / effect * (1.959964 / 2.776445) ** 2  # t with 4 degrees of freedom
-    assert effect > 1 and group_interval(correct, images) == pytest.approx(
+    assert effect > 1
+    assert group_interval(correct, images) == pytest.approx(
         wilson_interval(share * effective, effective)
     )
     assert wilson_interval(4, 6) == pytest.approx([30.00, 90.32], abs=0.01)
@@ -149,12 +153,10 @@ def test_a_groups_own_images_do_not_agree():
     rows = unit_rows(rows)
     near = nearest(rows, 5)
     apart = nearest(rows, 5, groups)
-    assert (groups[near.index] == groups[:, None]).all() and (
-        groups[apart.index] != groups[:, None]
-    ).all()
-    assert (
-        _agreement(near, predicted, CLASSES) == 100 and _agreement(apart, predicted, CLASSES) < 30
-    )
+    assert (groups[near.index] == groups[:, None]).all()
+    assert (groups[apart.index] != groups[:, None]).all()
+    assert _agreement(near, predicted, CLASSES) == 100
+    assert _agreement(apart, predicted, CLASSES) < 30
     two = nearest(rows[: 2 * COPIES], 11, groups[: 2 * COPIES])
     assert (two.value == -np.inf).sum(axis=1).tolist() == [COPIES - 1] * 2 * COPIES
     assert _agreement(two, np.repeat([0, 1], COPIES), 2) < 0
@@ -203,9 +205,8 @@ def test_idmm_train_counts_groups(tmp_path, capsys, caplog):
         for name in names
     ]
     low, high = group_interval(correct, images)
-    assert result["top1_interval"] == pytest.approx([low, high]) and result["test_groups"] == len(
-        names
-    )
+    assert result["top1_interval"] == pytest.approx([low, high])
+    assert result["test_groups"] == len(names)
     counts = f"{len(rows)} test images of {len(names)} groups"
     assert f"top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {counts}" in printed
     assert ("not clearly better than the baseline" in printed) == (low <= result["baseline_top1"])
@@ -213,11 +214,9 @@ def test_idmm_train_counts_groups(tmp_path, capsys, caplog):
     parts = {
         part: {row["group"] for row in trial if row["split"] == part} for part in ("train", "test")
     }
-    assert (
-        parts["test"]
-        and not parts["train"] & parts["test"]
-        and not set(names) & (parts["train"] | parts["test"])
-    )
+    assert parts["test"]
+    assert not parts["train"] & parts["test"]
+    assert not set(names) & (parts["train"] | parts["test"])
     held = [line for line in caplog.messages if "held out are" in line]
     assert set(held) == {
         f"data.val_fraction: held out are {len(names)} groups of 20 groups, {len(rows)} of 120 images"
