@@ -78,9 +78,8 @@ def test_the_model_says_what_the_fit_says(name, kwargs, size):
         wanted = (features @ weight.T + bias) / heat
         logits = model(images)
         np.testing.assert_allclose(logits[:, :3].numpy(), wanted[:, :3], rtol=1e-3, atol=1e-3)
-        assert (wanted[:, 3] == -np.inf).all() and 0 < logits.softmax(1)[:, 3].max() <= 1.01 / 24, (
-            "at most 1/N"
-        )
+        assert (wanted[:, 3] == -np.inf).all()
+        assert 0 < logits.softmax(1)[:, 3].max() <= 1.01 / 24, "at most 1/N"
 
 
 @pytest.mark.parametrize("weighting", [None, "balanced"])
@@ -107,7 +106,8 @@ def test_the_temperature_is_that_of_the_least_loss_on_held_out_images(weighting)
     found = evaluate.fit_temperature(
         features, labels, 100.0, seed=3, smoothing=0.1, class_weight=weighting
     )
-    assert len(held) == 24 and wanted > 2
+    assert len(held) == 24
+    assert wanted > 2
     assert found == pytest.approx(wanted, rel=5e-3)
     assert evaluate.fit_temperature(features, labels, 1e-4, seed=3) == pytest.approx(1, abs=1e-3), (
         "never sharpened"
@@ -275,6 +275,7 @@ def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path):
     ]
     assert call(argv) == 0
     settings = yaml.safe_load((out / "config.yaml").read_text())
-    assert settings["model"]["name"] == "resnet10t" and settings["train"]["lr"] == 5e-4
+    assert settings["model"]["name"] == "resnet10t"
+    assert settings["train"]["lr"] == 5e-4
     assert {"start_knn", "knn"} < result(out).keys()
     assert f"features before training, by the weights of '{source}': 40 images" in logged(out)

@@ -111,7 +111,8 @@ def test_data_of_other_sizes_are_resized_without_aliases():
     norm = [0.5, 0.5, 0.5], [0.25, 0.25, 0.25]
     apart = np.abs(features(images, *norm) - features(small, *norm))
     # few pixels change their bin
-    assert np.median(apart) < TOLERANCE and np.quantile(apart, 0.99) < 0.01
+    assert np.median(apart) < TOLERANCE
+    assert np.quantile(apart, 0.99) < 0.01
 
 
 def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
@@ -140,9 +141,8 @@ def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
     assert call(["finetune", *given, *small, *fitted, "--out", tmp_path / "f"]) == 0
     assert read(tmp_path / "f/result.json")["top1"] > 80
     backbone = idmm.load_backbone(tmp_path / "f")
-    assert not list(backbone.parameters()) and backbone.mean.tolist() == pytest.approx(
-        [0.3, 0.2, 0.1]
-    )
+    assert not list(backbone.parameters())
+    assert backbone.mean.tolist() == pytest.approx([0.3, 0.2, 0.1])
     capsys.readouterr()
     assert call(["probe", "--init", tmp_path / "f", *own[4:], "--out", tmp_path / "q"]) == 0
     first, again = (read(tmp_path / name / "result.json") for name in "pq")
@@ -228,7 +228,8 @@ def test_fixed_features_are_turned_components_of_equal_variance(channels):
     )
     model = started(images, filters=32)
     features = model(images)[:, :FIXED]
-    assert features.shape == (48, FIXED) and abs(float(features.std()) - 1) < 0.1
+    assert features.shape == (48, FIXED)
+    assert abs(float(features.std()) - 1) < 0.1
     assert torch.equal(features, started(images, filters=32)(images)[:, :FIXED]), "from the seed"
     raw = model._raw(*model._inputs(images))
     groups = raw.split((model.hand_made, 9 * 64), dim=1)
@@ -251,7 +252,8 @@ def test_more_fixed_features_than_there_are_components():
     assert sum(model.groups) == 1814
     model.learn_start([{"images": part} for part in images.split(455)], 0)
     features = model(images[:20])
-    assert features.shape == (20, 1900) and bool(torch.isfinite(features).all())
+    assert features.shape == (20, 1900)
+    assert bool(torch.isfinite(features).all())
 
 
 @torch.no_grad()
@@ -268,9 +270,11 @@ def test_the_network_learns_and_the_rest_does_not():
     }
     model.train()
     model(images)[:, FIXED:].square().mean().backward()
-    assert all(p.grad is not None for p in model.parameters())
+    for p in model.parameters():
+        assert p.grad is not None
     assert (model(images)[:, :FIXED] == 0).all(), "in training"
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in fixed.items())
+    for name, value in fixed.items():
+        assert torch.equal(value, model.state_dict()[name])
 
 
 def test_the_convnet_has_the_margin_that_say_asks_for():
@@ -375,15 +379,14 @@ def test_a_run_measures_once_what_a_probe_of_hog_does(tmp_path):
     found = result(tmp_path / "run")["baseline_top1"]
     wanted = probed(tmp_path, "--size", 32, "--data.subset", "{per_class: 6}")
     # crops of training images are not rounded to 8 bits
-    assert found == pytest.approx(wanted, abs=1) and found > 80
+    assert found == pytest.approx(wanted, abs=1)
+    assert found > 80
     text = logged(tmp_path / "run")
     assert (
         text.count(f"{found:.2f} % of 360 test images, fitted to 60 training images with C = ") == 1
     )
-    assert (
-        f"the baseline {found:.2f}" in text
-        and "is no better than logistic regression on hand-made features" in text
-    )
+    assert f"the baseline {found:.2f}" in text
+    assert "is no better than logistic regression on hand-made features" in text
 
 
 def test_what_a_start_without_a_checkpoint_remembered_is_forgotten(tmp_path):
@@ -412,7 +415,8 @@ def test_of_many_images_a_part_is_drawn_by_the_classes_shares(monkeypatch):
         np.repeat([-1, 0, 1, 2, 3], [50, 600, 300, 99, 1])
     )
     found = baseline.sample(labels, 100)
-    assert (np.diff(found) > 0).all() and np.bincount(labels[found]).tolist() == [59, 30, 10, 1]
+    assert (np.diff(found) > 0).all()
+    assert np.bincount(labels[found]).tolist() == [59, 30, 10, 1]
     assert baseline.sample(labels, 1000).tolist() == np.flatnonzero(labels >= 0).tolist()
     many = np.repeat(np.arange(200), 20)
     assert len(baseline.sample_to_fit(many)) == 400_000 // 200
@@ -438,7 +442,6 @@ def test_a_baseline_of_many_images_does_not_depend_on_the_cache(tmp_path, monkey
         found = result(tmp_path / cache)
         assert (found["baseline_train_size"], found["train_size"]) == (12, 24)
         text = logged(tmp_path / cache)
-        assert (
-            how in text and " % of 12 test images, fitted to 12 training images with C = " in text
-        )
+        assert how in text
+        assert " % of 12 test images, fitted to 12 training images with C = " in text
     assert found["baseline_top1"] == result(tmp_path / "auto")["baseline_top1"]

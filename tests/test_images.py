@@ -50,8 +50,11 @@ def png(width, height, depth, colour_type, raw, trns=b""):
 
 def pixels(data, dtype=np.uint8):
     array = read_image(data).pixels
-    assert array.dtype == dtype and array.ndim == 3 and array.shape[2] == 3
-    assert array.flags.writeable and array.flags.c_contiguous
+    assert array.dtype == dtype
+    assert array.ndim == 3
+    assert array.shape[2] == 3
+    assert array.flags.writeable
+    assert array.flags.c_contiguous
     return array
 
 
@@ -99,7 +102,8 @@ GREYS = {  # a file, and its grey levels
 def test_grey_keeps_its_bits(name):
     file, wanted = GREYS[name]
     array = pixels(file(), depth_of(name))
-    assert array[:, :, 0].tolist() == wanted and (array == array[:, :, :1]).all()
+    assert array[:, :, 0].tolist() == wanted
+    assert (array == array[:, :, :1]).all()
 
 
 def palette_image():
@@ -257,7 +261,8 @@ def test_only_one_large_image_is_in_memory(write, monkeypatch):
             return decoded
 
         assert len([*parallel.parallel_map(work, 8, str, None)]) == 8
-    assert most[11] == 1 and most[10] > 1
+    assert most[11] == 1
+    assert most[10] > 1
     huge = encode(Image.new("1", (40, 30)))
     with pytest.raises(BadImage, match="40 x 30 pixels are more than 800, expected smaller tiles"):
         read_image(huge)

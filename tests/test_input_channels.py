@@ -40,7 +40,8 @@ def test_an_image_whose_channels_repeat_gives_the_same(name):
     read = Checkpoint(before.state_dict(), "a.pth", kwargs={"img_size": 64})
     wide = built(name, 6, seed=1)
     report = read.load_into(wide)
-    assert not report.dropped and not report.fresh
+    assert not report.dropped
+    assert not report.fresh
     assert "from 3 channels to 6: repeated in turn, scaled by 3/6" in str(report)
     torch.testing.assert_close(
         outputs(wide, images.repeat(1, 2, 1, 1)), outputs(before, images), rtol=1e-3, atol=1e-4

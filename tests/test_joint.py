@@ -104,11 +104,11 @@ def test_a_batch_without_labels_has_no_label_loss_and_uses_the_classifier():
     assert_same_loss(method, bare, lambda m, b: naive(m, b) + 0 * m.backbone.head(torch.zeros(1, 16).double()).sum(),
                      rtol=1e-5, atol=1e-6)  # fmt: skip
     out = method(bare, 5, 0)
-    assert out["label_loss"] == 0 and out["loss"] == out["instance_loss"]
+    assert out["label_loss"] == 0
+    assert out["loss"] == out["instance_loss"]
     out["loss"].backward()
-    assert all(p.grad is not None for p in method.parameters()), (
-        "or several processes would wait for each other"
-    )
+    for p in method.parameters():
+        assert p.grad is not None, "or several processes would wait for each other"
     assert method.backbone.head.weight.grad.abs().sum() == 0
 
 
@@ -154,9 +154,9 @@ def test_labels_are_drawn_as_a_subset_is(tmp_path):
         name for name, is_known in zip(train.names, known, strict=True) if is_known
     ] == drawn.names
     assert train.labels[known].tolist() == drawn.labels.tolist()
-    assert (
-        train.names[-1] == "unlabelled/deep/er/x.png" and train.labels[-1] == -1 and not known.all()
-    )
+    assert train.names[-1] == "unlabelled/deep/er/x.png"
+    assert train.labels[-1] == -1
+    assert not known.all()
 
 
 def test_what_unlabelled_is_for(tmp_path, caplog):
@@ -170,15 +170,15 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
         f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining only"
         in caplog.messages
     )
-    assert len(splits.train) == 11 and splits.train.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3
+    assert len(splits.train) == 11
+    assert splits.train.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3
     assert len(list_images(section(root), labelled=True).train) == 8, "fine-tuning and probes"
     fields = {"subset": Subset(per_class=2), "val_fraction": 0.25, "groups": "([0-9])"}
     some = list_images(section(root, **fields), labelled=False)
     held = {name[-5] for part in (some.val, some.test) for name in part.names}
     more = [f"unlabelled/{i}.png" for i in range(3) if f"{i}" not in held]
-    assert (
-        "0" in held and [name for name in some.train.names if not name.startswith("train/")] == more
-    )
+    assert "0" in held
+    assert [name for name in some.train.names if not name.startswith("train/")] == more
 
 
 SMALL = {
@@ -218,9 +218,9 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
         found["num_classes"],
     ) == (20, 8, 6, 2)
     assert {"top1_interval", "mean_per_class", "loss", "knn"} <= {*found}
-    assert (
-        info["classes"] == ["a", "b"] and info["kwargs"]["num_classes"] == 2 and info["ema"] is True
-    )
+    assert info["classes"] == ["a", "b"]
+    assert info["kwargs"]["num_classes"] == 2
+    assert info["ema"] is True
     assert {"predictions.csv", "per_class.csv", "confusion.png", "curves.png"} <= {
         path.name for path in out.iterdir()
     }
@@ -234,11 +234,9 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
         ]
     assert found["top1"] == pytest.approx(100 * np.mean(right))
     shared = weights(out)
-    assert all(
-        torch.equal(t, shared[f"model/{n[9:]}"])
-        for n, t in shared.items()
-        if n.startswith("backbone/")
-    )
+    for n, t in shared.items():
+        if n.startswith("backbone/"):
+            assert torch.equal(t, shared[f"model/{n[9:]}"])
     assert torch.equal(shared["model/head.weight"], state(out)["ema"]["head.weight"])
     log = (out / "log.txt").read_text()
     assert "method.label_weight: 8 of 20 training images are used with their labels" in log
@@ -269,7 +267,8 @@ def test_mistakes_leave_no_folder(changes, line, root, tmp_path, capsys, monkeyp
     tree(tmp_path / "untested", train={"a": 2, "b": 2})
     given = {**SMALL, "data__root": str(root), **changes}
     *_, found = refused(capsys, ["pretrain", *flags("pretrain", "run", **given)])
-    assert found.startswith(line) and not Path("run").exists()
+    assert found.startswith(line)
+    assert not Path("run").exists()
 
 
 def test_two_processes_are_one(root, tmp_path):

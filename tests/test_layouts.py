@@ -18,7 +18,8 @@ def is_as(split, images, classes):
     assert split.labels.dtype == np.int64
     assert list(zip(split.names, split.labels.tolist(), strict=True)) == list(images.items())
     if isinstance(classes, dict):
-        assert len(split.classes) == 102 and {i: split.classes[i] for i in classes} == classes
+        assert len(split.classes) == 102
+        assert {i: split.classes[i] for i in classes} == classes
     else:
         assert split.classes == classes
 
@@ -37,7 +38,8 @@ def test_opens_from_its_official_layout(name, tmp_path, monkeypatch):
     for split in (splits.train, splits.test):
         if isinstance(split.items, list):
             assert split.items == [os.path.join(base, *name.split("/")) for name in split.names]
-            assert all(read_image(item).pixels.shape == (9, 12, 3) for item in split.items)
+            for item in split.items:
+                assert read_image(item).pixels.shape == (9, 12, 3)
         else:
             np.testing.assert_array_equal(
                 split.items, official_trees.squares(50 * (split is splits.test), len(split))
@@ -106,7 +108,8 @@ def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
     for labelled in (True, False):
         line, more = faults(list_images, section(tmp_path, name=name), labelled)
         line = line.replace(str(base), "BASE").replace(str(base.parent), "BASE/..")
-        assert line.startswith(f"data.root: {text}") and more == advice(name, tmp_path)
+        assert line.startswith(f"data.root: {text}")
+        assert more == advice(name, tmp_path)
 
 
 def test_sizes_other_than_the_protocols(tmp_path, monkeypatch):

@@ -81,7 +81,9 @@ def test_a_frozen_backbone_trains_its_classifier_alone(name):
         model = create_backbone(name, 16, **TINY, num_classes=3, proj_drop_rate=0.5)
     method = Finetune(model, config.Augment(), freeze=True).train()
     trained = {n for n, p in method.named_parameters() if p.requires_grad}
-    assert trained and all(n.startswith("backbone.head") for n in trained)
+    assert trained
+    for n in trained:
+        assert n.startswith("backbone.head")
     assert not model.training  # no dropout, fixed batch statistics
     method({"images": torch.randn(4, 3, 16, 16), "label": torch.arange(4) % 3}, 0, 0)[
         "loss"
@@ -97,10 +99,8 @@ def test_accuracy_counts_over_uneven_batches():
     batches = [{"images": logits[i], "label": label[i], "index": i} for i in order.split(5)]
     model = torch.nn.Identity().train()  # a classifier whose answers are known
     predictions = evaluate.predict(model, batches, "cpu")
-    assert (
-        predictions.truth.tolist() == label.tolist()
-        and predictions.predicted.tolist() == logits.argmax(1).tolist()
-    )
+    assert predictions.truth.tolist() == label.tolist()
+    assert predictions.predicted.tolist() == logits.argmax(1).tolist()
     found = predictions.scores()
     top1 = np.mean([int(row.argmax()) == int(y) for row, y in zip(logits, label, strict=True)])
     top5 = np.mean(
@@ -120,7 +120,8 @@ def test_share_is_that_of_the_pixels_left_outside_the_box():
     for seed in range(200):
         mix = draw_cutmix(4, 17, 23, 0.5, np.random.default_rng(seed))
         top, bottom, left, right = mix.box
-        assert 0 <= top <= bottom <= 17 and 0 <= left <= right <= 23
+        assert 0 <= top <= bottom <= 17
+        assert 0 <= left <= right <= 23
         own = torch.arange(4.0)[:, None, None, None].expand(4, 1, 17, 23)
         mixed = mix_images(own, mix)
         kept = (mixed == own).double().mean((1, 2, 3))
@@ -135,7 +136,8 @@ def test_larger_share_stays_and_a_clipped_box_only_raises_it():
         mix = draw_cutmix(2, 64, 64, 0.5, np.random.default_rng(seed))
         assert mix.lam >= max(drawn, 1 - drawn) - 1e-9
         shares.append(mix.lam)
-    assert 0.5 <= min(shares) < 0.6 and max(shares) > 0.99
+    assert 0.5 <= min(shares) < 0.6
+    assert max(shares) > 0.99
 
 
 def test_partners_are_a_permutation():
@@ -147,7 +149,8 @@ def test_partners_are_a_permutation():
 
 def test_orders_differ_from_epoch_to_epoch():
     orders = [numpy_rng(0, "order", epoch).permutation(50) for epoch in range(3)]
-    assert all(sorted(order) == list(range(50)) for order in orders)
+    for order in orders:
+        assert sorted(order) == list(range(50))
     assert not np.array_equal(orders[0], orders[1])
     np.testing.assert_array_equal(numpy_rng(0, "order", 1).permutation(50), orders[1])
     assert numpy_rng(0, "a").random() != numpy_rng(0, "b").random()

@@ -44,26 +44,23 @@ def test_runs_and_verdicts(script, tmp_path, monkeypatch):
     assert "0 of 4 runs remain" in script("--tiny", "--runs", *names)
     files = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").iterdir()}
     tuned = files["fashion-idmm-400-0-tuned"]
-    assert (
-        "--config paper --seed 0" in tuned["command"]
-        and "--init runs/miniature/" in tuned["command"]
-    )
+    assert "--config paper --seed 0" in tuned["command"]
+    assert "--init runs/miniature/" in tuned["command"]
     right = sum(bin(byte).count("1") for byte in bytes.fromhex(tuned["right"]))
-    assert tuned["result"]["top1"] == 10 * right and {"knn", "loss"} <= set(
-        files["fashion-idmm-400-0"]["result"]
-    )
+    assert tuned["result"]["top1"] == 10 * right
+    assert {"knn", "loss"} <= set(files["fashion-idmm-400-0"]["result"])
     monkeypatch.setattr(miniature, "PAGE", tmp_path / "page.md")
     (tmp_path / "page.md").write_text(
         f"# A\n\n{miniature.MARK}\n\nold\n\n{miniature.MARK}\n\nlast\n"
     )
     script("--table")
     lines = (tmp_path / "page.md").read_text().splitlines()
-    assert lines[0] == "# A" and lines[-1] == "last" and "old" not in lines
+    assert lines[0] == "# A"
+    assert lines[-1] == "last"
+    assert "old" not in lines
     rows = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines)}
-    assert (
-        rows["scratch"][3] == "2"
-        and rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
-    )
+    assert rows["scratch"][3] == "2"
+    assert rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
 
 
 def test_a_grid_becomes_a_table_with_verdicts(script, tmp_path):

@@ -49,7 +49,8 @@ def test_a_run_ends_in_its_time(stage, seconds, tmp_path):
     assert inside(stage, tmp_path / "run", **SMALL, train__minutes=1.0) == 0
     found = result(tmp_path / "run")
     records = metrics(tmp_path / "run")
-    assert abs(found["seconds"] - 60) < 5 and found["minutes"] == 1.0
+    assert abs(found["seconds"] - 60) < 5
+    assert found["minutes"] == 1.0
     assert found["epochs"] == len(records) >= found["whole_epochs"] > 5
     *_, rates = (
         [r["lr"] for r in records if r["stage"] == n] for n in range(1, records[-1]["stage"] + 1)
@@ -112,13 +113,15 @@ def test_a_resumed_run_goes_on_with_its_time(stage, seconds, tmp_path, monkeypat
         saved["timer"]["warmup_end"] is None
         or saved["timer"]["warmup_end"] <= saved["timer"]["progress"]
     )
-    assert saved["seconds"] > 0 and 0 < saved["timer"]["progress"] < 1
+    assert saved["seconds"] > 0
+    assert 0 < saved["timer"]["progress"] < 1
     assert inside(stage, tmp_path / "run", **asked) == 0
     assert abs(result(tmp_path / "run")["seconds"] - 180) < 5
     epochs = [(record["stage"], record["epoch"]) for record in metrics(tmp_path / "run")]
     assert len(set(epochs)) == len(epochs), "none twice"
     made = [record["step"] for record in metrics(tmp_path / "run")]
-    assert made == sorted(made) and made[-1] <= 180
+    assert made == sorted(made)
+    assert made[-1] <= 180
     assert inside(stage, tmp_path / "run", **asked) == 0, "finished"
 
 
@@ -146,7 +149,8 @@ def test_the_last_epoch_is_evaluated_on_a_slow_disk(stage, seconds, tmp_path, mo
 
 def test_progress_follows_time_or_steps_and_never_falls():
     timer = Timer(start=10.0, until=110.0, warmup_steps=5, max_steps=50)
-    assert timer.measure(10.0, 0) == 0 and timer.measure(60.0, 1) == 0.5
+    assert timer.measure(10.0, 0) == 0
+    assert timer.measure(60.0, 1) == 0.5
     assert timer.measure(10.0, 25) == 0.5, "by steps"
     timer.advance(0.4, 9)
     assert timer.measure(20.0, 9) == 0.4
@@ -160,23 +164,25 @@ def test_time_for_the_end_is_set_aside():
     timer.image_seconds = 0.5
     assert timer.remaining(0.0) == pytest.approx(90)
     timer.eval_image_seconds = 1.0
-    assert timer.remaining(0.0) == 65 and timer.measure(65.0, 1) == 1.0
+    assert timer.remaining(0.0) == 65
+    assert timer.measure(65.0, 1) == 1.0
 
 
 def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
     by_steps = Timer(start=0.0, until=100.0, warmup_steps=4)
     by_steps.advance(0.02, 2)
-    assert by_steps.warmup_end is None and by_steps.schedule_progress(2) == pytest.approx(0.05)
+    assert by_steps.warmup_end is None
+    assert by_steps.schedule_progress(2) == pytest.approx(0.05)
     by_steps.advance(0.04, 4)
-    assert by_steps.warmup_end == 0.04 and by_steps.schedule_progress(4) == pytest.approx(
-        clock.WARMUP
-    )
+    assert by_steps.warmup_end == 0.04
+    assert by_steps.schedule_progress(4) == pytest.approx(clock.WARMUP)
     by_steps.advance(1.0, 90)
     assert by_steps.schedule_progress(90) == pytest.approx(1.0)
     by_time = Timer(start=0.0, until=100.0, warmup_steps=100)
     by_time.advance(0.12, 3)
     again = Timer(**vars(by_time))
-    assert again.warmup_end == 0.12 and again.progress == 0.12
+    assert again.warmup_end == 0.12
+    assert again.progress == 0.12
     assert Timer(start=0.0, until=1.0, warmup_steps=0).schedule_progress(0) == 0, "no warm-up"
 
 
@@ -185,7 +191,8 @@ def test_processes_end_together(tmp_path):
     with together("pretrain", tmp_path / "run", **SMALL, train__minutes=0.1) as processes:
         assert processes.wait() == 0, processes.said()
     found = result(tmp_path / "run")
-    assert found["epochs"] == len(metrics(tmp_path / "run")) and abs(found["seconds"] - 6) < 5
+    assert found["epochs"] == len(metrics(tmp_path / "run"))
+    assert abs(found["seconds"] - 6) < 5
 
 
 def test_a_command_counts_from_its_start():

@@ -37,7 +37,8 @@ def fails(call, *args, **kwargs):
     """Returns the one line that a user is told."""
     with pytest.raises(UserError) as caught:
         call(*args, **kwargs)
-    assert len(str(caught.value).splitlines()) == 1 and "\n" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -65,7 +66,8 @@ def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     model(images)  # batch norms have seen something
     saved(tmp_path, model, name, {**kwargs, "drop_path_rate": 0.2})
     info = json.loads((tmp_path / "backbone.json").read_text())
-    assert info["kwargs"]["num_classes"] == 0 and "drop_path_rate" not in info["kwargs"]
+    assert info["kwargs"]["num_classes"] == 0
+    assert "drop_path_rate" not in info["kwargs"]
     assert info["kwargs"].get("img_size") == (112 if sized else None)
     again = timm.create_model(info["name"], **info["kwargs"])
     again.load_state_dict(
@@ -74,12 +76,12 @@ def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     model.reset_classifier(0)
     with torch.no_grad():
         wanted = model.eval()(images)
-        assert torch.equal(again.eval()(images), wanted) and torch.equal(
-            load_backbone(tmp_path)(images), wanted
-        )
+        assert torch.equal(again.eval()(images), wanted)
+        assert torch.equal(load_backbone(tmp_path)(images), wanted)
     model = create_backbone(name, 112, num_classes=5, **kwargs)
     report = load(model, again.state_dict())
-    assert report.loaded == list(again.state_dict()) and not report.dropped
+    assert report.loaded == list(again.state_dict())
+    assert not report.dropped
 
 
 def test_drop_path_reaches_the_models_that_have_it():
@@ -149,11 +151,9 @@ def test_position_embedding_grows_as_timm_resizes_it():
     assert torch.equal(large.pos_embed, wanted)
     assert torch.equal(large.pos_embed[:, :1], small.pos_embed[:, :1])  # the class token's stays
     assert torch.equal(large.blocks[1].mlp.fc1.weight, small.blocks[1].mlp.fc1.weight)
-    assert (
-        report.resized == ["pos_embed"]
-        and report.fresh == ["head.weight", "head.bias"]
-        and not report.dropped
-    )
+    assert report.resized == ["pos_embed"]
+    assert report.fresh == ["head.weight", "head.bias"]
+    assert not report.dropped
     assert len(report.loaded) == len(small.state_dict()) - 1
 
 
@@ -162,11 +162,9 @@ def test_relative_tables_are_resized_as_timm_does():
     large = swin(224)
     report = load(large, small.state_dict())
     key = "layers.3.blocks.0.attn.relative_position_bias_table"
-    assert (
-        report.resized == [key]
-        and report.dropped == ["head.fc.weight", "head.fc.bias"]
-        and not report.fresh
-    )
+    assert report.resized == [key]
+    assert report.dropped == ["head.fc.weight", "head.fc.bias"]
+    assert not report.fresh
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wanted = resize_rel_pos_bias_table(small.state_dict()[key], (7, 7), (169, 4))
@@ -192,22 +190,24 @@ def test_a_checkpoint_of_another_model():
     assert fails(load, model, other.state, source="p.pth") == line.replace(
         "init: 'p.pth'", "p.pth:"
     )
-    assert "Missing: cls_token, pos_embed," in line and "Unknown: " in line
+    assert "Missing: cls_token, pos_embed," in line
+    assert "Unknown: " in line
     before = {k: v.clone() for k, v in model.state_dict().items()}
     line = fails(load, model, tiny(32, embed_dim=64).state_dict(), source="p.pth")
-    assert line.startswith("p.pth: does not fit deit_tiny_patch16_224") and "more" in line
+    assert line.startswith("p.pth: does not fit deit_tiny_patch16_224")
+    assert "more" in line
     assert "cls_token: 1x1x64 in the checkpoint, 1x1x32 in the model" in line
     # nothing half-loaded
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    for k, v in model.state_dict().items():
+        assert torch.equal(before[k], v)
 
 
 def test_files_that_are_no_checkpoints(tmp_path):
     def message(path):
         line = fails(read_checkpoint, path)
         named = fails(read_checkpoint, path, "init")
-        assert line.startswith(f"{path}: ") and named == line.replace(
-            f"{path}:", f"init: '{path}'", 1
-        )
+        assert line.startswith(f"{path}: ")
+        assert named == line.replace(f"{path}:", f"init: '{path}'", 1)
         return line
 
     assert "does not exist, expected a run folder, or a .safetensors" in message(tmp_path / "none")

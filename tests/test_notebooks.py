@@ -47,16 +47,15 @@ def test_bash_completes(words, completed, tmp_path, capsys):
 def test_other_shells_know_all_flags(shell, capsys):
     assert call(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert (
-        "method.classifier_lr_scale" in script
-        and "Train a classifier on a folder of images" in script
-    )
+    assert "method.classifier_lr_scale" in script
+    assert "Train a classifier on a folder of images" in script
     if shutil.which(shell):
         subprocess.run([shell, "-n", "/dev/stdin"], input=script, text=True, check=True)
 
 
 def test_version(capsys):
-    assert call(["version"]) == 0 and capsys.readouterr().out == "idmm 0.1.0\n"
+    assert call(["version"]) == 0
+    assert capsys.readouterr().out == "idmm 0.1.0\n"
 
 
 def test_a_notebook_shows_only_the_message(capsys):
@@ -64,7 +63,8 @@ def test_a_notebook_shows_only_the_message(capsys):
     shell.run_cell('import idmm; idmm.train({"minute": 1})')
     said = capsys.readouterr()
     assert said.out.startswith("minute: unknown key. Did you mean 'minutes'?"), said
-    assert "idmm/" not in said.out and ".py" not in said.out
+    assert "idmm/" not in said.out
+    assert ".py" not in said.out
 
 
 def test_predictions_and_results_as_tables(run):
@@ -72,8 +72,10 @@ def test_predictions_and_results_as_tables(run):
     photo = str(run / "photo.png")
     one = classifier.predict(photo, 2)
     several = classifier.predict([photo] * 30)
-    assert "&lt;b&gt;dog" in one._repr_html_() and one._repr_html_().count(photo) == 2
-    assert "30 in all" in several._repr_html_() and several._repr_html_().count(photo) == 20
+    assert "&lt;b&gt;dog" in one._repr_html_()
+    assert one._repr_html_().count(photo) == 2
+    assert "30 in all" in several._repr_html_()
+    assert several._repr_html_().count(photo) == 20
     result = idmm.finetune(str(run / "run/config.yaml"))
     assert (
         json.loads(json.dumps(result))

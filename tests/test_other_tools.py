@@ -147,9 +147,12 @@ def test_the_network_that_fits_is_loaded(tool, tmp_path):
     name, kwargs = SMALL[kind]
     model = create_backbone(name, 32 if kind == "vit" else None, num_classes=4, **kwargs)
     report = read_checkpoint(tmp_path / file, "init").load_into(model)
-    assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
-    assert sorted(report.loaded) == sorted(state) and len(report.fresh) == 2
-    assert report.prefix == prefix and rest in str(report)
+    for k, v in state.items():
+        assert torch.equal(model.state_dict()[k], v)
+    assert sorted(report.loaded) == sorted(state)
+    assert len(report.fresh) == 2
+    assert report.prefix == prefix
+    assert rest in str(report)
 
 
 def test_a_run_starts_from_another_tools_file(tmp_path):
@@ -164,9 +167,9 @@ def test_a_run_starts_from_another_tools_file(tmp_path):
     }
     assert inside("finetune", tmp_path / "a", **given, model__freeze=True, train__ema=None) == 0
     written = load_file(tmp_path / "a" / "backbone.safetensors")
-    assert written.keys() == state.keys() and all(
-        torch.equal(written[k], v) for k, v in state.items()
-    )
+    assert written.keys() == state.keys()
+    for k, v in state.items():
+        assert torch.equal(written[k], v)
     assert "read from: teacher.backbone" in logged(tmp_path / "a")
 
 

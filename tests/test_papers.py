@@ -46,7 +46,8 @@ def numbered(name):
 def test_each_table_has_a_line(paper):
     lines = lines_of(paper)
     assert {table for name, *_ in lines for table in numbered(name)} == set(PAPERS[paper])
-    assert all(how for _, how, *_ in lines)
+    for _, how, *_ in lines:
+        assert how
 
 
 GRIDS = [(name, how, jobs) for paper in PAPERS for name, how, jobs, *_ in lines_of(paper) if jobs]
@@ -81,10 +82,8 @@ def test_grids_have_the_jobs_of_their_line(planned, name, how, jobs):
 
 def test_each_grid_is_on_the_page():
     names = [name for name in recipes() if name.startswith("transfer/")]
-    assert all(
-        f"`{name.removeprefix('transfer/')}" in PAGE or f"--config {name[9:]}" in PAGE
-        for name in names
-    )
+    for name in names:
+        assert f"`{name.removeprefix('transfer/')}" in PAGE or f"--config {name[9:]}" in PAGE
 
 
 def cells(plan):
@@ -141,10 +140,8 @@ def test_table_9_differs_by_the_mlp(planned):
         "method.projection",
         "method.dim",
     }
-    assert (
-        rows["idmm + MLP"]["method"]["projection"]
-        and not rows["simclr without MLP"]["method"]["projection"]
-    )
+    assert rows["idmm + MLP"]["method"]["projection"]
+    assert not rows["simclr without MLP"]["method"]["projection"]
 
 
 def test_tables_2_and_7_are_the_papers(planned):
@@ -163,7 +160,8 @@ def test_tables_2_and_7_are_the_papers(planned):
     }  # fmt: skip
     _, plan = planned("table7")
     for (source, _, _, target), (start, tuned) in cells(plan).items():
-        assert f"{tuned['train']['epochs']} epochs" == target and tuned["data"]["subset"] is None
+        assert f"{tuned['train']['epochs']} epochs" == target
+        assert tuned["data"]["subset"] is None
         assert (
             tuned["train"]["batch_size"],
             tuned["train"]["lr"],
@@ -198,17 +196,16 @@ def test_drloc_grids_differ_by_drloc_only(planned, number):
         if name == "swin_tiny_patch4_window7_224":
             assert configs[0]["model"]["drop_path"] == 0.2
         differences = set().union(*(changed(configs[0], config) for config in configs[1:]))
-        assert differences and all(name.startswith("drloc.") for name in differences)
+        assert differences
+        assert all(name.startswith("drloc.") for name in differences)
 
 
 def test_drloc_weights_start_from_their_own_files(planned):
     _, plan = planned("drloc_table5")
     starts = {backbone: tuned["init"] for (_, _, backbone, _), (_, tuned) in cells(plan).items()}
-    assert all(
-        path.endswith("81.5_T2T_ViT_14.pth.tar")
-        for name, path in starts.items()
-        if name.startswith("T2T")
-    )
+    for name, path in starts.items():
+        if name.startswith("T2T"):
+            assert path.endswith("81.5_T2T_ViT_14.pth.tar")
     assert (
         starts["Swin-T"] == starts["Swin-T + drloc"] == "timm:swin_tiny_patch4_window7_224.ms_in1k"
     )
@@ -258,7 +255,8 @@ def test_own_recipes_of_drloc(protocol, network, drop_path, weight, kwargs):
     changed = {
         name for name, value in vars(config.train).items() if value != getattr(usual.train, name)
     }
-    assert changed == {"clip_grad"} and config.train.clip_grad == 5.0
+    assert changed == {"clip_grad"}
+    assert config.train.clip_grad == 5.0
 
 
 def test_pvt_v2_of_0_8_million_parameters(planned):

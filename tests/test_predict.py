@@ -106,7 +106,9 @@ def test_a_phone_photo_is_upright_in_every_path(runs, images, tmp_path):
         exif=exif.tobytes(),
     )
     store = opened(tmp_path / "d")
-    assert all(torch.equal(store.image(i), store.image(0)) for i in range(16)) and len(store) == 17
+    for i in range(16):
+        assert torch.equal(store.image(i), store.image(0))
+    assert len(store) == 17
     assert tuple(store.image(0).shape[1:]) == tuple(store.image(16).shape[1:]) == upright.size[::-1]
     photos = tmp_path / "d/train/b"
     assert call(["predict", "--init", runs / "rgb", photos, "--out", tmp_path / "p.csv"]) == 0
@@ -123,7 +125,8 @@ def test_a_phone_photo_is_upright_in_every_path(runs, images, tmp_path):
 
 def predicted(text):
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert all(list(row) == ["path", "rank", "class", "probability"] for row in rows)
+    for row in rows:
+        assert list(row) == ["path", "rank", "class", "probability"]
     return rows
 
 
@@ -188,10 +191,8 @@ def test_ranks_and_order(runs, images, tmp_path, capsys):
     assert [(row["path"], row["rank"]) for row in rows] == [
         (path, rank) for path in paths for rank in ("1", "2")
     ]
-    assert all(
-        float(a["probability"]) >= float(b["probability"])
-        for a, b in zip(rows[::2], rows[1::2], strict=True)
-    )
+    for a, b in zip(rows[::2], rows[1::2], strict=True):
+        assert float(a["probability"]) >= float(b["probability"])
     capsys.readouterr()
     assert call(["predict", images / "test", "--init", runs / "rgb", "--top_k", 9]) == 0
     assert len(predicted(capsys.readouterr().out)) == 3 * 21  # as many ranks as there are classes
@@ -261,21 +262,23 @@ def test_three_lines_of_python(runs, images):
     image = Image.open(path)
     pixels = np.array(Image.open(path))
     found = clf.predict([path, str(path), image, pixels], top_k=2)
-    assert clf.classes == list(CLASSES) and found.classes == clf.classes
-    assert len(found) == 4 and found.paths == [str(path), str(path), None, None]
-    assert found.probabilities.dtype == np.float32 and found.probabilities.shape == (4, 3)
+    assert clf.classes == list(CLASSES)
+    assert found.classes == clf.classes
+    assert len(found) == 4
+    assert found.paths == [str(path), str(path), None, None]
+    assert found.probabilities.dtype == np.float32
+    assert found.probabilities.shape == (4, 3)
     assert found.probabilities == pytest.approx(
         np.broadcast_to(found.probabilities[:1], (4, 3)), abs=1e-6
     )
     assert found.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
     first = found[0]
     one = clf.predict(path)
-    assert (first.label, first.probability) == first.top[0] and len(first.top) == 2
-    assert (
-        one.label == first.label
-        and one.probability == pytest.approx(first.probability)
-        and len(one.top) == 1
-    )
+    assert (first.label, first.probability) == first.top[0]
+    assert len(first.top) == 2
+    assert one.label == first.label
+    assert one.probability == pytest.approx(first.probability)
+    assert len(one.top) == 1
     assert (
         found.labels == [one.label] * 4 == [p.label for p in found] == [p.label for p in found[-4:]]
     )
@@ -283,9 +286,8 @@ def test_three_lines_of_python(runs, images):
     whole = clf.predict(images / "test")  # a folder
     assert whole.paths == [str(path) for path in sorted((images / "test").rglob("*.*"))]
     many = clf.predict(np.stack([pixels, 255 - pixels]))
-    assert len(many) == 2 and many.probabilities[0] == pytest.approx(
-        found.probabilities[0], abs=1e-6
-    )
+    assert len(many) == 2
+    assert many.probabilities[0] == pytest.approx(found.probabilities[0], abs=1e-6)
 
 
 def test_what_python_refuses(runs, images, tmp_path):
@@ -307,7 +309,8 @@ def test_what_python_refuses(runs, images, tmp_path):
     with pytest.raises(UserError, match=f"^images: {bad}: not an image$"):
         clf.predict(bad, on_error="skip")  # there would be nothing left
     found = clf.predict([bad, good], on_error="skip")
-    assert found.paths == [str(good)] and found.unreadable == {str(bad): "not an image"}
+    assert found.paths == [str(good)]
+    assert found.unreadable == {str(bad): "not an image"}
     with pytest.raises(UserError, match="^on_error: got 'ignore', expected 'fail' or 'skip'$"):
         clf.predict(good, on_error="ignore")
     with pytest.raises(UserError, match="^top_k: got 0, expected 1 or more$"):

@@ -106,7 +106,8 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
     with torch.inference_mode():
         logits = torch.cat([model(image[None]) for image in images])  # one by one
     assert top1(logits, labels) == pytest.approx(result(runs / name)["top1"], abs=1e-9)
-    assert len(logits.argmax(1).unique()) == 3 and result(runs / name)["precision"] == "fp32"
+    assert len(logits.argmax(1).unique()) == 3
+    assert result(runs / name)["precision"] == "fp32"
 
     store = opened(
         photos, CentreCrop(info["size"], info["crop_pct"]), "test", keep="off", labelled=True
@@ -137,10 +138,10 @@ def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs):
     ]
     wanted = {"size": 40, "crop_pct": crop_pct, "interpolation": "bicubic", "channels": 3}
     for info in infos:
-        assert {key: info[key] for key in wanted} == wanted and len(info["mean"]) == len(
-            info["std"]
-        ) == 3
+        assert {key: info[key] for key in wanted} == wanted
+        assert len(info["mean"]) == len(info["std"]) == 3
     backbone = idmm.load_backbone(runs / name)
     given = resolve_model_data_config(backbone)
-    assert given["input_size"] == (3, 40, 40) and given["crop_mode"] == "center"
+    assert given["input_size"] == (3, 40, 40)
+    assert given["crop_mode"] == "center"
     assert repr(create_transform(**given, is_training=False)) == repr(timms(infos[0]))

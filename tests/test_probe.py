@@ -92,20 +92,18 @@ def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch
     apart = 100.0 * np.repeat(np.eye(3), 12, axis=0)
     labels = np.repeat(np.arange(3), 12)
     found = evaluate.choose_strength(apart, labels)
-    assert (
-        found.accuracies[10.0] == found.accuracies[1.0] == 100.0
-        and found.strength == evaluate.USUAL_STRENGTH
-    )
+    assert found.accuracies[10.0] == found.accuracies[1.0] == 100.0
+    assert found.strength == evaluate.USUAL_STRENGTH
     found = evaluate.choose_strength(np.eye(3), np.arange(3))
     assert (found.strength, found.accuracies) == (
         evaluate.USUAL_STRENGTH,
         {},
-    ) and "under 10 images per class" in found.by
+    )
+    assert "under 10 images per class" in found.by
     mixed = np.random.default_rng(0).normal(size=(27, 8))  # 9 per class
     found = evaluate.choose_strength(mixed, np.repeat(np.arange(3), 9))
-    assert found.strength == 1 and max(found.accuracies.values()) > found.accuracies[1], (
-        "few images choose nothing"
-    )
+    assert found.strength == 1
+    assert max(found.accuracies.values()) > found.accuracies[1], "few images choose nothing"
     monkeypatch.setattr(evaluate, "ENOUGH", 12)  # folds are of 7 or 8 images
     assert evaluate.choose_strength(apart, labels).by == "2 of 5 stratified folds of train"
 
@@ -121,7 +119,8 @@ def test_figures_are_those_of_the_features(run, tmp_path, capsys):
     )
     assert found["knn"]["top1"] == pytest.approx(100 * knn.score(test, truth), abs=0.3)
     low, high = found["probe"]["top1_interval"]
-    assert low < found["probe"]["top1"] < high and found["probe"]["top1"] > 60  # chance is 10
+    assert low < found["probe"]["top1"] < high
+    assert found["probe"]["top1"] > 60  # chance is 10
     wanted = {
         "model": NAME,
         "size": 16,
@@ -130,15 +129,14 @@ def test_figures_are_those_of_the_features(run, tmp_path, capsys):
         "train_size": 1437,
         "test_size": 360,
     }
-    assert (
-        wanted.items() <= found.items()
-        and found["init"] == str(run)
-        and "mean_per_class" not in found["probe"]
-    )
+    assert wanted.items() <= found.items()
+    assert found["init"] == str(run)
+    assert "mean_per_class" not in found["probe"]
     lines = capsys.readouterr().out.splitlines()
     where = f"{run} ({NAME}, 16 px) on digits: 1,437 training and 360 test images, 10 classes"
     assert lines[0] == f"{where}, the largest 10.3 % of the test images"
-    assert f"{found['knn']['top1']:.1f}" in lines[2] and f"{low:.1f} to {high:.1f}" in lines[3]
+    assert f"{found['knn']['top1']:.1f}" in lines[2]
+    assert f"{low:.1f} to {high:.1f}" in lines[3]
     assert (
         f"C = {found['probe']['strength']:g}, chosen by 4 of 5 stratified folds of train"
         in lines[3]
@@ -158,7 +156,8 @@ def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, loo
     )
     root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
     argv = ["--data.name", "folder", "--data.root", root]
-    assert probed(tmp_path / "b", *argv, out=tmp_path / "p")["size"] == 224 and looks[-1] == 2
+    assert probed(tmp_path / "b", *argv, out=tmp_path / "p")["size"] == 224
+    assert looks[-1] == 2
     assert (
         f"size: 224 px, the default for {NAME}. --size sets another"
         in (tmp_path / "p/log.txt").read_text()
@@ -176,7 +175,8 @@ def test_mean_per_class_where_the_literature_reports_it(run, tmp_path, monkeypat
 def test_val_chooses_the_strength_and_nothing_else(run, tmp_path, looks):
     root = tree(tmp_path / "d", train={"a": 6, "b": 6}, val={"a": 3, "b": 3}, test={"a": 4, "b": 5})
     found = probed(run, "--data.name", "folder", "--data.root", root, out=tmp_path / "o")
-    assert found["probe"]["chosen_by"] == "val" and looks == [12, 6, 9]
+    assert found["probe"]["chosen_by"] == "val"
+    assert looks == [12, 6, 9]
     assert (found["train_size"], found["val_size"], found["test_size"]) == (12, 6, 9)
     assert found["knn"]["k"] == 12  # the neighbours are training images
 
@@ -194,18 +194,18 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     config = {"out": tmp_path / "o", "init": run, "seed": 3, "data": data}
     result = probe(config)
     by_hand = probed(run, *pictures[1], "--seed", 3, out=tmp_path / "p")
-    assert (
-        result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")}
-        and result["top5"] is None
-    )
+    assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")}
+    assert result["top5"] is None
     assert (result["top1"], result["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"])
     kept = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
-    assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, 16) and looks == [8, 6, 8, 6]
+    assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, 16)
+    assert looks == [8, 6, 8, 6]
     assert probe(config) == result == json.loads((tmp_path / "o/result.json").read_text())
     with pytest.raises(UserError, match="^seed: the run in .* has 3, this command has 4"):
         probe({**config, "seed": 4})
     del config["out"]  # then nothing is left
-    assert probe(config)["readouts"] == result["readouts"] and len(list(tmp_path.iterdir())) == 5
+    assert probe(config)["readouts"] == result["readouts"]
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_mistakes_are_a_line_each(run, tmp_path, capsys):
@@ -253,16 +253,16 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
         probe = one(found, readout="probe", per_class=number, seed=seed)
         knn = one(found, readout="knn", per_class=number, seed=seed)
         choice = evaluate.choose_strength(train[some], labels[some], seed=seed)
-        assert (
-            probe["images"] == knn["images"] == 10 * number and probe["strength"] == choice.strength
-        )
+        assert probe["images"] == knn["images"] == 10 * number
+        assert probe["strength"] == choice.strength
         model = linear(train[some], labels[some], probe["strength"])
         # an image of 360
         assert probe["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)
         near = evaluate.knn_predict(train[some], labels[some], test)
         assert knn["top1"] == pytest.approx(100 * np.mean(near == truth), abs=0.3)
     assert one(found, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
-    assert len(found["records"]) == 2 * 2 * 2 and found["per_class"] == [1, 4]
+    assert len(found["records"]) == 2 * 2 * 2
+    assert found["per_class"] == [1, 4]
     capsys.readouterr()
     line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
     for other in (["[4]"], ["[4, 1, 4]", "--data.subset", "{total: 900}"]):
@@ -293,11 +293,9 @@ def test_files_agree_with_each_other(run, tmp_path, capsys):
     assert found["runs"]["untrained"] == {"init": None, "model": NAME, "size": 16}
     assert {path.name for path in out.iterdir()} == set(fewlabel.FILES)
     with Image.open(out / "fewlabel.png") as image:
-        assert (
-            image.format == "PNG"
-            and min(image.size) >= 300
-            and np.asarray(image.convert("RGB")).std() > 5
-        )
+        assert image.format == "PNG"
+        assert min(image.size) >= 300
+        assert np.asarray(image.convert("RGB")).std() > 5
 
 
 def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
@@ -322,7 +320,8 @@ def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
     root = tree(tmp_path / "d", train={"a": 3, "b": 9}, test={"a": 1, "b": 1})
     argv = ["--data.name", "folder", "--data.root", root]
     found = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
-    assert found["per_class"] == [1, 2, 3] and [r["per_class"] for r in found["records"]] == [
+    assert found["per_class"] == [1, 2, 3]
+    assert [r["per_class"] for r in found["records"]] == [
         1,
         1,
         2,

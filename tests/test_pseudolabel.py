@@ -137,17 +137,19 @@ def test_a_teacher_joins_the_graph_if_its_predictions_agree(run, images, tmp_pat
 def test_what_is_written(run, images, tmp_path, caplog):
     caplog.set_level("INFO", "idmm")
     found, lines = labelled(run, section_of(images), tmp_path)
-    assert (found.given, found.added) == (4, 18) and found.agreement == pytest.approx(100)
+    assert (found.given, found.added) == (4, 18)
+    assert found.agreement == pytest.approx(100)
     of = {split: [row for row in lines if row["split"] == split] for split in ("train", "test")}
-    assert len(of["train"]) == 22 and len(of["test"]) == 8, "also those in unlabelled"
+    assert len(of["train"]) == 22
+    assert len(of["test"]) == 8, "also those in unlabelled"
     given = [row for row in lines if row["given"] == "yes"]
-    assert len(given) == 4 + 8 and all(row["share"] == "1" for row in given)
+    assert len(given) == 4 + 8
+    assert all(row["share"] == "1" for row in given)
     for row in lines:
         place = row["path"].split("/")[0]
         name = list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
-        assert row["class"] == name and (row["given"] == "yes" or 0.5 < float(row["share"]) <= 1), (
-            place
-        )
+        assert row["class"] == name
+        assert row["given"] == "yes" or 0.5 < float(row["share"]) <= 1, place
     line = "pseudolabels.csv: 18 images without a label got a guessed one, from 4 that had one"
     assert f"{tmp_path}/{line}" in caplog.messages
     said = "agree on the class in 100 % of cases, corrected for chance"
@@ -170,7 +172,8 @@ def test_features_that_say_nothing(run, tmp_path, caplog):
     (root / "train/cat/5.png").write_bytes(b"no image")
     # one class has one image
     found, lines = labelled(run, section_of(root), tmp_path, estimated=())
-    assert len(lines) == 27 and found.baseline_top1 is None
+    assert len(lines) == 27
+    assert found.baseline_top1 is None
     assert any("skipped 1 of 24 images that cannot be read" in line for line in caplog.messages)
     assert any(line.startswith("the pseudo-labels are not used: ") for line in caplog.messages)
 
@@ -186,7 +189,8 @@ def test_groups_go_along(run, tmp_path):
         own = row["path"].startswith("unlabelled")
         assert row["group"] == (row["path"] if own else f"{row['path'][:-4]}g")
     splits = list_images(section(root, labels=str(tmp_path / "pseudolabels.csv")), labelled=True)
-    assert len(splits.train) == 10 and len(set(splits.test.groups)) == 4
+    assert len(splits.train) == 10
+    assert len(set(splits.test.groups)) == 4
 
 
 def test_all_stages(images, tmp_path, monkeypatch, capsys):
@@ -211,11 +215,10 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     assert call(argv) == 0
     kept = read(out / "train.json")
     said = capsys.readouterr().out
-    assert (
-        kept["plan"]["way"] == "pretrain"
-        and kept["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
-    )
-    assert kept["pseudolabels"]["added"] == 18 and kept["pseudolabels"]["given"] == 4
+    assert kept["plan"]["way"] == "pretrain"
+    assert kept["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
+    assert kept["pseudolabels"]["added"] == 18
+    assert kept["pseudolabels"]["given"] == 4
     assert [read(out / place / "result.json")["train_size"] for place in ("stage1", "")] == [22, 22]
     assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
     floor = kept["pseudolabels"]["baseline_top1"]
@@ -223,7 +226,8 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
     assert f"the baseline, fitted to 4 of 4 labelled images: {floor:.1f} %" in said
     spent = sum(read(out / place / "result.json")["seconds"] for place in ("stage1", ""))
     assert spent < 60 * 0.5 * 1.3, "all together"
-    assert call(argv) == 0 and read(out / "train.json") == kept, "finished"
+    assert call(argv) == 0
+    assert read(out / "train.json") == kept, "finished"
 
 
 @pytest.mark.parametrize("alone", [-101, 101])
@@ -250,9 +254,11 @@ def test_joined_features_are_the_classifier(alone, tmp_path, capsys, monkeypatch
     assert (
         yaml.safe_load((tmp_path / "x/stage1/config.yaml").read_text())["train"]["max_epochs"] == 75
     )
-    assert kept["minutes"]["last"] <= 0.4 * 0.2 and kept["result"]["train_size"] == 4
+    assert kept["minutes"]["last"] <= 0.4 * 0.2
+    assert kept["result"]["train_size"] == 4
     linear = kept["best"] == "linear classifier on joined features"
-    assert linear == (alone < 0) and "  linear classifier on joined features: " in said
+    assert linear == (alone < 0)
+    assert "  linear classifier on joined features: " in said
     assert linear or "temperature 1\n" in (tmp_path / "x/log.txt").read_text(), (
         "what training does not see"
     )
@@ -260,7 +266,8 @@ def test_joined_features_are_the_classifier(alone, tmp_path, capsys, monkeypatch
         "nothing is trained"
     )
     info = read(tmp_path / "x/model.json")
-    assert info["name"] == "hog_conv" and info["kwargs"]["frozen"]["name"] == "resnet10t"
+    assert info["name"] == "hog_conv"
+    assert info["kwargs"]["frozen"]["name"] == "resnet10t"
     model = timm.create_model(info["name"], **info["kwargs"])
     model.load_state_dict(load_file(tmp_path / "x/model.safetensors"), strict=True)
     assert linear or 0 < model.learned_weight < 1, (
@@ -318,12 +325,10 @@ def test_what_learns_next_to_the_joined_features(
     assert call(["train", images, *FEW, "--minutes", 10, "--out", out]) == 0
     config = ran[-1]
     state = read(out / "train.json")
-    assert (
-        config["init"] == str(out / "features") and config.get("model", {}).get("freeze") == frozen
-    )
-    assert state["best"] == best and state["result"]["baseline_top1"] == (
-        40 if agreement == 90 else 30
-    )
+    assert config["init"] == str(out / "features")
+    assert config.get("model", {}).get("freeze") == frozen
+    assert state["best"] == best
+    assert state["result"]["baseline_top1"] == (40 if agreement == 90 else 30)
     assert state["result"]["baseline_train_size"] == (4 if agreement == 90 else 22)
     assert config["data"]["labels"] == (str(out / "pseudolabels.csv") if agreement == 90 else None)
 

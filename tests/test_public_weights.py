@@ -107,7 +107,8 @@ def test_finetune_from_timm(tuned, files, tmp_path):
     """The model and its channels' statistics come from timm and the hub; the classifier is a new
     one."""
     assert config(tuned)["init"] == f"timm:{NAME}"
-    assert config(tuned)["model"]["name"] == ARCH and config(tuned)["data"]["mean"] == [0.5] * 3
+    assert config(tuned)["model"]["name"] == ARCH
+    assert config(tuned)["data"]["mean"] == [0.5] * 3
     assert "77 weights loaded, 1 resized, 2 dropped" in logged(tuned)
     (tmp_path / "model.safetensors").write_bytes(files["model.safetensors"])
     weights = load_file(tmp_path / "model.safetensors")
@@ -150,11 +151,13 @@ def test_grid_with_public_weights(cache, files, others, tmp_path):
 
     before = filled()
     (start,) = {config(path.parent)["init"] for path in out.glob("runs/*/*/config.yaml")}
-    assert len(before) == 2 and start == f"timm:{NAME}"
+    assert len(before) == 2
+    assert start == f"timm:{NAME}"
     push(cache, REPOSITORY, {**files, "README.md": b"other words"})
     assert filled() == before
     push(cache, REPOSITORY, others)
-    assert filled() > before and len(filled()) == 4
+    assert filled() > before
+    assert len(filled()) == 4
 
 
 NAMES = {
@@ -169,7 +172,8 @@ def test_names_that_are_refused(said, monkeypatch):
     """Each with a line that says what is wanted."""
     for init, wanted in NAMES.items():
         line = said(init)
-        assert line.startswith(f"init: '{init.replace('//', '/')}' ") and wanted in line, line
+        assert line.startswith(f"init: '{init.replace('//', '/')}' ")
+        assert wanted in line, line
 
     def answer(*_, **__):
         raise OSError("disk")

@@ -82,15 +82,14 @@ def test_each_method_has_its_config(name):
     """800 epochs at 112 px, a cosine; crops and the method's fields are what null means, so it
     changes by one word."""
     config = shipped(f"pretrain/{name}")
-    assert config.method.name == name and (config.train.epochs, config.views.size) == (800, 112)
+    assert config.method.name == name
+    assert (config.train.epochs, config.views.size) == (800, 112)
     assert config.train.schedule == "cosine"
-    assert config.model.name is None and not config.model.kwargs, (
-        "those of --init's weights, else the default"
-    )
+    assert config.model.name is None
+    assert not config.model.kwargs, "those of --init's weights, else the default"
     plainly, _ = resolved(name=name)
-    assert (
-        config.views == plainly.views and config.train.warmup_epochs == plainly.train.warmup_epochs
-    )
+    assert config.views == plainly.views
+    assert config.train.warmup_epochs == plainly.train.warmup_epochs
     assert config.method == (
         replace(plainly.method, dim=256) if name in TABLE_10 else plainly.method
     )
@@ -105,7 +104,8 @@ def test_each_method_has_its_own_views_and_warmup(name):
         (g.count, g.scale, c.blur_prob, c.solarize_prob)
         for g, c in zip(config.views.crops, drawn, strict=True)
     ]
-    assert found == groups and config.train.warmup_epochs == warmup
+    assert found == groups
+    assert config.train.warmup_epochs == warmup
     for colours in drawn:
         assert (colours.jitter, colours.jitter_prob, colours.grey_prob, colours.flip) == (
             jitter,
@@ -127,7 +127,8 @@ def test_dinos_configs():
     assert [global_groups(config.views.crops) for config in (own, theirs)] == [2, 2]
     grid = yaml.safe_load((CONFIGS / "transfer" / "table6.yaml").read_text())
     files = {m["name"]: m["pretrain"]["config"] for m in grid["methods"] if m != "idmm"}
-    assert files["dino"] == "dino_idmm" and files["mocov3"] == "mocov3"
+    assert files["dino"] == "dino_idmm"
+    assert files["mocov3"] == "mocov3"
 
 
 @pytest.mark.parametrize("name", TABLE_10)
@@ -174,7 +175,8 @@ def test_views_that_are_given_come_before_the_methods():
         0.2,
     ]
     assert (config.views.jitter, config.train.warmup_epochs) == ([0.1, 0.1, 0.1, 0.0], 3)
-    assert not [note for note in notes if "jitter" in note or "warmup" in note]
+    for note in notes:
+        assert not ("jitter" in note or "warmup" in note)
 
 
 def test_groups_carry_any_colour_and_are_checked():
@@ -247,14 +249,16 @@ def made(name, caplog, images, **given):
 @pytest.mark.parametrize("queue", [None, 2048])
 def test_the_queue_is_shorter_than_the_data(images, batch_size, length, queue, caplog):
     method, said = made("mocov2", caplog, images, batch_size=batch_size, queue=queue)
-    assert method.loss.memory_bank.bank.shape == (length, 256) and length < images
+    assert method.loss.memory_bank.bank.shape == (length, 256)
+    assert length < images
     line = f"method.queue: {length}, not 2048: there are {images} images"
     assert said == ([("INFO", line)] if length < 2048 else [])
 
 
 def test_dinos_outputs_are_as_many_as_images(caplog):
     method, said = made("dino", caplog, 37, outputs=None, epochs=800)
-    assert method.head.last_layer.weight.shape == (37, 6) and method.loss.center.shape == (1, 1, 37)
+    assert method.head.last_layer.weight.shape == (37, 6)
+    assert method.loss.center.shape == (1, 1, 37)
     assert said == [("INFO", "method.outputs: 37, the number of images, not 65536")]
 
 
@@ -318,9 +322,9 @@ def test_a_list_of_all(capsys):
         for line in capsys.readouterr().out.splitlines()
         if line.startswith("  ")
     ]
-    assert len(lines) == len(recipes()) == len(list(CONFIGS.glob("*/*.yaml"))) and all(
-        len(line) == 2 for line in lines
-    )
+    assert len(lines) == len(recipes()) == len(list(CONFIGS.glob("*/*.yaml")))
+    for line in lines:
+        assert len(line) == 2
     shown = dict(lines)
     assert shown["paper"] == "Fine-tuning of the paper's Table 2: 200 epochs at 224 px"
 

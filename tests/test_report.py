@@ -108,12 +108,15 @@ def test_it_shows_what_the_runs_measured(page, runs):
     assert "These classifiers were tested on different images" in text
     titles = [image["alt"] for image in Reader(page[1]).all("img")]
     assert titles.count("Confusion matrix") == titles.count("Mistakes") == 4
-    assert titles.count("Curves") == 5 and len(titles) == 15
+    assert titles.count("Curves") == 5
+    assert len(titles) == 15
     worst = read_csv(runs / "wide/per_class.csv")[3]
-    assert " ".join(worst.values()) in text and "most confused with" in text
+    assert " ".join(worst.values()) in text
+    assert "most confused with" in text
     assert {"Accuracy over epochs", "Accuracy over parameters"} < {*titles}
     assert "patch_size 8, embed_dim 64, " in text, "a name would hide it"
-    assert "'embed_dim': 64" in text and "Fine-tuning: settings that differ" in text
+    assert "'embed_dim': 64" in text
+    assert "Fine-tuning: settings that differ" in text
 
 
 def test_runs_are_compared_on_the_images_that_both_have(runs, tmp_path):
@@ -131,7 +134,8 @@ def test_runs_are_compared_on_the_images_that_both_have(runs, tmp_path):
     }
     both = rows[2:-1]
     lead = sum(first[row["path"]] - (row["class"] == row["predicted"]) for row in both)
-    assert test["images"] == len(both) == 357 and test["points"] == pytest.approx(100 * lead / 357)
+    assert test["images"] == len(both) == 357
+    assert test["points"] == pytest.approx(100 * lead / 357)
     write_csv(other / PREDICTIONS, [rows[0], *(row.values() for row in rows[:179])])
     assert compared(runs / "tuned-0", other) is None, "other test images"
 
@@ -151,9 +155,8 @@ def test_curves_and_sizes_of_several_runs_are_in_one_picture(runs, tmp_path, mon
         points = [
             (epoch, record["top1"]) for epoch, record in enumerate(records, 1) if "top1" in record
         ]
-        assert (
-            curve.get_label() == name and [*zip(*curve.lines[0].get_data(), strict=True)] == points
-        )
+        assert curve.get_label() == name
+        assert [*zip(*curve.lines[0].get_data(), strict=True)] == points
     (axis,) = sizes.axes
     starts = {curve.get_label(): curve.lines[0].get_ydata().tolist() for curve in axis.containers}
     assert starts == {
@@ -164,15 +167,16 @@ def test_curves_and_sizes_of_several_runs_are_in_one_picture(runs, tmp_path, mon
 
 def test_names_are_text(page, runs, tmp_path):
     text = Reader(page[1])
-    assert not text.all("b") and not text.all("i"), "no name became an element"
+    assert not text.all("b")
+    assert not text.all("i"), "no name became an element"
     assert 'o "<i>" $x_1$' in text.text
     run = shutil.copytree(runs / 'o "<i>" $x_1$', tmp_path / "a\x07\udce4")
     (run / "explore").mkdir()
     Image.new("RGB", (30, 20), "red").save(run / "explore" / "duplicates.png")
     text = Reader(reported(tmp_path / "out", run))
-    assert (
-        text.all("img") and "a\ufffd\ufffd" in text.text and "idmm explore: duplicates" in text.text
-    )
+    assert text.all("img")
+    assert "a\ufffd\ufffd" in text.text
+    assert "idmm explore: duplicates" in text.text
 
 
 def test_folders_that_hold_runs(runs, tmp_path, capsys):
@@ -186,12 +190,12 @@ def test_folders_that_hold_runs(runs, tmp_path, capsys):
     (train / "scratch" / "config.yaml").write_text("")
     (train / "train.json").write_text("{}")
     found, notes = finished_runs([str(train)])
-    assert found == [train, train / "stage1"] and notes == [
-        f"{train / 'scratch'} is skipped: it is not finished"
-    ]
+    assert found == [train, train / "stage1"]
+    assert notes == [f"{train / 'scratch'} is skipped: it is not finished"]
     assert finished_runs([str(held)]) == ([held / "a", *found], notes)
     text = Reader(reported(tmp_path / "out", held))
-    assert notes[0] in capsys.readouterr().err and notes[0] in text.text
+    assert notes[0] in capsys.readouterr().err
+    assert notes[0] in text.text
 
 
 def test_what_is_refused(runs, tmp_path, capsys):
@@ -204,10 +208,8 @@ def test_what_is_refused(runs, tmp_path, capsys):
         unfinished: "not finished. Repeat the command to resume it",
     }  # fmt: skip
     said = refused(capsys, ["report", *wanted, "--out", tmp_path / "out"])
-    assert (
-        said == [f"runs: '{path}': {words}" for path, words in wanted.items()]
-        and not (tmp_path / "out").exists()
-    )
+    assert said == [f"runs: '{path}': {words}" for path, words in wanted.items()]
+    assert not (tmp_path / "out").exists()
 
 
 def test_many_comparisons_are_adjusted(runs, tmp_path):
@@ -227,12 +229,11 @@ def test_many_comparisons_are_adjusted(runs, tmp_path):
         Reader(reported(tmp_path / "out", *some)).text for some in (folders[:2], folders)
     )
     assert "run0 run1 40 +17.5 0.016 run0 is better" in alone
-    assert (
-        "run0 run1 40 +17.5 0.16 the difference may be chance" in many
-        and "is better" not in many.replace("'is", "")
-    )
+    assert "run0 run1 40 +17.5 0.16 the difference may be chance" in many
+    assert "is better" not in many.replace("'is", "")
     assert "Holm" in many
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06]) and holm([]) == []
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
     assert holm([0.6, 0.001, 0.7]) == pytest.approx([1.0, 0.003, 1.0])
 
 
@@ -246,7 +247,8 @@ def test_images_in_groups_are_compared_by_groups():
     flipped = [abs(np.dot(signs, sums)) for signs in itertools.product((-1, 1), repeat=len(sums))]
     found = mcnemar(one, other, groups)
     assert found["p"] == pytest.approx(np.mean([each >= abs(sum(sums)) for each in flipped]))
-    assert found["points"] == pytest.approx(100 * sum(sums) / 40) and sum(sums) > 0
+    assert found["points"] == pytest.approx(100 * sum(sums) / 40)
+    assert sum(sums) > 0
     alike = {n: n // 5 % 2 == 0 for n in groups}  # each patient's images are all right or all wrong
     assert mcnemar(alike, {n: not right for n, right in alike.items()}, groups) == {
         "points": 0.0,
@@ -307,7 +309,8 @@ def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
         bold = [text.get_text().split()[0] for text in axis.texts if text.get_weight() == "bold"]
         assert bold == [f"{max(lengths):.1f}"]
     flowers, pets = ([text.get_text() for text in axis.texts] for axis in drawn[0].axes)
-    assert (pets[1], flowers[3]) == ("failed", "—") and flowers[0].endswith(" (n = 1) †")
+    assert (pets[1], flowers[3]) == ("failed", "—")
+    assert flowers[0].endswith(" (n = 1) †")
 
 
 def test_bars_of_one_source_are_named_by_method(tmp_path, drawn):

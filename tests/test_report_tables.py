@@ -51,9 +51,11 @@ def test_runs_of_one_pretraining_are_no_independent_draws():
     assert (found.n, found.units) == (6, 2)
     assert found.variance == pytest.approx(stats.sem([90.1, 92.1]) ** 2)
     uneven = seed_stats(cells[:4])  # three runs of one pretraining and one of the other
-    assert uneven.mean == pytest.approx((90.1 + 92.0) / 2) and uneven.units == 2
+    assert uneven.mean == pytest.approx((90.1 + 92.0) / 2)
+    assert uneven.units == 2
     one = seed_stats(cells[:3])  # of a single pretraining, fine-tuning is all that varies
-    assert one.units == 3 and one.variance == pytest.approx(stats.sem(values[0]) ** 2)
+    assert one.units == 3
+    assert one.variance == pytest.approx(stats.sem(values[0]) ** 2)
 
 
 def test_gain_over_scratch_is_of_the_same_backbone_and_target():
@@ -64,11 +66,10 @@ def test_gain_over_scratch_is_of_the_same_backbone_and_target():
     gain = found.cells["net", Row(**WITH), "pets"].gain
     assert gain.value == pytest.approx(statistics.mean(with_it) - 60.5)
     interval = stats.ttest_ind(with_it, without).confidence_interval()
-    assert gain.interval == pytest.approx(tuple(interval)) and gain.excludes_zero
-    assert (
-        found.cells["net", SCRATCH, "pets"].gain is None
-        and ("other", Row(**WITH), "pets") not in found.cells
-    )
+    assert gain.interval == pytest.approx(tuple(interval))
+    assert gain.excludes_zero
+    assert found.cells["net", SCRATCH, "pets"].gain is None
+    assert ("other", Row(**WITH), "pets") not in found.cells
     for values, scratch, wanted in (
         ([80.0] * 2, [60.0] * 2, (20.0, (20.0, 20.0))),
         ([80.0], [60.0], (20.0, None)),
@@ -109,9 +110,8 @@ def test_test_images_are_in_the_interval_also_of_a_single_run():
         seed_stats([cell(top1=100 * h / n, test_size=n)]) for h, n in ((56, 70), (48, 80))
     )
     found = difference(one, other)
-    assert found.value == pytest.approx(20.0) and found.interval == pytest.approx(
-        (5.24, 33.39), abs=0.005
-    )
+    assert found.value == pytest.approx(20.0)
+    assert found.interval == pytest.approx((5.24, 33.39), abs=0.005)
     own = seed_stats([cell(top1=80.0, test_size=70, top1_interval=[70.0, 85.0])])
     assert own.images == (10.0, 5.0), "what the run says itself goes first"
     # with seeds beside, lengths add up as standard errors do
@@ -160,23 +160,24 @@ def test_runs_that_say_one_class_crown_nothing():
     """In every format: a sign with a footnote, no best source, no bold, no gain without
     interval."""
     found = table(collapsed())
-    assert all(one.no_better for one in found.cells.values()) and not best(found)
+    for one in found.cells.values():
+        assert one.no_better
+    assert not best(found)
     for name in ("grid.md", "grid.html"):
         said = " ".join(rendered(name, collapsed()).split())
-        assert said.count("none better than the largest class ‡") == 2 and "undecided" not in said
+        assert said.count("none better than the largest class ‡") == 2
+        assert "undecided" not in said
         assert "**1" not in said
-        assert (
-            "stamps: the largest class 15.6 %" in said
-            and "‡: no better than always predicting the largest class" in said
-        )
+        assert "stamps: the largest class 15.6 %" in said
+        assert "‡: no better than always predicting the largest class" in said
     html = render.page(Path("none"), sections.sections(grid(collapsed())))
     assert html.count('<span class="sign"> ‡</span>') == 10
     text = rendered("grid.tex", collapsed())
-    assert text.count(r"\rlap{$^\ddagger$}") == 10 and text.count(r"$^\ddagger$") == 10 + 1, (
-        "numbers stay in line"
-    )
+    assert text.count(r"\rlap{$^\ddagger$}") == 10
+    assert text.count(r"$^\ddagger$") == 10 + 1, "numbers stay in line"
     better = rendered("grid.md", [{**one, "top1": 60.0} for one in collapsed()])
-    assert "‡" not in better and "undecided: stamps, idmm; stamps, simclr; coins" in better
+    assert "‡" not in better
+    assert "undecided: stamps, idmm; stamps, simclr; coins" in better
 
 
 def test_csv_is_one_line_a_run():
@@ -187,7 +188,8 @@ def test_csv_is_one_line_a_run():
     assert text.split("\n")[:3] == [HEADER, *first]
     last = list(csv.DictReader(io.StringIO(text)))[-1]
     assert (last["target"], last["status"], last["top1"]) == ('a,b"c', "failed", "")
-    assert len(text.splitlines()) == 4 and csv_text([]) == HEADER + "\n"
+    assert len(text.splitlines()) == 4
+    assert csv_text([]) == HEADER + "\n"
     cells = [cell("z"), cell("a"), cell("scratch", "none")]
     rows = csv.DictReader(io.StringIO(csv_text(cells, sources=["z", "a"])))
     assert [row["source"] for row in rows] == ["scratch", "z", "a"], "in the user's order"
@@ -226,7 +228,8 @@ def test_marks_and_n_in_markdown_and_latex():
     assert r"pets & IDMM & \textbf{94.0}$\,\pm\,$0.0 &  \\" in text
     assert r" & SimCLR & 89.9 {\scriptsize($n=1$)}\rlap{$^\dagger$} &  \\" in text
     text = rendered("grid.tex", full(2, targets=2, backbones=("net", "other_net")))
-    assert text.count(r"\midrule") == 2 and r"\multicolumn{4}{l}{\itshape other\_net} \\" in text
+    assert text.count(r"\midrule") == 2
+    assert r"\multicolumn{4}{l}{\itshape other\_net} \\" in text
     structure(text, columns=4)
 
 
@@ -245,10 +248,12 @@ def test_one_meaning_of_plus_minus():
             "mean ± standard deviation over n = 2 runs, another n if noted. Test images: flowers 1,234."
             in text
         )
-        assert "31.4 ± 16.1" in text and "one run each" not in text
+        assert "31.4 ± 16.1" in text
+        assert "one run each" not in text
         assert set(re.findall(r"± ([\d.]+)", text)) == {"16.1"}
     text = rendered("grid.md", cells)
-    assert "undecided: flowers, idmm; pets, idmm" in text and "tie" not in text.lower()
+    assert "undecided: flowers, idmm; pets, idmm" in text
+    assert "tie" not in text.lower()
     assert "one run each" in rendered("grid.md", cells[:1])
 
 
@@ -266,7 +271,9 @@ def structure(text, columns):
     """What LaTeX would stumble over: braces, environments, columns, characters with a meaning."""
     bare = re.sub(r"\\[{}$&#%_\\]", "", re.sub(r"%.*?\n", "", text, count=1))
     depth = np.cumsum([(c == "{") - (c == "}") for c in bare])
-    assert depth.min() >= 0 and depth[-1] == 0 and bare.count("$") % 2 == 0
+    assert depth.min() >= 0
+    assert depth[-1] == 0
+    assert bare.count("$") % 2 == 0
     inside = [("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")]
     assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == inside
     body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
@@ -275,7 +282,8 @@ def structure(text, columns):
     ]
     for line in lines:
         assert len(re.findall(r"(?<!\\)&", line)) == columns - 1, line
-        assert not re.search(r"(?<!\\)[#%_]", line) and not re.match(r"\s*[\[*]", line), line
+        assert not re.search(r"(?<!\\)[#%_]", line)
+        assert not re.match(r"\s*[\[*]", line), line
 
 
 @pytest.mark.parametrize("label", HOSTILE)
@@ -289,7 +297,8 @@ def test_hostile_labels_stay_text(label):
     structure(text, columns=3)
     marked = rendered("grid.md", cells)
     lines = [line for line in marked.split("## Which")[0].splitlines() if line.startswith("|")]
-    assert "<script" not in marked and len(lines) == 5
+    assert "<script" not in marked
+    assert len(lines) == 5
     assert "<script>alert" not in render.page(Path("none"), sections.sections(grid(cells)))
     for line in lines:
         assert len(re.findall(r"(?<!\\)\|", line)) == 4, line
@@ -311,12 +320,11 @@ def test_a_best_source_has_its_lead_or_none_is_shown():
             "what is shown to be worse than from scratch is no candidate"
         )
         tied = " ".join(rendered(name, [*few[:-1], {**few[-1], "top1": 88.0}]).split())
-        assert (
-            "none shown above scratch, undecided: a, idmm; a, simclr; c, idmm" in tied
-            and "these runs show no difference" in tied
-        )
+        assert "none shown above scratch, undecided: a, idmm; a, simclr; c, idmm" in tied
+        assert "these runs show no difference" in tied
         above = rendered(name, [cells[0], *cells[2:], {**worse[-1], "top1": 60.0}])
-        assert "none shown" not in above and "a, idmm: +5.0 (+3.0 to +7.0) over c, idmm" in above
+        assert "none shown" not in above
+        assert "a, idmm: +5.0 (+3.0 to +7.0) over c, idmm" in above
     assert sections.best_pretrainings(table([failed(), cell("scratch", "none")])) is None
     assert "no interval" in rendered("grid.md", [cell(), cell("scratch", "none")])
 
@@ -332,4 +340,5 @@ def test_report_never_fails(tmp_path, cells):
     assert found == wanted
     structure((tmp_path / "grid.tex").read_text(), columns=2 + len(given["targets"]))
     done = f"{sum(c['status'] == 'ok' for c in cells)} of {len(cells)} cells done"
-    assert done in text and done in (tmp_path / "grid.html").read_text()
+    assert done in text
+    assert done in (tmp_path / "grid.html").read_text()

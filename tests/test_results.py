@@ -94,18 +94,15 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     _, out = unequal
     found = result(out)
     rows = read_csv(out / "per_class.csv")
-    assert [row["class"] for row in rows] == ["dog, big", "кот"] and [
-        row["images"] for row in rows
-    ] == ["3", "1"]
+    assert [row["class"] for row in rows] == ["dog, big", "кот"]
+    assert [row["images"] for row in rows] == ["3", "1"]
     hits = [int(row["correct"]) for row in rows]
     assert found["top1"] == pytest.approx(25 * sum(hits))
     assert found["mean_per_class"] == pytest.approx(100 * (hits[0] / 3 + hits[1]) / 2)
     assert found["top1_interval"] == pytest.approx(wilson_interval(sum(hits), 4))
-    assert (
-        found["largest_class"] == 75
-        and 0 <= found["baseline_top1"] <= 100
-        and "kept_epoch" not in found
-    )
+    assert found["largest_class"] == 75
+    assert 0 <= found["baseline_top1"] <= 100
+    assert "kept_epoch" not in found
     for row, right, images, other in zip(rows, hits, (3, 1), ("кот", "dog, big"), strict=True):
         wrong = images - right
         assert float(row["accuracy"]) == pytest.approx(100 * right / images, abs=0.01)
@@ -121,7 +118,8 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     assert f"largest class 75.00, the baseline {found['baseline_top1']:.2f} by 24 images" in text
     assert "than always predicting the largest class (75.0 %)" in text
     with Image.open(out / "confusion.png") as picture:
-        assert picture.format == "PNG" and min(picture.size) > 200
+        assert picture.format == "PNG"
+        assert min(picture.size) > 200
 
 
 def test_mistakes_are_listed_and_drawn(unequal):
@@ -132,10 +130,12 @@ def test_mistakes_are_listed_and_drawn(unequal):
     answers.sort(key=lambda row: -float(row["probability"]))
     columns = ("path", "class", "predicted", "probability")
     found = [tuple(row.values()) for row in read_csv(out / "mistakes.csv")]
-    assert found == [tuple(row[name] for name in columns) for row in answers] and found
+    assert found == [tuple(row[name] for name in columns) for row in answers]
+    assert found
     assert [*read_csv(out / "mistakes.csv")[0]] == ["path", "class", "answer", "confidence"]
     with Image.open(out / "mistakes.png") as picture:
-        assert picture.format == "PNG" and min(picture.size) > 200
+        assert picture.format == "PNG"
+        assert min(picture.size) > 200
 
 
 def test_without_mistakes_nothing_is_drawn(unequal, tmp_path):
@@ -154,7 +154,8 @@ def test_the_split_is_a_list_that_labels_read(tmp_path):
     options = dict(UNEQUAL, train__epochs=1, data__root=str(root))
     assert inside("finetune", tmp_path / "a", **options, data__val_fraction=0.3) == 0
     rows = read_csv(tmp_path / "a/split.csv")
-    assert [row["split"] for row in rows].count("test") == 6 and len(rows) == 20
+    assert [row["split"] for row in rows].count("test") == 6
+    assert len(rows) == 20
     text = (tmp_path / "a/split.csv").read_text()
     name = next(row["path"] for row in rows if row["split"] == "test" and row["class"] == "cat")
     (tmp_path / "corrected.csv").write_text(text.replace(f"{name},cat", f"{name},dog"))
@@ -166,9 +167,8 @@ def test_the_split_is_a_list_that_labels_read(tmp_path):
         {row["path"]: row["class"] for row in read_csv(tmp_path / of / "predictions.csv")}
         for of in "ab"
     ]
-    assert tested[0].keys() == tested[1].keys() and [name] == [
-        n for n in tested[0] if tested[0][n] != tested[1][n]
-    ]
+    assert tested[0].keys() == tested[1].keys()
+    assert [name] == [n for n in tested[0] if tested[0][n] != tested[1][n]]
     assert (tmp_path / "b/split.csv").read_text() == (tmp_path / "corrected.csv").read_text()
 
 
@@ -203,7 +203,8 @@ def test_what_is_undefined_is_not_zero(tmp_path):
         root = tree(tmp_path / name, **parts)
         assert inside("pretrain", tmp_path / f"of {name}", **{**TINY, "data__root": str(root)}) == 0
         assert not {"knn", "start_knn"} & result(tmp_path / f"of {name}").keys()
-        assert all("knn" not in record for record in metrics(tmp_path / f"of {name}"))
+        for record in metrics(tmp_path / f"of {name}"):
+            assert "knn" not in record
 
 
 def test_a_run_in_bf16_is_evaluated_as_predict_does(unequal, tmp_path):
@@ -228,22 +229,25 @@ def test_remarks():
 
     (named,) = said(30)
     assert "(37.7 to 62.3), than always predicting the largest class (50.0 %)" in named
-    assert len(said(37)) == 1 and said(38) == [], "49.0 and 50.7 are the lower bounds"
+    assert len(said(37)) == 1
+    assert said(38) == [], "49.0 and 50.7 are the lower bounds"
     assert (
         "takes seconds (80.0 %, fitted to 50 of 99 training images)"
         in said(48, baseline_top1=80.0)[0]
-        and said(48, baseline_top1=79.0) == []
     )
+    assert said(48, baseline_top1=79.0) == []
 
 
 def test_the_best_on_val_is_what_is_exported_and_reported(best):
     out, after = best
     scores = [record["top1"] for record in metrics(out) if record["stage"] == 2]
     kept = result(out)["kept_epoch"]
-    assert len(scores) == EPOCHS and kept == scores.index(max(scores)) + 1 != EPOCHS
+    assert len(scores) == EPOCHS
+    assert kept == scores.index(max(scores)) + 1 != EPOCHS
     exported = safetensors.torch.load_file(out / "model.safetensors")
     assert exported.keys() == after[kept - 1].keys()
-    assert all(torch.equal(exported[name], tensor) for name, tensor in after[kept - 1].items())
+    for name, tensor in after[kept - 1].items():
+        assert torch.equal(exported[name], tensor)
     assert any(not torch.equal(exported[name], tensor) for name, tensor in after[-1].items())
     line = f"train.keep: the weights of epoch {kept} of {EPOCHS}, top-1 {max(scores):.2f} on val"
     assert line in logged(out)
@@ -274,7 +278,8 @@ def test_a_stopped_run_keeps_the_same(place, best, tmp_path, monkeypatch):
     monkeypatch.undo()
     assert (state(tmp_path / "run")["best"] is None) == (place == "before the best")
     assert inside("finetune", tmp_path / "run", **BEST) == 0
-    assert same(tmp_path / "run", whole) and outcome(tmp_path / "run") == outcome(whole)
+    assert same(tmp_path / "run", whole)
+    assert outcome(tmp_path / "run") == outcome(whole)
 
 
 def test_best_by_what_is_reported_is_refused(tmp_path, capsys):

@@ -129,7 +129,8 @@ def test_killed_at_random_moments(stage, whole, tmp_path):
     assert places == sorted(set(places)), "every run came further than the one before it"
     assert inside(stage, out, data__workers=2) == 0
     assert same(out, whole[stage])
-    assert metrics(out) == metrics(whole[stage]) and once(metrics(out))
+    assert metrics(out) == metrics(whole[stage])
+    assert once(metrics(out))
     assert not temporary(out)
 
 
@@ -151,15 +152,18 @@ def test_asked_to_stop(stage, number, whole, tmp_path):
         assert process.wait() == 130, process.said()
         said = process.said().splitlines()
     _, epoch, step = where(out)
-    assert said[-1].startswith("interrupted") and "Traceback" not in "".join(said)
+    assert said[-1].startswith("interrupted")
+    assert "Traceback" not in "".join(said)
     # else it fell between two steps: into an evaluation, or the change of stages
     if "from epoch" in said[-1]:
         assert (
             said[-1] == f"interrupted. The same command resumes from epoch {epoch + 1}, step {step}"
         )
-    assert not (out / "result.json").exists() and not temporary(out)
+    assert not (out / "result.json").exists()
+    assert not temporary(out)
     assert inside(stage, out) == 0
-    assert same(out, whole[stage]) and metrics(out) == metrics(whole[stage])
+    assert same(out, whole[stage])
+    assert metrics(out) == metrics(whole[stage])
 
 
 def test_killed_after_the_first_step_and_in_use(whole, tmp_path, capsys):
@@ -169,7 +173,8 @@ def test_killed_after_the_first_step_and_in_use(whole, tmp_path, capsys):
     with start("pretrain", out, train__save_minutes=60) as process:
         assert process.until(lambda: begun(out)), process.said()
         process.send(signal.SIGSTOP)
-        assert where(out) == (1, 0, 1) and process.popen.poll() is None
+        assert where(out) == (1, 0, 1)
+        assert process.popen.poll() is None
         before = snapshot(out)
         assert inside("pretrain", out) == 2
         assert lines(capsys) == [
@@ -179,7 +184,8 @@ def test_killed_after_the_first_step_and_in_use(whole, tmp_path, capsys):
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     assert inside("pretrain", out) == 0
-    assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
+    assert same(out, whole["pretrain"])
+    assert metrics(out) == metrics(whole["pretrain"])
 
 
 def _zeroed(tensors):
@@ -230,7 +236,9 @@ def resumed(stage, cut, tmp_path, spoil):
 def test_resumed_state_is_enough(stage, cut, whole, tmp_path):
     """The positive control: a copy of the cut run, left as it is, ends like the whole one."""
     out, code = resumed(stage, cut, tmp_path, lambda saved: None)
-    assert code == 0 and same(out, whole[stage]) and metrics(out) == metrics(whole[stage])
+    assert code == 0
+    assert same(out, whole[stage])
+    assert metrics(out) == metrics(whole[stage])
 
 
 @pytest.mark.parametrize(
@@ -247,7 +255,8 @@ def test_state_is_needed(stage, part, spoil, cut, whole, tmp_path):
 def test_torn_state_is_refused(cut, tmp_path, capsys):
     out, code = resumed("finetune", cut, tmp_path, lambda saved: saved.pop("ema"))
     line = f"{state_file(out)}: is damaged (it is not what idmm wrote). Delete it to start over"
-    assert code == 2 and lines(capsys)[-1] == line
+    assert code == 2
+    assert lines(capsys)[-1] == line
     state_file(out).write_bytes(state_file(out).read_bytes()[:1000])
     before = snapshot(out)
     assert inside("finetune", out) == 2
@@ -264,7 +273,9 @@ def test_sums_of_the_epoch_are_kept(cut, whole, tmp_path):
         tmp_path,
         lambda saved: saved.update(sums=dict.fromkeys(saved["sums"], 0.0)),
     )
-    assert code == 0 and same(out, whole["pretrain"]) and metrics(out) != metrics(whole["pretrain"])
+    assert code == 0
+    assert same(out, whole["pretrain"])
+    assert metrics(out) != metrics(whole["pretrain"])
 
 
 def test_metrics_are_mended(cut, whole, tmp_path):
@@ -275,11 +286,9 @@ def test_metrics_are_mended(cut, whole, tmp_path):
     (out / "last" / ".state.pt.part-killed").write_bytes(b"half")
     (out / ".hub.part-killed").mkdir()  # of an export, which may be at work
     assert inside("finetune", out) == 0
-    assert (
-        metrics(out) == metrics(whole["finetune"])
-        and not temporary(out)
-        and (out / ".hub.part-killed").is_dir()
-    )
+    assert metrics(out) == metrics(whole["finetune"])
+    assert not temporary(out)
+    assert (out / ".hub.part-killed").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -299,7 +308,8 @@ def test_finished_run_does_nothing(stage, own_process, whole, monkeypatch, capsy
         outside(stage, out)
         assert out.with_name(f"{out.name}.err").read_text().splitlines() == [line]
     else:
-        assert inside(stage, out) == 0 and lines(capsys) == [line]
+        assert inside(stage, out) == 0
+        assert lines(capsys) == [line]
     assert snapshot(out) == before
 
 
@@ -349,7 +359,8 @@ def test_another_config_lists_every_field(whole, cut, capsys):
         assert snapshot(run) == before
     assert inside("finetune", whole["finetune"], data__subset=None, stages=[{"size": 16}]) == 2
     faults = "\n".join(lines(capsys))
-    assert "data.subset" in faults and "stages: the run in" in faults
+    assert "data.subset" in faults
+    assert "stages: the run in" in faults
 
 
 def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):
@@ -361,7 +372,8 @@ def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):
         )
         == 0
     )
-    assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
+    assert same(out, whole["pretrain"])
+    assert metrics(out) == metrics(whole["pretrain"])
 
 
 def test_paths_may_be_spelled_otherwise_and_a_run_moved_with_its_images(
@@ -411,8 +423,10 @@ def test_paths_may_be_spelled_otherwise_and_a_run_moved_with_its_images(
     moved = (tmp_path / "here").rename(tmp_path / "there")
     monkeypatch.chdir(tmp_path)
     lists = [str(moved / name) for name in ("images", "labels.csv", "exclude.txt", "pre")]
-    assert tune(moved / "copied", *lists) == 0 and same(moved / "copied", moved / "whole")
-    assert tune(moved / "run", *lists) == 0 and "finished already" in capsys.readouterr().err
+    assert tune(moved / "copied", *lists) == 0
+    assert same(moved / "copied", moved / "whole")
+    assert tune(moved / "run", *lists) == 0
+    assert "finished already" in capsys.readouterr().err
 
 
 def finished_commands(tmp_path, root):
@@ -447,7 +461,8 @@ def test_finished_runs_notice_changed_images(tmp_path, capsys):
     for argv in argvs:
         os.utime(root / "train/cat/0.png")  # another time, the same content
         code, said = repeated(argv)
-        assert code == 0 and "finished already" in "".join(said), argv
+        assert code == 0
+        assert "finished already" in "".join(said), argv
     (root / "train/cat/1.png").rename(root / "train/dog/from_cat.png")
     paint(root / "train/dog/more.png", seed=7)
     for argv in argvs:
@@ -464,13 +479,13 @@ def test_finished_runs_notice_changed_images(tmp_path, capsys):
     paint(root / "train/dog/2.png", seed=8)
     for argv in argvs:
         code, said = repeated(argv)
-        assert (
-            code == 2 and "0 with another label, 0 new, 0 gone, 1 with other content, " in said[-1]
-        ), argv
+        assert code == 2
+        assert "0 with another label, 0 new, 0 gone, 1 with other content, " in said[-1], argv
     shutil.rmtree(root)
     for argv in argvs:
         code, said = repeated(argv)
-        assert code == 0 and "finished already" in "".join(said), argv
+        assert code == 0
+        assert "finished already" in "".join(said), argv
 
 
 def out_of(argv):
@@ -501,13 +516,15 @@ def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
     assert inside("pretrain", out) == 1
     path = out / "last" / name if name == "state.pt" else out / name
     line = f"{path}: cannot be written (No space left on device). The old file stays"
-    assert lines(capsys)[-1] == line and not temporary(out)
+    assert lines(capsys)[-1] == line
+    assert not temporary(out)
     assert state_file(out).read_bytes() == seen[-1]
     assert not (out / "result.json").exists()
     if function == "fsync":  # there is room again
         monkeypatch.undo()
         assert inside("pretrain", out) == 0
-        assert same(out, whole["pretrain"]) and metrics(out) == metrics(whole["pretrain"])
+        assert same(out, whole["pretrain"])
+        assert metrics(out) == metrics(whole["pretrain"])
 
 
 def test_files_that_results_do_without_cost_a_line(whole, tmp_path, capsys):
@@ -515,13 +532,13 @@ def test_files_that_results_do_without_cost_a_line(whole, tmp_path, capsys):
     names = ("curves.png", "confusion.png", "log.txt")
     for name in names:
         (out / name).mkdir(parents=True)  # no file can take its place
-    assert inside("finetune", out) == 0 and (out / "result.json").exists()
+    assert inside("finetune", out) == 0
+    assert (out / "result.json").exists()
     said = capsys.readouterr().err
-    assert (
-        all(f"{name} is not " in said for name in names[:2])
-        and f"{out}/log.txt: cannot be written (is a" in said
-    )
-    assert same(out, whole["finetune"]) and metrics(out) == metrics(whole["finetune"])
+    assert all(f"{name} is not " in said for name in names[:2])
+    assert f"{out}/log.txt: cannot be written (is a" in said
+    assert same(out, whole["finetune"])
+    assert metrics(out) == metrics(whole["finetune"])
 
 
 def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
@@ -548,7 +565,8 @@ def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
     said = lines(capsys)
     assert said[-1].startswith(f"{state_file(out)}: cannot be written (")
     assert sum("cannot be written" in line for line in said) == 1
-    assert where(out) == (1, 0, 2) and not temporary(out)
+    assert where(out) == (1, 0, 2)
+    assert not temporary(out)
 
 
 def spoiled_forward(monkeypatch, stage, at, act):
@@ -587,10 +605,12 @@ def test_loss_not_finite(minutes, kept, tmp_path, monkeypatch, capsys):
     assert inside("pretrain", out, train__save_minutes=minutes) == 1
     said = lines(capsys)
     line = "the loss is not finite at step 7 (epoch 2, lr 0.00293). The last checkpoint is kept: lower --train.lr or"
-    assert said[-1].startswith(line) and said.count(said[-1]) == 1
+    assert said[-1].startswith(line)
+    assert said.count(said[-1]) == 1
     assert said[-1] in (out / "log.txt").read_text()
     assert [record["epoch"] for record in metrics(out)] == [1]
-    assert where(out) == kept and finite(state(out))
+    assert where(out) == kept
+    assert finite(state(out))
 
 
 @pytest.mark.parametrize(
@@ -617,5 +637,6 @@ def test_out_of_memory(error, when, tmp_path, monkeypatch, capsys):
         "smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
     )
     said = lines(capsys)
-    assert said[-1] == advice and said.count(advice) == 1
+    assert said[-1] == advice
+    assert said.count(advice) == 1
     assert when != "in the loop" or where(out) == (1, 0, 2)

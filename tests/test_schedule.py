@@ -57,15 +57,13 @@ def test_weight_decay_follows_a_cosine_where_there_is_any():
     """DINO: 0.4 + (0.04 - 0.4) (1 + cos(pi t / T)) / 2."""
     values = decays(20, 0.4)
     for step, (weight, bias) in enumerate(values):
-        assert (
-            weight == pytest.approx(0.4 - 0.36 * (1 + math.cos(math.pi * step / 20)) / 2)
-            and bias == 0
-        )
-    assert values[0][0] == pytest.approx(0.04) and values[20][0] == pytest.approx(0.4)
+        assert weight == pytest.approx(0.4 - 0.36 * (1 + math.cos(math.pi * step / 20)) / 2)
+        assert bias == 0
+    assert values[0][0] == pytest.approx(0.04)
+    assert values[20][0] == pytest.approx(0.4)
     assert decays(5, None) == [(0.04, 0.0)] * 6
-    assert decays(4, 0.0)[4] == (0.0, 0.0) and decays(4, 0.0)[2][0] == pytest.approx(0.02), (
-        "it may fall"
-    )
+    assert decays(4, 0.0)[4] == (0.0, 0.0)
+    assert decays(4, 0.0)[2][0] == pytest.approx(0.02), "it may fall"
 
 
 def test_each_tensor_is_clipped_on_its_own():
@@ -80,7 +78,8 @@ def test_each_tensor_is_clipped_on_its_own():
     clip_gradients(torch.nn.ParameterList(tensors), 3.0, per_tensor=True)
     for tensor, grad in zip(tensors, given, strict=False):
         torch.testing.assert_close(tensor.grad, grad * min(1.0, 3 / (float(grad.norm()) + 1e-6)))
-    assert tensors[-1].grad is None and torch.equal(tensors[1].grad, given[1])
+    assert tensors[-1].grad is None
+    assert torch.equal(tensors[1].grad, given[1])
 
 
 def test_warmup_not_shorter_than_the_run_is_shortened_and_said():

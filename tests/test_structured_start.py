@@ -85,9 +85,8 @@ def test_the_patch_embedding_whitens(channels, patch, side):
     torch.testing.assert_close(found.mean(0), torch.zeros(count).double(), atol=1e-3, rtol=0)
     covariance = found.T @ found / len(found)
     off = covariance - covariance.diag().diag()
-    assert float(off.abs().max()) < 1e-2 and float(covariance.diag().mean()) == pytest.approx(
-        1, abs=0.01
-    )
+    assert float(off.abs().max()) < 1e-2
+    assert float(covariance.diag().mean()) == pytest.approx(1, abs=0.01)
     assert torch.equal(layer.weight[count:], drawn[count:])
 
 
@@ -100,7 +99,8 @@ def test_runs(tmp_path, monkeypatch):
         stop_at(patch, 1, 0, 2)
         assert inside("pretrain", cut, **STRUCTURED) == 130
     assert inside("pretrain", cut, **STRUCTURED) == 0
-    assert same(whole, cut) and not same(whole, plain)
+    assert same(whole, cut)
+    assert not same(whole, plain)
     assert (
         logged(cut).count(
             "model.start: attention, positions and the patch embedding of vit_tiny_patch16_224"
@@ -121,4 +121,5 @@ def test_weights_to_start_from_and_other_models_stay_as_they_are(tmp_path, capsy
     net = dict(model__name="resnet10t", model__kwargs={"channels": [8, 8, 8, 16]})
     assert inside("finetune", tmp_path / "d", **few, **net, model__start="structured") == 2
     line = "model.start: structured, but resnet10t is not one of timm's vision transformers with learned positions"
-    assert line in capsys.readouterr().err and not (tmp_path / "d").exists()
+    assert line in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()

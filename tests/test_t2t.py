@@ -49,9 +49,8 @@ def test_random_features_are_orthogonal_saved_and_never_trained():
     torch.testing.assert_close(w @ w.T, 8 * torch.eye(8))  # rows of length sqrt(m)
     names = {n for n, _ in model.named_buffers()}
     assert names == {"patch_embed.performer1.w", "patch_embed.performer2.w", "pos_embed"}
-    assert names <= set(load(other, model.state_dict()).loaded) and torch.equal(
-        other.patch_embed.performer1.w, w
-    )
+    assert names <= set(load(other, model.state_dict()).loaded)
+    assert torch.equal(other.patch_embed.performer1.w, w)
 
 
 def interpolated(table, side):
@@ -73,7 +72,8 @@ def test_the_releases_table_is_loaded(tmp_path):
     torch.save({"state_dict_ema": released}, tmp_path / "a.pth")
     table = released["module.pos_embed"]
     report = read_checkpoint(tmp_path / "a.pth").load_into(small)
-    assert report.resized == ["pos_embed"] and torch.equal(small.pos_embed, interpolated(table, 7))
+    assert report.resized == ["pos_embed"]
+    assert torch.equal(small.pos_embed, interpolated(table, 7))
 
 
 class TestCvt(Contract):

@@ -83,7 +83,8 @@ def done(images, tmp_path_factory):
 def test_what_is_written(done, images, capsys):
     kept = read(done / "train.json")
     result = read(done / "result.json")
-    assert kept["result"] == result and (done / "model.safetensors").exists()
+    assert kept["result"] == result
+    assert (done / "model.safetensors").exists()
     counts = {
         "images": 16,
         "labelled": 8,
@@ -94,37 +95,38 @@ def test_what_is_written(done, images, capsys):
         "foreign": False,
     }
     assert kept["counts"] == counts
-    assert kept["plan"]["way"] == "pretrain" and kept["plan"]["size"] == 16
+    assert kept["plan"]["way"] == "pretrain"
+    assert kept["plan"]["size"] == 16
     stage1, scratch, tuned = (
         read(done / name / "config.yaml") for name in ("stage1", "scratch", "")
     )
-    assert tuned["init"] == str(done / "stage1") and scratch["init"] is None
+    assert tuned["init"] == str(done / "stage1")
+    assert scratch["init"] is None
     assert stage1["views"]["crops"] == [{"count": 2, "scale": [0.35, 1.0]}]
     assert stage1["views"]["jitter"] == [0.4, 0.4, 0, 0]
     assert stage1["model"]["start"] == scratch["model"]["start"] == "auto", (
         "a fresh ViT's, as in the recipes"
     )
     assert scratch["train"]["minutes"] == MINUTES, "as long again"
-    assert 0 < stage1["train"]["minutes"] < MINUTES and 0 < tuned["train"]["minutes"] < MINUTES
-    assert read(done / "stage1/result.json")["train_size"] == 16 and result["train_size"] == 8
+    assert 0 < stage1["train"]["minutes"] < MINUTES
+    assert 0 < tuned["train"]["minutes"] < MINUTES
+    assert read(done / "stage1/result.json")["train_size"] == 16
+    assert result["train_size"] == 8
     spent = sum(read(done / name / "result.json")["seconds"] for name in ("stage1", ""))
     assert spent < 60 * MINUTES * 1.3, "both stages together"
-    assert tuned["train"]["classifier_init"] == "random" and "start_top1" not in result
+    assert tuned["train"]["classifier_init"] == "random"
+    assert "start_top1" not in result
     assert call(given(images, done, way="pretrain", compare="true")) == 0
     said = capsys.readouterr().out
     low, high = result["top1_interval"]
     assert f"top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on 11 test images" in said
     assert f"the largest class every time: {result['largest_class']:.1f} %" in said
     gain = result["top1"] - read(done / "scratch/result.json")["top1"]
-    assert (
-        kept["gain"]["points"] == pytest.approx(gain)
-        and f"{gain:+.1f} points" in said
-        and "(p = " in said
-    )
-    assert (
-        f"from scratch at 16 px, in {kept['scratch']['seconds']:.0f} s" in said
-        and "finished already" in said
-    )
+    assert kept["gain"]["points"] == pytest.approx(gain)
+    assert f"{gain:+.1f} points" in said
+    assert "(p = " in said
+    assert f"from scratch at 16 px, in {kept['scratch']['seconds']:.0f} s" in said
+    assert "finished already" in said
 
 
 def test_from_python(done, images):
@@ -149,7 +151,8 @@ def test_processes_go_by_the_first_ones_plan(tmp_path):
     code += "; print(first({'plan': os.environ['RANK']}, 'cpu'))"
     (tmp_path / "agree.py").write_text(code)
     with Together([tmp_path / "agree.py"], tmp_path / "said") as both:
-        assert both.wait() == 0 and both.said().count("{'plan': '0'}") == 2, both.said()
+        assert both.wait() == 0
+        assert both.said().count("{'plan': '0'}") == 2, both.said()
 
 
 def test_another_command_is_refused(done, images, capsys):
@@ -185,12 +188,12 @@ def test_taken_up_again(images, tmp_path, monkeypatch):
     assert read(tmp_path / "x/train.json")["minutes"]["before"] > before > 0, (
         "the second start takes its time, too"
     )
-    assert [run[:3] for run in ran[:2]] == [run[:3] for run in ran[2:]] and [
-        run[3] for run in ran
-    ] == [0, 0, 2, 2]
+    assert [run[:3] for run in ran[:2]] == [run[:3] for run in ran[2:]]
+    assert [run[3] for run in ran] == [0, 0, 2, 2]
     (first, whole, *_), (second, rest, init, _) = ran[:2]
     assert (first, second, init) == ("stage1", "last", str(tmp_path / "x/stage1"))
-    assert whole == pytest.approx(0.4 * 10, abs=0.2) and rest == pytest.approx(10 - 2, abs=0.2)
+    assert whole == pytest.approx(0.4 * 10, abs=0.2)
+    assert rest == pytest.approx(10 - 2, abs=0.2)
 
 
 def stages_run(monkeypatch, argv):
@@ -223,11 +226,12 @@ def test_stage_1_sees_no_test_image(nested, tmp_path, monkeypatch):
         more = {"data.labels": tmp_path / "l.csv"}
     argv = given(root, tmp_path / "x", way="pretrain", minutes=10, compare="true", **more)
     (first, _), (tuned, _), (scratch, _) = stages_run(monkeypatch, argv)
-    assert len(tuned.test) == 4 and tuned.test.names == scratch.test.names
-    assert sorted(tuned.train.names) == sorted(scratch.train.names) and len(tuned.train) == 16
-    assert len(first.train) == (16 if nested else 26) and not {*first.train.names} & {
-        *tuned.test.names
-    }
+    assert len(tuned.test) == 4
+    assert tuned.test.names == scratch.test.names
+    assert sorted(tuned.train.names) == sorted(scratch.train.names)
+    assert len(tuned.train) == 16
+    assert len(first.train) == (16 if nested else 26)
+    assert not {*first.train.names} & {*tuned.test.names}
     assert {*tuned.train.names} <= {*first.train.names}
     assert read(tmp_path / "x/train.json")["counts"]["images"] == len(first.train)
 
@@ -239,7 +243,8 @@ def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path, capsy
     kept = read(tmp_path / "x/train.json")
     assert kept["result"]["train_size"] == kept["counts"]["labelled"] == 4
     assert kept["result"]["test_size"] == 4, "a fifth is held out"
-    assert "gain" not in kept and not (tmp_path / "x/stage1").exists()
+    assert "gain" not in kept
+    assert not (tmp_path / "x/stage1").exists()
     assert read(tmp_path / "x/config.yaml")["stages"][0]["batch_size"] == 8, "for so few images"
     said = capsys.readouterr().err
     step = rf"step 1 of 1: the classifier \({MODEL[1]}\), \d s. Details: {tmp_path}/x/log.txt"
@@ -249,15 +254,15 @@ def test_from_scratch_with_some_of_the_labels_and_no_test_images(tmp_path, capsy
     assert " training on cpu" not in said
     assert " training on cpu" in (tmp_path / "x/log.txt").read_text()
     (line,) = refused(capsys, given(root, tmp_path / "x", way="scratch", compare="true", **some))
-    assert (
-        line.startswith("compare: there is no pretraining") and (tmp_path / "x/train.json").exists()
-    )
+    assert line.startswith("compare: there is no pretraining")
+    assert (tmp_path / "x/train.json").exists()
 
 
 def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     plain = tree(tmp_path / "plain", **{"": {"": 4}})
     lines = refused(capsys, given(plain, tmp_path / "x"))
-    assert lines[0].startswith("data.root: ") and not (tmp_path / "x").exists()
+    assert lines[0].startswith("data.root: ")
+    assert not (tmp_path / "x").exists()
     *_, line = refused(capsys, given(images, tmp_path / "x", compare="true"))
     assert line.startswith("compare: there is no pretraining")
     where = "data.root: missing, expected --data.root or --data.name"
@@ -265,7 +270,8 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     assert refused(capsys, ["train"]) == [where, out]
     assert refused(capsys, ["train", "--out", tmp_path / "x"]) == [where]
     *_, line = refused(capsys, given(images, tmp_path / "x", way="scratch", minutes=1e-4))
-    assert line.startswith("minutes: got 0.0001, but ") and "before the first stage" in line
+    assert line.startswith("minutes: got 0.0001, but ")
+    assert "before the first stage" in line
     (line,) = refused(capsys, given(images, tmp_path / "x", **{"data.folds": 2}))
     assert line.startswith("--data.folds: unknown flag of this command")
     assert not (tmp_path / "x").exists()
@@ -273,7 +279,9 @@ def test_what_is_wrong(images, tmp_path, capsys, monkeypatch):
     (broken / "test/cat/0.png").write_bytes(b"no image")
     (broken / "train/dog/1.png").write_bytes(b"none, too")
     said = "".join(refused(capsys, given(broken, tmp_path / "x")))
-    assert "test/cat/0.png: " in said and "train/dog/1.png: " in said and "step 1" not in said
+    assert "test/cat/0.png: " in said
+    assert "train/dog/1.png: " in said
+    assert "step 1" not in said
     (tmp_path / "y").mkdir()
     for text in ("{", "[]"):
         (tmp_path / "y/train.json").write_text(text)
@@ -297,20 +305,23 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
     plain = given(images, tmp_path / "x", minutes=10, init=weights)
     argv = [word for word in plain if word not in MODEL]
     (_, tuned), (_, scratch) = stages_run(monkeypatch, [*argv, "--compare", "true"])
-    assert tuned.init == str(weights) and tuned.train.layer_decay == 0.7, "by the recipe 'fast'"
-    assert scratch.init is None and scratch.model.kwargs == VIT
+    assert tuned.init == str(weights)
+    assert tuned.train.layer_decay == 0.7, "by the recipe 'fast'"
+    assert scratch.init is None
+    assert scratch.model.kwargs == VIT
     assert scratch.train.minutes == 10 >= tuned.train.minutes > 9
     kept = read(tmp_path / "x/train.json")
-    assert (
-        kept["plan"]["way"] == "finetune" and "--way pretrain adapts them" in kept["plan"]["why"][0]
-    )
+    assert kept["plan"]["way"] == "finetune"
+    assert "--way pretrain adapts them" in kept["plan"]["why"][0]
 
     argv[argv.index(tmp_path / "x")] = tmp_path / "y"
     (_, adapted), (_, tuned) = stages_run(
         monkeypatch, [*argv, "--way", "pretrain", "--model.drop_path", 0.05]
     )
-    assert adapted.init == str(weights) and adapted.train.lr == 5e-4, "by the recipe 'adapt'"
-    assert adapted.model.drop_path == 0.05 and adapted.views.jitter == [0.4, 0.4, 0, 0]
+    assert adapted.init == str(weights)
+    assert adapted.train.lr == 5e-4, "by the recipe 'adapt'"
+    assert adapted.model.drop_path == 0.05
+    assert adapted.views.jitter == [0.4, 0.4, 0, 0]
     assert tuned.init == str(tmp_path / "y/stage1")
 
     capsys.readouterr()
@@ -324,7 +335,8 @@ def test_from_weights(done, images, tmp_path, monkeypatch, capsys):
         (["--init", weights, "--model.name", "resnet18"], "model.name: "),
     ):
         said = refused(capsys, ["train", images, "--out", tmp_path / "z", "--size", 16, *more])
-        assert said[0].startswith(line) and not (tmp_path / "z").exists()
+        assert said[0].startswith(line)
+        assert not (tmp_path / "z").exists()
 
 
 PHOTOS = Counts(768, 768, 12, 32)
@@ -386,7 +398,8 @@ def test_what_is_chosen(flags, counts, way, pseudolabel, reason):
     assert (plan.way, plan.pseudolabel) == (
         way,
         pseudolabel,
-    ) and f". --way {way}, {reason}" in plan.why[0]
+    )
+    assert f". --way {way}, {reason}" in plan.why[0]
 
 
 @pytest.mark.parametrize(
@@ -422,7 +435,8 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
             monkeypatch,
             given(images, tmp_path / f"{minutes}{labels}", way="scratch", minutes=minutes),
         )
-        assert config.augment.cutmix_alpha == alpha and config.augment.mixup_alpha == 0.2 * alpha
+        assert config.augment.cutmix_alpha == alpha
+        assert config.augment.mixup_alpha == 0.2 * alpha
     monkeypatch.setattr(train_configs, "MANY_LABELS", 4)
     monkeypatch.setattr(train, "count", lambda *_: Counts(10, 8, 2, 16))
     for minutes, name, alpha in ((2.4, MODEL[1], 0.0), (2.6, MODEL[1], 1.0), (2.6, "other", 0.0)):
@@ -430,7 +444,8 @@ def test_mixup_and_cutmix_where_there_is_time_for_many_passes(images, tmp_path, 
         # 40 % of the time: 29 and 31 passes over two crops of 10 images
         argv = given(images, tmp_path / f"p{minutes}{name}", way="pretrain", minutes=minutes)
         (_, first), (_, last) = stages_run(monkeypatch, argv)
-        assert first.method.cutmix_alpha == alpha and last.augment.cutmix_alpha == 1.0
+        assert first.method.cutmix_alpha == alpha
+        assert last.augment.cutmix_alpha == 1.0
 
 
 def test_copies_are_left_out_with_a_warning(images, tmp_path, monkeypatch, caplog):
@@ -439,7 +454,8 @@ def test_copies_are_left_out_with_a_warning(images, tmp_path, monkeypatch, caplo
     (root / odd).write_bytes((root / "train/cat/0.png").read_bytes())
     (root / "train/dog/held.png").write_bytes((root / "test/dog/0.png").read_bytes())
     ((listing, _),) = stages_run(monkeypatch, given(root, tmp_path / "x", way="scratch"))
-    assert not {odd, "train/dog/held.png"} & {*listing.train.names} and len(listing.train) == 8
+    assert not {odd, "train/dog/held.png"} & {*listing.train.names}
+    assert len(listing.train) == 8
     assert (
         tmp_path / "x/exclude.txt"
     ).read_bytes() == b"train/cat/caf\xe9.png\ntrain/dog/held.png\n"
@@ -463,7 +479,8 @@ def test_broken_images_are_skipped_and_listed(tmp_path, monkeypatch, capsys):
         (name, "not an image") for name in broken
     ]
     lines = (tmp_path / "x/exclude.txt").read_text().splitlines()
-    assert lines[0] == "train/cat/0.png" and {*lines} == {"train/cat/0.png", "", *broken}
+    assert lines[0] == "train/cat/0.png"
+    assert {*lines} == {"train/cat/0.png", "", *broken}
     assert (len(runs[0][0].train), len(runs[0][0].test)) == (38, 19)
     command, _ = planned(
         root, tmp_path / "z", way="scratch", data={"exclude": str(tmp_path / "own.txt")}
@@ -474,10 +491,8 @@ def test_broken_images_are_skipped_and_listed(tmp_path, monkeypatch, capsys):
     assert again.train.names == runs[0][0].train.names, "a resumed command skips the same ones"
     (root / "train/dog/4.png").write_bytes(b"no image")
     *_, line = refused(capsys, given(root, tmp_path / "y", **more))
-    assert (
-        line == "data.root: 4 of 60 images are broken. idmm train skips at most 5 %"
-        and not (tmp_path / "y").exists()
-    )
+    assert line == "data.root: 4 of 60 images are broken. idmm train skips at most 5 %"
+    assert not (tmp_path / "y").exists()
 
 
 def test_no_copy_is_in_two_splits(tmp_path, caplog):
@@ -589,7 +604,8 @@ def test_no_pseudo_labels_by_weights_for_other_values(tmp_path):
                 Image.fromarray(noise).save(path)
         data = {"labelled": {"per_class": 2}}
         _, state = planned(root, tmp_path / f"x{bits}", init=str(tmp_path / "w"), data=data)
-        assert state.plan.pseudolabel == (bits == 8) and state.counts.foreign == (bits == 16)
+        assert state.plan.pseudolabel == (bits == 8)
+        assert state.counts.foreign == (bits == 16)
 
 
 def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
@@ -619,7 +635,8 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
     ):
         out = tmp_path / f"x{linear}{epochs}"
         assert call(["train", root, "--out", out, "--minutes", 10, "--device", "cpu"]) == 0
-        assert [part for part, *_ in ran[-2:]] == ["trial", "last"] and ran[-1] == last
+        assert [part for part, *_ in ran[-2:]] == ["trial", "last"]
+        assert ran[-1] == last
         printed = capsys.readouterr().out
         assert f"  linear classifier on hog_conv: {linear:.1f} %" in printed
         assert (
@@ -638,8 +655,7 @@ def test_a_trial_chooses_what_is_kept(tmp_path, monkeypatch, capsys):
     line = f"out: '{tmp_path}/other' has other files. Name a new folder"
     assert refused(capsys, ["train", root, "--out", tmp_path / "other"]) == [line]
     rows = (out / "trial.csv").read_text().splitlines()
-    assert (
-        sum(",test" in row for row in rows) == 4
-        and len(rows) == 21
-        and not any("test/" in row for row in rows)
-    )
+    assert sum(",test" in row for row in rows) == 4
+    assert len(rows) == 21
+    for row in rows:
+        assert "test/" not in row

@@ -67,12 +67,12 @@ def test_against_a_naive_enumeration():
         for target in ("digits", "digits-per_class5")
         for tuned in ([0, 1] if seed is None else [seed])
     }
-    assert set(jobs) == wanted and len(wanted) == 20
+    assert set(jobs) == wanted
+    assert len(wanted) == 20
     assert len({job.key for job in jobs.values()}) == 20, "each cell is a run of its own"
     made = [start for start in starts.values() if start is not None]
-    assert len(made) == 16 and len({start.key for start in made}) == 8, (
-        "both targets share a pretraining"
-    )
+    assert len(made) == 16
+    assert len({start.key for start in made}) == 8, "both targets share a pretraining"
     for cell, job in jobs.items():
         start = starts[cell]
         config = parsing.build(FinetuneConfig, job.config)
@@ -102,7 +102,8 @@ def test_seeds_of_either_stage():
 
 
 def test_scratch_weights_and_pairs(tmp_path):
-    assert not any(cell.source == "scratch" for cell in cells(scratch=False)[0])
+    for cell in cells(scratch=False)[0]:
+        assert cell.source != "scratch"
     path = str(a_run(tmp_path / "run"))
     jobs, _ = cells(
         sources=[], weights=[{"label": "IN supervised", "path": path}], targets=["digits"]
@@ -261,7 +262,8 @@ def test_recipes_and_overrides(tmp_path):
     assert [start["views"]["size"] for start in (idmm, simclr)] == [32, 112], (
         "nothing of the base's recipe is left"
     )
-    assert simclr["method"]["temperature"] == 0.3 and len(simclr["views"]["crops"]) == 1
+    assert simclr["method"]["temperature"] == 0.3
+    assert len(simclr["views"]["crops"]) == 1
 
 
 def test_roots():

@@ -92,7 +92,8 @@ def make(out, **changes):
 
 def whole(out, whole_grid):
     """Whether a grid is the sequential run's, in its cells and weights, to the last bit."""
-    assert len(runs(out)) == 5 and runs(out).keys() < runs(whole_grid).keys()
+    assert len(runs(out)) == 5
+    assert runs(out).keys() < runs(whole_grid).keys()
     return all(same(folder, runs(whole_grid)[key]) for key, folder in runs(out).items())
 
 
@@ -125,18 +126,17 @@ def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
     assert inside(out, "--ray.address", joined, **CHANGES) == 0
     killer.join()
     wanted = cells(whole_grid)
-    assert (
-        cells(out) == {key: cell for key, cell in wanted.items() if key[1] == "digits"}
-        and len(cells(out)) == 3
-    )
-    assert whole(out, whole_grid) and not list((out / "jobs").iterdir())
+    assert cells(out) == {key: cell for key, cell in wanted.items() if key[1] == "digits"}
+    assert len(cells(out)) == 3
+    assert whole(out, whole_grid)
+    assert not list((out / "jobs").iterdir())
     (folder,) = killed
-    assert (folder / "log.txt").read_text().count("training on cpu") == 2 and begun(out) == 5 + 1
+    assert (folder / "log.txt").read_text().count("training on cpu") == 2
+    assert begun(out) == 5 + 1
     assert "ray: 1 nodes, 2 cores, 0 GPUs" in capsys.readouterr().err
     before = stamps(out)
-    assert inside(out, "--ray.address", joined, **CHANGES) == 0 and stamps(out) == before, (
-        "what is done is not sent"
-    )
+    assert inside(out, "--ray.address", joined, **CHANGES) == 0
+    assert stamps(out) == before, "what is done is not sent"
 
 
 def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, tmp_path, monkeypatch):
@@ -163,19 +163,16 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, tmp_path, monkey
     found = {cell["source"]: cell for cell in grid.results()["cells"]}
     failed = found["broken"]
     assert found["scratch"]["status"] == "ok"
-    assert failed["status"] == "failed" and "1.png" in failed["error"]
-    assert "1.png" in (grid.out / failed["log"]).read_text() and str(failed["log"]).startswith(
-        "runs/pretrain/"
-    )
+    assert failed["status"] == "failed"
+    assert "1.png" in failed["error"]
+    assert "1.png" in (grid.out / failed["log"]).read_text()
+    assert str(failed["log"]).startswith("runs/pretrain/")
     assert not (grid.out / failed["folder"]).exists(), "what waits for it is not run"
-    assert found["long"]["status"] == "failed" and found["long"]["error"].startswith(
-        "its worker died: "
-    )
-    assert (
-        len(grid.failures()) == 2
-        and not grid.remaining()
-        and not list(grid.out.glob("jobs/*.started"))
-    )
+    assert found["long"]["status"] == "failed"
+    assert found["long"]["error"].startswith("its worker died: ")
+    assert len(grid.failures()) == 2
+    assert not grid.remaining()
+    assert not list(grid.out.glob("jobs/*.started"))
 
 
 def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, monkeypatch):
@@ -193,11 +190,9 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, monkeypa
     monkeypatch.setattr(Grid, "log_progress", stop)
     with pytest.raises(Interrupted, match="Repeat the command to resume"):
         cluster.run(grid)
-    assert (
-        not list(grid.out.glob("jobs/*.started"))
-        and not grid.failures()
-        and len(grid.remaining()) == 2
-    )
+    assert not list(grid.out.glob("jobs/*.started"))
+    assert not grid.failures()
+    assert len(grid.remaining()) == 2
     assert (folder / "last" / "state.pt").exists()
 
 

@@ -39,17 +39,13 @@ def test_a_grid(whole_grid):
     ) == "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status".split(",")
     found = {(row["source"], row["method"], row["target"]): row for row in rows}
     starts = [("scratch", "none"), ("digits", "idmm"), ("few", "idmm")]
-    assert (
-        set(found) == {(*start, target) for start in starts for target in ("digits", "other")}
-        and len(rows) == 6
-    )
-    assert {row["status"] for row in rows} == {"ok"} and {row["backbone"] for row in rows} == {
-        "tiny"
-    }
-    assert all(
-        row["seed"] == "3" and (row["pretrain_seed"] == "3") == (row["source"] != "scratch")
-        for row in rows
-    )
+    assert set(found) == {(*start, target) for start in starts for target in ("digits", "other")}
+    assert len(rows) == 6
+    assert {row["status"] for row in rows} == {"ok"}
+    assert {row["backbone"] for row in rows} == {"tiny"}
+    for row in rows:
+        assert row["seed"] == "3"
+        assert (row["pretrain_seed"] == "3") == (row["source"] != "scratch")
     for cell in results(whole_grid)["cells"]:
         result = json.loads((whole_grid / cell["folder"] / "result.json").read_text())
         assert (cell["top1"], cell["top5"], cell["seconds"]) == tuple(
@@ -62,7 +58,8 @@ def test_a_grid(whole_grid):
         assert result["train_size"] == {"digits": 40, "other": 20}[cell["target"]]
     assert len(runs(whole_grid)) == JOBS == begun(whole_grid)
     said = whole_grid.with_name("said").read_text()
-    assert "grid: 6 of 6 cells" in said and "6 of 6 cells done" in said
+    assert "grid: 6 of 6 cells" in said
+    assert "6 of 6 cells done" in said
     assert said.count(", top-5 ") == 6, "each line is said once"
 
 
@@ -81,7 +78,8 @@ def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
     result = idmm.finetune(tuned)
     assert cells(whole_grid)["few", "digits", 3] == ("ok", result["top1"], result["top5"])
     (folder,) = whole_grid.glob("runs/finetune/few-*-to-digits-*")
-    assert same(folder, tmp_path / "b") and metrics(folder) == metrics(tmp_path / "b")
+    assert same(folder, tmp_path / "b")
+    assert metrics(folder) == metrics(tmp_path / "b")
 
 
 def test_from_python(tmp_path, monkeypatch, capsys):
@@ -95,16 +93,16 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     told |= {"params": 3_600_000, "backbone_params": 3_410_000}
     made = Made(monkeypatch, **told)
     found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
-    assert {cell["status"] for cell in found["cells"]} == {"ok"} and len(made.asked) == JOBS
-    assert all({name: cell[name] for name in told} == told for cell in found["cells"])
+    assert {cell["status"] for cell in found["cells"]} == {"ok"}
+    assert len(made.asked) == JOBS
+    for cell in found["cells"]:
+        assert {name: cell[name] for name in told} == told
     assert found == results(tmp_path / "out")
     said = capsys.readouterr().out
     assert "| few | idmm | tiny | 7 | 2 | 32 | 2 | adamw |" in said
-    assert (
-        "6 of 6 cells done" in said
-        and "**tiny (3.41 M parameters)**" in said
-        and "the largest class 10.3 %, the baseline 33.3 %" in said
-    )
+    assert "6 of 6 cells done" in said
+    assert "**tiny (3.41 M parameters)**" in said
+    assert "the largest class 10.3 %, the baseline 33.3 %" in said
     for source in ("digits", "few"):
         tuned = [
             made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3")
@@ -118,19 +116,20 @@ def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(
 ):
     before = stamps(copied)
     made = Made(monkeypatch)
-    assert inside(copied) == 0 and not made.asked
-    assert stamps(copied) == before and len(before) == 2 * JOBS
+    assert inside(copied) == 0
+    assert not made.asked
+    assert stamps(copied) == before
+    assert len(before) == 2 * JOBS
     assert "6 of 6 cells done" in capsys.readouterr().out
     assert inside(copied, sources=[{**GRID["sources"][1], "label": "sixty"}, "digits"]) == 0
-    assert not made.asked and cells(copied)["sixty", "digits", 3][0] == "ok"
+    assert not made.asked
+    assert cells(copied)["sixty", "digits", 3][0] == "ok"
     assert inside(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"]) == 0
     assert not made.asked
     (path,) = copied.glob("runs/finetune/few-*-to-other-*/result.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"test_size": 7}))
-    assert (
-        inside(copied) == 0
-        and "target 'other': its images changed between runs (7, " in capsys.readouterr().err
-    )
+    assert inside(copied) == 0
+    assert "target 'other': its images changed between runs (7, " in capsys.readouterr().err
 
 
 def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
@@ -148,10 +147,8 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
     assert set(failed) == {("few", "digits"), ("few", "other"), ("scratch", "other")}
     assert {cell["status"] for cell in failed.values()} == {"failed"}
     errors = {place: cell["error"] for place, cell in failed.items()}
-    assert (
-        errors["few", "other"] == "the loss is nan"
-        and errors["scratch", "other"] == "KeyError: 'odd'"
-    )
+    assert errors["few", "other"] == "the loss is nan"
+    assert errors["scratch", "other"] == "KeyError: 'odd'"
     assert "the loss is nan" in (out / failed["few", "digits"]["log"]).read_text()
     assert "Traceback" in (out / failed["scratch", "other"]["log"]).read_text()
     said = capsys.readouterr().err
@@ -172,18 +169,20 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
     assert sorted(made.asked) == sorted(
         [*titles, *(f"few-idmm-s3-tiny-to-{t}-s3" for t in ("digits", "other"))]
     )
-    assert {status for status, *_ in cells(out).values()} == {"ok"} and not list(
-        (out / "jobs").glob("*.failed.json")
-    )
+    assert {status for status, *_ in cells(out).values()} == {"ok"}
+    assert not list((out / "jobs").glob("*.failed.json"))
 
 
 def test_a_real_job_that_fails(copied, capsys):
     hot = {"name": "idmm", "label": "hot", "pretrain": {"train": {"lr": 1e30, "warmup_epochs": 0}}}
     assert inside(copied, methods=["idmm", hot], sources=["digits"], targets=["digits"]) == 1
     cell = next(c for c in results(copied)["cells"] if c["method"] == "hot")
-    assert cell["status"] == "failed" and "not finite" in cell["error"] and "lr" in cell["error"]
+    assert cell["status"] == "failed"
+    assert "not finite" in cell["error"]
+    assert "lr" in cell["error"]
     log = (copied / cell["log"]).read_text()
-    assert log.count("the loss is not finite") == 1 and "pretrain/digits-hot-tiny-s3" in cell["log"]
+    assert log.count("the loss is not finite") == 1
+    assert "pretrain/digits-hot-tiny-s3" in cell["log"]
     advice = "lower --pretrain.train.lr or set --pretrain.train.clip_grad 1"
     assert cell["error"].endswith(f". The last checkpoint is kept: {advice}"), (
         "in the grid's own flags"
@@ -194,28 +193,24 @@ def test_a_real_job_that_fails(copied, capsys):
 
 def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
     made = Made(monkeypatch)
-    assert (
-        inside(tmp_path / "new", "--plan") == 0
-        and not made.asked
-        and not (tmp_path / "new").exists()
-    )
+    assert inside(tmp_path / "new", "--plan") == 0
+    assert not made.asked
+    assert not (tmp_path / "new").exists()
     *lines, last = capsys.readouterr().out.splitlines()
-    assert len(lines) == JOBS and last == "8 jobs for 6 cells, 0 cells are done"
+    assert len(lines) == JOBS
+    assert last == "8 jobs for 6 cells, 0 cells are done"
     after = [line for line in lines if "  after " in line]
-    assert len(after) == 4 and {line.split()[0] for line in lines} == {"pretrain", "finetune"}
+    assert len(after) == 4
+    assert {line.split()[0] for line in lines} == {"pretrain", "finetune"}
     assert sum("after few-idmm-tiny-s3" in line for line in after) == 2
     more = [*GRID["targets"], {"name": "digits", "label": "third", "subset": {"per_class": 3}}]
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
     assert inside(copied, "--plan", targets=more) == 0
     out = capsys.readouterr().out
-    assert (
-        out.count("-to-third-") == 3 == len(out.splitlines()) - 1
-        and "3 jobs for 3 cells, 6 cells are done" in out
-    )
-    assert (
-        "after" not in out
-        and {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
-    )
+    assert out.count("-to-third-") == 3 == len(out.splitlines()) - 1
+    assert "3 jobs for 3 cells, 6 cells are done" in out
+    assert "after" not in out
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
 
 
 def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatch, capsys):
@@ -245,11 +240,9 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
     assert inside(out, "--finetune.train.device", "mps", **given) == 2
     said = capsys.readouterr()
     lines = said.err.splitlines()
-    assert (
-        said.out == ""
-        and not made.asked
-        and sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
-    )
+    assert said.out == ""
+    assert not made.asked
+    assert sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
     wanted = [
         "sources 'digitz': data.name: 'digitz' is not known,",
         "methods 'imdd': 'imdd' is not known,",
@@ -262,11 +255,12 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "weights 'IN': model.kwargs: depth is 2, but ",
         "finetune: train.device: 'mps' is not available",
     ]
-    assert not [want for want in wanted if not any(line.startswith(want) for line in lines)], (
-        said.err
-    )
-    assert len(lines) == len(set(lines)) and "Traceback" not in said.err
-    assert not [line for line in lines if "'fine'" in line.partition(":")[0]]
+    for want in wanted:
+        assert any(line.startswith(want) for line in lines), said.err
+    assert len(lines) == len(set(lines))
+    assert "Traceback" not in said.err
+    for line in lines:
+        assert "'fine'" not in line.partition(":")[0]
     small = {"name": "digits", "label": "small", "subset": {"total": 1}}
     tuning = {
         **GRID["finetune"],
@@ -282,7 +276,8 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "sources 'small': data.root: 1 image to train on. Telling images apart needs at least 2"
         in said
     )
-    assert "drloc.weight: at 8 px the final grid is 1x1" in said and not made.asked
+    assert "drloc.weight: at 8 px the final grid is 1x1" in said
+    assert not made.asked
 
 
 def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
@@ -295,7 +290,8 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
         (a_run, f"out: '{a_run}' exists and is not empty. Name a new folder"),
         (file, f"out: cannot write '{file}', because '{file}' is not a folder. Name another place"),
     ):
-        assert inside(place) == 2 and capsys.readouterr().err == f"{line}\n"
+        assert inside(place) == 2
+        assert capsys.readouterr().err == f"{line}\n"
     below = file / "below"
     assert call(["transfer", "--config", tmp_path / "file.yaml", "--out", below]) == 2
     line = f"out: cannot write '{below}', because '{file}' is not a folder. Name another place\n"
@@ -312,7 +308,9 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
     line = f"out: '{root}/train/grid' lies among the images of '{root}/train' and would become one of their classes."
     assert capsys.readouterr().err.count(line) == 1
     lock = Lock(out / ".lock")
-    assert lock.acquire() and inside(out) == 2 and not made.asked
+    assert lock.acquire()
+    assert inside(out) == 2
+    assert not made.asked
     assert (
         capsys.readouterr().err
         == f"out: '{out}' is in use by another run. Wait for it or name another folder\n"
@@ -352,7 +350,8 @@ def test_status(tmp_path, monkeypatch, capsys):
     ]
     made.instead.clear()
     monkeypatch.chdir(tmp_path)
-    assert inside("out", **changes) == 0 and capsys.readouterr()
+    assert inside("out", **changes) == 0
+    assert capsys.readouterr()
     # a job that ends now, and one that was killed with its result
     (out / "jobs/gone.started").symlink_to("removed")
     (out / f"jobs/{next(iter(runs(out)))}.started").write_text("1")
@@ -375,14 +374,16 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     assert call(["probe", *argv, "--data.subset", "{per_class: 2}", "--device", "cpu"]) == 0
     by_hand = json.loads((tmp_path / "p" / "result.json").read_text())
     cell = found["few", "other"]
-    assert (cell["top1"], cell["knn"]) == (by_hand["top1"], by_hand["knn"]) and cell["top5"] is None
+    assert (cell["top1"], cell["knn"]) == (by_hand["top1"], by_hand["knn"])
+    assert cell["top5"] is None
     result = json.loads((copied / cell["folder"] / "result.json").read_text())
-    assert (
-        result["train_size"] == 20
-        and result["size"] == 16
-        and result["readouts"] == by_hand["readouts"]
-    )
-    assert cell["source_size"] == 60 and cell["seconds"] == result["seconds"]
+    assert result["train_size"] == 20
+    assert result["size"] == 16
+    assert result["readouts"] == by_hand["readouts"]
+    assert cell["source_size"] == 60
+    assert cell["seconds"] == result["seconds"]
     scratch = json.loads((copied / found["scratch", "other"]["folder"] / "result.json").read_text())
-    assert scratch["init"] is None and scratch["seed"] == 3
-    assert inside(copied) == 0 and cells(copied) == cells(whole_grid)
+    assert scratch["init"] is None
+    assert scratch["seed"] == 3
+    assert inside(copied) == 0
+    assert cells(copied) == cells(whole_grid)

@@ -12,11 +12,14 @@ from transfers import JOBS, Made, begun, cells, forked, inside, results, runs, s
 
 def assert_equal(out, whole):
     """Every cell and every exported tensor are those of the run that was left alone."""
-    assert cells(out) == cells(whole) and {status for status, *_ in cells(out).values()} == {"ok"}
+    assert cells(out) == cells(whole)
+    assert {status for status, *_ in cells(out).values()} == {"ok"}
     mine = runs(out)
     others = runs(whole)
-    assert mine.keys() >= others.keys() and len(others) == JOBS
-    assert all(same(mine[key], others[key]) for key in others)
+    assert mine.keys() >= others.keys()
+    assert len(others) == JOBS
+    for key in others:
+        assert same(mine[key], others[key])
 
 
 def test_killed_five_times_at_random(whole_grid, tmp_path):
@@ -25,9 +28,8 @@ def test_killed_five_times_at_random(whole_grid, tmp_path):
     kept = {}
     with forked(out) as process:  # and once stopped kindly
         assert process.until(lambda: begun(out) > 0), process.said()
-        assert process.kill(signal.SIGTERM) == 130 and set(cells(out).values()) == {
-            ("missing", None, None)
-        }
+        assert process.kill(signal.SIGTERM) == 130
+        assert set(cells(out).values()) == {("missing", None, None)}
     # jobs that are to be finished before the kill: so no job is under way at two kills
     for turn, jobs in enumerate([0, 1, 1, 1, 1]):
         begun_before = begun(out)
@@ -66,14 +68,13 @@ def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, caps
         assert [path.read_text() for path in (out / "jobs").glob("*.started")] == [str(died)]
     assert call(["transfer", "status", out]) == 0
     said = capsys.readouterr().out
-    assert "  running, or killed: digits-idmm-tiny-s3-" in said and said.rstrip().endswith(
-        ", start 2"
-    )
+    assert "  running, or killed: digits-idmm-tiny-s3-" in said
+    assert said.rstrip().endswith(", start 2")
     made = Made(monkeypatch)
-    assert inside(out, *long) == 1 and "digits-idmm-tiny-s3" not in made.asked
+    assert inside(out, *long) == 1
+    assert "digits-idmm-tiny-s3" not in made.asked
     found = {(cell["source"], cell["status"]) for cell in results(out)["cells"]}
     assert found == {("scratch", "ok"), ("digits", "failed"), ("few", "ok")}
     assert "digits-idmm-tiny-s3 failed: its process died, 2 times" in capsys.readouterr().err
-    assert inside(out, *long) == 0 and "digits-idmm-tiny-s3" in made.asked, (
-        "as other failed jobs it is tried again"
-    )
+    assert inside(out, *long) == 0
+    assert "digits-idmm-tiny-s3" in made.asked, "as other failed jobs it is tried again"

@@ -77,7 +77,8 @@ def test_odd_names_come_back_from_every_list(tmp_path):
         shutil.copy(root / f"train/a/{i % 3}.png", root / name)
     assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 1
     left = list_images(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
-    assert left.excluded == 5 and len(left.train) == 6
+    assert left.excluded == 5
+    assert len(left.train) == 6
     with open(tmp_path / "labels.csv", "w", newline="", errors="surrogateescape") as file:
         rows = csv.writer(file)
         rows.writerows(
@@ -124,7 +125,8 @@ def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
     assert (found["excluded"], found["train_size"], found["test_size"]) == (6, 8, 5)
     assert yaml.safe_load((out / "config.yaml").read_text())["data"]["exclude"] == str(mine)
     names = json.loads((out / "last/images.json").read_text())["train"]["images"]
-    assert "train/cat/copy.png" not in names and "train/cat/0.png" in names
+    assert "train/cat/copy.png" not in names
+    assert "train/cat/0.png" in names
     # a list that is another one by now does not go unseen when the run is taken up again
     (out / "result.json").unlink()
     Path(mine).write_text(Path(mine).read_text() + "train/dog/0.png\n")
@@ -160,7 +162,8 @@ def test_lines_that_name_no_image(tmp_path):
     assert faults(list_images, section(root, exclude=everything), True) == [line]
     many = written(tmp_path / "many.txt", "".join(f"{i}\n" for i in range(50)))
     found = faults(list_images, section(root, exclude=many), True)
-    assert len(found) == 21 and found[-1] == "data.exclude: and 30 more"
+    assert len(found) == 21
+    assert found[-1] == "data.exclude: and 30 more"
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +227,8 @@ def test_without_a_column_split_the_folders_decide(tmp_path):
     assert train.labels.tolist() == [0, 1, 0, 1, -1, -1, -1]
     assert len(list_images(data, labelled=True).train) == 4
     plain = list_images(data, labelled=False).train
-    assert sorted(plain.names) == sorted(train.names) and plain.labels is None
+    assert sorted(plain.names) == sorted(train.names)
+    assert plain.labels is None
     file = written(tmp_path / "labels.csv", text + "unlabelled/0.png,a\n")
     line = (
         f"{file}:7: 'unlabelled/0.png' is outside of train, val and test, expected a column split"
@@ -247,14 +251,11 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
         2,
     )
     assert {row["group"] for row in read_csv(out / "predictions.csv")} == {"patient 0", "patient 1"}
-    assert (
-        result(out)["test_groups"] == 2
-        and "the interval is over the 2 groups of the test images" in said
-    )
+    assert result(out)["test_groups"] == 2
+    assert "the interval is over the 2 groups of the test images" in said
     splits = list_images(section(flat, labels=labels), labelled=False)
-    assert len(splits.train) == 10 and not {
-        name for name in splits.train.names if "p0" in name or "p1" in name
-    }
+    assert len(splits.train) == 10
+    assert not {name for name in splits.train.names if "p0" in name or "p1" in name}
     # a patient on both sides is logged
     mixed = written(
         tmp_path / "mixed.csv",
@@ -341,7 +342,8 @@ def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     held, left = (
         {name.split("/")[1][:2] for name in part.names} for part in (splits.test, splits.train)
     )
-    assert len(held) == 2 and not held & left
+    assert len(held) == 2
+    assert not held & left
     assert np.bincount(splits.test.labels).tolist() == [2, 2], "as much of each class"
     again = list_images(section(flat, val_fraction=0.3, **fields), labelled=True)
     assert again.test.names == splits.test.names
@@ -353,7 +355,8 @@ def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     splits = list_images(section(flat, val_fraction=0.3, **fields), labelled=True, unlabelled=True)
     held = {name[:8] for name in splits.test.names}
     more = [name for name in PATHS[1::2] if name[:8] not in held]
-    assert len(held) == 2 and splits.train.names[4:] == ["new/0.png", "new/1.png", *more]
+    assert len(held) == 2
+    assert splits.train.names[4:] == ["new/0.png", "new/1.png", *more]
     assert "data.groups: left out 2 images without labels, of groups in val or test" in caplog.text
     write_csv(tmp_path / "split.csv", class_rows(splits.parts))
     first = list_images(

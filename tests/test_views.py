@@ -86,30 +86,33 @@ def test_a_groups_own_colours_come_before_those_of_all():
         draw_views(config, group, 5, np.arange(50), np.full((50, 2), 64))
         for group in (own, CropGroup())
     )
-    assert (
-        plan.sigma.min() >= 0.1 and plan.solarize.all() and not plan.flip.any() and plan.grey.all()
-    )
-    assert (
-        not other.sigma.any() and not other.solarize.any() and other.flip.any() and other.grey.all()
-    )
-    assert np.array_equal(plan.factors, other.factors) and 0.9 <= plan.factors[:, :3].min()
+    assert plan.sigma.min() >= 0.1
+    assert plan.solarize.all()
+    assert not plan.flip.any()
+    assert plan.grey.all()
+    assert not other.sigma.any()
+    assert not other.solarize.any()
+    assert other.flip.any()
+    assert other.grey.all()
+    assert np.array_equal(plan.factors, other.factors)
+    assert 0.9 <= plan.factors[:, :3].min()
 
 
 def test_boxes_lie_inside_and_cover_the_share_asked_for():
     sizes = np.tile([[40, 100]], (5000, 1))
     boxes = draw_boxes(sizes, (0.05, 0.4), uniforms(1, np.arange(5000), 22))
     top, left, height, width = boxes.T
-    assert (
-        (top >= 0).all()
-        and (left >= 0).all()
-        and (top + height <= 40).all()
-        and (left + width <= 100).all()
-    )
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + height <= 40).all()
+    assert (left + width <= 100).all()
     share = height * width / 4000
-    assert 0.04 < share.min() and share.max() < 0.42
+    assert 0.04 < share.min()
+    assert share.max() < 0.42
     assert share.mean() == pytest.approx(0.225, abs=0.02)
     ratio = width / height
-    assert 0.6 < ratio.min() and ratio.max() < 1.5
+    assert 0.6 < ratio.min()
+    assert ratio.max() < 1.5
     assert np.exp(np.log(ratio).mean()) == pytest.approx(1, abs=0.1)
 
 
@@ -127,7 +130,8 @@ def test_frequencies_and_strengths_are_the_configs():
         (blurred, 0.1, 2),
     ]
     for values, low, high in ranges:
-        assert low <= values.min() < low + 0.01 and high - 0.01 < values.max() <= high
+        assert low <= values.min() < low + 0.01
+        assert high - 0.01 < values.max() <= high
     assert np.bincount(plan.order, minlength=24).min() > 600
 
 
@@ -159,7 +163,8 @@ def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugme
     )
     found = transform(2, indices)["images"]
     plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes)
-    assert 0 < plan.flip.sum() < 12 and bool(plan.jitter.sum()) is not bool(randaugment)
+    assert 0 < plan.flip.sum() < 12
+    assert bool(plan.jitter.sum()) is not bool(randaugment)
     for v, image in enumerate(map(store.image, indices)):
         wanted = one_view(image, plan, v, 16)
         if randaugment:
@@ -219,7 +224,8 @@ def test_workers_change_nothing(key):
     for other in others:
         assert len(other) == len(first) == 6
         for a, b in zip(first, other, strict=True):
-            assert torch.equal(a["index"], b["index"]) and all(map(torch.equal, a[key], b[key]))
+            assert torch.equal(a["index"], b["index"])
+            assert all(map(torch.equal, a[key], b[key]))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -233,7 +239,9 @@ def test_an_image_that_vanishes_is_one_line_not_a_workers_traceback(workers):
 
 def test_too_little_shared_memory_falls_back_to_no_workers():
     workers, why = worker_count(2, 2**45)
-    assert workers == 0 and "data.workers 2 would need" in why and "none used instead" in why
+    assert workers == 0
+    assert "data.workers 2 would need" in why
+    assert "none used instead" in why
     assert worker_count(3, 10) == (3, None)
     assert 0 <= worker_count(None, 10)[0] <= 16
 
@@ -258,7 +266,8 @@ def dynamic(name="vit_tiny_patch16_224", size=16, **kwargs):
 )
 def test_a_backbone_takes_both_sizes_with_the_weights_of_a_plain_one(name, sizes, kwargs):
     model = dynamic(name, sizes[0], **kwargs)
-    assert try_size(model, name, sizes[1]).shape == (1, model.feature_width) and model.training
+    assert try_size(model, name, sizes[1]).shape == (1, model.feature_width)
+    assert model.training
     plain = create_backbone(name, sizes[0], **kwargs)
     plain.load_state_dict(model.state_dict(), strict=True)
     images = torch.randn(2, 3, sizes[0], sizes[0])
