@@ -25,8 +25,9 @@ from idmm.evaluation.predictor import load_classifier
 from idmm.files import read_csv
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.report.stats import wilson_interval
+from idmm.runs import outputs
 from idmm.seeding import numpy_rng
-from idmm.training import loop, outputs
+from idmm.training import loop
 
 EPOCHS = 6  # of the second stage
 BEST = dict(

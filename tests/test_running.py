@@ -215,12 +215,12 @@ def test_a_compiled_run_is_the_plain_one(asked, tmp_path, monkeypatch):
     [
         (
             "pretrain",
-            "stages.common.extract_features",
+            "runs.common.extract_features",
             "256 images at a time. Try smaller images or batches, ",
         ),
         (
             "finetune",
-            "stages.common.extract_features",
+            "runs.common.extract_features",
             "20 images at a time. Try smaller images or batches, ",
         ),
     ],
