@@ -1,46 +1,55 @@
-"""Official datasets as their publishers lay them out: from a root to paths (or pixels), names and
-labels.
+"""Official datasets as their publishers lay them out: from a root to paths (or pixels) and labels.
 
 torchvision reads lists, arrays and checksums, and decodes no image here. It names classes and parts
 in its own way, so names come from the files.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from idmm.data.folder import FilesMissing, read_labelled
 from idmm.data.split import Listing, Split, split_of
-from idmm.errors import in_short
+from idmm.errors import Fault, in_short
 from idmm.text import listed
 
-# images: path below the dataset's folder, '/' between, and label
-Listed = Sequence[tuple[str, int]]
+
+class Listed(NamedTuple):
+    """A line of a publisher's list."""
+
+    path: str  # below the dataset's folder, '/' between
+    label: int
 
 
 # ---------------------------------------------------------------------- helpers
-def lines(path: Path) -> list[str]:
+def lines(path: Traversable) -> list[str]:
     """Return the stripped lines of a list that are not blank."""
-    # names of files are bytes
-    text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    text = path.read_bytes().decode("utf-8-sig", "surrogateescape")  # names of files are bytes
+    return list(filter(None, map(str.strip, text.splitlines())))
 
 
-def listed_splits(base: Path, classes: list[str], train: Listed, test: Listed) -> Listing:
+def listed_splits(
+    base: Path, classes: list[str], train: Sequence[Listed], test: Sequence[Listed]
+) -> Listing:
     """Return the splits of listed images. FilesMissing if some are not there."""
     splits = []
     for images in (train, test):
-        names = [name for name, _ in images]
+        names = [image.path for image in images]
         if missing := absent(base, names):
             raise FilesMissing(
-                f"data.root: '{base}' lacks {len(missing)} listed images: {listed(missing, 3)}"
+                Fault(
+                    "data.root",
+                    f"'{base}' lacks {len(missing)} listed images: {listed(missing, 3)}",
+                )
             )
-        splits.append(split_of(base, names, [label for _, label in images], classes))
+        splits.append(split_of(base, names, [image.label for image in images], classes))
     return Listing(splits[0], test=splits[1])
 
 
@@ -59,144 +68,137 @@ def read_digits() -> Listing:
     grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # [1797, 8, 8], from 0..16
     pixels = np.repeat(grey[..., None], 3, axis=3)  # [1797, 8, 8, 3]
     names = [f"digits/{i:05d}" for i in range(len(grey))]
-    everything = Split(
-        pixels, names, digits.target.astype(np.int64), [str(name) for name in digits.target_names]
-    )
+    classes = list(map(str, digits.target_names))
+    everything = Split(pixels, names, digits.target.astype(np.int64), classes)
     train, test = train_test_split(
         np.arange(len(grey)), test_size=360, stratify=digits.target, random_state=0
     )
     return Listing(everything.take(np.sort(train)), test=everything.take(np.sort(test)))
 
 
-def _torchvision(kind: str, root: Path, **options):
+def _torchvision(kind: str, root: Path, **options: Any) -> Any:
     """Return a dataset of torchvision's. FilesMissing if it refuses the files."""
     from torchvision import datasets
 
     try:
         return getattr(datasets, kind)(root, **options)
     except Exception as error:  # a dozen types for damaged files
+        problem = in_short(error)
         if isinstance(error, RuntimeError):
-            why = "a checksum differs"
-        else:
-            why = in_short(error)
+            problem = "a checksum differs"
         raise FilesMissing(
-            f"data.root: files in '{root}' are damaged ({why}). Fetch them again"
+            Fault("data.root", f"files in '{root}' are damaged ({problem})", "Fetch them again")
         ) from None
 
 
 def _by_torchvision(
     kind: str, folder: str, train: Sequence[str], names: str | None, root: Path
 ) -> Listing:
-    """Return a dataset in ROOT/FOLDER. Train is its parts ``train``. ``names``: file of the
-    classes, if any."""
+    """Return a dataset in ROOT/FOLDER.
+
+    Args:
+        kind: torchvision's class.
+        folder: Where it lies.
+        train: Parts to train on.
+        names: File of the classes. None: torchvision's.
+        root: Of the dataset.
+    """
     base = root / folder
-    parts = []
-    for part in (train, ("test",)):
-        parts.append([])
-        for name in part:
-            dataset = _torchvision(kind, root, split=name)
-            own = vars(dataset)  # each class has other names
-            pairs = own.get("_samples") or zip(
-                own.get("_images") or own["_image_files"], own["_labels"], strict=True
-            )
-            parts[-1] += [(Path(path).relative_to(base).as_posix(), label) for path, label in pairs]
+
+    def images_of(dataset: Any) -> list[Listed]:
+        own = vars(dataset)  # each class has other names
+        pairs = own.get("_samples")
+        if not pairs:
+            paths = own.get("_images") or own["_image_files"]
+            pairs = zip(paths, own["_labels"], strict=True)
+        return [Listed(Path(path).relative_to(base).as_posix(), label) for path, label in pairs]
+
+    images = []
+    for part in train:
+        images += images_of(_torchvision(kind, root, split=part))
+    test = _torchvision(kind, root, split="test")
     if names:
         classes = lines(files("idmm.data") / names)
     else:
-        classes = map(str, dataset.classes)
-    return listed_splits(base, list(classes), *parts)
+        classes = list(map(str, test.classes))
+    return listed_splits(base, classes, images, images_of(test))
 
 
-read_flowers = partial(
-    _by_torchvision, "Flowers102", "flowers-102", ("train", "val"), "flowers102.txt"
-)
-read_pets = partial(_by_torchvision, "OxfordIIITPet", "oxford-iiit-pet", ("trainval",), None)
-read_dtd = partial(_by_torchvision, "DTD", "dtd/dtd", ("train", "val"), None)  # of split 1
-# variants
-read_aircraft = partial(
-    _by_torchvision, "FGVCAircraft", "fgvc-aircraft-2013b/data", ("trainval",), None
-)
-read_cars = partial(_by_torchvision, "StanfordCars", "stanford_cars", ("train",), None)
+def _arrays_of_torchvision(kind: str, parts: Mapping[str, dict[str, Any]], root: Path) -> Listing:
+    """Return a dataset of pixels.
 
-
-def _arrays_of_torchvision(kind: str, parts: dict[str, dict], root: Path) -> Listing:
-    """Return a dataset of pixels. ``parts``: options of train and test, by the beginning of their
-    images' names."""
+    Args:
+        kind: torchvision's class.
+        parts: Options of train and test, by the beginning of their images' names.
+        root: Of the dataset.
+    """
     splits = []
     for begin, options in parts.items():
         dataset = _torchvision(kind, root, **options)
-        if kind == "SVHN":
-            # uint8 [N, 32, 32, 3], int64 [N]
-            pixels = dataset.data.transpose(0, 2, 3, 1)
+        pixels = dataset.data  # uint8 [N, 32, 32, 3]
+        if kind == "SVHN":  # [N, 3, 32, 32]
+            pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
             labels = dataset.labels
+            classes = list(map(str, range(10)))
         else:
-            pixels = dataset.data
             labels = dataset.targets
+            classes = dataset.classes
         names = [f"{begin}/{i:06d}" for i in range(len(pixels))]
-        classes = [str(name) for name in getattr(dataset, "classes", range(10))]
-        splits.append(
-            Split(np.ascontiguousarray(pixels), names, np.array(labels, dtype=np.int64), classes)
-        )
+        splits.append(Split(pixels, names, np.array(labels, dtype=np.int64), classes))
     return Listing(splits[0], test=splits[1])
-
-
-_CIFAR = {"train": {"train": True}, "test": {"train": False}}
-read_cifar10 = partial(_arrays_of_torchvision, "CIFAR10", _CIFAR)
-read_cifar100 = partial(_arrays_of_torchvision, "CIFAR100", _CIFAR)  # its 100 fine classes
-_SVHN = {f"{part}_32x32.mat": {"split": part} for part in ("train", "test")}
-read_svhn = partial(_arrays_of_torchvision, "SVHN", _SVHN)  # cropped
 
 
 # ---------------------------------------------------------------------- lists read here
 def read_indoor67(root: Path) -> Listing:
-    """Read MIT Indoor-67: Images/CLASS/, TrainImages.txt and TestImages.txt, whose lines are
-    CLASS/FILE."""
+    """Read MIT Indoor-67: Images/, TrainImages.txt and TestImages.txt, whose lines are CLASS/FILE."""
     base = root / "indoorCVPR_09"
-    parts = [
-        [(path, path.split("/")[0]) for path in lines(base / f"{part}Images.txt")]
-        for part in ("Train", "Test")
-    ]
-    classes = sorted({name for part in parts for _, name in part})
-    return listed_splits(
-        base,
-        classes,
-        *([(f"Images/{path}", classes.index(n)) for path, n in part] for part in parts),
-    )
+    train = lines(base / "TrainImages.txt")
+    test = lines(base / "TestImages.txt")
+    classes = sorted({path.split("/")[0] for path in train + test})
+
+    def images(paths: list[str]) -> list[Listed]:
+        return [Listed(f"Images/{path}", classes.index(path.split("/")[0])) for path in paths]
+
+    return listed_splits(base, classes, images(train), images(test))
 
 
 def read_cub200(root: Path) -> Listing:
     """Read Caltech-UCSD Birds 200-2011: images/ and lists of 'IMAGE_NUMBER VALUE'."""
     base = root / "CUB_200_2011"
-    classes = [line.split(maxsplit=1)[1] for line in lines(base / "classes.txt")]
-    lists = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
-    path_of, label_of, is_train = (
-        dict(line.split(maxsplit=1) for line in lines(base / name)) for name in lists
-    )
-    parts: dict[str, Listed] = {"1": [], "0": []}
-    for number, path in path_of.items():
-        parts[is_train[number]].append(
-            (f"images/{path}", range(len(classes)).index(int(label_of[number]) - 1))
-        )
+
+    def column(name: str) -> dict[str, str]:
+        return dict(line.split(maxsplit=1) for line in lines(base / name))
+
+    classes = list(column("classes.txt").values())
+    label_of = column("image_class_labels.txt")
+    is_train = column("train_test_split.txt")
+    parts: dict[str, list[Listed]] = {"1": [], "0": []}
+    for number, path in column("images.txt").items():
+        label = range(len(classes)).index(int(label_of[number]) - 1)
+        parts[is_train[number]].append(Listed(f"images/{path}", label))
     return listed_splits(base, classes, parts["1"], parts["0"])
 
 
 def read_domainnet(root: Path, domain: str) -> Listing:
-    """Read a domain of DomainNet: DOMAIN/CLASS/ and DOMAIN_{train,test}.txt, whose lines are 'PATH
-    LABEL'.
+    """Read a domain of DomainNet: DOMAIN/CLASS/, and DOMAIN_{train,test}.txt of lines 'PATH LABEL'.
 
     The lists number the classes. In painting, one class has no training and another no test images.
     A number without images is its own name.
     """
     base = root / "domainnet"
-    pairs = [
-        [line.rsplit(maxsplit=1) for line in lines(base / f"{domain}_{part}.txt")]
-        for part in ("train", "test")
-    ]
-    # a path may hold spaces
-    parts = [[(path.rstrip(), int(label)) for path, label in part] for part in pairs]
-    names = {label: path.split("/")[-2] for part in parts for path, label in part}
+
+    def images(part: str) -> list[Listed]:
+        rows = []
+        for line in lines(base / f"{domain}_{part}.txt"):
+            path, label = line.rsplit(maxsplit=1)
+            rows.append(Listed(path.rstrip(), int(label)))  # a path may hold spaces
+        return rows
+
+    train = images("train")
+    test = images("test")
+    names = {label: path.split("/")[-2] for path, label in train + test}
     classes = [names.get(number, f"class {number}") for number in range(max(names) + 1)]
-    return listed_splits(base, classes, *parts)
+    return listed_splits(base, classes, train, test)
 
 
 def read_imagenet(root: Path) -> Listing:
@@ -208,10 +210,39 @@ def read_imagenet100(root: Path) -> Listing:
     """Read the 100 classes of Tian et al. (CMC) of ImageNet's folders."""
     listing = read_imagenet(root)
     wnids = sorted(lines(files("idmm.data") / "imagenet100.txt"))
-    numbers = np.searchsorted(listing.train.classes, wnids)
+    numbers = np.searchsorted(listing.train.class_names, wnids)
 
     def of_these(split: Split) -> Split:
-        part = split.take(np.flatnonzero(np.isin(split.labels, numbers)))
-        return replace(part, labels=np.searchsorted(numbers, part.labels), classes=wnids)
+        part = split.take(np.flatnonzero(np.isin(split.known_labels, numbers)))
+        return replace(part, labels=np.searchsorted(numbers, part.known_labels), classes=wnids)
 
-    return Listing(of_these(listing.train), test=of_these(listing.test))
+    return listing.with_parts({name: of_these(split) for name, split in listing.parts.items()})
+
+
+_CIFAR = {"train": {"train": True}, "test": {"train": False}}
+_SVHN = {f"{part}_32x32.mat": {"split": part} for part in ("train", "test")}  # cropped
+_DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+
+# from the root of a dataset to its images. 'folder' and 'digits' are not among them
+READERS: dict[str, Callable[[Path], Listing]] = {
+    "flowers": partial(
+        _by_torchvision, "Flowers102", "flowers-102", ("train", "val"), "flowers102.txt"
+    ),
+    "pets": partial(_by_torchvision, "OxfordIIITPet", "oxford-iiit-pet", ("trainval",), None),
+    # of split 1
+    "dtd": partial(_by_torchvision, "DTD", "dtd/dtd", ("train", "val"), None),
+    # variants
+    "aircraft": partial(
+        _by_torchvision, "FGVCAircraft", "fgvc-aircraft-2013b/data", ("trainval",), None
+    ),
+    "cars": partial(_by_torchvision, "StanfordCars", "stanford_cars", ("train",), None),
+    "cifar10": partial(_arrays_of_torchvision, "CIFAR10", _CIFAR),
+    # its 100 fine classes
+    "cifar100": partial(_arrays_of_torchvision, "CIFAR100", _CIFAR),
+    "svhn": partial(_arrays_of_torchvision, "SVHN", _SVHN),
+    "indoor67": read_indoor67,
+    "cub200": read_cub200,
+    "imagenet": read_imagenet,
+    "imagenet100": read_imagenet100,
+    **{f"domainnet-{domain}": partial(read_domainnet, domain=domain) for domain in _DOMAINS},
+}

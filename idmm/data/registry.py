@@ -1,5 +1,4 @@
-"""The datasets by name, the rows of ``datasets.yaml``: how their images are listed, and how they
-are downloaded."""
+"""The datasets by name, the rows of ``datasets.yaml``: their facts, listing and download."""
 
 import contextlib
 import logging
@@ -9,18 +8,19 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
+from pathlib import Path
 
 import yaml
 
 from idmm import config
 from idmm.config.commands import DataInfoConfig, DataListConfig
-from idmm.config.reading import read_file
+from idmm.config.reading import read_value
 from idmm.data import official
 from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
 from idmm.data.user_lists import read_with_labels
-from idmm.errors import RunError, UserError, in_short, reason
-from idmm.files import expand_home, holds_run
+from idmm.errors import Fault, RunError, UserError, in_short, reason
+from idmm.files import AnyPath, expand_home, holds_run
 from idmm.progress import aligned
 from idmm.text import listed, nearest
 
@@ -50,17 +50,29 @@ class Spec:
     manual: str = ""  # how to get it if it cannot be downloaded without a login or at all
 
 
-def spec_of(name: str) -> Spec:
-    """Return the dataset of ``data.name``. UserError if it is unknown."""
+def spec_of(name: str | None) -> Spec:
+    """Return the dataset of ``data.name`` as :func:`resolve_name` gives it.
+
+    Raises:
+        UserError: It is unknown.
+    """
+    assert name is not None
     if name in DATASETS:
         return DATASETS[name]
     if os.path.isdir(name):
         raise UserError(
-            f"data.name: '{name}' is a folder, expected the name of a dataset. Pass a folder by --data.root DIR, "
-            "or --root DIR of idmm data"
+            Fault(
+                "data.name",
+                f"'{name}' is a folder, expected the name of a dataset",
+                "Pass a folder by --data.root DIR, or --root DIR of idmm data",
+            )
         )
+    known = ", ".join(DATASETS)
     raise UserError(
-        f"data.name: '{name}' is not known, expected one of {', '.join(DATASETS)}{nearest(name, DATASETS)}"
+        Fault(
+            "data.name",
+            f"'{name}' is not known, expected one of {known}{nearest(name, DATASETS)}",
+        )
     )
 
 
@@ -74,13 +86,19 @@ def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
         UserError: The name is unknown, or has no files and is given a root.
     """
     if data.name is None and data.root is None:
-        why = "neither --data.name nor --data.root was given. --data.root DIR takes your own images"
-        return replace(data, name="digits"), [f"data.name: scikit-learn's digits, as {why}"]
+        note = (
+            "data.name: scikit-learn's digits, as neither --data.name nor --data.root was given. "
+            "--data.root DIR takes your own images"
+        )
+        return replace(data, name="digits"), [note]
     data = replace(data, name=data.name or "folder")
     if not spec_of(data.name).layout and data.root is not None:
         raise UserError(
-            f"data.root: '{data.root}', but data.name '{data.name}' comes with a package and takes none. "
-            "Leave it out, or the name, which is then 'folder'"
+            Fault(
+                "data.root",
+                f"'{data.root}', but data.name '{data.name}' comes with a package and takes none",
+                "Leave it out, or the name, which is then 'folder'",
+            )
         )
     return data, []
 
@@ -96,51 +114,62 @@ def check_folder(data: config.Data, out: str | None) -> None:
 
 
 def read_dataset(data: config.Data, labelled: bool) -> Listing:
-    """List all images of ``data.name``. FilesMissing or UserError as of its reader. ``labelled``:
-    labels are needed."""
-    if data.name == "digits":
+    """List all images of ``data.name``, with labels if they are needed or the dataset has some.
+
+    Raises:
+        FilesMissing: Files of it are missing or damaged.
+        UserError: Images or labels of the user's cannot be used.
+    """
+    spec = spec_of(data.name)
+    if spec.name == "digits":
         return official.read_digits()
     root = root_folder(data)
-    if data.name == "folder" and data.labels is not None:
+    if spec.name != "folder":
+        return _read_official(spec, root)
+    if data.labels is not None:
         return read_with_labels(str(root), data.labels, labelled)
-    if data.name == "folder":
-        return (read_labelled if labelled else read_any)(str(root))
-    if missing := [
-        pattern for pattern in DATASETS[data.name].layout if not any(root.glob(pattern))
-    ]:
+    if labelled:
+        return read_labelled(str(root))
+    return read_any(str(root))
+
+
+def _read_official(spec: Spec, root: Path) -> Listing:
+    if missing := [pattern for pattern in spec.layout if not any(root.glob(pattern))]:
         raise FilesMissing(
-            f"data.root: '{root}' lacks {listed(missing)}. 'idmm data info {data.name}' shows the expected files"
+            Fault(
+                "data.root",
+                f"'{root}' lacks {listed(missing)}",
+                f"'idmm data info {spec.name}' shows the expected files",
+            )
         )
-    kind, _, domain = data.name.partition("-")
     try:
-        return getattr(official, f"read_{kind}")(root, *filter(None, [domain]))
+        return official.READERS[spec.name](root)
     except (LookupError, ValueError, OSError) as error:
         raise FilesMissing(
-            f"data.root: a list in '{root}' is damaged ({in_short(error)})"
+            Fault("data.root", f"a list in '{root}' is damaged ({in_short(error)})")
         ) from None
     except UserError as error:
         raise FilesMissing(*error.faults) from None
 
 
-DATASETS = {
-    name: Spec(name, **row) for name, row in read_file(files("idmm.data") / "datasets.yaml").items()
-}
+_ROWS = read_value((files("idmm.data") / "datasets.yaml").read_text("utf-8"))
+DATASETS = {name: Spec(name, **row) for name, row in _ROWS.items()}
 
 
 # ------------------------------------------------------ the commands idmm data list, info, download
 def table(_: DataListConfig) -> str:
     """Return the datasets, one line each."""
-    rows = [("name", "classes", "train", "test", "download", "what it is")]
+    rows = [["name", "classes", "train", "test", "download", "what it is"]]
     for spec in DATASETS.values():
-        figures = [
-            "" if n is None else f"{n:,}"
-            for n in (spec.num_classes, spec.train_size, spec.test_size)
-        ]
         if spec.archives:
-            how = "yes"
+            download = "yes"
+        elif spec.manual:
+            download = "no"
         else:
-            how = "no" if spec.manual else "not needed"
-        rows.append((spec.name, *figures, how, spec.title))
+            download = "not needed"
+        figures = (spec.num_classes, spec.train_size, spec.test_size)
+        numbers = ["" if figure is None else f"{figure:,}" for figure in figures]
+        rows.append([spec.name, *numbers, download, spec.title])
     return "\n".join(aligned(rows, right=(1, 2, 3)))
 
 
@@ -152,7 +181,7 @@ def info(command: DataInfoConfig) -> str:
     return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=110).rstrip()
 
 
-def fetch(spec: Spec, root: str | os.PathLike) -> None:
+def fetch(spec: Spec, root: AnyPath) -> None:
     """Download and unpack a dataset into its ``root``, unless it is there.
 
     Its files are checked and unpacked aside, then moved into place. Whole files of an interrupted
@@ -164,7 +193,10 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
     """
     if not spec.archives:
         raise UserError(
-            f"data.name: {spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}"
+            Fault(
+                "data.name",
+                f"{spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}",
+            )
         )
     root = expand_home(root)
     with contextlib.suppress(FilesMissing):
@@ -177,7 +209,7 @@ def fetch(spec: Spec, root: str | os.PathLike) -> None:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"data.root: cannot write to '{root}' ({reason(error)}), expected a folder"
+            Fault("data.root", f"cannot write to '{root}' ({reason(error)}), expected a folder")
         ) from None
     from torchvision.datasets.utils import download_url, extract_archive
 

@@ -2,19 +2,25 @@
 
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy import ndarray
+from numpy.typing import NDArray
 
 from idmm.errors import UserError
 from idmm.text import one_line
 
+Labels = NDArray[np.int64]
+Groups = NDArray[np.str_]
+
 
 class LabelsMissing(UserError):
-    """The images are enough for pretraining, but fine-tuning needs labels, or labelled images to
-    evaluate on."""
+    """The images are enough for pretraining, but fine-tuning needs more labels.
+
+    They may be missing in the images to train on, or in those to evaluate on.
+    """
 
 
 def composed(name: str) -> str:
@@ -23,8 +29,7 @@ def composed(name: str) -> str:
 
 
 def class_of(folder: str) -> str:
-    """Return the name of the class whose images a folder holds, on one line without blanks around
-    it."""
+    """Return the class whose images a folder holds, on one line without blanks around it."""
     return one_line(composed(folder).strip())
 
 
@@ -32,18 +37,34 @@ def class_of(folder: str) -> str:
 class Split:
     """Some images of a dataset."""
 
-    items: list[str] | ndarray  # paths, or the images themselves: uint8 [N, H, W, 3]
+    items: list[str] | NDArray[np.uint8]  # paths, or the images themselves: uint8 [N, H, W, 3]
     names: list[str]  # of the images, independent of the dataset's place, with '/' for separator
-    labels: ndarray | None  # int64 [N]. In training images of stage 1, -1 for none
+    labels: Labels | None  # int64 [N]. In training images of stage 1, -1 for none
     classes: list[str] | None  # name of each label
     # whether it is a part of the dataset as listed. False: some images were left out or added
     whole: bool = True
-    # name of each image's group, [N]. A group is never divided between splits
-    groups: ndarray | None = None
-    targets: list | None = None  # boxes or mask of each image, see :mod:`idmm.dense.targets`
+    groups: Groups | None = None  # name of each image's group, [N]. It lies in one split only
+    targets: list[Any] | None = None  # boxes or mask of each image, see :mod:`idmm.dense.targets`
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def known_labels(self) -> Labels:
+        """``labels`` of a split that was listed with labels, int64 [N]."""
+        assert self.labels is not None
+        return self.labels
+
+    @property
+    def class_names(self) -> list[str]:
+        """``classes``, none without labels."""
+        return self.classes or []
+
+    def class_name(self, i: int) -> str | None:
+        """Return the class of image ``i``. None: it has no label."""
+        if self.labels is None or self.labels[i] < 0:
+            return None
+        return self.class_names[int(self.labels[i])]
 
     def place(self, i: int) -> str:
         """Return the path of image ``i`` for messages."""
@@ -51,50 +72,62 @@ class Split:
             return self.items[i]
         return self.names[i]
 
-    def sample(self) -> list[str] | ndarray:
+    def sample(self) -> list[str] | NDArray[np.uint8]:
         """Return at most 64 of ``items``, evenly spread over all of them."""
         return self.take(np.unique(np.linspace(0, len(self) - 1, 64).astype(int))).items
 
-    def take(self, indices: Sequence[int] | ndarray) -> "Split":
+    def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> "Split":
         """Return the images at ``indices``, in that order, with all classes."""
-        indices = np.asarray(indices, dtype=np.int64)
-        taken = {"whole": self.whole and len(indices) == len(self)}
-        for name in ("items", "names", "labels", "groups", "targets"):
-            values = getattr(self, name)
-            if isinstance(values, list):
-                taken[name] = [values[i] for i in indices]
-            elif values is not None:
-                taken[name] = values[indices]
-        return replace(self, **taken)
+        numbers = np.asarray(indices, dtype=np.int64)
+        return replace(
+            self,
+            items=_taken(self.items, numbers),
+            names=_taken(self.names, numbers),
+            labels=_taken(self.labels, numbers),
+            groups=_taken(self.groups, numbers),
+            targets=_taken(self.targets, numbers),
+            whole=self.whole and len(numbers) == len(self),
+        )
+
+
+def _taken(values: Any, numbers: Labels) -> Any:
+    """Return some values of a list or an array. None: there are no values."""
+    if values is None:
+        return None
+    if isinstance(values, list):
+        return [values[number] for number in numbers]
+    return values[numbers]
 
 
 def split_of(
-    root: str | os.PathLike,
+    root: str | os.PathLike[str],
     names: list[str],
-    labels: Sequence[int] | None = None,
+    labels: Sequence[int] | NDArray[np.integer[Any]] | None = None,
     classes: list[str] | None = None,
 ) -> Split:
     """Return the named files of a folder, '/' between, with their labels if they have some."""
     items = [os.path.join(root, *name.split("/")) for name in names]
-    return Split(
-        items, names, None if labels is None else np.array(labels, dtype=np.int64), classes
-    )
+    split = Split(items, names, None, classes)
+    if labels is None:
+        return split
+    return replace(split, labels=np.array(labels, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a dataset. ``val`` is evaluated while training, ``test`` at the end. A single
-    one is ``test``."""
+    """The images of a dataset.
+
+    ``val`` is evaluated while training, ``test`` at the end. A single one is ``test``.
+    """
 
     train: Split
     val: Split | None = None
     test: Split | None = None
     excluded: int = 0  # images that data.exclude left out
-    # images without labels, for pretraining, that are not in train (yet)
-    unlabelled: Split | None = None
+    unlabelled: Split | None = None  # for pretraining, not in train (yet)
 
     @property
-    def remarks(self) -> dict:
+    def remarks(self) -> dict[str, int]:
         """Entries of ``result.json`` about the data."""
         if self.excluded:
             return {"excluded": self.excluded}
@@ -103,13 +136,27 @@ class Listing:
     @property
     def parts(self) -> dict[str, Split]:
         """Those of ``train``, ``unlabelled``, ``val`` and ``test`` that there are."""
-        names = ("train", "unlabelled", "val", "test")
-        return {name: part for name in names if (part := getattr(self, name)) is not None}
+        parts = {
+            "train": self.train,
+            "unlabelled": self.unlabelled,
+            "val": self.val,
+            "test": self.test,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def with_parts(self, parts: Mapping[str, Split]) -> "Listing":
+        """Return it with other :attr:`parts`. Unlabelled ones may have no image left."""
+        return replace(
+            self,
+            train=parts["train"],
+            val=parts.get("val"),
+            test=parts.get("test"),
+            unlabelled=parts.get("unlabelled") or None,
+        )
 
 
-def arranged(splits: dict[str, Split | None]) -> Listing:
-    """Return ``train``, ``val`` and ``test`` by these names. A single one to evaluate on is
-    ``test``."""
+def arranged(splits: Mapping[str, Split]) -> Listing:
+    """Return the splits by their names. A single one to evaluate on is ``test``."""
     val = splits.get("val")
     test = splits.get("test")
     if test is None:
@@ -118,23 +165,26 @@ def arranged(splits: dict[str, Split | None]) -> Listing:
 
 
 def with_unlabelled(listing: Listing) -> Listing:
-    """Return the splits with the images without labels appended to those to train on, with the
-    label -1."""
+    """Return the splits with the unlabelled images appended to ``train``, with the label -1."""
     more = listing.unlabelled
     train = listing.train
     if more is None:
         return listing
-    # one without a group is its own
-    if more.groups is None:
-        more_groups = more.names
-    else:
+    labels = train.labels
+    if labels is not None:
+        labels = np.append(labels, np.full(len(more), -1))
+    groups = train.groups
+    if groups is not None:
         more_groups = more.groups
+        if more_groups is None:
+            more_groups = np.array(more.names)  # one without a group is its own
+        groups = np.append(groups, more_groups)
     joined = replace(
         train,
         items=[*train.items, *more.items],
         names=train.names + more.names,
-        labels=None if train.labels is None else np.append(train.labels, np.full(len(more), -1)),
+        labels=labels,
         whole=False,
-        groups=None if train.groups is None else np.append(train.groups, more_groups),
+        groups=groups,
     )
     return replace(listing, train=joined, unlabelled=None)
