@@ -1,14 +1,16 @@
-"""Shared by our models: the classifier, windows of tokens, names of released weights and
-resizing."""
+"""Shared by our models: timm's interface, windows, names of released weights, resizing."""
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
+
+from idmm.batch import Batch
 
 Grid = tuple[int, int]
 Tensors = dict[str, Tensor]
@@ -16,9 +18,24 @@ Tensors = dict[str, Tensor]
 WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
-class WithClassifier(nn.Module):
-    """timm's interface of a model whose ``head`` classifies ``num_features`` features."""
+class Backbone(nn.Module):
+    """timm's interface of an image model, which :func:`idmm.models.create_backbone` checks.
 
+    Our models inherit from it. For those of timm, which do not, it is only a type.
+
+    Attributes:
+        num_features: Width D of the features that ``head`` classifies.
+        feature_width: Width of the pooled features, if it was measured.
+        num_classes: Of the classifier; 0: none.
+        pretrained_cfg: What timm knows of the model and of its images.
+    """
+
+    num_features: int
+    feature_width: int
+    num_classes: int
+    pretrained_cfg: dict[str, Any]
+    default_cfg: dict[str, Any]
+    forward_intermediates: Callable[..., Any]  # of most of timm's models
     global_pool = ""
 
     def get_classifier(self) -> nn.Module:
@@ -29,17 +46,61 @@ class WithClassifier(nn.Module):
         """Replace the classifier (0 classes: none) and, unless None, the pooling."""
         self.global_pool = global_pool or self.global_pool
         self.num_classes = num_classes
-        self.head = nn.Identity()
+        self.head: nn.Module = nn.Identity()
         if num_classes > 0:
-            # has the device and the dtype
-            tensor = next(itertools.chain(self.parameters(), self.buffers()))
+            tensor = any_tensor(self)
             layer = init_linear(nn.Linear(self.num_features, num_classes))
             self.head = layer.to(tensor.device, tensor.dtype).train(self.training)
 
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return tokens or maps of images [B, in_chans, H, W]."""
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return logits [B, num_classes] of tokens or maps, or the pooled features [B, D]."""
+        raise NotImplementedError
+
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits, [B, in_chans, H, W] -> [B, num_classes], or features [B, D] without a
-        classifier."""
+        """Return logits [B, num_classes], or features without classes, of [B, in_chans, H, W]."""
         return self.forward_head(self.forward_features(x))
+
+
+class PartlyFixed(Backbone):
+    """A model whose first features never learn, so that a classifier is fitted to them alone.
+
+    Attributes:
+        fixed: Number of these features.
+        start_images: Images that :meth:`learn_start` should see, at most.
+        weighs_learned: Whether :meth:`weigh_learned` sets a weight by the fitted logits.
+    """
+
+    fixed: int
+    start_images: int
+    weighs_learned: bool
+
+    def learn_start(self, batches: Iterable[Batch], seed: int) -> None:
+        """Find the fixed features.
+
+        Args:
+            batches: With ``images``, normalised, float [B, C, H, W].
+            seed: Of what is drawn.
+        """
+        raise NotImplementedError
+
+    def weigh_learned(self, logits: Tensor, labels: Tensor, smoothing: float) -> None:
+        """Weigh the other features in evaluation.
+
+        Args:
+            logits: Of the classifier on fixed features for the training images, [N, K].
+            labels: Their classes, int64 [N].
+            smoothing: Label smoothing of the training that follows.
+        """
+        raise NotImplementedError
+
+
+def any_tensor(model: nn.Module) -> Tensor:
+    """Return a parameter or buffer of a model, for its device and dtype."""
+    return next(itertools.chain(model.parameters(), model.buffers()))
 
 
 def init_linear(layer: nn.Linear) -> nn.Linear:
@@ -57,14 +118,15 @@ class Released:
 
     def checkpoint_filter_fn(self, state_dict: Tensors) -> Tensors:
         """Return weights with the public release's names replaced by ours."""
-        for old, new in self.release_names:
-            state_dict = {re.sub(old, new, key): value for key, value in state_dict.items()}
+        for pattern, name in self.release_names:
+            state_dict = {re.sub(pattern, name, key): value for key, value in state_dict.items()}
         return state_dict
 
 
 def as_map(x: Tensor, grid: Grid) -> Tensor:
     """Return tokens [B, h w, D] as a map [B, D, h, w], without a copy."""
-    return x.transpose(1, 2).unflatten(2, grid)
+    maps: Tensor = x.transpose(1, 2).unflatten(2, grid)
+    return maps
 
 
 def resized(images: Tensor, side: int) -> Tensor:
@@ -76,16 +138,20 @@ def resized(images: Tensor, side: int) -> Tensor:
 
 def window_grids(size: Grid) -> list[Grid]:
     """Return the grid of windows after each step, for an image of (height, width)."""
+    height, width = size
     grids = []
     for kernel, stride, padding in WINDOWS:
-        size = tuple((n + 2 * padding - kernel) // stride + 1 for n in size)
-        grids.append(size)
+        height = (height + 2 * padding - kernel) // stride + 1
+        width = (width + 2 * padding - kernel) // stride + 1
+        grids.append((height, width))
     return grids
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """Return the sinusoids of Vaswani et al. (2017, section 3.5), [1, positions, dim], sines in
-    even columns."""
+    """Return the sinusoids of Vaswani et al. (2017, section 3.5), [1, positions, dim].
+
+    Even columns are sines.
+    """
     column = torch.arange(dim)
     angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
     return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]

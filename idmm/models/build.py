@@ -3,18 +3,21 @@
 import contextlib
 import copy
 import functools
-import itertools
 from collections.abc import Iterator
+from typing import Any, cast
 
 import timm
 import torch
-from timm.layers import to_2tuple
-from torch import nn
+from timm.layers import PatchEmbed, to_2tuple
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from idmm.errors import SizeError, UserError
+from idmm.errors import Fault, SizeError, UserError
+from idmm.models.base import Backbone, Tensors, any_tensor
 from idmm.text import listed, nearest
 
-Size = int | tuple[int, int] | list[int]
+Size = int | tuple[int, int] | list[int]  # side, or height and width, in pixels
+Kwargs = dict[str, Any]  # of a model's constructor
 
 # keys that model.kwargs must not have, and what to do instead
 _RESERVED = {
@@ -53,8 +56,8 @@ def create_backbone(
     *,
     drop_path: float | None = None,
     dynamic_size: bool = False,
-    **kwargs,
-) -> nn.Module:
+    **kwargs: Any,
+) -> Backbone:
     """Build a timm model with fresh weights from the global generators, without a classifier.
 
     Args:
@@ -77,78 +80,92 @@ def create_backbone(
             features, or (SizeError) a size that it does not accept.
     """
     check_name(name)
-    if used := [key for key in _LOADING if kwargs.get(key)]:
-        raise UserError(
-            f"model.kwargs: {name} has {listed(used)}, but {_RESERVED[used[0]]}. Leave it out"
-        )
+    used = [key for key in _LOADING if kwargs.get(key)]
+    if used:
+        text = f"{name} has {listed(used)}, but {_RESERVED[used[0]]}"
+        raise UserError(Fault("model.kwargs", text, "Leave it out"))
     kwargs = {"num_classes": 0, **kwargs}
-    optional = {
-        "img_size": tuple(img_size) if isinstance(img_size, list) else img_size,
-        "drop_path_rate": drop_path,
-    }
-    optional |= _DYNAMIC if dynamic_size else {}
-    optional = {
-        k: v for k, v in optional.items() if v is not None and k not in kwargs and accepts(name, k)
-    }
+    optional: Kwargs = {"img_size": img_size, "drop_path_rate": drop_path}
+    if isinstance(img_size, list):
+        optional["img_size"] = tuple(img_size)
+    if dynamic_size:
+        optional |= _DYNAMIC
+    for key, value in list(optional.items()):
+        if value is None or key in kwargs or not accepts(name, key):
+            del optional[key]
     try:
-        model = timm.create_model(name, **kwargs, **optional)
+        # checked below
+        model = cast(Backbone, timm.create_model(name, **kwargs, **optional))
     except _MODEL_ERRORS as error:
         raise _build_error(name, kwargs, optional, error) from error
-    if missing := [method for method in _INTERFACE if not hasattr(model, method)]:
-        raise UserError(
-            f"model.name: {name!r} has no method {listed(missing)}, expected timm's interface"
-        )
+    missing = [method for method in _INTERFACE if not hasattr(model, method)]
+    if missing:
+        text = f"{name!r} has no method {listed(missing)}, expected timm's interface"
+        raise UserError(Fault("model.name", text))
     if img_size is not None:
         output = try_size(model, name, img_size, kwargs.get("in_chans", 3))
-        if len(shape := list(getattr(output, "shape", []))) != 2:
-            what = f"{shape or type(output)} for an image, expected pooled features, [1, d]"
-            raise UserError(f"model.name: {name!r} with its model.kwargs returns {what}")
+        width = _pooled_width(name, output)
         if kwargs["num_classes"] == 0:
-            model.feature_width = shape[1]
+            model.feature_width = width
     return model
 
 
-def feature_width(model: nn.Module) -> int:
+def _pooled_width(name: str, output: object) -> int:
+    """Return d of a model's output for an image, [1, d]. UserError if it is something else."""
+    returned: object = type(output)
+    if isinstance(output, Tensor):
+        returned = list(output.shape)
+        if output.ndim == 2:
+            return output.shape[1]
+    text = (
+        f"{name!r} with its model.kwargs returns {returned} for an image, "
+        "expected pooled features, [1, d]"
+    )
+    raise UserError(Fault("model.name", text))
+
+
+def feature_width(model: Backbone) -> int:
     """Return the width d of a model's features [B, d] without a classifier.
 
     It comes from the forward pass in :func:`create_backbone`, else from timm's
     ``head_hidden_size``. ``num_features`` differs if there are layers between pooling and
     classifier (MobileNetV3, VGG, ...).
     """
-    return (
-        getattr(model, "feature_width", None)
-        or getattr(model, "head_hidden_size", None)
-        or model.num_features
-    )
+    # not all of timm's models have these two
+    for name in ("feature_width", "head_hidden_size"):
+        width: int | None = getattr(model, name, None)
+        if width:
+            return width
+    return model.num_features
 
 
 def check_name(name: str) -> None:
     """Raise UserError, with the nearest name, unless timm or idmm has a model ``name``."""
-    if not (isinstance(name, str) and name and timm.is_model(name)):
-        hint = nearest(str(name), timm.list_models()) or ". timm.list_models() lists the names"
-        raise UserError(f"model.name: {name!r} is unknown{hint}")
+    if isinstance(name, str) and name and timm.is_model(name):
+        return
+    hint = nearest(str(name), timm.list_models()) or ". timm.list_models() lists the names"
+    raise UserError(Fault("model.name", f"{name!r} is unknown{hint}"))
 
 
-def check_kwargs(kwargs: dict) -> None:
-    """Raise UserError if ``model.kwargs`` has keys with a config field of their own, such as
-    ``img_size``."""
-    if used := [key for key in _RESERVED if key in kwargs]:
-        raise UserError(
-            *(
-                f"model.kwargs: {key} is {kwargs[key]!r}; {_RESERVED[key]}, leave it out"
-                for key in used
-            )
-        )
+def check_kwargs(kwargs: Kwargs) -> None:
+    """Raise UserError if ``model.kwargs`` has keys with a config field of their own."""
+    faults = []
+    for key, remedy in _RESERVED.items():
+        if key in kwargs:
+            text = f"{key} is {kwargs[key]!r}; {remedy}, leave it out"
+            faults.append(Fault("model.kwargs", text))
+    if faults:
+        raise UserError(*faults)
 
 
-def export_kwargs(name: str, kwargs: dict, img_size: Size | None, in_chans: int = 3) -> dict:
-    """Return arguments so that ``timm.create_model(name, **kwargs)`` rebuilds the model without a
-    classifier.
+def export_kwargs(name: str, kwargs: Kwargs, img_size: Size | None, in_chans: int = 3) -> Kwargs:
+    """Return arguments with which ``timm.create_model`` rebuilds the model without a classifier.
 
     They are the user's ``model.kwargs`` with the image size (pixels), if the model has this
     argument, and channels other than 3.
     """
-    exported = {k: v for k, v in kwargs.items() if k not in _RESERVED} | {"num_classes": 0}
+    exported = {key: value for key, value in kwargs.items() if key not in _RESERVED}
+    exported["num_classes"] = 0
     if in_chans != 3:
         exported["in_chans"] = in_chans
     if img_size is not None and accepts(name, "img_size"):
@@ -156,84 +173,85 @@ def export_kwargs(name: str, kwargs: dict, img_size: Size | None, in_chans: int 
     return exported
 
 
-def classifiers(model: nn.Module) -> list[nn.Module]:
-    """Return the model's classifiers: one, or all whose logits it averages (distilled DeiT has
-    two)."""
+def classifiers(model: Backbone) -> list[nn.Module]:
+    """Return the classifiers: one, or all whose logits it averages (distilled DeiT has two)."""
     classifier = model.get_classifier()
     if isinstance(classifier, (tuple, list, nn.ModuleList)):
         return list(classifier)
     return [classifier]
 
 
-def parameter_counts(model: nn.Module) -> dict[str, int]:
-    """Return the numbers of parameters, ``params``, and of those outside the classifiers,
-    ``backbone_params``."""
-    classifier = sum(
-        parameter.numel() for layer in classifiers(model) for parameter in layer.parameters()
-    )
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return {"params": total, "backbone_params": total - classifier}
+def parameter_counts(model: Backbone) -> dict[str, int]:
+    """Return the numbers of parameters, ``params``, and of those outside the classifiers.
 
-
-def linear_classifiers(model: nn.Module) -> list[nn.Linear | nn.Conv2d]:
-    """Return the classifiers if all are linear in the features [B, d] of ``forward_head(...,
-    pre_logits=True)``.
-
-    A 1x1 convolution on [B, d, 1, 1] is linear, too. The result is [] if a classifier has inputs of
-    another width (CrossViT), or layers before it (LeViT's norm) or in parallel (VOLO's tokens).
+    The latter is ``backbone_params``.
     """
-    layers = classifiers(model)
+    total = _size(model)
+    return {"params": total, "backbone_params": total - sum(map(_size, classifiers(model)))}
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def linear_classifiers(model: Backbone) -> list[nn.Linear | nn.Conv2d]:
+    """Return the classifiers if all are linear in the pooled features [B, d].
+
+    These are what ``forward_head(..., pre_logits=True)`` returns. A 1x1 convolution on [B, d, 1, 1]
+    is linear, too. The result is [] if a classifier has inputs of another width (CrossViT), or
+    layers before it (LeViT's norm) or in parallel (VOLO's tokens).
+    """
     width = feature_width(model)
-    for layer in layers:
-        linear = isinstance(layer, nn.Linear) or (
-            isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1)
-        )
-        if not linear or layer.bias is None or layer.weight.shape[1] != width:
+    layers: list[nn.Linear | nn.Conv2d] = []
+    for layer in classifiers(model):
+        if not isinstance(layer, nn.Linear):
+            if not isinstance(layer, nn.Conv2d) or layer.kernel_size != (1, 1):
+                return []
+        if layer.bias is None or layer.weight.shape[1] != width:
             return []
-    linear_weights = {id(p) for layer in layers for p in layer.parameters()}
+        layers.append(layer)
+    linear_weights = {parameter for layer in layers for parameter in layer.parameters()}
     backbone = backbone_keys(model)
-    covered = all(
-        id(p) in linear_weights or name in backbone for name, p in model.named_parameters()
-    )
-    if covered:
-        return layers
-    return []
+    for name, parameter in model.named_parameters():
+        if parameter not in linear_weights and name not in backbone:
+            return []
+    return layers
 
 
-def has_linear_classifier(name: str, kwargs: dict) -> bool:
-    """Return whether a model has :func:`linear_classifiers`. True if it cannot be built: the build
-    explains why."""
+def has_linear_classifier(name: str, kwargs: Kwargs) -> bool:
+    """Return whether a model has :func:`linear_classifiers`.
+
+    True if it cannot be built: the build explains why.
+    """
     try:
         return bool(linear_classifiers(_build_on_meta(name, {**kwargs, "num_classes": 2})))
     except _MODEL_ERRORS:
         return True
 
 
-def backbone_keys(model: nn.Module) -> set[str]:
+def backbone_keys(model: Backbone) -> set[str]:
     """Return the keys of the model's state dict that remain with ``num_classes=0``."""
     tensors = [*model.parameters(), *model.buffers()]
     # the structure, not the weights
-    bare = copy.deepcopy(model, {id(t): t.detach().to("meta") for t in tensors})
+    bare = copy.deepcopy(model, {id(tensor): tensor.detach().to("meta") for tensor in tensors})
     bare.reset_classifier(0)
     return set(bare.state_dict())
 
 
-def backbone_state(model: nn.Module) -> dict[str, torch.Tensor]:
+def backbone_state(model: Backbone) -> Tensors:
     """Return the state dict without the classifier, for strict loading with ``num_classes=0``."""
     keys = backbone_keys(model)
-    return {k: v for k, v in model.state_dict().items() if k in keys}
+    return {key: value for key, value in model.state_dict().items() if key in keys}
 
 
 def model_name(model: nn.Module) -> str:
     """Return timm's name of the model, for messages."""
-    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(
-        model
-    ).__name__
+    config = getattr(model, "pretrained_cfg", None) or {}  # models of other packages lack it
+    return config.get("architecture") or type(model).__name__
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
-    """Return whether a model trains faster in channels-last format: it has max pooling or batch
-    norm.
+    """Return whether a model trains faster in channels-last format: max pooling or batch norm.
 
     Measured on one x86 core (benchmarks/backbone_speed.py). Models of attention only have the same
     speed in both.
@@ -242,40 +260,39 @@ def prefers_channels_last(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def one_image_norms(model: nn.Module, images: torch.Tensor) -> Iterator[None]:
-    """Let a batch of one image pass through batch norms in training, as a run's last batch may have
-    one.
+def one_image_norms(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Let a batch of one image pass through batch norms in training.
 
-    torch refuses a batch norm with one value per channel (a 1x1 map, as in most ConvNets at 32
-    pixels). Such a norm uses its running statistics unchanged. Norms with larger maps work as
-    usual.
+    A run's last batch may have one. torch refuses a batch norm with one value per channel (a 1x1
+    map, as in most ConvNets at 32 pixels). Such a norm uses its running statistics unchanged. Norms
+    with larger maps work as usual.
 
     Args:
         model: Its batch norms are used.
         images: The inputs inside the block, [B, C, H, W].
     """
-    norms = [
-        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training
-    ]
-    # synchronised ones have images of other processes
-    norms = [m for m in norms if len(images) == 1 and not isinstance(m, nn.SyncBatchNorm)]
 
-    def train_if_several_values(norm, args):
-        norm.train(args[0].numel() > args[0].shape[1])
+    def train_if_several_values(norm: nn.Module, inputs: tuple[Tensor]) -> None:
+        norm.train(inputs[0].numel() > inputs[0].shape[1])
 
+    modules = model.modules() if len(images) == 1 else ()
     with contextlib.ExitStack() as hooks:  # which it removes
-        for norm in norms:
-            hooks.callback(norm.train)
-            hooks.enter_context(norm.register_forward_pre_hook(train_if_several_values))
+        for module in modules:
+            # synchronised ones have images of other processes
+            if isinstance(module, nn.SyncBatchNorm) or not isinstance(module, _BatchNorm):
+                continue
+            if module.training:
+                hooks.callback(module.train)
+                hooks.enter_context(module.register_forward_pre_hook(train_if_several_values))
         yield
 
 
 @functools.cache
 def accepts(name: str, key: str) -> bool:
-    """Return whether the model's constructor has an argument ``key`` of :data:`_PROBES`, e.g.
-    ``img_size`` (ViT, Swin).
+    """Return whether the model's constructor has an argument ``key`` of :data:`_PROBES`.
 
-    timm's entry points hide the signature, so a build is tried.
+    An example is ``img_size`` (ViT, Swin). timm's entry points hide the signature, so a build is
+    tried.
     """
     try:
         _build_on_meta(name, {"num_classes": 0, key: _PROBES[key]})
@@ -284,12 +301,12 @@ def accepts(name: str, key: str) -> bool:
     return True
 
 
-def _build_on_meta(name: str, kwargs: dict) -> nn.Module:
+def _build_on_meta(name: str, kwargs: Kwargs) -> Backbone:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        return timm.create_model(name, **kwargs)
+        return cast(Backbone, timm.create_model(name, **kwargs))
 
 
-def _build_error(name: str, kwargs: dict, optional: dict, error: Exception) -> UserError:
+def _build_error(name: str, kwargs: Kwargs, optional: Kwargs, error: Exception) -> UserError:
     """Return the error of a failed build: about the size, the arguments or the model itself."""
     if "img_size" in optional:
         try:
@@ -298,47 +315,44 @@ def _build_error(name: str, kwargs: dict, optional: dict, error: Exception) -> U
             error = other
         else:
             return _size_error(name, optional["img_size"], _one_line(error))
-    if model_kwargs := {key: value for key, value in kwargs.items() if key not in _RESERVED}:
-        return UserError(f"model.kwargs: {name} refuses {model_kwargs!r}: {_one_line(error)}")
-    return UserError(f"model.name: {name!r} cannot be built: {_one_line(error)}")
+    model_kwargs = {key: value for key, value in kwargs.items() if key not in _RESERVED}
+    if model_kwargs:
+        text = f"{name} refuses {model_kwargs!r}: {_one_line(error)}"
+        return UserError(Fault("model.kwargs", text))
+    return UserError(Fault("model.name", f"{name!r} cannot be built: {_one_line(error)}"))
 
 
-def black_image(model: nn.Module, in_chans: int, size: Size) -> torch.Tensor:
+def black_image(model: nn.Module, in_chans: int, size: Size) -> Tensor:
     """Return zeros [1, in_chans, H, W] of a size (pixels) on the model's device."""
-    tensor = next(itertools.chain(model.parameters(), model.buffers()))
-    return torch.zeros(1, in_chans, *to_2tuple(size), device=tensor.device)
+    return torch.zeros(1, in_chans, *to_2tuple(size), device=any_tensor(model).device)
 
 
-def try_size(model: nn.Module, name: str, img_size: Size, in_chans: int = 3) -> torch.Tensor:
+def try_size(model: Backbone, name: str, img_size: Size, in_chans: int = 3) -> Tensor:
     """Return a model's output for a black image. The model ends in training mode.
 
     Raises:
         SizeError: The model, called ``name``, does not accept images of that size (pixels).
     """
     height, width = to_2tuple(img_size)
-    embed = getattr(model, "patch_embed", None)
-    if (
-        isinstance(embed, timm.layers.PatchEmbed)
-        and not embed.dynamic_img_pad
-        and accepts(name, "img_size")
-    ):
-        patch = to_2tuple(embed.patch_size)
-        if height % patch[0] or width % patch[1]:  # timm would crop the border silently
-            raise _size_error(
-                name, img_size, f"expected a multiple of its patch, {patch[0]}x{patch[1]} pixels"
-            )
+    embed = getattr(model, "patch_embed", None)  # of transformers
+    if isinstance(embed, PatchEmbed) and not embed.dynamic_img_pad and accepts(name, "img_size"):
+        rows, columns = to_2tuple(embed.patch_size)
+        if height % rows or width % columns:  # timm would crop the border silently
+            reason = f"expected a multiple of its patch, {rows}x{columns} pixels"
+            raise _size_error(name, img_size, reason)
     try:
         with torch.no_grad():
-            output = model.eval()(black_image(model, in_chans, img_size))
+            output: Tensor = model.eval()(black_image(model, in_chans, img_size))
     except _MODEL_ERRORS as error:
         raise _size_error(name, img_size, _one_line(error)) from error
     model.train()
     return output
 
 
-def _size_error(name: str, img_size: Size, why: str) -> SizeError:
+def _size_error(name: str, img_size: Size, reason: str) -> SizeError:
     height, width = to_2tuple(img_size)
-    return SizeError(f"image size {height}x{width}: {name} does not accept it: {why}")
+    text = f"image size {height}x{width}: {name} does not accept it: {reason}"
+    return SizeError(Fault("", text))
 
 
 def _one_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ and from the shapes of the public release, https://github.com/microsoft/CvT.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,6 @@ from timm.layers import (
     DropPath,
     LayerNorm2d,
     Mlp,
-    calculate_drop_path_rates,
     get_act_layer,
     global_pool_nlc,
     to_2tuple,
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from idmm.models.base import (
     WINDOWS,
+    Backbone,
     Grid,
     Released,
-    WithClassifier,
     as_map,
     init_linear,
     window_grids,
@@ -33,8 +33,10 @@ from idmm.models.base import (
 
 
 def conv_projection(dim: int, stride: int) -> nn.Sequential:
-    """Return the convolutions of a projection (paper: section 3.2), [B, D, h, w] -> [B, D, h /
-    stride, w / stride]."""
+    """Return the convolutions of a projection (paper: section 3.2).
+
+    [B, D, h, w] -> [B, D, h / stride, w / stride].
+    """
     conv = nn.Conv2d(dim, dim, 3, stride=stride, padding=1, groups=dim, bias=False)
     return nn.Sequential(OrderedDict(conv=conv, bn=nn.BatchNorm2d(dim)))
 
@@ -51,30 +53,32 @@ class ConvAttention(nn.Module):
         self.num_heads = num_heads
         self.prefix = prefix
         self.scale = dim**-0.5
-        self.conv_q, self.conv_k, self.conv_v = (
-            conv_projection(dim, stride) for stride in (1, 2, 2)
-        )
-        self.q, self.k, self.v, self.proj = (nn.Linear(dim, dim) for _ in range(4))
+        self.conv_q = conv_projection(dim, 1)
+        self.conv_k = conv_projection(dim, 2)
+        self.conv_v = conv_projection(dim, 2)
+        self.q = nn.Linear(dim, dim)
+        self.k = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        # [B, D, h, w]
         prefix = x[:, : self.prefix]
-        features = as_map(x[:, self.prefix :], grid)
+        features = as_map(x[:, self.prefix :], grid)  # [B, D, h, w]
 
-        def heads(conv, linear):
+        def heads(conv: nn.Module, linear: nn.Module) -> Tensor:
+            """Return a projection for each head, [B, heads, N, D / heads]."""
             tokens = conv(features).flatten(2).transpose(1, 2)  # [B, N, D]
             if self.prefix:
                 tokens = torch.cat([prefix.to(tokens.dtype), tokens], dim=1)
-            else:
-                tokens = tokens
-            # [B, heads, N, D / heads]
-            return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            projected: Tensor = linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            return projected
 
         q = heads(self.conv_q, self.q)
         k = heads(self.conv_k, self.k)
         v = heads(self.conv_v, self.v)
-        x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
-        return self.proj(x.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        output: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
+        return output
 
 
 class ConvBlock(nn.Module):
@@ -91,30 +95,32 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         x = x + self.drop_path1(self.attn(self.norm1(x), grid))
-        return x + self.drop_path2(self.mlp(self.norm2(x)))
+        x = x + self.drop_path2(self.mlp(self.norm2(x)))
+        return x
 
 
 class ConvStage(nn.Module):
-    """Token embedding and blocks: [B, C, H, W] -> tokens [B, prefix + h w, dim] and their grid (h,
-    w)."""
+    """Token embedding and blocks: images or maps [B, C, H, W] to tokens and their grid (h, w).
+
+    Tokens are [B, prefix + h w, dim].
+    """
 
     def __init__(
         self,
         chans: int,
         dim: int,
-        embed: Sequence[int],
+        window: tuple[int, int, int],
         prefix: int,
         rates: list[float],
         heads: int,
         mlp_ratio: float,
     ):
         super().__init__()
-        self.prefix = prefix
+        self.cls_token: nn.Parameter | None = None
         if prefix:
             self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.zeros(1, 1, dim), std=0.02))
-        else:
-            self.cls_token = None
-        projection = nn.Conv2d(chans, dim, *embed)
+        kernel, stride, padding = window
+        projection = nn.Conv2d(chans, dim, kernel, stride, padding)
         norm = LayerNorm2d(dim, eps=1e-5)
         # paper: section 3.1
         self.patch_embed = nn.Sequential(OrderedDict(proj=projection, norm=norm))
@@ -124,16 +130,17 @@ class ConvStage(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = self.patch_embed(x)
-        grid = tuple(x.shape[-2:])
+        height, width = x.shape[-2:]
+        grid = (height, width)
         x = x.flatten(2).transpose(1, 2)  # [B, h w, dim]
-        if self.prefix:
+        if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
         for block in self.blocks:
             x = block(x, grid)
         return x, grid
 
 
-class CvT(Released, WithClassifier):
+class CvT(Released, Backbone):
     """CvT: three stages, each with a grid of half the side, and a class token in the last (paper:
     section 3, Table 2).
 
@@ -179,27 +186,30 @@ class CvT(Released, WithClassifier):
         super().__init__()
         self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
-        stages = []
+        self.stages = nn.ModuleList()
         last = len(WINDOWS) - 1
-        for i, (dim, depth, heads, embed) in enumerate(
-            zip(embed_dims, depths, num_heads, WINDOWS, strict=True)
-        ):
-            rates = calculate_drop_path_rates(drop_path_rate if i == last else 0.0, depth)
-            chans = embed_dims[i - 1] if i else in_chans
-            stages.append(ConvStage(chans, dim, embed, int(i == last), rates, heads, mlp_ratio))
-        self.stages = nn.ModuleList(stages)
-        self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
+        chans = in_chans
+        shapes = zip(embed_dims, depths, num_heads, WINDOWS, strict=True)
+        for i, (dim, depth, heads, window) in enumerate(shapes):
+            prefix = int(i == last)
+            rates = torch.linspace(0, drop_path_rate * prefix, depth, device="cpu").tolist()
+            self.stages.append(ConvStage(chans, dim, window, prefix, rates, heads, mlp_ratio))
+            chans = dim
+        self.embed_dim = embed_dims[-1]
+        self.num_features = self.embed_dim
+        self.head_hidden_size = self.embed_dim
         self.norm = nn.LayerNorm(self.embed_dim)
         self.head_drop = nn.Dropout(drop_rate)
-        for module in filter(lambda module: isinstance(module, nn.Linear), self.modules()):
-            init_linear(module)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                init_linear(module)
         self.reset_classifier(num_classes, global_pool)
 
     def no_weight_decay(self) -> set[str]:
         """Return names of parameters without weight decay."""
         return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
 
-    def group_matcher(self, coarse: bool = False) -> dict:
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns of parameters per layer, for layer-wise learning rates."""
         blocks = [
             (r"^stages\.(\d+)\.(?:patch_embed|cls_token)", (0,)),
@@ -208,18 +218,21 @@ class CvT(Released, WithClassifier):
         return dict(stem=r"^stages\.0\.patch_embed", blocks=[*blocks, (r"^norm", (99999,))])
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return normalised tokens, [B, in_chans, H, W] -> [B, 1 + h w, D], the class token
-        first."""
+        """Return normalised tokens [B, 1 + h w, D], the class token first."""
         for stage in self.stages[:-1]:
             x = as_map(*stage(x))
-        return self.norm(self.stages[-1](x)[0])
+        tokens, _ = self.stages[-1](x)
+        normalised: Tensor = self.norm(tokens)
+        return normalised
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits, [B, 1 + h w, D] -> [B, num_classes], or the pooled features [B, D]."""
-        x = self.head_drop(global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=1))
+        pooled = global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=1)
+        features: Tensor = self.head_drop(pooled)
         if pre_logits:
-            return x
-        return self.head(x)
+            return features
+        logits: Tensor = self.head(features)
+        return logits
 
 
 _cfg = dict(pool_size=(14, 14), first_conv="stages.0.patch_embed.proj", classifier="head")
@@ -227,6 +240,6 @@ default_cfgs = generate_default_cfgs({"cvt_13": _cfg})
 
 
 @register_model
-def cvt_13(pretrained: bool = False, **kwargs) -> CvT:
+def cvt_13(pretrained: bool = False, **kwargs: Any) -> CvT:
     """Build CvT-13, 20M parameters (paper: Table 2)."""
     return build_model_with_cfg(CvT, "cvt_13", pretrained, **kwargs)

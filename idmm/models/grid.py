@@ -4,10 +4,12 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
+from idmm.models.base import Backbone, Grid, as_map
 from idmm.models.build import model_name
 
 # timm's names of blocks: blocks.0, layers.0.blocks.1, blocks.0.1
@@ -16,7 +18,7 @@ _BLOCK = re.compile(r"(^|\.)blocks(\.\d+)+$")
 _SLACK = 0.25
 
 
-def token_grid(model: nn.Module, images: Tensor) -> Tensor:
+def token_grid(model: Backbone, images: Tensor) -> Tensor:
     """Return the final embeddings as a grid [B, D, h, w], without class and distillation tokens.
 
     Rows go down the image and columns across it. The embeddings are a vision transformer's tokens
@@ -30,26 +32,33 @@ def token_grid(model: nn.Module, images: Tensor) -> Tensor:
     Raises:
         UserError: Its features do not form a grid.
     """
-    return as_grid(model, model.forward_features(images), images.shape[-2:])
+    height, width = images.shape[-2:]
+    return as_grid(model, model.forward_features(images), (height, width))
 
 
 @contextlib.contextmanager
 def block_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the output of each transformer block in the forward passes of the ``with`` block, for
-    :func:`as_grid`.
+    """Collect the output of each transformer block in forward passes, for :func:`as_grid`.
+
+    They are those within the ``with`` block.
 
     Raises:
-        UserError: The model has no transformer blocks. The line begins with drloc's mode, which
-            needs them.
+        UserError: The model has no transformer blocks. The field is drloc's mode, which needs them.
     """
-    named = [module for name, module in model.named_modules() if _BLOCK.search(name)]
-    blocks = [module for module in named if not isinstance(module, (nn.ModuleList, nn.Sequential))]
+    blocks = []
+    for name, module in model.named_modules():
+        is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
+        if _BLOCK.search(name) and not is_list:
+            blocks.append(module)
     if not blocks:
-        raise UserError(f"drloc.mode: l1_all: {model_name(model)} has no transformer blocks")
-    outputs = []
+        text = f"l1_all: {model_name(model)} has no transformer blocks"
+        raise UserError(Fault("drloc.mode", text))
+    outputs: list[Tensor] = []
 
-    def collect(module, args, output):
-        outputs.append(output[0] if isinstance(output, tuple) else output)
+    def collect(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, tuple):
+            output = output[0]
+        outputs.append(output)
 
     with contextlib.ExitStack() as hooks:  # which it removes
         for module in blocks:
@@ -57,9 +66,10 @@ def block_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
         yield outputs
 
 
-def as_grid(model: nn.Module, features: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return features as [B, D, h, w]. The axes, or factors of the token count, with the image's
-    aspect are h and w.
+def as_grid(model: nn.Module, features: object, size: Grid) -> Tensor:
+    """Return features as [B, D, h, w].
+
+    The axes, or factors of the token count, with the image's aspect are h and w.
 
     Args:
         model: Its ``num_prefix_tokens`` and ``output_fmt`` are used, if present.
@@ -69,41 +79,59 @@ def as_grid(model: nn.Module, features: Tensor, size: tuple[int, int]) -> Tensor
     Raises:
         UserError: They do not form a grid.
     """
+    aspect = size[0] / size[1]
+    # only some of timm's models have these attributes
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     if isinstance(patch, tuple | list) and len(patch) == 2:  # patches need not be square
-        size = size[0] / patch[0], size[1] / patch[1]
+        aspect = (size[0] / patch[0]) / (size[1] / patch[1])
+    maps = None
     if isinstance(features, Tensor) and features.ndim == 4:
-        declared, (_, a, b, c) = str(getattr(model, "output_fmt", "")), features.shape
-        last = declared.endswith("NHWC") or _stretch((a, b), size) < _stretch((b, c), size)
-        if last and not declared.endswith("NCHW"):
-            features = features.permute(0, 3, 1, 2)  # [B, h, w, D] -> [B, D, h, w]
-        return features
-    if isinstance(features, Tensor) and features.ndim == 3:
-        declared = getattr(model, "num_prefix_tokens", None)
-        # blocks may lack class tokens
-        if declared is None:
-            prefixes = (0, 1, 2)
-        else:
-            prefixes = (declared, 0)
-        grids = [(_factors(features.shape[1] - prefix, size), prefix) for prefix in prefixes]
-        grid, prefix = min(
-            grids, key=lambda item: math.inf if item[0] is None else _stretch(item[0], size)
-        )
-        if grid is not None:
-            # [B, N, D] -> [B, D, h, w]
-            return features[:, prefix:].transpose(1, 2).unflatten(2, grid)
-    raise UserError(f"model.name: the features of {model_name(model)} do not form a grid")
+        maps = _channels_first(features, str(getattr(model, "output_fmt", "")), aspect)
+    elif isinstance(features, Tensor) and features.ndim == 3:
+        maps = _as_map(features, getattr(model, "num_prefix_tokens", None), aspect)
+    if maps is None:
+        text = f"the features of {model_name(model)} do not form a grid"
+        raise UserError(Fault("model.name", text))
+    return maps
 
 
-def _factors(count: int, size: tuple[float, float]) -> tuple[int, int] | None:
+def _channels_first(features: Tensor, declared: str, aspect: float) -> Tensor:
+    """Return a map [B, D, h, w] or [B, h, w, D] as the former."""
+    _, a, b, c = features.shape
+    last = declared.endswith("NHWC") or _stretch((a, b), aspect) < _stretch((b, c), aspect)
+    if last and not declared.endswith("NCHW"):
+        return features.permute(0, 3, 1, 2)
+    return features
+
+
+def _as_map(tokens: Tensor, declared: int | None, aspect: float) -> Tensor | None:
+    """Return tokens [B, P + h w, D] as a map [B, D, h, w], or None.
+
+    P is the declared number of other tokens, or 0, as those of blocks may lack them.
+    """
+    prefixes = (0, 1, 2) if declared is None else (declared, 0)
+    best = None
+    for prefix in prefixes:
+        grid = _factors(tokens.shape[1] - prefix, aspect)
+        if grid is not None and (
+            best is None or _stretch(grid, aspect) < _stretch(best[0], aspect)
+        ):
+            best = grid, prefix
+    if best is None:
+        return None
+    grid, prefix = best
+    return as_map(tokens[:, prefix:], grid)
+
+
+def _factors(count: int, aspect: float) -> Grid | None:
     """Return rows and columns of a number of tokens with about the image's aspect, or None."""
-    pairs = [(h, count // h) for h in range(1, count + 1) if count % h == 0]
-    best = min(pairs, key=lambda pair: _stretch(pair, size), default=None)
-    if best is not None and _stretch(best, size) <= _SLACK:
+    pairs = [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
+    best = min(pairs, key=lambda pair: _stretch(pair, aspect), default=None)
+    if best is not None and _stretch(best, aspect) <= _SLACK:
         return best
     return None
 
 
-def _stretch(grid: tuple[int, int], size: tuple[float, float]) -> float:
+def _stretch(grid: Grid, aspect: float) -> float:
     """Return the log ratio of a grid's aspect to the image's."""
-    return abs(math.log(grid[0] / grid[1]) - math.log(size[0] / size[1]))
+    return abs(math.log(grid[0] / grid[1]) - math.log(aspect))

@@ -1,5 +1,4 @@
-"""Hand-made features as a backbone without weights: gradients by orientation in cells, and a
-histogram of colours.
+"""Hand-made features as a backbone without weights: oriented gradients, a histogram of colours.
 
 Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005, with the bins,
 cells and blocks of scikit-image's ``feature.hog``.
@@ -7,6 +6,7 @@ cells and blocks of scikit-image's ``feature.hog``.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD
-from idmm.models.base import Tensors, WithClassifier, resized
+from idmm.models.base import Backbone, Tensors, resized
 
 # sides of the resized image and of a cell (pixels)
 SIDE = 64
@@ -45,18 +45,22 @@ def oriented_cells(grey: Tensor) -> Tensor:
     # opposite gradients have the same orientation
     upward = (down < 0) | ((down == 0) & (right < 0))
     sign = torch.where(upward, -1.0, 1.0)
-    edges = [math.pi * k / ORIENTATIONS for k in range(1, ORIENTATIONS)]
-    past = [sign * (down * math.cos(edge) - right * math.sin(edge)) >= 0 for edge in edges]
+    past = [torch.ones_like(upward)]
+    for k in range(1, ORIENTATIONS):
+        edge = math.pi * k / ORIENTATIONS
+        past.append(sign * (down * math.cos(edge) - right * math.sin(edge)) >= 0)
     # [B, 9, H, W], 1 up to the orientation
-    past = torch.stack([torch.ones_like(upward), *past], dim=1).to(grey.dtype)
-    one_hot = past - F.pad(past[:, 1:], (0, 0, 0, 0, 0, 1))
+    reached = torch.stack(past, dim=1).to(grey.dtype)
+    one_hot = reached - F.pad(reached[:, 1:], (0, 0, 0, 0, 0, 1))
     magnitude = (down.square() + right.square()).sqrt()
     return F.avg_pool2d(magnitude[:, None] * one_hot, CELL)
 
 
 def normalised_blocks(cells: Tensor) -> Tensor:
-    """Return blocks of 2x2 cells normalised by L2-Hys: [B, 9, h, w] -> [B, h - 1, w - 1, 2, 2,
-    9]."""
+    """Return blocks of 2x2 cells normalised by L2-Hys.
+
+    [B, 9, h, w] -> [B, h - 1, w - 1, 2, 2, 9].
+    """
     blocks = cells.unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 4, 5, 1)
 
     def unit(x: Tensor) -> Tensor:
@@ -67,8 +71,10 @@ def normalised_blocks(cells: Tensor) -> Tensor:
 
 
 def hsv_histogram(rgb: Tensor) -> Tensor:
-    """Return the share of pixels per bin of hue, saturation and value, [B, 3, H, W] in [0, 1] ->
-    [B, 128]."""
+    """Return the share of pixels per bin of hue, saturation and value.
+
+    [B, 3, H, W] in [0, 1] -> [B, 128].
+    """
     red, green, blue = rgb.unbind(1)
     # [B, H, W]
     value = rgb.amax(1)
@@ -79,9 +85,8 @@ def hsv_histogram(rgb: Tensor) -> Tensor:
     sextant = torch.where(value == red, (green - blue) / wide, sextant)
     hues, saturations, values = HSV_BINS
     hue = (sextant / 6 * hues + hues + NUDGE).long() % hues
-    bins = (hue * saturations + _bin(spread / value.clamp(min=SMALL), saturations)) * values + _bin(
-        value, values
-    )
+    saturation = _bin(spread / value.clamp(min=SMALL), saturations)
+    bins = (hue * saturations + saturation) * values + _bin(value, values)
     return _shares(bins, math.prod(HSV_BINS))
 
 
@@ -96,7 +101,7 @@ def _shares(bins: Tensor, count: int) -> Tensor:
     return ones.new_zeros(bins.shape[0], count).scatter_add(1, bins, ones)
 
 
-class Hog(WithClassifier):
+class Hog(Backbone):
     """Oriented gradients and a histogram of colours, with timm's interface.
 
     It undoes the normalisation of images by its buffers ``mean`` and ``std``, which are saved with
@@ -111,32 +116,40 @@ class Hog(WithClassifier):
         global_pool: Kept for timm, which passes it to every model. There is nothing to pool.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, in_chans: int = 3, num_classes: int = 1000, global_pool: str = ""):
         super().__init__()
-        rgb = in_chans == 3
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN) if rgb else torch.zeros(in_chans))
-        self.register_buffer("std", torch.tensor(IMAGENET_STD) if rgb else torch.ones(in_chans))
-        self.grey_weights = LUMA if rgb else (1 / in_chans,) * in_chans
+        mean: Sequence[float] = IMAGENET_MEAN
+        std: Sequence[float] = IMAGENET_STD
+        self.grey_weights: Sequence[float] = LUMA
+        colours = math.prod(HSV_BINS)
+        if in_chans != 3:
+            mean = [0.0] * in_chans
+            std = [1.0] * in_chans
+            self.grey_weights = [1 / in_chans] * in_chans
+            colours = CHANNEL_BINS * in_chans
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("std", torch.tensor(std))
         blocks = (SIDE // CELL - 1) ** 2
-        colours = math.prod(HSV_BINS) if rgb else CHANNEL_BINS * in_chans
-        self.num_features = self.head_hidden_size = self.fixed = self.hand_made = (
-            blocks * 4 * ORIENTATIONS + colours
-        )
+        self.hand_made = blocks * 4 * ORIENTATIONS + colours
+        self.num_features = self.hand_made
+        self.head_hidden_size = self.hand_made
         self.reset_classifier(num_classes, global_pool)
 
     def set_statistics(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Set the mean and std of the images' normalisation, a number per channel, on pixel values
-        in [0, 1]."""
+        """Set mean and std of the images' normalisation, per channel, on pixel values in [0, 1]."""
         self.mean.copy_(torch.tensor(mean))
         self.std.copy_(torch.tensor(std))
 
     def checkpoint_filter_fn(self, state_dict: Tensors) -> Tensors:
         """Return weights without mean and std of images with other channels."""
-        return {
-            k: v
-            for k, v in state_dict.items()
-            if k not in ("mean", "std") or v.shape == self.mean.shape
-        }
+        unfit = set()
+        for name in ("mean", "std"):
+            if name in state_dict and state_dict[name].shape != self.mean.shape:
+                unfit.add(name)
+        return {name: value for name, value in state_dict.items() if name not in unfit}
 
     def pixels(self, x: Tensor) -> Tensor:
         """Return pixel values in [0, 1], [B, in_chans, H, W] -> [B, in_chans, 64, 64]."""
@@ -147,16 +160,15 @@ class Hog(WithClassifier):
     def features_of(self, pixels: Tensor) -> Tensor:
         """Return gradients and histogram of colours, [B, in_chans, 64, 64] in [0, 1] -> [B, D]."""
         channels = pixels.unbind(1)
-        grey = sum(
-            weight * channel for weight, channel in zip(self.grey_weights, channels, strict=True)
-        )
-        gradients = normalised_blocks(oriented_cells(grey)).flatten(1)
+        grey = torch.zeros_like(channels[0])
+        for weight, channel in zip(self.grey_weights, channels, strict=True):
+            grey = grey + weight * channel
+        groups = [normalised_blocks(oriented_cells(grey)).flatten(1)]
         if len(channels) == 3:
-            return torch.cat([gradients, hsv_histogram(pixels)], dim=1)
-        return torch.cat(
-            [gradients, *(_shares(_bin(one, CHANNEL_BINS), CHANNEL_BINS) for one in channels)],
-            dim=1,
-        )
+            groups.append(hsv_histogram(pixels))
+        else:
+            groups += [_shares(_bin(channel, CHANNEL_BINS), CHANNEL_BINS) for channel in channels]
+        return torch.cat(groups, dim=1)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""
@@ -166,13 +178,14 @@ class Hog(WithClassifier):
         """Return logits, [B, D] -> [B, num_classes], or the unchanged features."""
         if pre_logits:
             return x
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
 
 default_cfgs = generate_default_cfgs({"hog": dict(input_size=(3, SIDE, SIDE), classifier="head")})
 
 
 @register_model
-def hog(pretrained: bool = False, **kwargs) -> Hog:
+def hog(pretrained: bool = False, **kwargs: Any) -> Hog:
     """Build oriented gradients and a histogram of colours, without weights."""
     return build_model_with_cfg(Hog, "hog", pretrained, **kwargs)

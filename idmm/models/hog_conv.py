@@ -7,6 +7,7 @@ thresholds of both signs.
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,9 @@ from timm.layers import freeze_batch_norm_2d
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-from idmm.models.base import resized
-from idmm.models.build import create_backbone, feature_width
+from idmm.batch import Batch
+from idmm.models.base import Backbone, PartlyFixed, any_tensor, resized
+from idmm.models.build import Kwargs, create_backbone, feature_width
 from idmm.models.hog import SIDE, SMALL, Hog
 from idmm.seeding import derive
 
@@ -27,24 +29,31 @@ THRESHOLD = 0.5  # of a patch's likeness to a filter
 PATCHES = 50_000
 ROUNDS = 10
 IMAGES = 4096  # that :meth:`HogConv.learn_start` should see, at most
-CONVNET = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
+CONVNET: dict[str, Any] = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 
 
 class PixelNetwork(nn.Module):
-    """A timm model without classifier, on images resized to ``size`` (pixels): [B, C, H, W] -> [B,
-    d]."""
+    """A timm model without classifier on images resized to ``size`` (pixels)."""
 
-    def __init__(self, in_chans: int, name: str, kwargs: dict, size: int):
+    network: Backbone
+
+    def __init__(self, in_chans: int, name: str, kwargs: Kwargs, size: int):
         super().__init__()
         self.network = create_backbone(name, in_chans=in_chans, **kwargs)
         self.size = size
 
+    @property
+    def width(self) -> int:
+        """Width d of the features."""
+        return feature_width(self.network)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled features, [B, C, H, W] -> [B, d]."""
-        return self.network(resized(x, self.size))
+        features: Tensor = self.network(resized(x, self.size))
+        return features
 
 
-class HogConv(Hog):
+class HogConv(Hog, PartlyFixed):
     """Hand-made features that do not learn, joined with those of a ConvNet that does; timm's
     interface.
 
@@ -74,37 +83,46 @@ class HogConv(Hog):
         global_pool: As for :class:`Hog`.
     """
 
+    filters: Tensor
+    offsets: Tensor
+    centre: Tensor
+    components: Tensor
+    learned_weight: Tensor
+    start_images = IMAGES
+
     def __init__(
         self,
         in_chans: int = 3,
         num_classes: int = 1000,
         filters: int = 200,
         fixed: int = 512,
-        learned: dict = CONVNET | {"size": SIDE},  # timm drops arguments that are None
-        frozen: dict | None = None,
+        learned: Kwargs = CONVNET | {"size": SIDE},  # timm drops arguments that are None
+        frozen: Kwargs | None = None,
         say: float = 0.0,
         global_pool: str = "",
     ):
         super().__init__(in_chans, 0, global_pool)
         self.groups = [self.hand_made, 9 * 2 * filters]  # lengths of the groups of fixed features
-        self.frozen = self.learned = None
+        self.frozen: PixelNetwork | None = None
+        self.learned: PixelNetwork | None = None
         if frozen:
             self.frozen = PixelNetwork(in_chans, **frozen)
             freeze_batch_norm_2d(self.frozen.requires_grad_(False))
-            self.groups.append(feature_width(self.frozen.network))
+            self.groups.append(self.frozen.width)
+        inputs = sum(self.groups)
         self.register_buffer("filters", torch.randn(filters, in_chans, PATCH, PATCH) / PATCH)
         self.register_buffer("offsets", torch.zeros(filters))
-        self.register_buffer("centre", torch.zeros(sum(self.groups)))
-        self.register_buffer(
-            "components", torch.randn(sum(self.groups), fixed) / math.sqrt(sum(self.groups))
-        )
+        self.register_buffer("centre", torch.zeros(inputs))
+        self.register_buffer("components", torch.randn(inputs, fixed) / math.sqrt(inputs))
         # of the ConvNet's features after training
         self.register_buffer("learned_weight", torch.ones(()))
-        self.fixed = self.num_features = fixed
-        self.say = say
+        self.fixed = fixed
+        self.margin = say
+        self.weighs_learned = say != 0
+        self.num_features = fixed
         if learned:
             self.learned = PixelNetwork(in_chans, **learned)
-            self.num_features += feature_width(self.learned.network)
+            self.num_features += self.learned.width
         self.head_hidden_size = self.num_features
         self.reset_classifier(num_classes)
 
@@ -113,19 +131,17 @@ class HogConv(Hog):
         x = F.pad(F.avg_pool2d(pixels, 2), (2, 2, 2, 2), mode="replicate")  # [B, C, 36, 36]
         mean = F.avg_pool2d(x.mean(1, keepdim=True), PATCH, 2)  # [B, 1, 16, 16]
         variance = F.avg_pool2d(x.square().mean(1, keepdim=True), PATCH, 2) - mean.square()
-        likeness = (
-            F.conv2d(x, self.filters, stride=2) - mean * self.filters.sum((1, 2, 3))[:, None, None]
-        )
+        sums = self.filters.sum((1, 2, 3))[:, None, None]
+        likeness = F.conv2d(x, self.filters, stride=2) - mean * sums
         likeness = likeness / (variance.clamp(min=0) + FLOOR).sqrt() - self.offsets[:, None, None]
         return torch.cat([F.relu(likeness - THRESHOLD), F.relu(-likeness - THRESHOLD)], dim=1)
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return pixels [B, C, 64, 64] of images [B, C, H, W] and, if a network is frozen, its
-        features [B, d]."""
-        if not self.frozen:
+        """Return pixels [B, C, 64, 64] of images [B, C, H, W], and a frozen network's features."""
+        if self.frozen is None:
             return (self.pixels(x),)
         # while the rest learns its start, only this one is on a GPU
-        device = next(self.frozen.parameters()).device
+        device = any_tensor(self.frozen).device
         return self.pixels(x), self.frozen(x.float().to(device)).to(x.device)
 
     def _raw(self, pixels: Tensor, *features: Tensor) -> Tensor:
@@ -136,83 +152,65 @@ class HogConv(Hog):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""
-        if self.training and self.learned:  # the ConvNet learns on its own
+        if self.training and self.learned is not None:  # the ConvNet learns on its own
             fixed = torch.zeros(len(x), self.fixed, device=x.device)
         else:
             with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
                 fixed = (self._raw(*self._inputs(x)) - self.centre) @ self.components
-        if not self.learned:
+        if self.learned is None:
             return fixed
-        weight = 1.0 if self.training else self.learned_weight
-        return torch.cat([fixed, weight * self.learned(x).float()], dim=1)
+        learned = self.learned(x).float()
+        if not self.training:
+            learned = self.learned_weight * learned
+        return torch.cat([fixed, learned], dim=1)
 
     @torch.no_grad()
     def weigh_learned(self, logits: Tensor, labels: Tensor, smoothing: float) -> None:
         """Set the weight of the ConvNet's features in evaluation, if ``say`` asks for one.
 
         A margin is the logit of the class less the mean of the others. On its training images a
-        ConvNet comes to the margin at which its loss with ``smoothing`` is least.
-
-        Args:
-            logits: Of the classifier on fixed features for the training images, [N, K].
-            labels: Their classes, int64 [N].
-            smoothing: From 0 to below 1. Without any, the margin has no limit and nothing is set.
+        ConvNet comes to the margin at which its loss with ``smoothing`` is least. Without
+        smoothing the margin has no limit, and nothing is set.
         """
-        if not self.say or not smoothing:
+        if not self.weighs_learned or not smoothing:
             return
         classes = logits.shape[1]
         right = logits.gather(1, labels[:, None])[:, 0]
         margin = (right - (logits.sum(1) - right) / (classes - 1)).mean()
-        self.learned_weight.copy_(
-            self.say * margin / math.log(1 + (1 - smoothing) * classes / smoothing)
-        )
+        limit = math.log(1 + (1 - smoothing) * classes / smoothing)
+        self.learned_weight.copy_(self.margin * margin / limit)
 
     @torch.no_grad()
-    def learn_start(self, batches: Iterable[dict], seed: int) -> None:
-        """Find the dictionary and the components.
-
-        Args:
-            batches: With ``images``, normalised, float [B, C, H, W].
-            seed: Of what is drawn.
-        """
+    def learn_start(self, batches: Iterable[Batch], seed: int) -> None:
+        """Find the dictionary and the components."""
         draw = torch.Generator().manual_seed(derive(seed, "start"))
-        inputs = [
-            torch.cat(parts)
-            for parts in zip(*(self._inputs(b["images"]) for b in batches), strict=True)
-        ]
+        parts = [self._inputs(batch["images"]) for batch in batches]
+        inputs = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
         self._learn_filters(inputs[0], draw)
-        raw = torch.cat(
-            [self._raw(*part) for part in zip(*(each.split(64) for each in inputs), strict=True)]
-        )
+        chunks = zip(*(tensor.split(64) for tensor in inputs), strict=True)
+        raw = torch.cat([self._raw(*chunk) for chunk in chunks])
         self.centre.copy_(raw.mean(0))
-        spreads = [part.std(0, correction=0) for part in raw.split(self.groups, dim=1)]
-        # all groups weigh the same
-        scale = torch.cat(
-            [1 / s.clamp(min=1e-3 * s.max() + SMALL) / math.sqrt(len(s)) for s in spreads]
-        )
+        scales = []
+        for group in raw.split(self.groups, dim=1):  # all groups weigh the same
+            spread = group.std(0, correction=0)
+            floor = 1e-3 * spread.max() + SMALL
+            scales.append(1 / spread.clamp(min=floor) / math.sqrt(len(spread)))
+        scale = torch.cat(scales)
         centred = (raw - self.centre) * scale  # [N, sum(groups)]
         # [rank, sum(groups)]
         directions = torch.linalg.svd(centred, full_matrices=False).Vh[: self.fixed]
         # [fixed, rank]
         turn = torch.linalg.qr(torch.randn(self.fixed, len(directions), generator=draw)).Q
         projection = (turn @ directions).T  # [sum(groups), fixed]
-        self.components.copy_(
-            scale[:, None] * projection / (centred @ projection).std().clamp(min=SMALL)
-        )
+        deviation = (centred @ projection).std().clamp(min=SMALL)
+        self.components.copy_(scale[:, None] * projection / deviation)
 
     def _learn_filters(self, pixels: Tensor, draw: torch.Generator) -> None:
-        """Set filters and offsets by spherical K-means on whitened patches of images [N, C, 64,
-        64]."""
-        each = max(1, PATCHES // len(pixels))
-        patches = []
-        for part in pixels.split(256):
-            # [B, 27 * 27, C * 36]
-            unfolded = F.unfold(F.avg_pool2d(part, 2), PATCH).transpose(1, 2)
-            places = torch.randint(unfolded.shape[1], (len(part), each), generator=draw)
-            patches.append(unfolded[torch.arange(len(part))[:, None], places].flatten(0, 1))
-        patches = torch.cat(patches)
+        """Set filters and offsets by spherical K-means on patches of images [N, C, 64, 64]."""
+        patches = _drawn_patches(pixels, draw)
         patches = patches[patches.var(1, correction=0) > 2 * FLOOR]
-        if len(patches) < 10 * len(self.filters):  # flat images: the random filters stay
+        count = len(self.filters)
+        if len(patches) < 10 * count:  # flat images: the random filters stay
             return
         patches = patches - patches.mean(1, keepdim=True)
         patches /= (patches.square().mean(1, keepdim=True) + FLOOR).sqrt()
@@ -221,7 +219,7 @@ class HogConv(Hog):
         whitening = (axes / (variance.clamp(min=0) + NOISE).sqrt()) @ axes.T  # [C * 36, C * 36]
         white = (patches - mean) @ whitening
         # [filters, C * 36]
-        rows = F.normalize(white[torch.randperm(len(white), generator=draw)[: len(self.filters)]])
+        rows = F.normalize(white[torch.randperm(len(white), generator=draw)[:count]])
         for _ in range(ROUNDS):
             likeness, nearest = (white @ rows.T).max(1)
             sums = torch.zeros_like(rows).index_add_(0, nearest, white * likeness[:, None])
@@ -231,12 +229,24 @@ class HogConv(Hog):
         self.offsets.copy_(filters @ mean)
 
 
+def _drawn_patches(pixels: Tensor, draw: torch.Generator) -> Tensor:
+    """Return random patches of images [N, C, 64, 64] at half their side, [P, C * 36]."""
+    each = max(1, PATCHES // len(pixels))
+    patches = []
+    for part in pixels.split(256):
+        # [B, 27 * 27, C * 36]
+        unfolded = F.unfold(F.avg_pool2d(part, 2), PATCH).transpose(1, 2)
+        positions = torch.randint(unfolded.shape[1], (len(part), each), generator=draw)
+        patches.append(unfolded[torch.arange(len(part))[:, None], positions].flatten(0, 1))
+    return torch.cat(patches)
+
+
 default_cfgs = generate_default_cfgs(
     {"hog_conv": dict(input_size=(3, SIDE, SIDE), classifier="head")}
 )
 
 
 @register_model
-def hog_conv(pretrained: bool = False, **kwargs) -> HogConv:
+def hog_conv(pretrained: bool = False, **kwargs: Any) -> HogConv:
     """Build hand-made features, joined with a small ConvNet."""
     return build_model_with_cfg(HogConv, "hog_conv", pretrained, **kwargs)

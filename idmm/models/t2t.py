@@ -8,6 +8,7 @@ https://github.com/yitu-opensource/T2T-ViT.
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from idmm.models.base import WINDOWS, Released, as_map, sinusoids, window_grids
+from idmm.models.base import WINDOWS, Grid, Released, as_map, sinusoids, window_grids
 from idmm.models.build import Size
 
 
@@ -34,10 +35,11 @@ class TokenPerformer(nn.Module):
         drop: Dropout after attention and after the MLP.
     """
 
+    w: Tensor  # [m, dim]
+
     def __init__(self, dim_in: int, dim: int, drop: float = 0.1):
         super().__init__()
-        count = dim // 2
-        # [m, dim]
+        count = dim // 2  # m
         self.register_buffer("w", nn.init.orthogonal_(torch.empty(count, dim)) * math.sqrt(count))
         self.kqv = nn.Linear(dim_in, 3 * dim)
         self.proj = nn.Linear(dim, dim)
@@ -47,15 +49,15 @@ class TokenPerformer(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the random features x', [B, N, dim] -> [B, N, m]. They span many orders of
-        magnitude and need fp32."""
-        return torch.exp(
-            x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
-        ) / math.sqrt(len(self.w))
+        """Return the random features x', [B, N, dim] -> [B, N, m].
+
+        They span many orders of magnitude and need fp32.
+        """
+        exponent = x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+        return torch.exp(exponent) / math.sqrt(len(self.w))
 
     def attend(self, k: Tensor, q: Tensor, v: Tensor) -> Tensor:
-        """Return attention, each [B, N, dim] -> [B, N, dim], in fp32 despite autocast. Double stays
-        double."""
+        """Return attention, each [B, N, dim] -> the same, in fp32 or double despite autocast."""
         dtype = torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(v.device.type, enabled=False):
             # [B, N, m]
@@ -67,21 +69,28 @@ class TokenPerformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)
         x = v + self.drop(self.proj(self.attend(k, q, v)))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.mlp(self.norm2(x))
+        return x
 
 
 class TokensToToken(nn.Module):
-    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h, w, embed_dim], about a 16th
-    of each side.
+    """Soft splits and token transformers: [B, in_chans, H, W] -> [B, h, w, embed_dim].
 
-    A split makes tokens from overlapping windows, and a layer between two splits mixes them (paper:
-    section 3.1, Fig. 3). ``img_size`` and ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
+    h and w are about a 16th of the image's sides. A split makes tokens from overlapping windows,
+    and a layer between two splits mixes them (paper: section 3.1, Fig. 3). ``img_size`` and
+    ``grid_size`` are pairs, as in timm's ``PatchEmbed``.
     """
 
     def __init__(
-        self, img_size: Size, in_chans: int, embed_dim: int, token_dim: int, drop: float, **patches
+        self,
+        img_size: Size,
+        in_chans: int,
+        embed_dim: int,
+        token_dim: int,
+        drop: float,
+        **patches: Any,  # timm's arguments for plain patches
     ):
-        super().__init__()  # ``patches``: timm's arguments for plain patches
+        super().__init__()
         self.img_size = to_2tuple(img_size)
         self.grid_size = window_grids(self.img_size)[-1]
         self.num_patches = math.prod(self.grid_size)
@@ -90,13 +99,14 @@ class TokensToToken(nn.Module):
         self.performer2 = TokenPerformer(token_dim * second, token_dim, drop)
         self.proj = nn.Linear(token_dim * third, embed_dim)
 
-    def dynamic_feat_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
+    def dynamic_feat_size(self, img_size: Grid) -> Grid:
         """Return the grid of an image of (height, width), for timm's ``forward_intermediates``."""
         return window_grids(img_size)[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         layers = self.performer1, self.performer2, self.proj
-        grids = window_grids(tuple(x.shape[-2:]))
+        height, width = x.shape[-2:]
+        grids = window_grids((height, width))
         for layer, (kernel, stride, padding), grid in zip(layers, WINDOWS, grids, strict=True):
             # [B, C, H, W] -> [B, C kernel^2, h w]
             windows = F.unfold(x, kernel, stride=stride, padding=padding)
@@ -123,6 +133,7 @@ class T2TViT(Released, VisionTransformer):
         **kwargs: Of timm's vision transformer.
     """
 
+    cls_token: nn.Parameter
     antialias_positions = False  # as in the release, also for weights of another size
     release_names = (
         (r"^tokens_to_token\.attention([12])\.mlp\.0\.", r"patch_embed.performer\1.mlp.fc1."),
@@ -132,34 +143,40 @@ class T2TViT(Released, VisionTransformer):
     )
 
     def __init__(
-        self, img_size: Size = 224, token_dim: int = 64, token_drop_rate: float = 0.1, **kwargs
+        self,
+        img_size: Size = 224,
+        token_dim: int = 64,
+        token_drop_rate: float = 0.1,
+        **kwargs: Any,
     ):
         embed = partial(TokensToToken, token_dim=token_dim, drop=token_drop_rate)
-        fixed = dict(
+        super().__init__(
+            to_2tuple(img_size),
             qkv_bias=False,
             fc_norm=False,
             norm_layer=nn.LayerNorm,
             pos_embed="none",
             embed_layer=embed,
+            **kwargs,
         )
-        super().__init__(img_size, **kwargs, **fixed)
         trunc_normal_(self.cls_token, std=0.02)
         del self.pos_embed  # None
-        self.register_buffer(
-            "pos_embed", sinusoids(1 + self.patch_embed.num_patches, self.embed_dim)
-        )
+        positions = sinusoids(1 + self.patch_embed.num_patches, self.embed_dim)
+        self.register_buffer("pos_embed", positions)
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        """Return tokens with the class token first and positions added, [B, h, w, D] -> [B, 1 + h
-        w, D]."""
-        old = list(self.patch_embed.grid_size)
-        new = list(x.shape[1:3])
-        tokens = torch.cat(
-            [self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x.flatten(1, 2)], dim=1
+        """Return tokens with the class token first and positions added.
+
+        [B, h, w, D] -> [B, 1 + h w, D].
+        """
+        built = list(self.patch_embed.grid_size)
+        grid = list(x.shape[1:3])
+        first = self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype)
+        tokens = torch.cat([first, x.flatten(1, 2)], dim=1)
+        positions: Tensor = resample_abs_pos_embed(
+            self.pos_embed, grid, built, antialias=self.antialias_positions
         )
-        return tokens + resample_abs_pos_embed(
-            self.pos_embed, new, old, antialias=self.antialias_positions
-        )
+        return tokens + positions
 
 
 _cfg = dict(fixed_input_size=True, crop_pct=0.9, classifier="head")
@@ -167,14 +184,14 @@ default_cfgs = generate_default_cfgs({"t2t_vit_7": _cfg, "t2t_vit_14": _cfg})
 
 
 @register_model
-def t2t_vit_7(pretrained: bool = False, **kwargs) -> T2TViT:
+def t2t_vit_7(pretrained: bool = False, **kwargs: Any) -> T2TViT:
     """Build T2T-ViT-7, 4.3M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=256, depth=7, num_heads=4, mlp_ratio=2.0)
     return build_model_with_cfg(T2TViT, "t2t_vit_7", pretrained, **defaults | kwargs)
 
 
 @register_model
-def t2t_vit_14(pretrained: bool = False, **kwargs) -> T2TViT:
+def t2t_vit_14(pretrained: bool = False, **kwargs: Any) -> T2TViT:
     """Build T2T-ViT-14, 21.5M parameters (paper: Table 1)."""
     defaults = dict(embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.0)
     return build_model_with_cfg(T2TViT, "t2t_vit_14", pretrained, **defaults | kwargs)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from idmm import distributed
@@ -15,8 +14,8 @@ from idmm.data.split import Split
 from idmm.data.store import Stores
 from idmm.evaluation.evaluate import choose_strength, evaluating, fit_linear, fit_temperature
 from idmm.evaluation.monitor import FLOORS, spread
+from idmm.models.base import Backbone, PartlyFixed
 from idmm.models.build import linear_classifiers, one_image_norms
-from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.progress import log
 from idmm.runs import common
@@ -30,7 +29,7 @@ PATCH_IMAGES = 512  # at most, whose patches are whitened
 
 
 def start_weights(
-    run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, train: ImageStore
+    run: RunContext, setup: RunSetup, phase: Phase, model: Backbone, train: ImageStore
 ) -> None:
     """Load the weights of ``init`` in a new run, or start fresh ones from some of the training
     images.
@@ -44,8 +43,8 @@ def start_weights(
     batch_size = min(phase.batch_size, PATCH_IMAGES)
     if report := setup.spec.load(model):
         log.info("%s", report)
-    elif isinstance(model, HogConv):  # whatever model.start: random filters are of no use
-        numbers = numpy_rng(seed, "features").permutation(count)[:IMAGES]
+    elif isinstance(model, PartlyFixed):  # whatever model.start: random features are of no use
+        numbers = numpy_rng(seed, "features").permutation(count)[: model.start_images]
         images = np.repeat(numbers, distributed.world())
         model.learn_start(
             common.eval_batches(run, setup, train, phase.size, batch_size, images=images), seed
@@ -74,7 +73,7 @@ def mixed_images(count: int, batch_size: int, seed: int) -> np.ndarray:
 
 
 def init_classifier(
-    run: RunContext, setup: RunSetup, phase: Phase, model: nn.Module, images: Stores
+    run: RunContext, setup: RunSetup, phase: Phase, model: Backbone, images: Stores
 ) -> None:
     """Fit the classifier of a new run to the training images' features, and save its accuracy on
     the test split.
@@ -115,7 +114,7 @@ def init_classifier(
     log.info("before the first step: top-1 %.2f on %d test images", top1, len(images.test))
 
 
-def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast) -> None:
+def set_batch_norms(model: Backbone, batches: Iterable[dict], device, autocast) -> None:
     """Set the running statistics of batch norms to the mean over batches of images, the same in all
     processes.
 
@@ -147,7 +146,7 @@ def set_batch_norms(model: nn.Module, batches: Iterable[dict], device, autocast)
 
 
 def fit_classifier(
-    model: nn.Module, features: np.ndarray, train: ImageStore | Split, config: FinetuneConfig
+    model: Backbone, features: np.ndarray, train: ImageStore | Split, config: FinetuneConfig
 ) -> None:
     """Set the model's classifier to a logistic regression on the features of the training images.
 
@@ -163,11 +162,12 @@ def fit_classifier(
     """
     layers = linear_classifiers(model)
     fit = None
+    partly_fixed = model if isinstance(model, PartlyFixed) else None
     width = features.shape[1]
     labels = train.labels
     groups = train.groups
-    # hog_conv's others are worth nothing before training
-    features = features[:, : getattr(model, "fixed", width)]
+    if partly_fixed is not None:  # the others are worth nothing before training
+        features = features[:, : partly_fixed.fixed]
     if distributed.rank() == 0:
         if config.train.class_weights == "balanced":
             balanced = "balanced"
@@ -179,7 +179,7 @@ def fit_classifier(
         loss = dict(smoothing=config.augment.label_smoothing, class_weight=balanced, groups=groups)
         temperature = 1.0
         # else training does not see these logits, and others are scaled to them
-        if not getattr(model, "say", 0.0):
+        if partly_fixed is None or not partly_fixed.weighs_learned:
             temperature = fit_temperature(
                 features, labels, choice.strength, seed=config.seed, **loss
             )
@@ -199,7 +199,8 @@ def fit_classifier(
         for layer in layers:
             layer.weight.copy_(weight.view_as(layer.weight))
             layer.bias.copy_(bias)
-    if isinstance(model, HogConv):
-        # [N, K]
-        logits = torch.from_numpy(features) @ weight.float()[:, : model.fixed].T + bias.float()
-        model.weigh_learned(logits, torch.from_numpy(labels), config.augment.label_smoothing)
+    if partly_fixed is not None:
+        fixed_weight = weight.float()[:, : partly_fixed.fixed]
+        logits = torch.from_numpy(features) @ fixed_weight.T + bias.float()  # [N, K]
+        smoothing = config.augment.label_smoothing
+        partly_fixed.weigh_learned(logits, torch.from_numpy(labels), smoothing)
