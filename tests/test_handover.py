@@ -75,15 +75,15 @@ def test_the_model_says_what_the_fit_says(name, kwargs, size):
         choice = evaluate.choose_strength(features, labels)
         weight, bias = evaluate.fit_linear(features, labels, 4, choice.strength)
         heat = evaluate.fit_temperature(features, labels, choice.strength, smoothing=0.1)
-        wanted = (features @ weight.T + bias) / heat
+        expected = (features @ weight.T + bias) / heat
         logits = model(images)
-        np.testing.assert_allclose(logits[:, :3].numpy(), wanted[:, :3], rtol=1e-3, atol=1e-3)
-        assert (wanted[:, 3] == -np.inf).all()
+        np.testing.assert_allclose(logits[:, :3].numpy(), expected[:, :3], rtol=1e-3, atol=1e-3)
+        assert (expected[:, 3] == -np.inf).all()
         assert 0 < logits.softmax(1)[:, 3].max() <= 1.01 / 24, "at most 1/N"
 
 
 @pytest.mark.parametrize("weighting", [None, "balanced"])
-def test_the_temperature_is_that_of_the_least_loss_on_held_out_images(weighting):
+def test_the_temperature_has_the_least_loss_on_held_out_images(weighting):
     draw = np.random.default_rng(0)
     labels = np.repeat([0, 2, 3], [60, 40, 20])  # class 1 has no image
     features = draw.normal(size=(120, 8)) + 0.7 * np.eye(8)[labels]
@@ -102,13 +102,13 @@ def test_the_temperature_is_that_of_the_least_loss_on_held_out_images(weighting)
         return total
 
     grid = np.geomspace(1, 50, 2000)
-    wanted = grid[np.argmin([loss(heat) for heat in grid])]
-    found = evaluate.fit_temperature(
+    expected = grid[np.argmin([loss(heat) for heat in grid])]
+    temperature = evaluate.fit_temperature(
         features, labels, 100.0, seed=3, smoothing=0.1, class_weight=weighting
     )
     assert len(held) == 24
-    assert wanted > 2
-    assert found == pytest.approx(wanted, rel=5e-3)
+    assert expected > 2
+    assert temperature == pytest.approx(expected, rel=5e-3)
     assert evaluate.fit_temperature(features, labels, 1e-4, seed=3) == pytest.approx(1, abs=1e-3), (
         "never sharpened"
     )
@@ -122,15 +122,15 @@ def test_classifiers_that_are_more_than_linear(name):
     """A norm, a network, several widths, tokens beside the pooled features: an error if asked for,
     else a line."""
     spec = ModelSpec(name, {}, 3, [0.5] * 3, [0.5] * 3, 0.0, None)
-    given = config.FinetuneConfig(init="a", train=config.FinetuneTrain())
-    found, (note,) = fill_classifier_init(given, spec)
-    assert found.train.classifier_init == "random"
+    finetune = config.FinetuneConfig(init="a", train=config.FinetuneTrain())
+    resolved, (note,) = fill_classifier_init(finetune, spec)
+    assert resolved.train.classifier_init == "random"
     assert note == f"{KEY}: random, as the classifier of {name} is not linear in its features"
     with pytest.raises(
         UserError, match=f"{KEY}: features, but the classifier of {name} is not linear in them"
     ):
         fill_classifier_init(
-            replace(given, train=config.FinetuneTrain(classifier_init="features")), spec
+            replace(finetune, train=config.FinetuneTrain(classifier_init="features")), spec
         )
 
 
@@ -140,32 +140,30 @@ def test_the_start_is_the_probes_accuracy(init, tuned):
     names = list_images(config.Data(), labelled=True).train.names
     subset = config.Data(subset=config.data.Subset(total=96))
     rows = [names.index(name) for name in list_images(subset, labelled=True).train.names]
-    seen = features[rows]
+    train_features = features[rows]
     classes = labels[rows]
-    strength = evaluate.choose_strength(seen, classes).strength
-    wanted = 100 * np.mean(linear(seen, classes, strength).predict(held) == truth)
-    found = result(tuned)
+    strength = evaluate.choose_strength(train_features, classes).strength
+    expected = 100 * np.mean(linear(train_features, classes, strength).predict(held) == truth)
+    results = result(tuned)
     text = logged(tuned)
-    assert found["start_top1"] == pytest.approx(wanted, abs=1.2), (
+    assert results["start_top1"] == pytest.approx(expected, abs=1.2), (
         "images of train are decoded for larger crops"
     )
     assert (
         "features of 96 training images, C = 1, chosen by default, as there are under 10 images per class"
         in text
     )
-    assert f"before the first step: top-1 {found['start_top1']:.2f} on 360 test images" in text
+    assert f"before the first step: top-1 {results['start_top1']:.2f} on 360 test images" in text
     assert "features for the classifier, of train: 96 images" in text
 
 
-def test_null_with_an_init_means_features_and_a_stopped_run_goes_on(
-    init, tuned, tmp_path, monkeypatch
-):
+def test_an_init_means_features_also_after_a_resume(init, tuned, tmp_path, monkeypatch):
     """To the last bit, in the phase that was fitted and in the next; the first accuracy is not
     measured again."""
-    for place in ((1, 0, 2), (2, 0, 1)):
-        out = tmp_path / f"cut-{place[0]}"
+    for stop in ((1, 0, 2), (2, 0, 1)):
+        out = tmp_path / f"cut-{stop[0]}"
         with monkeypatch.context() as patch:
-            stop_at(patch, *place)
+            stop_at(patch, *stop)
             assert inside("finetune", out, **RUN, init=str(init)) == 130
             patch.setattr("idmm.runs.first_weights.fit_classifier", None)
             assert inside("finetune", out, **RUN, init=str(init), resume="must") == 0
@@ -189,8 +187,10 @@ def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, 
         )
         == 0
     )
-    said = capsys.readouterr().err
-    assert "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in said
+    errors = capsys.readouterr().err
+    assert (
+        "hardly differ (feature_std 0.001), so the classifier starts from fresh weights" in errors
+    )
     assert "start_top1" not in result(tmp_path / "x")
 
 
@@ -218,34 +218,34 @@ def adapted(source):
 def test_rates_by_layer():
     """As a table by hand: the last block and what stands on it have the run's rate, each below half
     the one above."""
-    of = create_backbone(
+    backbone = create_backbone(
         "vit_tiny_patch16_224", 16, patch_size=8, embed_dim=16, depth=3, num_heads=2
     )
-    method = make("idmm", of=of, classifier="cosine", classifier_lr_scale=10.0)
+    method = make("idmm", of=backbone, classifier="cosine", classifier_lr_scale=10.0)
     others = {"classifier": (method.classifier, 10.0)}
     optimizer = create_optimizer(
-        of, others, config.PretrainTrain(layer_decay=0.5, weight_decay=0.1), 1e-3
+        backbone, others, config.PretrainTrain(layer_decay=0.5, weight_decay=0.1), 1e-3
     )
     names = {id(p): name for name, p in method.named_parameters()}
-    found = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
-    assert found.keys() == {name for name, _ in method.named_parameters()}
-    for name, group in found.items():
+    groups = {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
+    assert groups.keys() == {name for name, _ in method.named_parameters()}
+    for name, group in groups.items():
         part = name.split(".")
         layer = int(part[2]) + 1 if "blocks" in part else 3 if part[1] == "norm" else 0
-        wanted = 10.0 if part[0] == "classifier" else 0.5 ** (3 - layer)
-        assert group["lr_scale"] == wanted, name
+        expected = 10.0 if part[0] == "classifier" else 0.5 ** (3 - layer)
+        assert group["lr_scale"] == expected, name
         spared = part[-1] in ("bias", "pos_embed", "cls_token", "scale") or "norm" in name
         assert group["weight_decay"] == (0.0 if spared else 0.1), name
 
 
 def test_knn_before_and_after(source, adapted):
     """Before the first step it is what idmm probe finds, at the end that of the last record."""
-    found = result(adapted)
+    results = result(adapted)
     probed = idmm.probe({"init": str(source), "size": 16, "data": {"name": "digits", "subset": {"total": 96}},
                          "device": "cpu", "out": str(source.parent / "probed")})  # fmt: skip
-    assert found["start_knn"] == pytest.approx(probed["knn"])
-    assert [record.get("knn") for record in metrics(adapted)] == [None, None, found["knn"]]
-    line = f"kNN accuracy: {found['start_knn']:.1f} before the first step, {found['knn']:.1f} at the end"
+    assert results["start_knn"] == pytest.approx(probed["knn"])
+    assert [record.get("knn") for record in metrics(adapted)] == [None, None, results["knn"]]
+    line = f"kNN accuracy: {results['start_knn']:.1f} before the first step, {results['knn']:.1f} at the end"
     assert line in logged(adapted)
 
 

@@ -59,41 +59,43 @@ def reference(grey):
 
 def test_gradients_are_those_of_scikit_image():
     images = pictures()
-    wanted = np.stack([reference(color.rgb2gray(image.astype(np.float64))) for image in images])
+    expected = np.stack([reference(color.rgb2gray(image.astype(np.float64))) for image in images])
     for mean, std in (
         ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
         ([0.1, 0.7, 0.3], [0.4, 0.2, 0.9]),
     ):
         np.testing.assert_allclose(
-            features(images, mean, std)[:, :GRADIENTS], wanted, rtol=0, atol=TOLERANCE
+            features(images, mean, std)[:, :GRADIENTS], expected, rtol=0, atol=TOLERANCE
         )
 
 
 def test_the_histogram_is_that_of_a_loop_over_pixels():
     images = pictures()
-    wanted = np.zeros((len(images), 8, 4, 4))
-    for count, image in zip(wanted, images, strict=True):
+    expected = np.zeros((len(images), 8, 4, 4))
+    for count, image in zip(expected, images, strict=True):
         for pixel in image.reshape(-1, 3).astype(np.float64):
             hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
-            place = (
+            index = (
                 int(hue * 8 + 1e-4) % 8,
                 min(int(saturation * 4 + 1e-4), 3),
                 min(int(value * 4 + 1e-4), 3),
             )
-            count[place] += 1 / SIDE**2
-    found = features(images, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[:, GRADIENTS:]
-    np.testing.assert_allclose(found, wanted.reshape(len(images), -1), rtol=0, atol=TOLERANCE)
+            count[index] += 1 / SIDE**2
+    histograms = features(images, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[:, GRADIENTS:]
+    np.testing.assert_allclose(
+        histograms, expected.reshape(len(images), -1), rtol=0, atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 5])
-def test_other_channels_have_a_histogram_each_and_gradients_of_their_mean(channels):
+def test_other_channels_have_a_histogram_each_and_mean_gradients(channels):
     images = (
         np.random.default_rng(1).integers(0, 256, (2, SIDE, SIDE, channels)).astype(np.float32)
         / 255
     )
-    found = features(images, [0.2] * channels, [0.7] * channels)
-    assert found.shape == (2, GRADIENTS + 32 * channels)
-    for row, image in zip(found, images, strict=True):
+    actual = features(images, [0.2] * channels, [0.7] * channels)
+    assert actual.shape == (2, GRADIENTS + 32 * channels)
+    for row, image in zip(actual, images, strict=True):
         np.testing.assert_allclose(
             row[:GRADIENTS], reference(image.astype(np.float64).mean(2)), rtol=0, atol=TOLERANCE
         )
@@ -110,13 +112,20 @@ def test_data_of_other_sizes_are_resized_without_aliases():
     small = np.stack([np.stack([np.asarray(plane) for plane in image], axis=2) for image in planes])
     norm = [0.5, 0.5, 0.5], [0.25, 0.25, 0.25]
     apart = np.abs(features(images, *norm) - features(small, *norm))
-    # few pixels change their bin
+    # few pixels change their index
     assert np.median(apart) < TOLERANCE
     assert np.quantile(apart, 0.99) < 0.01
 
 
 def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
-    own = ["--data.mean", "[0.3, 0.2, 0.1]", "--data.std", "[0.5, 0.6, 0.7]", "--data.workers", 0]
+    statistics = [
+        "--data.mean",
+        "[0.3, 0.2, 0.1]",
+        "--data.std",
+        "[0.5, 0.6, 0.7]",
+        "--data.workers",
+        0,
+    ]
     small = [
         "--data.subset",
         "{per_class: 5}",
@@ -127,8 +136,8 @@ def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
         "--train.precision",
         "fp32",
     ]
-    given = ["--model.name", "hog", *own]
-    assert call(["probe", *given, "--size", 32, "--out", tmp_path / "p"]) == 0
+    model = ["--model.name", "hog", *statistics]
+    assert call(["probe", *model, "--size", 32, "--out", tmp_path / "p"]) == 0
     assert read(tmp_path / "p/result.json")["top1"] > 95
     fitted = [
         "--train.classifier_init",
@@ -138,13 +147,13 @@ def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
         "--train.layer_decay",
         0.7,
     ]
-    assert call(["finetune", *given, *small, *fitted, "--out", tmp_path / "f"]) == 0
+    assert call(["finetune", *model, *small, *fitted, "--out", tmp_path / "f"]) == 0
     assert read(tmp_path / "f/result.json")["top1"] > 80
     backbone = idmm.load_backbone(tmp_path / "f")
     assert not list(backbone.parameters())
     assert backbone.mean.tolist() == pytest.approx([0.3, 0.2, 0.1])
     capsys.readouterr()
-    assert call(["probe", "--init", tmp_path / "f", *own[4:], "--out", tmp_path / "q"]) == 0
+    assert call(["probe", "--init", tmp_path / "f", *statistics[4:], "--out", tmp_path / "q"]) == 0
     first, again = (read(tmp_path / name / "result.json") for name in "pq")
     assert first["readouts"] == again["readouts"]
     assert (
@@ -172,10 +181,10 @@ def test_it_goes_through_the_commands_like_any_backbone(tmp_path, capsys):
 
 
 def test_pretraining_is_refused(tmp_path, capsys):
-    why = "model.name: {} has hand-made features, which cannot be pretrained. Probe or fine-tune it instead"
+    reason = "model.name: {} has hand-made features, which cannot be pretrained. Probe or fine-tune it instead"
     for name in ("hog_conv", "hog"):
         argv = ["pretrain", "--model.name", name, "--views.size", 64, "--out", tmp_path / "p"]
-        assert refused(capsys, argv)[-1] == why.format(name)
+        assert refused(capsys, argv)[-1] == reason.format(name)
     grid = [
         "--sources",
         "[digits]",
@@ -187,7 +196,7 @@ def test_pretraining_is_refused(tmp_path, capsys):
         "[hog]",
     ]
     argv = ["transfer", *grid, "--scratch", "true", "--seeds", "[0]", "--out", tmp_path / "g"]
-    assert refused(capsys, argv)[-1] == f"backbones 'hog': {why.format('hog')}"
+    assert refused(capsys, argv)[-1] == f"backbones 'hog': {reason.format('hog')}"
 
 
 FIXED = 512
@@ -202,11 +211,11 @@ def tiles(count=48, side=64):
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 427 - side, count)
     columns = rng.integers(0, 640 - side, count)
-    found = [
+    parts = [
         photos[i % 2][r : r + side, c : c + side]
         for i, (r, c) in enumerate(zip(rows, columns, strict=True))
     ]
-    return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).float() / 255, np.arange(count) % 2
+    return torch.from_numpy(np.stack(parts)).permute(0, 3, 1, 2).float() / 255, np.arange(count) % 2
 
 
 def started(images, seed=0, **kwargs):
@@ -325,9 +334,9 @@ def test_through_the_commands(tmp_path, capsys):
         "--out",
         tmp_path / "f",
     ]
-    why = "hog_conv uses its hand-made features only by a fitted classifier, expected features"
+    reason = "hog_conv uses its hand-made features only by a fitted classifier, expected features"
     assert refused(capsys, [*tuned, "--train.classifier_init", "random"]) == [
-        f"train.classifier_init: random, but {why}"
+        f"train.classifier_init: random, but {reason}"
     ]
     assert call(tuned) == 0
     assert "start_top1" in read(tmp_path / "f/result.json")
@@ -340,11 +349,11 @@ def test_through_the_commands(tmp_path, capsys):
         == 0
     )
     images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    found = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"images": images.numpy()})[
-        0
-    ]
+    logits = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(
+        None, {"images": images.numpy()}
+    )[0]
     with torch.inference_mode():
-        np.testing.assert_allclose(found, frozen.exported(tmp_path / "f")[0](images), atol=1e-4)
+        np.testing.assert_allclose(logits, frozen.exported(tmp_path / "f")[0](images), atol=1e-4)
 
 
 RUN = dict(
@@ -376,20 +385,23 @@ def test_a_run_measures_once_what_a_probe_of_hog_does(tmp_path):
         stop_at(patch, 1, 0, 1)
         assert inside("finetune", tmp_path / "run", **RUN) == 130
     assert inside("finetune", tmp_path / "run", **RUN) == 0
-    found = result(tmp_path / "run")["baseline_top1"]
-    wanted = probed(tmp_path, "--size", 32, "--data.subset", "{per_class: 6}")
+    baseline_top1 = result(tmp_path / "run")["baseline_top1"]
+    expected = probed(tmp_path, "--size", 32, "--data.subset", "{per_class: 6}")
     # crops of training images are not rounded to 8 bits
-    assert found == pytest.approx(wanted, abs=1)
-    assert found > 80
+    assert baseline_top1 == pytest.approx(expected, abs=1)
+    assert baseline_top1 > 80
     text = logged(tmp_path / "run")
     assert (
-        text.count(f"{found:.2f} % of 360 test images, fitted to 60 training images with C = ") == 1
+        text.count(
+            f"{baseline_top1:.2f} % of 360 test images, fitted to 60 training images with C = "
+        )
+        == 1
     )
-    assert f"the baseline {found:.2f}" in text
+    assert f"the baseline {baseline_top1:.2f}" in text
     assert "is no better than logistic regression on hand-made features" in text
 
 
-def test_what_a_start_without_a_checkpoint_remembered_is_forgotten(tmp_path):
+def test_a_start_without_a_checkpoint_measures_again(tmp_path):
     """The next start may be on other images."""
     (tmp_path / "run/last").mkdir(parents=True)
     (tmp_path / "run/last/start.json").write_text('{"baseline_top1": 12.5}')
@@ -414,9 +426,9 @@ def test_of_many_images_a_part_is_drawn_by_the_classes_shares(monkeypatch):
     labels = np.random.default_rng(0).permutation(
         np.repeat([-1, 0, 1, 2, 3], [50, 600, 300, 99, 1])
     )
-    found = baseline.sample(labels, 100)
-    assert (np.diff(found) > 0).all()
-    assert np.bincount(labels[found]).tolist() == [59, 30, 10, 1]
+    rows = baseline.sample(labels, 100)
+    assert (np.diff(rows) > 0).all()
+    assert np.bincount(labels[rows]).tolist() == [59, 30, 10, 1]
     assert baseline.sample(labels, 1000).tolist() == np.flatnonzero(labels >= 0).tolist()
     many = np.repeat(np.arange(200), 20)
     assert len(baseline.sample_to_fit(many)) == 400_000 // 200
@@ -437,11 +449,11 @@ def test_a_baseline_of_many_images_does_not_depend_on_the_cache(tmp_path, monkey
         "train__epochs": 1,
         "data__subset": None,
     }
-    for cache, how in (("auto", "decoded once"), ("off", "decoded at each use")):
+    for cache, note in (("auto", "decoded once"), ("off", "decoded at each use")):
         assert inside("finetune", tmp_path / cache, **{**RUN, **run}, data__cache=cache) == 0
-        found = result(tmp_path / cache)
-        assert (found["baseline_train_size"], found["train_size"]) == (12, 24)
+        results = result(tmp_path / cache)
+        assert (results["baseline_train_size"], results["train_size"]) == (12, 24)
         text = logged(tmp_path / cache)
-        assert how in text
+        assert note in text
         assert " % of 12 test images, fitted to 12 training images with C = " in text
-    assert found["baseline_top1"] == result(tmp_path / "auto")["baseline_top1"]
+    assert results["baseline_top1"] == result(tmp_path / "auto")["baseline_top1"]

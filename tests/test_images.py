@@ -69,13 +69,13 @@ def image(values, mode=None, dtype=np.uint8):
 
 
 def test_pictures_of_8_bits():
-    wanted = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
+    expected = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
     for format in ("PNG", "BMP", "TIFF", "PPM"):
-        np.testing.assert_array_equal(pixels(encode(Image.fromarray(wanted), format)), wanted)
+        np.testing.assert_array_equal(pixels(encode(Image.fromarray(expected), format)), expected)
     for format in ("JPEG", "WEBP", "JPEG2000", "GIF", "ICO", "AVIF"):
-        given = Image.new("RGB", (32, 32) if format == "ICO" else (32, 16), (200, 40, 90))
-        array = pixels(encode(given, format))
-        assert array.shape[:2] == given.size[::-1]
+        picture = Image.new("RGB", (32, 32) if format == "ICO" else (32, 16), (200, 40, 90))
+        array = pixels(encode(picture, format))
+        assert array.shape[:2] == picture.size[::-1]
         assert np.abs(array.astype(int) - [200, 40, 90]).max() <= 6
 
 
@@ -100,18 +100,18 @@ GREYS = {  # a file, and its grey levels
 
 @pytest.mark.parametrize("name", GREYS)
 def test_grey_keeps_its_bits(name):
-    file, wanted = GREYS[name]
+    file, expected = GREYS[name]
     array = pixels(file(), depth_of(name))
-    assert array[:, :, 0].tolist() == wanted
+    assert array[:, :, 0].tolist() == expected
     assert (array == array[:, :, :1]).all()
 
 
 def palette_image():
-    made = Image.new("P", (3, 1))
-    made.putpalette([255, 0, 0, 0, 0, 255, 0, 255, 0])
+    palette = Image.new("P", (3, 1))
+    palette.putpalette([255, 0, 0, 0, 0, 255, 0, 255, 0])
     for x in range(3):
-        made.putpixel((x, 0), x)
-    return made
+        palette.putpixel((x, 0), x)
+    return palette
 
 
 BLUE = [0, 0, 255]
@@ -136,9 +136,9 @@ COLOURS = {  # a file and its pixels
 
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_and_transparency_on_white(name):
-    given = COLOURS[name][0]()
-    wanted = COLOURS[name][1]
-    assert pixels(given, depth_of(name)).tolist() == wanted
+    content = COLOURS[name][0]()
+    expected = COLOURS[name][1]
+    assert pixels(content, depth_of(name)).tolist() == expected
 
 
 def test_cmyk_jpeg_plain_and_adobe():
@@ -217,13 +217,13 @@ def test_exif_orientation_is_applied(name, tmp_path):
     deep = "16" in name
     for orientation, turn in UPRIGHT.items():
         array = pixels(TURNED[name](orientation), np.uint16 if deep else np.uint8)
-        wanted = turn(DEEP_SQUARES if deep else SQUARES)
-        assert array.shape == wanted.shape
-        assert np.abs(array.astype(int) - wanted).max() <= (
+        expected = turn(DEEP_SQUARES if deep else SQUARES)
+        assert array.shape == expected.shape
+        assert np.abs(array.astype(int) - expected).max() <= (
             12 if name in ("JPEG", "AVIF", "HEIC") else 0
         ), orientation
         (tmp_path / "file").write_bytes(TURNED[name](orientation))
-        assert image_size(tmp_path / "file") == wanted.shape[:2]
+        assert image_size(tmp_path / "file") == expected.shape[:2]
 
 
 def test_heic_without_its_library_names_the_extra(monkeypatch, tmp_path, capsys):
@@ -232,8 +232,8 @@ def test_heic_without_its_library_names_the_extra(monkeypatch, tmp_path, capsys)
     assert call(["data", "check", "--root", root]) == 0
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     assert call(["data", "check", "--root", root]) == 1
-    wanted = "train/a/phone.HEIC: HEIC, which needs pillow-heif. Install it with: pip install -e '.[heic]'"
-    assert wanted in capsys.readouterr().out
+    line = "train/a/phone.HEIC: HEIC, which needs pillow-heif. Install it with: pip install -e '.[heic]'"
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("write", [np.save, tifffile.imwrite])
@@ -273,8 +273,8 @@ def test_other_kinds_of_files_are_named(tmp_path, caplog):
     for name in ("1.CR2", "2.cr2", "3.svg", "Makefile"):
         (root / "train/a" / name).write_bytes(b"x")
     list_images(section(root), labelled=False)
-    wanted = "skipped 4 files of other kinds (2 .cr2, 1 .svg, 1 without ending). Convert images among them to PNG"
-    assert wanted in caplog.text
+    line = "skipped 4 files of other kinds (2 .cr2, 1 .svg, 1 without ending). Convert images among them to PNG"
+    assert line in caplog.text
 
 
 LONG = {  # chunks with texts of megabytes
@@ -286,12 +286,12 @@ LONG = {  # chunks with texts of megabytes
 @pytest.mark.parametrize("kind", LONG)
 def test_long_texts_of_a_png_are_passed_over(kind):
     extra = chunk(kind, LONG[kind])
-    for content, wanted in (
+    for content, expected in (
         (encode(Image.fromarray(SQUARES)), SQUARES),
         (imagecodecs.png_encode(DEEP_SQUARES), DEEP_SQUARES),
     ):
         np.testing.assert_array_equal(
-            pixels(content[:33] + extra + content[33:], wanted.dtype), wanted
+            pixels(content[:33] + extra + content[33:], expected.dtype), expected
         )
 
 
@@ -315,8 +315,8 @@ CLEAR = {  # files whose opacity is 0 everywhere, and what is shown
 
 @pytest.mark.parametrize("name", CLEAR)
 def test_an_opacity_of_0_everywhere_is_none(name):
-    content, wanted = CLEAR[name]
-    np.testing.assert_array_equal(read_image(content).pixels, wanted)
+    content, expected = CLEAR[name]
+    np.testing.assert_array_equal(read_image(content).pixels, expected)
 
 
 def test_one_pixel_of_some_opacity_leaves_the_others_white():
@@ -361,7 +361,7 @@ def test_bombs_are_refused_by_their_header():
 
 
 def test_short_side_is_bounded_and_never_enlarged():
-    for given, bound, wanted in (((90, 30), 10, (30, 10)), ((100, 151), 50, (50, 76))):
-        assert fitted(np.zeros((*given, 3), dtype=np.uint8), bound).shape == (*wanted, 3)
+    for size, bound, expected in (((90, 30), 10, (30, 10)), ((100, 151), 50, (50, 76))):
+        assert fitted(np.zeros((*size, 3), dtype=np.uint8), bound).shape == (*expected, 3)
     array = np.zeros((30, 90, 3), dtype=np.uint8)
     assert all(fitted(array, bound) is array for bound in (None, 30, 400))

@@ -61,8 +61,8 @@ def test_what_is_no_convolution_is_refused():
     before, after = (create_backbone(name, in_chans=n, **kwargs) for n in (3, 5))
     with pytest.raises(UserError) as refused:
         Checkpoint(before.state_dict(), "a.pth", "init").load_into(after)
-    why = "init: 'a.pth' embeds.proj.weight of naflexvit_base_patch16_gap is no convolution of RGB and cannot be adapted"
-    assert str(refused.value).startswith(f"{why} to other channels. Leave out")
+    reason = "init: 'a.pth' embeds.proj.weight of naflexvit_base_patch16_gap is no convolution of RGB and cannot be adapted"
+    assert str(refused.value).startswith(f"{reason} to other channels. Leave out")
 
 
 def test_a_file_without_json(tmp_path):
@@ -74,9 +74,9 @@ def test_a_file_without_json(tmp_path):
     with pytest.raises(UserError, match="the model's name is unknown, expected a.json next to it"):
         load_backbone(tmp_path / "a.pth")
     model = config.Model(name="resnet10t", kwargs={"channels": [8, 8, 8, 8]})
-    given = config.PretrainConfig(init=str(tmp_path / "a.pth"), model=model)
+    pretrain_config = config.PretrainConfig(init=str(tmp_path / "a.pth"), model=model)
     for data, in_chans in ({"in_chans": 5}, 5), ({"bands": [0, 1, 3, 2]}, 4):
-        spec = model_spec(replace(given, data=config.Data(**data)))
+        spec = model_spec(replace(pretrain_config, data=config.Data(**data)))
         assert (spec.in_chans, spec.mean, spec.std) == (in_chans, None, None)
         with (
             pytest.raises(UserError, match="cannot be adapted to other")

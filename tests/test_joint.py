@@ -26,13 +26,13 @@ SHARE = 0.5  # of the images that have labels
 
 
 def joint(decay="none", groups=1, weight=3.0, classes=3, **fields):
-    told = run_info(12, classes=classes, epochs=8, global_groups=groups, labelled=6)
+    info = run_info(12, classes=classes, epochs=8, global_groups=groups, labelled=6)
     fields = {"cutmix_alpha": 0.0, "label_smoothing": 0.1, **fields}
     of = backbone(num_classes=classes).double()
-    return make("idmm", of, told, label_weight=weight, instance_decay=decay, **fields).double()
+    return make("idmm", of, info, label_weight=weight, instance_decay=decay, **fields).double()
 
 
-def given(labels=(2, -1, 0, -1), counts=(2, 1)):
+def labelled_batch(labels=(2, -1, 0, -1), counts=(2, 1)):
     return {**batch(*counts), "label": torch.tensor(labels)}
 
 
@@ -43,7 +43,7 @@ def smoothed(logits, label, smoothing):
     return -sum(share * (o - norm) for share, o in zip(shares, logits, strict=True))
 
 
-def naive(method, given, key=5, left=1.0):
+def naive(method, inputs, key=5, left=1.0):
     """The joint loss, crop by crop; what a crop is mixed with is drawn as the method draws it."""
     alpha = method.config.cutmix_alpha
     smoothing = method.config.label_smoothing
@@ -51,7 +51,7 @@ def naive(method, given, key=5, left=1.0):
     instance = 0.0
     label = 0.0
     crops = 0
-    for number, views in enumerate(given["views"]):
+    for number, views in enumerate(inputs["views"]):
         count = views.shape[1]
         views, rows = views.flatten(0, 1), [i for i in range(len(views)) for _ in range(count)]
         partner = list(range(len(views)))
@@ -65,18 +65,20 @@ def naive(method, given, key=5, left=1.0):
         pooled = method.backbone.forward_head(tokens, pre_logits=True)
         logits = method.backbone.forward_head(tokens)
         w = method.classifier.weight
-        own = given["index"][rows]
+        instances = inputs["index"][rows]
         if scale is not None:
             pooled = torch.nn.functional.normalize(pooled) * scale
             w = torch.nn.functional.normalize(w)
-        instance = instance + naive_instance(pooled, w, own, own[partner], lam, smoothing)
+        instance = instance + naive_instance(
+            pooled, w, instances, instances[partner], lam, smoothing
+        )
         if number >= method.global_groups:
             continue
         crops += len(views)
         for crop, row in enumerate(rows):
             for of, share in ((row, lam), (rows[partner[crop]], 1 - lam)):
-                if given["label"][of] >= 0:
-                    label = label + share * smoothed(logits[crop], given["label"][of], smoothing)
+                if inputs["label"][of] >= 0:
+                    label = label + share * smoothed(logits[crop], inputs["label"][of], smoothing)
     return method.config.label_weight * label / (SHARE * crops) + left * instance
 
 
@@ -85,22 +87,22 @@ def naive(method, given, key=5, left=1.0):
 )
 def test_the_loss_and_its_gradients_are_those_of_a_naive_loop(alpha, classifier, groups):
     method = joint(groups=groups, cutmix_alpha=alpha, classifier=classifier)
-    assert_same_loss(method, given(), naive, rtol=1e-5, atol=1e-6)
+    assert_same_loss(method, labelled_batch(), naive, rtol=1e-5, atol=1e-6)
 
 
 def test_the_instance_part_fades():
     method = joint("cosine")
     for epoch in (0, 3, 7):
         left = (1 + math.cos(math.pi * epoch / 8)) / 2
-        assert float(method(given(), 5, epoch)["instance_weight"]) == pytest.approx(left)
+        assert float(method(labelled_batch(), 5, epoch)["instance_weight"]) == pytest.approx(left)
     assert_same_loss(
-        method, given(), lambda m, b: naive(m, b, left=left), epoch=7, rtol=1e-5, atol=1e-6
+        method, labelled_batch(), lambda m, b: naive(m, b, left=left), epoch=7, rtol=1e-5, atol=1e-6
     )
 
 
-def test_a_batch_without_labels_has_no_label_loss_and_uses_the_classifier():
+def test_a_batch_without_labels_still_uses_the_classifier():
     method = joint()
-    bare = given(labels=(-1,) * 4)
+    bare = labelled_batch(labels=(-1,) * 4)
     assert_same_loss(method, bare, lambda m, b: naive(m, b) + 0 * m.backbone.head(torch.zeros(1, 16).double()).sum(),
                      rtol=1e-5, atol=1e-6)  # fmt: skip
     out = method(bare, 5, 0)
@@ -141,13 +143,13 @@ def test_logits_are_the_models_own(name, size, kwargs):
 
 
 def test_labels_are_drawn_as_a_subset_is(tmp_path):
-    asked = {"per_class": 2, "seed": 3}
+    draw = {"per_class": 2, "seed": 3}
     root = tree(tmp_path / "d", train={"a": 6, "b": 8}, test={"a": 1, "b": 1})
     paint(root / "unlabelled/deep/er/x.png", 1)
     held = {"val_fraction": 0.25}
-    drawn = list_images(section(root, subset=Subset(**asked), **held), labelled=True).train
+    drawn = list_images(section(root, subset=Subset(**draw), **held), labelled=True).train
     train = list_images(
-        section(root, labelled=Subset(**asked), **held), labelled=True, unlabelled=True
+        section(root, labelled=Subset(**draw), **held), labelled=True, unlabelled=True
     ).train
     known = train.labels >= 0
     assert [
@@ -201,23 +203,23 @@ def root(tmp_path_factory):
 def ran(root, tmp_path_factory):
     """A joint run: half of the labels, averaged weights, kNN, a fading N-way part."""
     out = tmp_path_factory.mktemp("ran") / "run"
-    given = dict(SMALL, data__root=str(root), data__labelled={"per_class": 4}, method__instance_decay="cosine",
+    flags_of_run = dict(SMALL, data__root=str(root), data__labelled={"per_class": 4}, method__instance_decay="cosine",
                  train__ema=0.9, train__knn_every=1)  # fmt: skip
-    assert inside("pretrain", out, **given) == 0
-    return out, given
+    assert inside("pretrain", out, **flags_of_run) == 0
+    return out, flags_of_run
 
 
 def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     out, _ = ran
-    found = result(out)
+    results = result(out)
     info = json.loads((out / "model.json").read_text())
     assert (
-        found["train_size"],
-        found["labelled_size"],
-        found["test_size"],
-        found["num_classes"],
+        results["train_size"],
+        results["labelled_size"],
+        results["test_size"],
+        results["num_classes"],
     ) == (20, 8, 6, 2)
-    assert {"top1_interval", "mean_per_class", "loss", "knn"} <= {*found}
+    assert {"top1_interval", "mean_per_class", "loss", "knn"} <= {*results}
     assert info["classes"] == ["a", "b"]
     assert info["kwargs"]["num_classes"] == 2
     assert info["ema"] is True
@@ -232,7 +234,7 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
             info["classes"][k] == name.parent.name
             for k, name in zip(model(images).argmax(1), names, strict=True)
         ]
-    assert found["top1"] == pytest.approx(100 * np.mean(right))
+    assert results["top1"] == pytest.approx(100 * np.mean(right))
     shared = weights(out)
     for n, t in shared.items():
         if n.startswith("backbone/"):
@@ -265,24 +267,24 @@ def test_mistakes_leave_no_folder(changes, line, root, tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     paint(tmp_path / "bare/0.png")
     tree(tmp_path / "untested", train={"a": 2, "b": 2})
-    given = {**SMALL, "data__root": str(root), **changes}
-    *_, found = refused(capsys, ["pretrain", *flags("pretrain", "run", **given)])
-    assert found.startswith(line)
+    changed = {**SMALL, "data__root": str(root), **changes}
+    *_, last = refused(capsys, ["pretrain", *flags("pretrain", "run", **changed)])
+    assert last.startswith(line)
     assert not Path("run").exists()
 
 
 def test_two_processes_are_one(root, tmp_path):
     """Few labels: most batches have none. Weights and both parts of the loss are those of one
     process."""
-    given = {
+    run = {
         **SMALL,
         **ALONE,
         "method__cutmix_alpha": 0,
         "data__labelled": {"total": 3},
         "data__root": str(root),
     }
-    given |= {"train__optimizer": "sgd", "train__lr": 0.05, "train__batch_size": 5}
-    one, two, _ = both("pretrain", tmp_path, **given)
+    run |= {"train__optimizer": "sgd", "train__lr": 0.05, "train__batch_size": 5}
+    one, two, _ = both("pretrain", tmp_path, **run)
     assert distance(one, two) < 1e-5
     for a, b in zip(metrics(one), metrics(two), strict=True):
         for name in ("loss", "label_loss", "instance_loss"):

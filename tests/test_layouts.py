@@ -69,8 +69,8 @@ def layout_faults(name, root):
 
 @pytest.mark.parametrize("name", ["flowers", "cars"])
 def test_roots_that_are_none(name, tmp_path):
-    wanted = f"data.name '{name}' expects its folder ('idmm data info {name}' shows it)"
-    assert layout_faults(name, None) == [f"data.root: missing, {wanted}", advice(name, "DIR")]
+    expected = f"data.name '{name}' expects its folder ('idmm data info {name}' shows it)"
+    assert layout_faults(name, None) == [f"data.root: missing, {expected}", advice(name, "DIR")]
     line = f"data.root: '{tmp_path / 'x'}' does not exist, expected the folder that holds {name}"
     assert layout_faults(name, tmp_path / "x") == [line, advice(name, tmp_path / "x")]
 

@@ -20,9 +20,9 @@ def naive(z, w, target, mixed, lam, smoothing, bias=None):
         other = int(mixed[view])
         for j in range(n):
             # Eq. 17 for each of the two instances
-            own = 1 - smoothing if j == i else smoothing / (n - 1)
-            partner = 1 - smoothing if j == other else smoothing / (n - 1)
-            total = total - (share * own + (1 - share) * partner) * (logits[j] - norm)
+            target_share = 1 - smoothing if j == i else smoothing / (n - 1)
+            mixed_share = 1 - smoothing if j == other else smoothing / (n - 1)
+            total = total - (share * target_share + (1 - share) * mixed_share) * (logits[j] - norm)
     return total / len(z)
 
 
@@ -51,10 +51,10 @@ def test_value_and_gradients_are_the_papers(inputs, with_bias, chunk_size, smoot
     reference = naive(z, w, target, mixed, lam, smoothing, bias)
     assert ours.dtype == torch.float64
     torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
-    for got, wanted in zip(
+    for actual, expected in zip(
         torch.autograd.grad(ours, parts), torch.autograd.grad(reference, parts), strict=True
     ):
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -71,9 +71,9 @@ def test_half_inputs_are_raised_whatever_the_autocast(dtype):
 
 
 @pytest.mark.parametrize("cosine", [False, True])
-@pytest.mark.parametrize("kept", [0, 13, 1000])
+@pytest.mark.parametrize("cached", [0, 13, 1000])
 @pytest.mark.parametrize("tile", [(9, 7), (4, 3), (2, 1)])
-def test_tiles_of_logits_are_all_of_them(inputs, tile, kept, cosine, monkeypatch):
+def test_tiles_of_logits_are_all_of_them(inputs, tile, cached, cosine, monkeypatch):
     """Of so many views and rows, some of them kept for the gradients: the loss of each view,
     weighed by itself."""
     z, w, _, target, mixed = inputs
@@ -83,13 +83,13 @@ def test_tiles_of_logits_are_all_of_them(inputs, tile, kept, cosine, monkeypatch
     each = [
         naive(z[v, None], rows, target[v, None], mixed[v, None], 0.7, 0.1) for v in range(len(z))
     ]
-    monkeypatch.setattr(instance, "_tile", lambda *_: (*tile, kept))
+    monkeypatch.setattr(instance, "_tile", lambda *_: (*tile, cached))
     ours = instance.instance_losses(z, w, target, mixed, 0.7, cosine=cosine)
     torch.testing.assert_close(ours, torch.stack(each), rtol=1e-12, atol=1e-12)
-    found, wanted = (
+    actual, expected = (
         torch.autograd.grad((part * weights).sum(), [z, w]) for part in (ours, torch.stack(each))
     )
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 

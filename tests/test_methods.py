@@ -33,16 +33,16 @@ def batch(n=4, instances=7):
     return {"views": views, "index": torch.randperm(instances, generator=generator)[:n]}
 
 
-def test_loss_is_the_sum_of_the_groups_means_each_mixed_on_its_own():
+def test_loss_is_the_sum_of_group_means_each_mixed_on_its_own():
     method = IDMM(backbone(), run_info(7), config.METHODS["idmm"]()).double()
-    given = batch()
-    given["views"] = [v.double() for v in given["views"]]
-    loss = method(given, key=5, epoch=0)["loss"]
+    inputs = batch()
+    inputs["views"] = [v.double() for v in inputs["views"]]
+    loss = method(inputs, key=5, epoch=0)["loss"]
     total = 0.0
-    for number, views in enumerate(given["views"]):
+    for number, views in enumerate(inputs["views"]):
         count = views.shape[1]
         flat = views.reshape(-1, 3, 16, 16)
-        target = torch.tensor([int(i) for i in given["index"] for _ in range(count)])
+        target = torch.tensor([int(i) for i in inputs["index"] for _ in range(count)])
         mix = draw_cutmix(len(flat), 16, 16, 0.5, numpy_rng(5, "cutmix", number))
         z = method.backbone(mix_images(flat, mix)).float()
         w = method.classifier.weight
@@ -101,12 +101,12 @@ def test_accuracy_counts_over_uneven_batches():
     predictions = evaluate.predict(model, batches, "cpu")
     assert predictions.truth.tolist() == label.tolist()
     assert predictions.predicted.tolist() == logits.argmax(1).tolist()
-    found = predictions.scores()
+    scores = predictions.scores()
     top1 = np.mean([int(row.argmax()) == int(y) for row, y in zip(logits, label, strict=True)])
     top5 = np.mean(
         [int(y) in row.argsort(descending=True)[:5] for row, y in zip(logits, label, strict=True)]
     )
-    assert (found["top1"], found["top5"]) == pytest.approx((100 * top1, 100 * top5))
+    assert (scores["top1"], scores["top5"]) == pytest.approx((100 * top1, 100 * top5))
     assert model.training
 
 
@@ -122,19 +122,19 @@ def test_share_is_that_of_the_pixels_left_outside_the_box():
         top, bottom, left, right = mix.box
         assert 0 <= top <= bottom <= 17
         assert 0 <= left <= right <= 23
-        own = torch.arange(4.0)[:, None, None, None].expand(4, 1, 17, 23)
-        mixed = mix_images(own, mix)
-        kept = (mixed == own).double().mean((1, 2, 3))
+        images = torch.arange(4.0)[:, None, None, None].expand(4, 1, 17, 23)
+        mixed = mix_images(images, mix)
+        shares = (mixed == images).double().mean((1, 2, 3))
         for i in range(4):
-            assert float(kept[i]) == pytest.approx(1.0 if mix.partner[i] == i else mix.lam)
+            assert float(shares[i]) == pytest.approx(1.0 if mix.partner[i] == i else mix.lam)
 
 
 def test_larger_share_stays_and_a_clipped_box_only_raises_it():
     shares = []
     for seed in range(300):
-        drawn = np.random.default_rng(seed).beta(0.5, 0.5)
+        share = np.random.default_rng(seed).beta(0.5, 0.5)
         mix = draw_cutmix(2, 64, 64, 0.5, np.random.default_rng(seed))
-        assert mix.lam >= max(drawn, 1 - drawn) - 1e-9
+        assert mix.lam >= max(share, 1 - share) - 1e-9
         shares.append(mix.lam)
     assert 0.5 <= min(shares) < 0.6
     assert max(shares) > 0.99
@@ -156,15 +156,15 @@ def test_orders_differ_from_epoch_to_epoch():
     assert numpy_rng(0, "a").random() != numpy_rng(0, "b").random()
 
 
-def test_seeded_blocks_are_repeatable_and_leave_the_global_state_alone():
+def test_seeded_blocks_leave_the_global_state_alone():
     def draw():
         return random.random(), np.random.rand(), float(torch.rand(1))
 
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    wanted = draw()
+    expected = draw()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     with seeded(9):
         first = draw()
-    assert draw() == wanted
+    assert draw() == expected
     with seeded(9):
-        assert draw() == first != wanted
+        assert draw() == first != expected

@@ -75,9 +75,9 @@ def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
     )
     model.reset_classifier(0)
     with torch.no_grad():
-        wanted = model.eval()(images)
-        assert torch.equal(again.eval()(images), wanted)
-        assert torch.equal(load_backbone(tmp_path)(images), wanted)
+        expected = model.eval()(images)
+        assert torch.equal(again.eval()(images), expected)
+        assert torch.equal(load_backbone(tmp_path)(images), expected)
     model = create_backbone(name, 112, num_classes=5, **kwargs)
     report = load(model, again.state_dict())
     assert report.loaded == list(again.state_dict())
@@ -147,8 +147,8 @@ def test_position_embedding_grows_as_timm_resizes_it():
     small = tiny(112)
     large = tiny(224, num_classes=5)
     report = load(large, small.state_dict())
-    wanted = resample_abs_pos_embed(small.pos_embed, [14, 14], num_prefix_tokens=1)
-    assert torch.equal(large.pos_embed, wanted)
+    expected = resample_abs_pos_embed(small.pos_embed, [14, 14], num_prefix_tokens=1)
+    assert torch.equal(large.pos_embed, expected)
     assert torch.equal(large.pos_embed[:, :1], small.pos_embed[:, :1])  # the class token's stays
     assert torch.equal(large.blocks[1].mlp.fc1.weight, small.blocks[1].mlp.fc1.weight)
     assert report.resized == ["pos_embed"]
@@ -167,8 +167,8 @@ def test_relative_tables_are_resized_as_timm_does():
     assert not report.fresh
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = resize_rel_pos_bias_table(small.state_dict()[key], (7, 7), (169, 4))
-    assert torch.equal(large.state_dict()[key], wanted)
+        expected = resize_rel_pos_bias_table(small.state_dict()[key], (7, 7), (169, 4))
+    assert torch.equal(large.state_dict()[key], expected)
 
 
 def test_the_classifier_is_kept_on_request():
@@ -205,9 +205,9 @@ def test_a_checkpoint_of_another_model():
 def test_files_that_are_no_checkpoints(tmp_path):
     def message(path):
         line = fails(read_checkpoint, path)
-        named = fails(read_checkpoint, path, "init")
+        with_field = fails(read_checkpoint, path, "init")
         assert line.startswith(f"{path}: ")
-        assert named == line.replace(f"{path}:", f"init: '{path}'", 1)
+        assert with_field == line.replace(f"{path}:", f"init: '{path}'", 1)
         return line
 
     assert "does not exist, expected a run folder, or a .safetensors" in message(tmp_path / "none")

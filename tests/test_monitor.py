@@ -67,14 +67,14 @@ def test_measures_against_plain_forms():
 def test_methods_learn_and_do_not_trip(name, tmp_path):
     """Bounds: two thirds of what was measured (feature_std 0.48 and more, rank 13.6, embedding_std
     0.28)."""
-    records, said = ran(tmp_path / "run", name, **HEALTHY[name])
+    records, messages = ran(tmp_path / "run", name, **HEALTHY[name])
     assert records[-1]["loss"] < records[0]["loss"] - 0.05
     for record in records:
         assert record["feature_std"] > 0.3
         assert record["feature_rank"] > 9
         assert record["embedding_std"] > 0.18
         assert ("instance_accuracy" in record) == (name == "idmm")
-    for line in said:
+    for line in messages:
         assert not line.startswith("collapse")
 
 

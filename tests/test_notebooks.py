@@ -61,10 +61,10 @@ def test_version(capsys):
 def test_a_notebook_shows_only_the_message(capsys):
     shell = InteractiveShell.instance()
     shell.run_cell('import idmm; idmm.train({"minute": 1})')
-    said = capsys.readouterr()
-    assert said.out.startswith("minute: unknown key. Did you mean 'minutes'?"), said
-    assert "idmm/" not in said.out
-    assert ".py" not in said.out
+    output = capsys.readouterr()
+    assert output.out.startswith("minute: unknown key. Did you mean 'minutes'?"), output
+    assert "idmm/" not in output.out
+    assert ".py" not in output.out
 
 
 def test_predictions_and_results_as_tables(run):

@@ -160,12 +160,12 @@ def test_a_run_starts_from_another_tools_file(tmp_path):
     rest."""
     state = weights("vit", 0)
     torch.save(dino(state, weights("vit", 1)), tmp_path / "checkpoint.ckpt")
-    given = {
+    start = {
         "init": str(tmp_path / "checkpoint.ckpt"),
         "stages": [{"size": 32}],
         "train__epochs": 1,
     }
-    assert inside("finetune", tmp_path / "a", **given, model__freeze=True, train__ema=None) == 0
+    assert inside("finetune", tmp_path / "a", **start, model__freeze=True, train__ema=None) == 0
     written = load_file(tmp_path / "a" / "backbone.safetensors")
     assert written.keys() == state.keys()
     for k, v in state.items():
@@ -211,28 +211,28 @@ class Payload:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("how", ["zip", "old", "whole", 0, 2, 4, "namespace", "class", "script"])
-def test_nothing_in_a_file_runs(how, tmp_path):
+@pytest.mark.parametrize("kind", ["zip", "old", "whole", 0, 2, 4, "namespace", "class", "script"])
+def test_nothing_in_a_file_runs(kind, tmp_path):
     """Neither in an entry beside weights, in either of torch's formats, nor in a plain pickle."""
     path = tmp_path / "a.ckpt"
     ran = tmp_path / "ran"
     content = {"state_dict": weights("vit", 0), "args": Payload(ran)}
-    why = r"holds Python objects, which are never run \(\w+.mkdir\). Use the file that the tool exports, or save only"
-    if how == "whole":
+    reason = r"holds Python objects, which are never run \(\w+.mkdir\). Use the file that the tool exports, or save only"
+    if kind == "whole":
         content = Payload(ran)
-    elif how == "namespace":
+    elif kind == "namespace":
         content["args"] = argparse.Namespace(lr=0.1, hook=Payload(ran))
-    elif how == "class":
-        content["args"], why = Path("a"), r"never run \(pathlib.\w+\)"
-    if isinstance(how, int):
-        path.write_bytes(pickle.dumps({"args": Payload(ran)}, protocol=how))
-        why = why if how == 2 else "is damaged or holds Python objects, which are never run"
+    elif kind == "class":
+        content["args"], reason = Path("a"), r"never run \(pathlib.\w+\)"
+    if isinstance(kind, int):
+        path.write_bytes(pickle.dumps({"args": Payload(ran)}, protocol=kind))
+        reason = reason if kind == 2 else "is damaged or holds Python objects, which are never run"
     else:
-        torch.save(content, path, _use_new_zipfile_serialization=how != "old")
-    if how == "script":
+        torch.save(content, path, _use_new_zipfile_serialization=kind != "old")
+    if kind == "script":
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr(f"{path.stem}/constants.pkl", b"")  # by which torch knows them
-        why = "is damaged or holds Python objects, which are never run"
-    with pytest.raises(UserError, match=f"a.ckpt: .*{why}"):
+        reason = "is damaged or holds Python objects, which are never run"
+    with pytest.raises(UserError, match=f"a.ckpt: .*{reason}"):
         read_checkpoint(path)
     assert not ran.exists()

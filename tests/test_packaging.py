@@ -56,10 +56,10 @@ def files(folder, *kinds):
 
 def test_a_wheel_holds_every_file_of_the_package_and_the_recipes(installed):
     kinds = (".py", ".yaml", ".txt", ".j2", ".css", ".js", ".sh")
-    wanted = files(ROOT / "idmm", *kinds) | {
+    expected = files(ROOT / "idmm", *kinds) | {
         f"configs/{name}" for name in files(ROOT / "configs", ".yaml", ".sh")
     }
-    assert files(installed / "idmm", *kinds) == wanted
+    assert files(installed / "idmm", *kinds) == expected
 
 
 def test_recipes_go_by_their_names_in_an_installed_package(installed, tmp_path):

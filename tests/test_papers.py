@@ -46,11 +46,13 @@ def numbered(name):
 def test_each_table_has_a_line(paper):
     lines = lines_of(paper)
     assert {table for name, *_ in lines for table in numbered(name)} == set(PAPERS[paper])
-    for _, how, *_ in lines:
-        assert how
+    for _, command, *_ in lines:
+        assert command
 
 
-GRIDS = [(name, how, jobs) for paper in PAPERS for name, how, jobs, *_ in lines_of(paper) if jobs]
+GRIDS = [
+    (name, command, jobs) for paper in PAPERS for name, command, jobs, *_ in lines_of(paper) if jobs
+]
 
 
 @pytest.fixture
@@ -72,10 +74,10 @@ def planned(tmp_path, monkeypatch):
     return plan
 
 
-@pytest.mark.parametrize(("name", "how", "jobs"), GRIDS, ids=lambda text: text[:40])
-def test_grids_have_the_jobs_of_their_line(planned, name, how, jobs):
-    found, _ = planned(*shlex.split(re.match("`([^`]*)`", how)[1]))
-    stages = [job.stage for job in found]
+@pytest.mark.parametrize(("name", "command", "jobs"), GRIDS, ids=lambda text: text[:40])
+def test_grids_have_the_jobs_of_their_line(planned, name, command, jobs):
+    remaining, _ = planned(*shlex.split(re.match("`([^`]*)`", command)[1]))
+    stages = [job.stage for job in remaining]
     counts = [stages.count(stage) for stage in ("pretrain", "finetune") if stage in stages]
     assert counts == [int(count) for count in jobs.split(" + ")]
 
@@ -89,12 +91,12 @@ def test_each_grid_is_on_the_page():
 def cells(plan):
     """The resolved configs of a grid's cells: (source, method, backbone, target) -> pretraining,
     fine-tuning."""
-    found = {}
+    configs = {}
     for cell, key in plan.cells.items():
         job = plan.jobs[key]
         start = plan.jobs[job.needs].config if job.needs else None
-        found[cell.source, cell.method, cell.backbone, cell.target] = start, job.config
-    return found
+        configs[cell.source, cell.method, cell.backbone, cell.target] = start, job.config
+    return configs
 
 
 def changed(one, other):

@@ -67,7 +67,7 @@ def images(tmp_path_factory):
 def runs(images, tmp_path_factory):
     """Classifiers of these images; and a pretrained backbone."""
     folder = tmp_path_factory.mktemp("runs")
-    given = {
+    common = {
         **TINY,
         "data__root": str(images),
         "train__lr": 0.003,
@@ -75,13 +75,13 @@ def runs(images, tmp_path_factory):
         "train__eval_every": 4,
     }
     for name, changes in RUNS.items():
-        assert inside("finetune", folder / name, **{**given, **changes}) == 0
-    given |= {
+        assert inside("finetune", folder / name, **{**common, **changes}) == 0
+    common |= {
         "data__in_chans": None,
         "train__eval_every": None,
         "method__classifier_init": "random",
     }
-    assert inside("pretrain", folder / "pretrain", **{**given, "train__epochs": 1}) == 0
+    assert inside("pretrain", folder / "pretrain", **{**common, "train__epochs": 1}) == 0
     return folder
 
 
@@ -152,14 +152,14 @@ def test_what_the_run_itself_found(name, runs, images, tmp_path):
     run = runs / name
     out = tmp_path / "p.csv"
     assert call(["predict", "--init", run, images / "test", "--top_k", 3, "--out", out]) == 0
-    with open(run / "predictions.csv") as said:
-        own = {str(images / row["path"]): row for row in csv.DictReader(said)}
+    with open(run / "predictions.csv") as file:
+        answers = {str(images / row["path"]): row for row in csv.DictReader(file)}
     rows = written(out)
     best = {row["path"]: row for row in rows if row["rank"] == "1"}
     assert {path: row["class"] for path, row in best.items()} == {
-        path: row["predicted"] for path, row in own.items()
+        path: row["predicted"] for path, row in answers.items()
     }
-    for path, row in own.items():
+    for path, row in answers.items():
         if "probability" in row:
             assert float(best[path]["probability"]) == pytest.approx(
                 float(row["probability"]), abs=1e-5
@@ -174,7 +174,7 @@ def test_what_the_run_itself_found(name, runs, images, tmp_path):
 
 
 def test_ranks_and_order(runs, images, tmp_path, capsys):
-    given = [
+    argv = [
         "predict",
         "--init",
         runs / "rgb",
@@ -183,7 +183,7 @@ def test_ranks_and_order(runs, images, tmp_path, capsys):
         images / "test" / "red",
         images / "test" / "blue",
     ]
-    assert call([*given, "--top_k", 2, "--out", tmp_path / "new" / "p.csv"]) == 0
+    assert call([*argv, "--top_k", 2, "--out", tmp_path / "new" / "p.csv"]) == 0
     rows = written(tmp_path / "new" / "p.csv")
     paths = [
         str(path) for name in ("red", "blue") for path in sorted((images / "test" / name).iterdir())
@@ -204,27 +204,31 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     (tmp_path / "in" / "empty.png").touch()
     paint(tmp_path / "in" / ".hidden.png")
     (tmp_path / "in" / "notes.txt").write_text("no image")
-    given = ["predict", "--init", runs / "rgb"]
-    assert call([*given, tmp_path / "in"]) == 0
-    said = capsys.readouterr()
-    assert [row["path"] for row in predicted(said.out)] == [str(tmp_path / "in/deep/down/good.png")]
-    assert "skipped 1 file of other kinds" in said.err
-    lines = said.err[said.err.index("paths: skipped") :].splitlines()
+    argv = ["predict", "--init", runs / "rgb"]
+    assert call([*argv, tmp_path / "in"]) == 0
+    output = capsys.readouterr()
+    assert [row["path"] for row in predicted(output.out)] == [
+        str(tmp_path / "in/deep/down/good.png")
+    ]
+    assert "skipped 1 file of other kinds" in output.err
+    lines = output.err[output.err.index("paths: skipped") :].splitlines()
     assert lines[0] == "paths: skipped 2 of 3 images that cannot be read:"
     assert lines[1].startswith(f"  {tmp_path}/in/bro\\nken.jpg: ")
     assert lines[2] == f"  {tmp_path}/in/empty.png: empty file"
-    named = tmp_path / "in" / "notes.txt"  # a file that is named is tried, whatever it is called
+    text_file = (
+        tmp_path / "in" / "notes.txt"
+    )  # a file that is named is tried, whatever it is called
     lines = refused(
-        capsys, [*given, named, tmp_path / "in" / "empty.png", "--out", tmp_path / "p.csv"]
+        capsys, [*argv, text_file, tmp_path / "in" / "empty.png", "--out", tmp_path / "p.csv"]
     )
     assert lines[0] == "paths: none of 2 images can be read:"
-    assert lines[1:] == [f"  {named}: not an image", f"  {tmp_path}/in/empty.png: empty file"]
+    assert lines[1:] == [f"  {text_file}: not an image", f"  {tmp_path}/in/empty.png: empty file"]
     assert not (tmp_path / "p.csv").exists()
 
 
 def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
     (tmp_path / "none").mkdir()
-    given = [
+    argv = [
         "predict",
         "--init",
         runs / "pretrain",
@@ -233,7 +237,7 @@ def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
         "--out",
         "p.txt",
     ]
-    assert refused(capsys, given) == [
+    assert refused(capsys, argv) == [
         f"init: '{runs}/pretrain' is a run without a classifier. Fine-tune it on labelled images first: "
         f"idmm finetune --config fast --init {runs}/pretrain --data.root DIR --out NEW",
         "out: 'p.txt' is of an unknown kind, expected a file that ends in .csv",
@@ -244,14 +248,14 @@ def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
 
 def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
     (tmp_path / "folds" / "fold-1").mkdir(parents=True)
-    for run, why in {
+    for run, reason in {
         tmp_path / "folds": f"holds k-fold runs. Give one of them ('{tmp_path}/folds/fold-1')",
         runs
         / "rgb"
         / "backbone.safetensors": "has no classifier: its JSON lists no classes, expected",
     }.items():
         (line,) = refused(capsys, ["predict", "--init", run, images])
-        assert line.startswith(f"init: '{run}' {why}")
+        assert line.startswith(f"init: '{run}' {reason}")
     (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
     assert line.startswith("device: 'mps' is not available, expected one of ")
 
@@ -261,18 +265,18 @@ def test_three_lines_of_python(runs, images):
     path = images / "test" / "red" / "00.png"
     image = Image.open(path)
     pixels = np.array(Image.open(path))
-    found = clf.predict([path, str(path), image, pixels], top_k=2)
+    predictions = clf.predict([path, str(path), image, pixels], top_k=2)
     assert clf.classes == list(CLASSES)
-    assert found.classes == clf.classes
-    assert len(found) == 4
-    assert found.paths == [str(path), str(path), None, None]
-    assert found.probabilities.dtype == np.float32
-    assert found.probabilities.shape == (4, 3)
-    assert found.probabilities == pytest.approx(
-        np.broadcast_to(found.probabilities[:1], (4, 3)), abs=1e-6
+    assert predictions.classes == clf.classes
+    assert len(predictions) == 4
+    assert predictions.paths == [str(path), str(path), None, None]
+    assert predictions.probabilities.dtype == np.float32
+    assert predictions.probabilities.shape == (4, 3)
+    assert predictions.probabilities == pytest.approx(
+        np.broadcast_to(predictions.probabilities[:1], (4, 3)), abs=1e-6
     )
-    assert found.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
-    first = found[0]
+    assert predictions.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    first = predictions[0]
     one = clf.predict(path)
     assert (first.label, first.probability) == first.top[0]
     assert len(first.top) == 2
@@ -280,14 +284,17 @@ def test_three_lines_of_python(runs, images):
     assert one.probability == pytest.approx(first.probability)
     assert len(one.top) == 1
     assert (
-        found.labels == [one.label] * 4 == [p.label for p in found] == [p.label for p in found[-4:]]
+        predictions.labels
+        == [one.label] * 4
+        == [p.label for p in predictions]
+        == [p.label for p in predictions[-4:]]
     )
     assert clf.predict([]).probabilities.shape == (0, 3)
     whole = clf.predict(images / "test")  # a folder
     assert whole.paths == [str(path) for path in sorted((images / "test").rglob("*.*"))]
     many = clf.predict(np.stack([pixels, 255 - pixels]))
     assert len(many) == 2
-    assert many.probabilities[0] == pytest.approx(found.probabilities[0], abs=1e-6)
+    assert many.probabilities[0] == pytest.approx(predictions.probabilities[0], abs=1e-6)
 
 
 def test_what_python_refuses(runs, images, tmp_path):
@@ -295,22 +302,22 @@ def test_what_python_refuses(runs, images, tmp_path):
     good = images / "test" / "red" / "00.png"
     bad = tmp_path / "bad.png"
     bad.write_text("no image")
-    for given, line in {
+    for item, line in {
         (bad,): f"images: {bad}: not an image",
         (str(tmp_path / "none.png"),): f"images: {tmp_path}/none.png: no such file or directory",
         (3.0,): f"images: image 1 is float, {inference.PICTURES_EXPECTED}",
     }.items():
         with pytest.raises(UserError, match=f"^{re.escape(line)}$"):
-            clf.predict([good, *given])
+            clf.predict([good, *item])
     with pytest.raises(
         UserError, match=r"^images: image 0 is an array of float64, \[4, 4, 3\], expected a path"
     ):
         clf.predict([np.zeros((4, 4, 3))])
     with pytest.raises(UserError, match=f"^images: {bad}: not an image$"):
         clf.predict(bad, on_error="skip")  # there would be nothing left
-    found = clf.predict([bad, good], on_error="skip")
-    assert found.paths == [str(good)]
-    assert found.unreadable == {str(bad): "not an image"}
+    predictions = clf.predict([bad, good], on_error="skip")
+    assert predictions.paths == [str(good)]
+    assert predictions.unreadable == {str(bad): "not an image"}
     with pytest.raises(UserError, match="^on_error: got 'ignore', expected 'fail' or 'skip'$"):
         clf.predict(good, on_error="ignore")
     with pytest.raises(UserError, match="^top_k: got 0, expected 1 or more$"):
@@ -341,9 +348,13 @@ def test_the_accuracy_is_of_folders_from_the_named_ones_on(runs, images, tmp_pat
         ("red/new/other", ""),
     ):
         assert call([*init, tmp_path / path]) == 0
-        said = capsys.readouterr().err
-        assert f"{count} in folders named like classes" in said if count else "accuracy" not in said
-        assert "was trained on" not in said
+        errors = capsys.readouterr().err
+        assert (
+            f"{count} in folders named like classes" in errors
+            if count
+            else "accuracy" not in errors
+        )
+        assert "was trained on" not in errors
     assert call([*init, images]) == 0
     trained_on = len(list((images / "train").rglob("*.*")))
     assert f"accuracy: the run was trained on {trained_on} of these" in capsys.readouterr().err

@@ -113,8 +113,10 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
         photos, CentreCrop(info["size"], info["crop_pct"]), "test", keep="off", labelled=True
     )
     crop = (info["size"], info["crop_pct"], info["mean"], info["std"])
-    seen = EvalTransform(store, *crop)(0, np.arange(len(store)))["images"]  # as the run saw them
-    assert torch.equal(images, seen)
+    run_images = EvalTransform(store, *crop)(0, np.arange(len(store)))[
+        "images"
+    ]  # as the run saw them
+    assert torch.equal(images, run_images)
 
 
 def test_the_snippet_without_idmm(runs, photos, capsys):
@@ -124,11 +126,11 @@ def test_the_snippet_without_idmm(runs, photos, capsys):
     )
     (text,) = (block for block in blocks if "create_transform" in block and "safetensors" in block)
     exec(text.replace("runs/b/", f"{runs / 'vit'}/").replace("photo.jpg", str(photo)), {})
-    (named,) = capsys.readouterr().out.splitlines()
+    (printed,) = capsys.readouterr().out.splitlines()
     model, info = exported(runs / "vit")
     with torch.inference_mode():
         best = model(timms(info)(Image.open(photo).convert("RGB"))[None]).argmax()
-    assert named == info["classes"][best]
+    assert printed == info["classes"][best]
 
 
 @pytest.mark.parametrize(("name", "crop_pct"), [("vit", 0.875), ("cnn", 0.9)])
@@ -136,12 +138,12 @@ def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs):
     infos = [
         json.loads((runs / name / f"{stem}.json").read_text()) for stem in ("model", "backbone")
     ]
-    wanted = {"size": 40, "crop_pct": crop_pct, "interpolation": "bicubic", "channels": 3}
+    expected = {"size": 40, "crop_pct": crop_pct, "interpolation": "bicubic", "channels": 3}
     for info in infos:
-        assert {key: info[key] for key in wanted} == wanted
+        assert {key: info[key] for key in expected} == expected
         assert len(info["mean"]) == len(info["std"]) == 3
     backbone = idmm.load_backbone(runs / name)
-    given = resolve_model_data_config(backbone)
-    assert given["input_size"] == (3, 40, 40)
-    assert given["crop_mode"] == "center"
-    assert repr(create_transform(**given, is_training=False)) == repr(timms(infos[0]))
+    data_config = resolve_model_data_config(backbone)
+    assert data_config["input_size"] == (3, 40, 40)
+    assert data_config["crop_mode"] == "center"
+    assert repr(create_transform(**data_config, is_training=False)) == repr(timms(infos[0]))

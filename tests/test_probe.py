@@ -37,16 +37,16 @@ def run(tmp_path):
 @pytest.fixture
 def looks(monkeypatch):
     """A list that grows by the number of images that went through a network."""
-    seen = []
+    counts = []
     extract = network.extract_features
 
     def counted(*args):
-        found = extract(*args)
-        seen.append(len(found))
-        return found
+        features = extract(*args)
+        counts.append(len(features))
+        return features
 
     monkeypatch.setattr(network, "extract_features", counted)
-    return seen
+    return counts
 
 
 def probed(run, *argv, out):
@@ -64,15 +64,15 @@ def some_digits(n=240):
 def test_score_by_hand():
     truth = np.array([0, 0, 0, 0, 2, 2])  # class 1 has no test image
     predicted = np.array([0, 0, 0, 1, 1, 2])
-    found = evaluate.score(predicted, truth)
-    assert found["top1"] == pytest.approx(100 * 4 / 6)
-    assert found["top1_interval"] == pytest.approx([30.00, 90.32], abs=0.01)  # Wilson's of 4 of 6
-    assert found["mean_per_class"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
+    scores = evaluate.score(predicted, truth)
+    assert scores["top1"] == pytest.approx(100 * 4 / 6)
+    assert scores["top1_interval"] == pytest.approx([30.00, 90.32], abs=0.01)  # Wilson's of 4 of 6
+    assert scores["mean_per_class"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
 
 
 def test_the_strength_is_the_best_on_held_out_images():
     train, labels, _, _ = some_digits()
-    found = evaluate.choose_strength(train, labels, seed=5)
+    choice = evaluate.choose_strength(train, labels, seed=5)
     folds = stratified_folds(labels, None, 5)
     naive = {}
     for c in evaluate.STRENGTHS:
@@ -82,46 +82,46 @@ def test_the_strength_is_the_best_on_held_out_images():
         ]
         naive[c] = 100 * np.concatenate(right).mean()
     # warm starts may turn a single image
-    assert found.accuracies == pytest.approx(naive, abs=100 * 1.5 / 240)
-    assert found.accuracies[found.strength] == max(found.accuracies.values())
-    assert found.by == "5 of 5 stratified folds of train"
+    assert choice.accuracies == pytest.approx(naive, abs=100 * 1.5 / 240)
+    assert choice.accuracies[choice.strength] == max(choice.accuracies.values())
+    assert choice.by == "5 of 5 stratified folds of train"
     assert max(naive.values()) - min(naive.values()) > 5, "the choice matters here"
 
 
-def test_the_strength_where_all_are_alike_or_nothing_can_be_held_out(monkeypatch):
+def test_the_strength_without_a_choice(monkeypatch):
     apart = 100.0 * np.repeat(np.eye(3), 12, axis=0)
     labels = np.repeat(np.arange(3), 12)
-    found = evaluate.choose_strength(apart, labels)
-    assert found.accuracies[10.0] == found.accuracies[1.0] == 100.0
-    assert found.strength == evaluate.USUAL_STRENGTH
-    found = evaluate.choose_strength(np.eye(3), np.arange(3))
-    assert (found.strength, found.accuracies) == (
+    choice = evaluate.choose_strength(apart, labels)
+    assert choice.accuracies[10.0] == choice.accuracies[1.0] == 100.0
+    assert choice.strength == evaluate.USUAL_STRENGTH
+    choice = evaluate.choose_strength(np.eye(3), np.arange(3))
+    assert (choice.strength, choice.accuracies) == (
         evaluate.USUAL_STRENGTH,
         {},
     )
-    assert "under 10 images per class" in found.by
+    assert "under 10 images per class" in choice.by
     mixed = np.random.default_rng(0).normal(size=(27, 8))  # 9 per class
-    found = evaluate.choose_strength(mixed, np.repeat(np.arange(3), 9))
-    assert found.strength == 1
-    assert max(found.accuracies.values()) > found.accuracies[1], "few images choose nothing"
+    choice = evaluate.choose_strength(mixed, np.repeat(np.arange(3), 9))
+    assert choice.strength == 1
+    assert max(choice.accuracies.values()) > choice.accuracies[1], "few images choose nothing"
     monkeypatch.setattr(evaluate, "ENOUGH", 12)  # folds are of 7 or 8 images
     assert evaluate.choose_strength(apart, labels).by == "2 of 5 stratified folds of train"
 
 
 def test_figures_are_those_of_the_features(run, tmp_path, capsys):
-    found = probed(run, out=tmp_path / "o")
+    results = probed(run, out=tmp_path / "o")
     (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
-    model = linear(train, labels, found["probe"]["strength"])
+    model = linear(train, labels, results["probe"]["strength"])
     # an image of 360
-    assert found["probe"]["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)
+    assert results["probe"]["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)
     knn = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07)).fit(
         train, labels
     )
-    assert found["knn"]["top1"] == pytest.approx(100 * knn.score(test, truth), abs=0.3)
-    low, high = found["probe"]["top1_interval"]
-    assert low < found["probe"]["top1"] < high
-    assert found["probe"]["top1"] > 60  # chance is 10
-    wanted = {
+    assert results["knn"]["top1"] == pytest.approx(100 * knn.score(test, truth), abs=0.3)
+    low, high = results["probe"]["top1_interval"]
+    assert low < results["probe"]["top1"] < high
+    assert results["probe"]["top1"] > 60  # chance is 10
+    expected = {
         "model": NAME,
         "size": 16,
         "dataset": "digits",
@@ -129,16 +129,16 @@ def test_figures_are_those_of_the_features(run, tmp_path, capsys):
         "train_size": 1437,
         "test_size": 360,
     }
-    assert wanted.items() <= found.items()
-    assert found["init"] == str(run)
-    assert "mean_per_class" not in found["probe"]
+    assert expected.items() <= results.items()
+    assert results["init"] == str(run)
+    assert "mean_per_class" not in results["probe"]
     lines = capsys.readouterr().out.splitlines()
     where = f"{run} ({NAME}, 16 px) on digits: 1,437 training and 360 test images, 10 classes"
     assert lines[0] == f"{where}, the largest 10.3 % of the test images"
-    assert f"{found['knn']['top1']:.1f}" in lines[2]
+    assert f"{results['knn']['top1']:.1f}" in lines[2]
     assert f"{low:.1f} to {high:.1f}" in lines[3]
     assert (
-        f"C = {found['probe']['strength']:g}, chosen by 4 of 5 stratified folds of train"
+        f"C = {results['probe']['strength']:g}, chosen by 4 of 5 stratified folds of train"
         in lines[3]
     )
 
@@ -166,19 +166,19 @@ def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, loo
 
 def test_mean_per_class_where_the_literature_reports_it(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(DATASETS, "digits", replace(DATASETS["digits"], metric="mean_per_class"))
-    found = probed(run, "--data.subset", "{per_class: 10}", out=tmp_path / "o")
+    results = probed(run, "--data.subset", "{per_class: 10}", out=tmp_path / "o")
     for readout in ("knn", "probe"):
-        assert found[readout]["mean_per_class"] != found[readout]["top1"]
-    assert f"mean over classes {found['probe']['mean_per_class']:.1f}" in capsys.readouterr().out
+        assert results[readout]["mean_per_class"] != results[readout]["top1"]
+    assert f"mean over classes {results['probe']['mean_per_class']:.1f}" in capsys.readouterr().out
 
 
 def test_val_chooses_the_strength_and_nothing_else(run, tmp_path, looks):
     root = tree(tmp_path / "d", train={"a": 6, "b": 6}, val={"a": 3, "b": 3}, test={"a": 4, "b": 5})
-    found = probed(run, "--data.name", "folder", "--data.root", root, out=tmp_path / "o")
-    assert found["probe"]["chosen_by"] == "val"
+    results = probed(run, "--data.name", "folder", "--data.root", root, out=tmp_path / "o")
+    assert results["probe"]["chosen_by"] == "val"
     assert looks == [12, 6, 9]
-    assert (found["train_size"], found["val_size"], found["test_size"]) == (12, 6, 9)
-    assert found["knn"]["k"] == 12  # the neighbours are training images
+    assert (results["train_size"], results["val_size"], results["test_size"]) == (12, 6, 9)
+    assert results["knn"]["k"] == 12  # the neighbours are training images
 
 
 @pytest.fixture
@@ -197,8 +197,8 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")}
     assert result["top5"] is None
     assert (result["top1"], result["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"])
-    kept = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
-    assert (kept["init"], kept["seed"], kept["size"]) == (str(run), 3, 16)
+    saved = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
+    assert (saved["init"], saved["seed"], saved["size"]) == (str(run), 3, 16)
     assert looks == [8, 6, 8, 6]
     assert probe(config) == result == json.loads((tmp_path / "o/result.json").read_text())
     with pytest.raises(UserError, match="^seed: the run in .* has 3, this command has 4"):
@@ -233,12 +233,12 @@ def measured(init, *argv, out):
     return json.loads((out / "fewlabel.json").read_text())
 
 
-def one(found, **where):
-    (record,) = (r for r in found["records"] if where.items() <= r.items())
+def one(results, **where):
+    (record,) = (r for r in results["records"] if where.items() <= r.items())
     return record
 
 
-def drawn(number, seed):
+def subset_rows(number, seed):
     """Rows of digits' training images that ``data.subset`` draws."""
     whole = list_images(config.Data(), labelled=True).train
     part = list_images(config.Data(subset={"per_class": number, "seed": seed}), labelled=True).train
@@ -246,12 +246,12 @@ def drawn(number, seed):
 
 
 def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, capsys):
-    found = measured(run, "--per_class", "[4, 1]", "--seeds", 2, out=tmp_path / "o")
+    results = measured(run, "--per_class", "[4, 1]", "--seeds", 2, out=tmp_path / "o")
     (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
     for number, seed in ((1, 0), (4, 0), (4, 1)):
-        some = drawn(number, seed)
-        probe = one(found, readout="probe", per_class=number, seed=seed)
-        knn = one(found, readout="knn", per_class=number, seed=seed)
+        some = subset_rows(number, seed)
+        probe = one(results, readout="probe", per_class=number, seed=seed)
+        knn = one(results, readout="knn", per_class=number, seed=seed)
         choice = evaluate.choose_strength(train[some], labels[some], seed=seed)
         assert probe["images"] == knn["images"] == 10 * number
         assert probe["strength"] == choice.strength
@@ -260,9 +260,9 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
         assert probe["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)
         near = evaluate.knn_predict(train[some], labels[some], test)
         assert knn["top1"] == pytest.approx(100 * np.mean(near == truth), abs=0.3)
-    assert one(found, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
-    assert len(found["records"]) == 2 * 2 * 2
-    assert found["per_class"] == [1, 4]
+    assert one(results, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
+    assert len(results["records"]) == 2 * 2 * 2
+    assert results["per_class"] == [1, 4]
     capsys.readouterr()
     line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
     for other in (["[4]"], ["[4, 1, 4]", "--data.subset", "{total: 900}"]):
@@ -276,7 +276,7 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
 
 def test_files_agree_with_each_other(run, tmp_path, capsys):
     out = tmp_path / "o"
-    found = measured(run, "--per_class", "[1, 2, 3]", "--seeds", 3, "--untrained", out=out)
+    results = measured(run, "--per_class", "[1, 2, 3]", "--seeds", 3, "--untrained", out=out)
     table = (out / "fewlabel.md").read_text()
     assert table in capsys.readouterr().out
     for label in (str(run), "untrained"):
@@ -284,13 +284,13 @@ def test_files_agree_with_each_other(run, tmp_path, capsys):
             cells = []
             for number in (1, 2, 3):
                 values = [
-                    one(found, run=label, readout=readout, per_class=number, seed=s)["top1"]
+                    one(results, run=label, readout=readout, per_class=number, seed=s)["top1"]
                     for s in range(3)
                 ]
                 cells.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
             assert f"| {label}, {name} | {' | '.join(cells)} |\n" in table
-    assert found["runs"][str(run)] == {"init": str(run), "model": NAME, "size": 16}
-    assert found["runs"]["untrained"] == {"init": None, "model": NAME, "size": 16}
+    assert results["runs"][str(run)] == {"init": str(run), "model": NAME, "size": 16}
+    assert results["runs"]["untrained"] == {"init": None, "model": NAME, "size": 16}
     assert {path.name for path in out.iterdir()} == set(fewlabel.FILES)
     with Image.open(out / "fewlabel.png") as image:
         assert image.format == "PNG"
@@ -300,28 +300,32 @@ def test_files_agree_with_each_other(run, tmp_path, capsys):
 
 def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
     """Its weights are those that a stage would start from."""
-    found = measured(
+    results = measured(
         run, "--per_class", 5, "--seeds", 1, "--untrained", "--seed", 7, out=tmp_path / "o"
     )
     model = ModelSpec(NAME, VIT, 3, list(MEAN), list(STD), 0.0, None).build(16, 7)
     fresh = a_run(tmp_path / "fresh", model=model)
-    (train, labels), (test, truth), some = by_hand(fresh), by_hand(fresh, part="test"), drawn(5, 0)
+    (train, labels), (test, truth), some = (
+        by_hand(fresh),
+        by_hand(fresh, part="test"),
+        subset_rows(5, 0),
+    )
     near = evaluate.knn_predict(train[some], labels[some], test)
-    assert one(found, run="untrained", readout="knn")["top1"] == pytest.approx(
+    assert one(results, run="untrained", readout="knn")["top1"] == pytest.approx(
         100 * np.mean(near == truth), abs=0.3
     )
     assert (
-        one(found, run=str(run), readout="knn")["top1"]
-        != one(found, run="untrained", readout="knn")["top1"]
+        one(results, run=str(run), readout="knn")["top1"]
+        != one(results, run="untrained", readout="knn")["top1"]
     )
 
 
 def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
     root = tree(tmp_path / "d", train={"a": 3, "b": 9}, test={"a": 1, "b": 1})
     argv = ["--data.name", "folder", "--data.root", root]
-    found = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
-    assert found["per_class"] == [1, 2, 3]
-    assert [r["per_class"] for r in found["records"]] == [
+    results = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
+    assert results["per_class"] == [1, 2, 3]
+    assert [r["per_class"] for r in results["records"]] == [
         1,
         1,
         2,
@@ -332,7 +336,7 @@ def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
 
 
 def test_mistakes_of_fewlabel(run, tmp_path, capsys):
-    def said(*argv):
+    def errors(*argv):
         return refused(capsys, ["fewlabel", "--init", run, "--out", tmp_path / "o", *argv])
 
     assert refused(capsys, ["fewlabel", "--out", tmp_path / "o"])[0].startswith("init: missing, ")
@@ -342,5 +346,5 @@ def test_mistakes_of_fewlabel(run, tmp_path, capsys):
         (["--per_class", "[0]"], "per_class[0]: got 0"),
         (["--per_class", "[1, 999]"], "per_class: 999 is more than the training images of "),
     ):
-        assert said(*argv)[0].startswith(begin), argv
+        assert errors(*argv)[0].startswith(begin), argv
     assert not (tmp_path / "o").exists()

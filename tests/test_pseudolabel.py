@@ -78,9 +78,9 @@ def test_spread_labels_as_the_papers_have_it():
     )
     shares = shares / shares.sum(axis=0)
     shares = shares / shares.sum(axis=1, keepdims=True)
-    found = similarity.spread_labels(near, labels, 3)
-    np.testing.assert_allclose(found, shares, atol=2e-5)
-    assert (found[7:].argmax(axis=1) == np.arange(7, 30) % 3).mean() > 0.8, "the groups are found"
+    actual = similarity.spread_labels(near, labels, 3)
+    np.testing.assert_allclose(actual, shares, atol=2e-5)
+    assert (actual[7:].argmax(axis=1) == np.arange(7, 30) % 3).mean() > 0.8, "the groups are found"
 
 
 def test_spread_labels_where_none_reaches():
@@ -88,9 +88,9 @@ def test_spread_labels_where_none_reaches():
     nobody's."""
     features = np.repeat(np.eye(2, dtype=np.float32), 4, axis=0)
     labels = np.array([1, -1, -1, -1, -1, -1, -1, -1])
-    found = similarity.spread_labels(similarity.nearest(features, 3), labels, 3)
-    np.testing.assert_allclose(found[:4], np.tile([0.0, 1, 0], (4, 1)))
-    assert not found[4:].any()
+    actual = similarity.spread_labels(similarity.nearest(features, 3), labels, 3)
+    np.testing.assert_allclose(actual[:4], np.tile([0.0, 1, 0], (4, 1)))
+    assert not actual[4:].any()
 
 
 def test_spread_labels_over_many_hops():
@@ -113,9 +113,9 @@ def labelled(run, data, out, teacher=None, seed=0, estimated=(Kept.BASELINE, Kep
     """Runs the step; returns what it found and the rows of its file. ``estimated``: on held-out
     images."""
     plan = Plan("pretrain", {}, [], size=32, label_size=48, joined=True)
-    found, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", seed, out)
+    summary, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", seed, out)
     assert set(candidates) == {*estimated}
-    return found, rows(out / "pseudolabels.csv")
+    return summary, rows(out / "pseudolabels.csv")
 
 
 def test_a_teacher_joins_the_graph_if_its_predictions_agree(run, images, tmp_path, monkeypatch):
@@ -130,30 +130,30 @@ def test_a_teacher_joins_the_graph_if_its_predictions_agree(run, images, tmp_pat
             ) // every % 2
 
         monkeypatch.setattr(train_pseudolabels, "_learned_by", learned)
-        found, lines = labelled(run, section_of(images), tmp_path / str(every), teacher="run")
-        assert (found.teacher_agreement == pytest.approx(100)) == (lines != alone) == (every == 1)
+        summary, lines = labelled(run, section_of(images), tmp_path / str(every), teacher="run")
+        assert (summary.teacher_agreement == pytest.approx(100)) == (lines != alone) == (every == 1)
 
 
 def test_what_is_written(run, images, tmp_path, caplog):
     caplog.set_level("INFO", "idmm")
-    found, lines = labelled(run, section_of(images), tmp_path)
-    assert (found.given, found.added) == (4, 18)
-    assert found.agreement == pytest.approx(100)
+    summary, lines = labelled(run, section_of(images), tmp_path)
+    assert (summary.given, summary.added) == (4, 18)
+    assert summary.agreement == pytest.approx(100)
     of = {split: [row for row in lines if row["split"] == split] for split in ("train", "test")}
     assert len(of["train"]) == 22
     assert len(of["test"]) == 8, "also those in unlabelled"
-    given = [row for row in lines if row["given"] == "yes"]
-    assert len(given) == 4 + 8
-    assert all(row["share"] == "1" for row in given)
+    known = [row for row in lines if row["given"] == "yes"]
+    assert len(known) == 4 + 8
+    assert all(row["share"] == "1" for row in known)
     for row in lines:
-        place = row["path"].split("/")[0]
+        folder = row["path"].split("/")[0]
         name = list(COLOURS)[int(row["path"].split("/")[-1][:-4]) % 2]
         assert row["class"] == name
-        assert row["given"] == "yes" or 0.5 < float(row["share"]) <= 1, place
+        assert row["given"] == "yes" or 0.5 < float(row["share"]) <= 1, folder
     line = "pseudolabels.csv: 18 images without a label got a guessed one, from 4 that had one"
     assert f"{tmp_path}/{line}" in caplog.messages
-    said = "agree on the class in 100 % of cases, corrected for chance"
-    assert any(said in line for line in caplog.messages)
+    phrase = "agree on the class in 100 % of cases, corrected for chance"
+    assert any(phrase in line for line in caplog.messages)
     joined = idmm.load_backbone(tmp_path / "features")
     network = idmm.load_backbone(run)
     x = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
@@ -171,9 +171,9 @@ def test_features_that_say_nothing(run, tmp_path, caplog):
     root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 2, "dog": 2})
     (root / "train/cat/5.png").write_bytes(b"no image")
     # one class has one image
-    found, lines = labelled(run, section_of(root), tmp_path, estimated=())
+    summary, lines = labelled(run, section_of(root), tmp_path, estimated=())
     assert len(lines) == 27
-    assert found.baseline_top1 is None
+    assert summary.baseline_top1 is None
     assert any("skipped 1 of 24 images that cannot be read" in line for line in caplog.messages)
     assert any(line.startswith("the pseudo-labels are not used: ") for line in caplog.messages)
 
@@ -186,8 +186,8 @@ def test_groups_go_along(run, tmp_path):
     lines = [f"{name},{name[:-4]}g" for name in names if not name.startswith("unlabelled")]
     (tmp_path / "g.csv").write_text("\n".join(["path,group", *lines]))
     for row in labelled(run, section_of(root, groups=str(tmp_path / "g.csv")), tmp_path)[1]:
-        own = row["path"].startswith("unlabelled")
-        assert row["group"] == (row["path"] if own else f"{row['path'][:-4]}g")
+        ungrouped = row["path"].startswith("unlabelled")
+        assert row["group"] == (row["path"] if ungrouped else f"{row['path'][:-4]}g")
     splits = list_images(section(root, labels=str(tmp_path / "pseudolabels.csv")), labelled=True)
     assert len(splits.train) == 10
     assert len(set(splits.test.groups)) == 4
@@ -213,21 +213,21 @@ def test_all_stages(images, tmp_path, monkeypatch, capsys):
         out,
     ]
     assert call(argv) == 0
-    kept = read(out / "train.json")
-    said = capsys.readouterr().out
-    assert kept["plan"]["way"] == "pretrain"
-    assert kept["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
-    assert kept["pseudolabels"]["added"] == 18
-    assert kept["pseudolabels"]["given"] == 4
-    assert [read(out / place / "result.json")["train_size"] for place in ("stage1", "")] == [22, 22]
+    saved = read(out / "train.json")
+    printed = capsys.readouterr().out
+    assert saved["plan"]["way"] == "pretrain"
+    assert saved["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
+    assert saved["pseudolabels"]["added"] == 18
+    assert saved["pseudolabels"]["given"] == 4
+    assert [read(out / part / "result.json")["train_size"] for part in ("stage1", "")] == [22, 22]
     assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
-    floor = kept["pseudolabels"]["baseline_top1"]
-    assert read(out / "result.json")["baseline_top1"] == kept["result"]["baseline_top1"] == floor
-    assert f"the baseline, fitted to 4 of 4 labelled images: {floor:.1f} %" in said
-    spent = sum(read(out / place / "result.json")["seconds"] for place in ("stage1", ""))
+    floor = saved["pseudolabels"]["baseline_top1"]
+    assert read(out / "result.json")["baseline_top1"] == saved["result"]["baseline_top1"] == floor
+    assert f"the baseline, fitted to 4 of 4 labelled images: {floor:.1f} %" in printed
+    spent = sum(read(out / part / "result.json")["seconds"] for part in ("stage1", ""))
     assert spent < 60 * 0.5 * 1.3, "all together"
     assert call(argv) == 0
-    assert read(out / "train.json") == kept, "finished"
+    assert read(out / "train.json") == saved, "finished"
 
 
 @pytest.mark.parametrize("alone", [-101, 101])
@@ -249,20 +249,20 @@ def test_joined_features_are_the_classifier(alone, tmp_path, capsys, monkeypatch
         tmp_path / "x",
     ]
     assert call(argv) == 0
-    kept = read(tmp_path / "x/train.json")
-    said = capsys.readouterr().out
+    saved = read(tmp_path / "x/train.json")
+    printed = capsys.readouterr().out
     assert (
         yaml.safe_load((tmp_path / "x/stage1/config.yaml").read_text())["train"]["max_epochs"] == 75
     )
-    assert kept["minutes"]["last"] <= 0.4 * 0.2
-    assert kept["result"]["train_size"] == 4
-    linear = kept["best"] == "linear classifier on joined features"
+    assert saved["minutes"]["last"] <= 0.4 * 0.2
+    assert saved["result"]["train_size"] == 4
+    linear = saved["best"] == "linear classifier on joined features"
     assert linear == (alone < 0)
-    assert "  linear classifier on joined features: " in said
+    assert "  linear classifier on joined features: " in printed
     assert linear or "temperature 1\n" in (tmp_path / "x/log.txt").read_text(), (
         "what training does not see"
     )
-    assert not linear or kept["result"]["top1"] == kept["result"]["start_top1"], (
+    assert not linear or saved["result"]["top1"] == saved["result"]["start_top1"], (
         "nothing is trained"
     )
     info = read(tmp_path / "x/model.json")
@@ -280,7 +280,7 @@ def test_what_the_last_stage_starts_from(agreement, init, images, tmp_path, monk
     """With a model of one's own: fresh weights on pseudo-labels, or the learned ones on the given
     labels."""
     ran = []
-    found = train_plan.PseudoLabels(4, 18, agreement, 40.0)
+    summary = train_plan.PseudoLabels(4, 18, agreement, 40.0)
 
     def stage(given, state, part, minutes):
         config = stage_config(given, state, part, minutes)
@@ -289,7 +289,7 @@ def test_what_the_last_stage_starts_from(agreement, init, images, tmp_path, monk
 
     out = tmp_path / "x"
     monkeypatch.setattr(train, "_stage", stage)
-    monkeypatch.setattr(train, "pseudolabel", lambda *_: (found, {}))
+    monkeypatch.setattr(train, "pseudolabel", lambda *_: (summary, {}))
     argv = ["train", images, *MODEL, *FEW, "--minutes", 10, "--size", 16, "--out", out]
     assert call(argv) == 0, "22 images, 4 labels: by default"
     assert len(ran) == 2

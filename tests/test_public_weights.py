@@ -71,7 +71,7 @@ def forgetful():
 
 
 @pytest.fixture
-def said(tmp_path, capsys):
+def refusal(tmp_path, capsys):
     """Returns the one line with which a fine-tuning is refused that leaves nothing behind."""
 
     def refused_line(init, *more):
@@ -168,16 +168,16 @@ NAMES = {
 }
 
 
-def test_names_that_are_refused(said, monkeypatch):
+def test_names_that_are_refused(refusal, monkeypatch):
     """Each with a line that says what is wanted."""
-    for init, wanted in NAMES.items():
-        line = said(init)
+    for init, expected in NAMES.items():
+        line = refusal(init)
         assert line.startswith(f"init: '{init.replace('//', '/')}' ")
-        assert wanted in line, line
+        assert expected in line, line
 
     def answer(*_, **__):
         raise OSError("disk")
 
     monkeypatch.setattr(weights, "hf_hub_download", answer)
-    why = f"cannot be fetched from '{REPOSITORY}' on {constants.ENDPOINT}: OSError: disk"
-    assert why in said(f"timm:{NAME}")
+    reason = f"cannot be fetched from '{REPOSITORY}' on {constants.ENDPOINT}: OSError: disk"
+    assert reason in refusal(f"timm:{NAME}")

@@ -67,8 +67,8 @@ def resolved(crops=None, name="idmm", **method):
     ).fill_from_method()
 
 
-def method_faults(**given):
-    return faults(resolved, **given)
+def method_faults(**changes):
+    return faults(resolved, **changes)
 
 
 def differences(a, b):
@@ -99,14 +99,14 @@ def test_each_method_has_its_config(name):
 def test_each_method_has_its_own_views_and_warmup(name):
     jitter, groups, warmup = OWN[name]
     config = shipped(f"pretrain/{name}")
-    drawn = [colours_of(group, config.views) for group in config.views.crops]
-    found = [
+    colour_settings = [colours_of(group, config.views) for group in config.views.crops]
+    settings = [
         (g.count, g.scale, c.blur_prob, c.solarize_prob)
-        for g, c in zip(config.views.crops, drawn, strict=True)
+        for g, c in zip(config.views.crops, colour_settings, strict=True)
     ]
-    assert found == groups
+    assert settings == groups
     assert config.train.warmup_epochs == warmup
-    for colours in drawn:
+    for colours in colour_settings:
         assert (colours.jitter, colours.jitter_prob, colours.grey_prob, colours.flip) == (
             jitter,
             0.8,
@@ -118,13 +118,13 @@ def test_each_method_has_its_own_views_and_warmup(name):
 def test_dinos_configs():
     """The release's schedule of weight decay and its clipping of each tensor; the IDMM authors'
     settings beside it."""
-    own = shipped("pretrain/dino")
-    theirs = shipped("pretrain/dino_idmm")
-    assert (own.train.weight_decay, own.train.weight_decay_end) == (0.04, 0.4)
-    assert (own.train.clip_grad, own.train.clip_grad_mode) == (3.0, "tensor")
-    assert differences(own, theirs) == {"method.teacher_temperature", "views.crops"}
-    assert (own.method.teacher_temperature, theirs.method.teacher_temperature) == (0.07, 0.04)
-    assert [global_groups(config.views.crops) for config in (own, theirs)] == [2, 2]
+    release = shipped("pretrain/dino")
+    paper = shipped("pretrain/dino_idmm")
+    assert (release.train.weight_decay, release.train.weight_decay_end) == (0.04, 0.4)
+    assert (release.train.clip_grad, release.train.clip_grad_mode) == (3.0, "tensor")
+    assert differences(release, paper) == {"method.teacher_temperature", "views.crops"}
+    assert (release.method.teacher_temperature, paper.method.teacher_temperature) == (0.07, 0.04)
+    assert [global_groups(config.views.crops) for config in (release, paper)] == [2, 2]
     grid = yaml.safe_load((CONFIGS / "transfer" / "table6.yaml").read_text())
     files = {m["name"]: m["pretrain"]["config"] for m in grid["methods"] if m != "idmm"}
     assert files["dino"] == "dino_idmm"
@@ -161,9 +161,9 @@ def test_null_is_filled_in_and_said():
 
 
 def test_views_that_are_given_come_before_the_methods():
-    given = Views(blur_prob=0.3, jitter=[0.1, 0.1, 0.1, 0.0])
+    chosen = Views(blur_prob=0.3, jitter=[0.1, 0.1, 0.1, 0.0])
     config = PretrainConfig(
-        method=METHODS["mocov3"](), views=given, train=PretrainTrain(warmup_epochs=3)
+        method=METHODS["mocov3"](), views=chosen, train=PretrainTrain(warmup_epochs=3)
     )
     config, notes = config.fill_from_method()
     assert [colours_of(group, config.views).blur_prob for group in config.views.crops] == [
@@ -235,11 +235,11 @@ def test_a_missing_library(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def made(name, caplog, images, **given):
-    told = {key: given.pop(key) for key in ("batch_size", "epochs") if key in given}
+def logged_method(name, caplog, images, **fields):
+    run = {key: fields.pop(key) for key in ("batch_size", "epochs") if key in fields}
     caplog.clear()
     with caplog.at_level(logging.INFO, "idmm"):
-        method = make(name, told=run_info(images, **told), **given)
+        method = make(name, told=run_info(images, **run), **fields)
     return method, [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
@@ -248,23 +248,23 @@ def made(name, caplog, images, **given):
 )
 @pytest.mark.parametrize("queue", [None, 2048])
 def test_the_queue_is_shorter_than_the_data(images, batch_size, length, queue, caplog):
-    method, said = made("mocov2", caplog, images, batch_size=batch_size, queue=queue)
+    method, messages = logged_method("mocov2", caplog, images, batch_size=batch_size, queue=queue)
     assert method.loss.memory_bank.bank.shape == (length, 256)
     assert length < images
     line = f"method.queue: {length}, not 2048: there are {images} images"
-    assert said == ([("INFO", line)] if length < 2048 else [])
+    assert messages == ([("INFO", line)] if length < 2048 else [])
 
 
 def test_dinos_outputs_are_as_many_as_images(caplog):
-    method, said = made("dino", caplog, 37, outputs=None, epochs=800)
+    method, messages = logged_method("dino", caplog, 37, outputs=None, epochs=800)
     assert method.head.last_layer.weight.shape == (37, 6)
     assert method.loss.center.shape == (1, 1, 37)
-    assert said == [("INFO", "method.outputs: 37, the number of images, not 65536")]
+    assert messages == [("INFO", "method.outputs: 37, the number of images, not 65536")]
 
 
 @pytest.mark.parametrize(("epochs", "warmup", "still"), [(800, 30, 1), (9, 0, 0)])
 def test_dinos_warm_ups_are_a_tenth_of_a_short_run(epochs, warmup, still, caplog):
-    method, _ = made("dino", caplog, 37, epochs=epochs)
+    method, _ = logged_method("dino", caplog, 37, epochs=epochs)
     assert (method.warmup, method.head.freeze_last_layer) == (warmup, still)
 
 
@@ -299,10 +299,10 @@ def test_every_recipe_is_found_by_its_name(key):
         ]
         assert grids[0] == grids[1]  # tests/test_papers.py plans them
         return
-    wanted = parsed(kind, path)
-    assert parsed(kind, key) == parsed(kind, f"{key}.yaml") == build(kind, key) == wanted
+    expected = parsed(kind, path)
+    assert parsed(kind, key) == parsed(kind, f"{key}.yaml") == build(kind, key) == expected
     if folder in kinds and folder != "drloc":
-        assert parsed(kind, name) == wanted
+        assert parsed(kind, name) == expected
 
 
 def test_no_such_recipe_is_a_line(capsys):
@@ -339,9 +339,11 @@ def test_a_section_applies_to_its_own_method(caplog):
     assert methods_of("--config", "idmm_fast", "--config", "simclr") == simclr
     assert [record.getMessage() for record in caplog.records] == [f"{OF_IDMM} simclr"]
     caplog.clear()
-    found = parse(PretrainConfig, ["--config", "idmm_fast", "--method.name", "simclr"], "test")
-    assert found.method == PretrainConfig(method=type(simclr)(name="simclr")).method
-    assert (found.train.epochs, found.train.batch_size) == (100, 64), "the rest of the recipe stays"
+    switched = parse(PretrainConfig, ["--config", "idmm_fast", "--method.name", "simclr"], "test")
+    assert switched.method == PretrainConfig(method=type(simclr)(name="simclr")).method
+    assert (switched.train.epochs, switched.train.batch_size) == (100, 64), (
+        "the rest of the recipe stays"
+    )
     assert len(caplog.records) == 1
     caplog.clear()
     assert methods_of("--config", "idmm_fast", "--method.name", "idmm").classifier == "cosine"

@@ -77,8 +77,8 @@ def runs(tmp_path_factory):
     return root
 
 
-def reported(out, *given):
-    assert call(["report", *given, "--out", out]) == 0
+def reported(out, *folders):
+    assert call(["report", *folders, "--out", out]) == 0
     return (out / "report.html").read_text(encoding="utf-8")
 
 
@@ -96,9 +96,9 @@ def result(run):
 def test_it_shows_what_the_runs_measured(page, runs):
     text = Reader(page[1]).text
     for name in ("tuned-0", "tuned-1", "wide"):
-        found = result(runs / name)
-        low, high = found["top1_interval"]
-        assert f"{name} {found['top1']:.1f} {low:.1f} to {high:.1f}" in text
+        results = result(runs / name)
+        low, high = results["top1_interval"]
+        assert f"{name} {results['top1']:.1f} {low:.1f} to {high:.1f}" in text
     assert f"{result(runs / 'pre')['loss']:.4g}" in text
     tests = [compared(runs / "tuned-0", runs / name) for name in ("tuned-1", "wide")]
     for name, test, p in zip(
@@ -189,10 +189,10 @@ def test_folders_that_hold_runs(runs, tmp_path, capsys):
     (train / "scratch").mkdir()
     (train / "scratch" / "config.yaml").write_text("")
     (train / "train.json").write_text("{}")
-    found, notes = finished_runs([str(train)])
-    assert found == [train, train / "stage1"]
+    folders, notes = finished_runs([str(train)])
+    assert folders == [train, train / "stage1"]
     assert notes == [f"{train / 'scratch'} is skipped: it is not finished"]
-    assert finished_runs([str(held)]) == ([held / "a", *found], notes)
+    assert finished_runs([str(held)]) == ([held / "a", *folders], notes)
     text = Reader(reported(tmp_path / "out", held))
     assert notes[0] in capsys.readouterr().err
     assert notes[0] in text.text
@@ -203,12 +203,12 @@ def test_what_is_refused(runs, tmp_path, capsys):
     (unfinished / "result.json").unlink()
     (tmp_path / "empty").mkdir()
     expected = "expected the folder of a finished run, its --out, or one that holds some"
-    wanted = {
+    expected_words = {
         tmp_path / "none": expected, tmp_path / "empty": expected,
         unfinished: "not finished. Repeat the command to resume it",
     }  # fmt: skip
-    said = refused(capsys, ["report", *wanted, "--out", tmp_path / "out"])
-    assert said == [f"runs: '{path}': {words}" for path, words in wanted.items()]
+    errors = refused(capsys, ["report", *expected_words, "--out", tmp_path / "out"])
+    assert errors == [f"runs: '{path}': {words}" for path, words in expected_words.items()]
     assert not (tmp_path / "out").exists()
 
 
@@ -245,9 +245,9 @@ def test_images_in_groups_are_compared_by_groups():
     sums = [sum(one[n] - other[n] for n in range(5 * g, 5 * g + 5)) for g in range(8)]
     sums = [each for each in sums if each]
     flipped = [abs(np.dot(signs, sums)) for signs in itertools.product((-1, 1), repeat=len(sums))]
-    found = mcnemar(one, other, groups)
-    assert found["p"] == pytest.approx(np.mean([each >= abs(sum(sums)) for each in flipped]))
-    assert found["points"] == pytest.approx(100 * sum(sums) / 40)
+    comparison = mcnemar(one, other, groups)
+    assert comparison["p"] == pytest.approx(np.mean([each >= abs(sum(sums)) for each in flipped]))
+    assert comparison["points"] == pytest.approx(100 * sum(sums) / 40)
     assert sum(sums) > 0
     alike = {n: n // 5 % 2 == 0 for n in groups}  # each patient's images are all right or all wrong
     assert mcnemar(alike, {n: not right for n, right in alike.items()}, groups) == {
@@ -293,14 +293,14 @@ def named_rows(figure):
 
 
 def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
-    found = table(broken())
-    grid_pictures.bars(found, tmp_path / "grid.png")
+    grid_table = table(broken())
+    grid_pictures.bars(grid_table, tmp_path / "grid.png")
     rows = ["from scratch", "flowers, idmm", "pets, idmm", "dtd, idmm"]
     assert [axis.get_title(loc="left") for axis in drawn[0].axes] == ["net\nflowers", "pets"]
     assert named_rows(drawn[0]) == [rows, []], "the same rows are named once"
-    for axis, target in zip(drawn[0].axes, found.targets, strict=True):
+    for axis, target in zip(drawn[0].axes, grid_table.targets, strict=True):
         shown = [text.get_text().split()[0] for text in axis.texts]
-        means = [found.mean("net", row, target) for row in found.rows]
+        means = [grid_table.mean("net", row, target) for row in grid_table.rows]
         lengths = [bar.get_width() for bar in axis.patches]
         assert lengths == [mean for mean in means if mean is not None]
         assert [text for text in shown if text[0].isdigit()] == [
@@ -328,15 +328,15 @@ def test_accuracy_over_parameters(tmp_path, monkeypatch):
     sizes = {"tiny": 771_680, "larger": 44_700_000}
     cells = full(1, ("idmm",), 2, 2, backbones=tuple(sizes))
     cells = [{**one, "backbone_params": sizes[one["backbone"]]} for one in cells]
-    found = table(cells)
-    grid_pictures.parameters(found, tmp_path / "a.png")
-    for axis, target in zip(figures[0].axes, found.targets, strict=True):
+    grid_table = table(cells)
+    grid_pictures.parameters(grid_table, tmp_path / "a.png")
+    for axis, target in zip(figures[0].axes, grid_table.targets, strict=True):
         assert [label.get_text() for label in axis.get_xticklabels()] == [
             "tiny\n0.772 M",
             "larger\n44.7 M",
         ]
-        for curve, row in zip(axis.containers, found.rows, strict=True):
+        for curve, row in zip(axis.containers, grid_table.rows, strict=True):
             assert curve.get_label() == {"scratch": "from scratch", "flowers": "idmm"}[row.source]
-            expected = [found.mean(name, row, target) for name in sizes]
+            expected = [grid_table.mean(name, row, target) for name in sizes]
             assert curve.lines[0].get_ydata().tolist() == expected
     assert "**tiny (0.772 M parameters)**" in render("grid.md", sections(grid(cells)))

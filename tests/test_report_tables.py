@@ -29,10 +29,10 @@ def table(cells, protocol="finetune"):
 
 def rendered(name, cells, protocol="finetune"):
     """The text of one of the files."""
-    found = sections.sections(grid(cells, protocol))
+    parts = sections.sections(grid(cells, protocol))
     if name == "grid.html":
-        return unescape(re.sub("<[^>]*>", " ", render.page(Path("none"), found)))
-    return render.render(name, found)
+        return unescape(re.sub("<[^>]*>", " ", render.page(Path("none"), parts)))
+    return render.render(name, parts)
 
 
 def csv_text(cells, protocol="finetune", **orders):
@@ -47,9 +47,9 @@ def test_runs_of_one_pretraining_are_no_independent_draws():
         for p, some in values.items()
         for s, v in enumerate(some)
     ]
-    found = seed_stats(cells)
-    assert (found.n, found.units) == (6, 2)
-    assert found.variance == pytest.approx(stats.sem([90.1, 92.1]) ** 2)
+    both = seed_stats(cells)
+    assert (both.n, both.units) == (6, 2)
+    assert both.variance == pytest.approx(stats.sem([90.1, 92.1]) ** 2)
     uneven = seed_stats(cells[:4])  # three runs of one pretraining and one of the other
     assert uneven.mean == pytest.approx((90.1 + 92.0) / 2)
     assert uneven.units == 2
@@ -62,27 +62,27 @@ def test_gain_over_scratch_is_of_the_same_backbone_and_target():
     with_it = (80.0, 82.0, 81.5)
     without = (60.0, 61.0)
     elsewhere = runs([10.0], **WITHOUT, target="cars") + runs([20.0], **WITHOUT, backbone="other")
-    found = table(runs(with_it) + runs(without, **WITHOUT) + elsewhere)
-    gain = found.cells["net", Row(**WITH), "pets"].gain
+    grid_table = table(runs(with_it) + runs(without, **WITHOUT) + elsewhere)
+    gain = grid_table.cells["net", Row(**WITH), "pets"].gain
     assert gain.value == pytest.approx(statistics.mean(with_it) - 60.5)
     interval = stats.ttest_ind(with_it, without).confidence_interval()
     assert gain.interval == pytest.approx(tuple(interval))
     assert gain.excludes_zero
-    assert found.cells["net", SCRATCH, "pets"].gain is None
-    assert ("other", Row(**WITH), "pets") not in found.cells
-    for values, scratch, wanted in (
+    assert grid_table.cells["net", SCRATCH, "pets"].gain is None
+    assert ("other", Row(**WITH), "pets") not in grid_table.cells
+    for values, scratch, expected in (
         ([80.0] * 2, [60.0] * 2, (20.0, (20.0, 20.0))),
         ([80.0], [60.0], (20.0, None)),
     ):
         same = table(runs(values) + runs(scratch, **WITHOUT))
-        assert same.cells["net", Row(**WITH), "pets"].gain == wanted
+        assert same.cells["net", Row(**WITH), "pets"].gain == expected
 
 
 def together(column):
     return pooled(column, column.values())
 
 
-def test_seeds_of_a_column_tell_together_how_far_they_move_a_number():
+def test_seeds_of_a_column_give_one_variance():
     """The error mean square of a one-way analysis of variance; a cell of one run has it, too."""
     values = {"a": [80.0, 82.0], "b": [70.0, 71.0, 75.0], "c": [60.0]}
     column = together({name: seed_stats(runs(some, source=name)) for name, some in values.items()})
@@ -109,25 +109,25 @@ def test_test_images_are_in_the_interval_also_of_a_single_run():
     one, other = (
         seed_stats([cell(top1=100 * h / n, test_size=n)]) for h, n in ((56, 70), (48, 80))
     )
-    found = difference(one, other)
-    assert found.value == pytest.approx(20.0)
-    assert found.interval == pytest.approx((5.24, 33.39), abs=0.005)
-    own = seed_stats([cell(top1=80.0, test_size=70, top1_interval=[70.0, 85.0])])
-    assert own.images == (10.0, 5.0), "what the run says itself goes first"
+    lead = difference(one, other)
+    assert lead.value == pytest.approx(20.0)
+    assert lead.interval == pytest.approx((5.24, 33.39), abs=0.005)
+    with_interval = seed_stats([cell(top1=80.0, test_size=70, top1_interval=[70.0, 85.0])])
+    assert with_interval.images == (10.0, 5.0), "what the run says itself goes first"
     # with seeds beside, lengths add up as standard errors do
     both = [
         [{**run, "test_size": 100} for run in runs(some)] for some in ((50.0, 54.0), (40.0, 44.0))
     ]
-    found = difference(*together({n: seed_stats(some) for n, some in enumerate(both)}).values())
+    lead = difference(*together({n: seed_stats(some) for n, some in enumerate(both)}).values())
     seeds = stats.t.ppf(0.975, 2) * np.sqrt(8.0)
     images = [
         difference(*(seed_stats([cell(top1=m, test_size=100)]) for m in (52.0, 42.0))).interval
     ]
-    assert found.interval[0] == pytest.approx(10 - np.hypot(seeds, 10 - images[0][0]), abs=0.05)
+    assert lead.interval[0] == pytest.approx(10 - np.hypot(seeds, 10 - images[0][0]), abs=0.05)
 
 
-def best(found):
-    return [row for (_, row, _), one in found.cells.items() if one.best_of_column]
+def best(grid_table):
+    return [row for (_, row, _), one in grid_table.cells.items() if one.best_of_column]
 
 
 def test_best_of_column_only_where_the_runs_show_it():
@@ -138,9 +138,9 @@ def test_best_of_column_only_where_the_runs_show_it():
         ("b", "idmm"): 87.0,
     }
     cells = [cell(*row, top1=value, test_size=2000) for row, value in values.items()]
-    found = table(cells)
-    assert best(found) == [("a", "idmm")]
-    assert found.rows[0] == SCRATCH
+    grid_table = table(cells)
+    assert best(grid_table) == [("a", "idmm")]
+    assert grid_table.rows[0] == SCRATCH
     assert best(table([{**one, "test_size": 200} for one in cells])) == []
     assert best(table([{**one, "test_size": None} for one in cells])) == [], "nothing is known"
 
@@ -159,17 +159,17 @@ def collapsed(**fields):
 def test_runs_that_say_one_class_crown_nothing():
     """In every format: a sign with a footnote, no best source, no bold, no gain without
     interval."""
-    found = table(collapsed())
-    for one in found.cells.values():
+    grid_table = table(collapsed())
+    for one in grid_table.cells.values():
         assert one.no_better
-    assert not best(found)
+    assert not best(grid_table)
     for name in ("grid.md", "grid.html"):
-        said = " ".join(rendered(name, collapsed()).split())
-        assert said.count("none better than the largest class ‡") == 2
-        assert "undecided" not in said
-        assert "**1" not in said
-        assert "stamps: the largest class 15.6 %" in said
-        assert "‡: no better than always predicting the largest class" in said
+        text_of_page = " ".join(rendered(name, collapsed()).split())
+        assert text_of_page.count("none better than the largest class ‡") == 2
+        assert "undecided" not in text_of_page
+        assert "**1" not in text_of_page
+        assert "stamps: the largest class 15.6 %" in text_of_page
+        assert "‡: no better than always predicting the largest class" in text_of_page
     html = render.page(Path("none"), sections.sections(grid(collapsed())))
     assert html.count('<span class="sign"> ‡</span>') == 10
     text = rendered("grid.tex", collapsed())
@@ -263,8 +263,8 @@ def test_a_name_shows_the_models_arguments():
     for name in ("grid.md", "grid.html", "grid.tex"):
         text = rendered(name, cells).replace("\\", "")
         assert "vit_tiny_patch16_224 (embed_dim 64, depth 4, 0.123 M parameters)" in text, name
-    named = [cell(backbone="small", config={"model": model})]
-    assert "**small**" in rendered("grid.md", named), "a label of the user's own"
+    labelled = [cell(backbone="small", config={"model": model})]
+    assert "**small**" in rendered("grid.md", labelled), "a label of the user's own"
 
 
 def structure(text, columns):
@@ -312,9 +312,9 @@ def test_a_best_source_has_its_lead_or_none_is_shown():
     cells = [cell(*row, top1=value, test_size=2000) for row, value in values.items()]
     worse = [*cells, cell("scratch", "none", top1=95.0, test_size=2000)]
     for name in ("grid.md", "grid.html"):
-        said = rendered(name, worse)
-        assert "none shown above scratch, highest: a, idmm" in said
-        assert "−5.0 (−6.6 to −3.4)" in said
+        text = rendered(name, worse)
+        assert "none shown above scratch, highest: a, idmm" in text
+        assert "−5.0 (−6.6 to −3.4)" in text
         few = [{**one, "test_size": 200} for one in worse]
         assert "undecided" not in rendered(name, few), (
             "what is shown to be worse than from scratch is no candidate"
@@ -333,12 +333,12 @@ def test_a_best_source_has_its_lead_or_none_is_shown():
     "cells", [[], [failed(), failed(seed=1)], [cell()], [missing()], paper()], ids=len
 )
 def test_report_never_fails(tmp_path, cells):
-    given = grid(cells)
-    text = render.write(tmp_path, given)
-    wanted = {"grid.csv", "grid.md", "grid.tex", "grid.html"} | ({"grid.png"} if cells else set())
-    found = {path.name for path in tmp_path.iterdir()}
-    assert found == wanted
-    structure((tmp_path / "grid.tex").read_text(), columns=2 + len(given["targets"]))
+    content = grid(cells)
+    text = render.write(tmp_path, content)
+    expected = {"grid.csv", "grid.md", "grid.tex", "grid.html"} | ({"grid.png"} if cells else set())
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == expected
+    structure((tmp_path / "grid.tex").read_text(), columns=2 + len(content["targets"]))
     done = f"{sum(c['status'] == 'ok' for c in cells)} of {len(cells)} cells done"
     assert done in text
     assert done in (tmp_path / "grid.html").read_text()

@@ -80,30 +80,30 @@ def unequal(tmp_path_factory):
     return root, folder / "run"
 
 
-def test_the_result_has_the_parameters_with_and_without_classifier(unequal):
+def test_parameters_with_and_without_classifier(unequal):
     _, out = unequal
-    found = result(out)
+    results = result(out)
     for key, name in {"params": "model", "backbone_params": "backbone"}.items():
         weights = safetensors.torch.load_file(out / f"{name}.safetensors")
-        assert found[key] == sum(tensor.numel() for tensor in weights.values()), (
+        assert results[key] == sum(tensor.numel() for tensor in weights.values()), (
             "this network has no buffers"
         )
-    assert found["params"] > found["backbone_params"]
+    assert results["params"] > results["backbone_params"]
 
 
 def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
     _, out = unequal
-    found = result(out)
+    results = result(out)
     rows = read_csv(out / "per_class.csv")
     assert [row["class"] for row in rows] == ["dog, big", "кот"]
     assert [row["images"] for row in rows] == ["3", "1"]
     hits = [int(row["correct"]) for row in rows]
-    assert found["top1"] == pytest.approx(25 * sum(hits))
-    assert found["mean_per_class"] == pytest.approx(100 * (hits[0] / 3 + hits[1]) / 2)
-    assert found["top1_interval"] == pytest.approx(wilson_interval(sum(hits), 4))
-    assert found["largest_class"] == 75
-    assert 0 <= found["baseline_top1"] <= 100
-    assert "kept_epoch" not in found
+    assert results["top1"] == pytest.approx(25 * sum(hits))
+    assert results["mean_per_class"] == pytest.approx(100 * (hits[0] / 3 + hits[1]) / 2)
+    assert results["top1_interval"] == pytest.approx(wilson_interval(sum(hits), 4))
+    assert results["largest_class"] == 75
+    assert 0 <= results["baseline_top1"] <= 100
+    assert "kept_epoch" not in results
     for row, right, images, other in zip(rows, hits, (3, 1), ("кот", "dog, big"), strict=True):
         wrong = images - right
         assert float(row["accuracy"]) == pytest.approx(100 * right / images, abs=0.01)
@@ -111,12 +111,12 @@ def test_the_result_has_what_its_accuracy_is_read_beside(unequal):
             (other, str(wrong)) if wrong else ("", "")
         )
     text = logged(out)
-    low, high = found["top1_interval"]
+    low, high = results["top1_interval"]
     assert (
-        f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {found['mean_per_class']:.2f}, "
+        f"top-1's 95 % interval {low:.2f} to {high:.2f}, mean over classes {results['mean_per_class']:.2f}, "
         in text
     )
-    assert f"largest class 75.00, the baseline {found['baseline_top1']:.2f} by 24 images" in text
+    assert f"largest class 75.00, the baseline {results['baseline_top1']:.2f} by 24 images" in text
     assert "than always predicting the largest class (75.0 %)" in text
     with Image.open(out / "confusion.png") as picture:
         assert picture.format == "PNG"
@@ -130,9 +130,9 @@ def test_mistakes_are_listed_and_drawn(unequal):
     answers = [row for row in read_csv(out / "predictions.csv") if row["class"] != row["predicted"]]
     answers.sort(key=lambda row: -float(row["probability"]))
     columns = ("path", "class", "predicted", "probability")
-    found = [tuple(row.values()) for row in read_csv(out / "mistakes.csv")]
-    assert found == [tuple(row[name] for name in columns) for row in answers]
-    assert found
+    mistakes = [tuple(row.values()) for row in read_csv(out / "mistakes.csv")]
+    assert mistakes == [tuple(row[name] for name in columns) for row in answers]
+    assert mistakes
     assert [*read_csv(out / "mistakes.csv")[0]] == ["path", "class", "answer", "confidence"]
     with Image.open(out / "mistakes.png") as picture:
         assert picture.format == "PNG"
@@ -214,43 +214,45 @@ def test_a_run_in_bf16_is_evaluated_as_predict_does(unequal, tmp_path):
     assert inside("finetune", tmp_path / "run", **run) == 0
     rows = read_csv(tmp_path / "run/predictions.csv")
     classifier = load_classifier(tmp_path / "run")
-    for row, found in zip(
+    for row, prediction in zip(
         rows, classifier.predict([root / row["path"] for row in rows]), strict=True
     ):
-        assert found.label == row["predicted"]
-        assert found.probability == pytest.approx(float(row["probability"]), abs=2e-5)
+        assert prediction.label == row["predicted"]
+        assert prediction.probability == pytest.approx(float(row["probability"]), abs=2e-5)
 
 
 def test_remarks():
-    def said(hits, **more):
+    def remarks_of(hits, **more):
         interval = wilson_interval(hits, 60)
         sizes = {"baseline_train_size": 50, "train_size": 99}
         scores = {"top1": 100 * hits / 60, "top1_interval": interval, "largest_class": 50.0}
         return outputs.remarks(scores | sizes | more)
 
-    (named,) = said(30)
-    assert "(37.7 to 62.3), than always predicting the largest class (50.0 %)" in named
-    assert len(said(37)) == 1
-    assert said(38) == [], "49.0 and 50.7 are the lower bounds"
+    (remark,) = remarks_of(30)
+    assert "(37.7 to 62.3), than always predicting the largest class (50.0 %)" in remark
+    assert len(remarks_of(37)) == 1
+    assert remarks_of(38) == [], "49.0 and 50.7 are the lower bounds"
     assert (
         "takes seconds (80.0 %, fitted to 50 of 99 training images)"
-        in said(48, baseline_top1=80.0)[0]
+        in remarks_of(48, baseline_top1=80.0)[0]
     )
-    assert said(48, baseline_top1=79.0) == []
+    assert remarks_of(48, baseline_top1=79.0) == []
 
 
 def test_the_best_on_val_is_what_is_exported_and_reported(best):
     out, after = best
     scores = [record["top1"] for record in metrics(out) if record["stage"] == 2]
-    kept = result(out)["kept_epoch"]
+    kept_epoch = result(out)["kept_epoch"]
     assert len(scores) == EPOCHS
-    assert kept == scores.index(max(scores)) + 1 != EPOCHS
+    assert kept_epoch == scores.index(max(scores)) + 1 != EPOCHS
     exported = safetensors.torch.load_file(out / "model.safetensors")
-    assert exported.keys() == after[kept - 1].keys()
-    for name, tensor in after[kept - 1].items():
+    assert exported.keys() == after[kept_epoch - 1].keys()
+    for name, tensor in after[kept_epoch - 1].items():
         assert torch.equal(exported[name], tensor)
     assert any(not torch.equal(exported[name], tensor) for name, tensor in after[-1].items())
-    line = f"train.keep: the weights of epoch {kept} of {EPOCHS}, top-1 {max(scores):.2f} on val"
+    line = (
+        f"train.keep: the weights of epoch {kept_epoch} of {EPOCHS}, top-1 {max(scores):.2f} on val"
+    )
     assert line in logged(out)
     info = json.loads((out / "model.json").read_text())
     model = timm.create_model(info["name"], **info["kwargs"]).eval()
@@ -265,19 +267,19 @@ def test_the_best_on_val_is_what_is_exported_and_reported(best):
     assert result(out)["top1"] == pytest.approx(100 * right.mean(), abs=0.3)  # an image of 360
 
 
-@pytest.mark.parametrize("place", ["before the best", "after the best", "at the end"])
-def test_a_stopped_run_keeps_the_same(place, best, tmp_path, monkeypatch):
+@pytest.mark.parametrize("moment", ["before the best", "after the best", "at the end"])
+def test_a_stopped_run_keeps_the_same(moment, best, tmp_path, monkeypatch):
     whole = best[0]
-    kept = result(best[0])["kept_epoch"]
+    kept_epoch = result(best[0])["kept_epoch"]
     at = {
         "before the best": (2, 0, 2),
-        "after the best": (2, kept, 1),
+        "after the best": (2, kept_epoch, 1),
         "at the end": (2, EPOCHS, 0),
-    }[place]
+    }[moment]
     stop_at(monkeypatch, *at)
     assert inside("finetune", tmp_path / "run", **BEST) == 130
     monkeypatch.undo()
-    assert (state(tmp_path / "run")["best"] is None) == (place == "before the best")
+    assert (state(tmp_path / "run")["best"] is None) == (moment == "before the best")
     assert inside("finetune", tmp_path / "run", **BEST) == 0
     assert same(tmp_path / "run", whole)
     assert outcome(tmp_path / "run") == outcome(whole)
@@ -294,16 +296,16 @@ def test_best_by_what_is_reported_is_refused(tmp_path, capsys):
         "train": {**transfers.GRID["finetune"]["train"], "keep": "best"},
     }
     grid = transfers.write(tmp_path / "grid.yaml", finetune=tuning)
-    wanted = [f"targets 'digits': {line}"]  # the same of 'other' is not repeated
-    assert refused(capsys, ["transfer", "--config", grid, "--out", tmp_path / "grid"]) == wanted
+    expected = [f"targets 'digits': {line}"]  # the same of 'other' is not repeated
+    assert refused(capsys, ["transfer", "--config", grid, "--out", tmp_path / "grid"]) == expected
 
 
 def test_balanced_weights_are_scikit_learns():
     labels = np.random.default_rng(0).integers(0, 5, 40)
-    wanted = compute_class_weight("balanced", classes=np.arange(5), y=labels)
-    assert balanced_weights(labels, 5).tolist() == pytest.approx(wanted.tolist())
-    wanted = [*wanted, 0.0]  # a class without an image
-    assert balanced_weights(labels, 6).tolist() == pytest.approx(wanted)
+    expected = compute_class_weight("balanced", classes=np.arange(5), y=labels)
+    assert balanced_weights(labels, 5).tolist() == pytest.approx(expected.tolist())
+    expected = [*expected, 0.0]  # a class without an image
+    assert balanced_weights(labels, 6).tolist() == pytest.approx(expected)
     assert float(balanced_weights(labels, 6)[torch.from_numpy(labels)].mean()) == pytest.approx(1)
 
 
@@ -319,14 +321,14 @@ def test_loss_against_a_naive_loop(epoch, alpha, weighted):
     if weighted:
         method.class_weight = balanced_weights(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 3)
     generator = torch.Generator().manual_seed(0)
-    given = {
+    inputs = {
         "images": torch.randn(5, 3, 16, 16, generator=generator),
         "label": torch.tensor([0, 2, 1, 0, 2]),
     }
 
-    def naive(method, given):
-        images = given["images"]
-        label = given["label"]
+    def naive(method, inputs):
+        images = inputs["images"]
+        label = inputs["label"]
         mix = method._draw(images, epoch, numpy_rng(5, "mixing"))
         assert mix is None if alpha == 0 else (mix.box is None) == (epoch % 2 == 0), (
             "Mixup on even epochs"
@@ -355,5 +357,5 @@ def test_loss_against_a_naive_loop(epoch, alpha, weighted):
                 )
         return loss
 
-    assert_same_loss(method, given, naive, epoch=epoch, rtol=1e-4, atol=1e-6)
+    assert_same_loss(method, inputs, naive, epoch=epoch, rtol=1e-4, atol=1e-6)
     assert "class_weight" not in method.state_dict(), "checkpoints of runs without it still fit"

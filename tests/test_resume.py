@@ -72,18 +72,18 @@ def where(out):
 def stamp(path):
     """Changes whenever the file is replaced; None while it is not there."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def snapshot(out):
     """Every file of a run but the log and the lock, with its time and content."""
-    kept = [
+    paths = [
         path for path in out.rglob("*") if path.is_file() and path.suffix not in (".txt", ".lock")
     ]
-    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in kept}
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
 OF_OLD = "is of the old ones. Restore them, or name a new --out"
@@ -150,14 +150,15 @@ def test_asked_to_stop(stage, number, whole, tmp_path):
         assert process.until(lambda: begun(out)), process.said()
         process.send(number)
         assert process.wait() == 130, process.said()
-        said = process.said().splitlines()
+        output = process.said().splitlines()
     _, epoch, step = where(out)
-    assert said[-1].startswith("interrupted")
-    assert "Traceback" not in "".join(said)
+    assert output[-1].startswith("interrupted")
+    assert "Traceback" not in "".join(output)
     # else it fell between two steps: into an evaluation, or the change of stages
-    if "from epoch" in said[-1]:
+    if "from epoch" in output[-1]:
         assert (
-            said[-1] == f"interrupted. The same command resumes from epoch {epoch + 1}, step {step}"
+            output[-1]
+            == f"interrupted. The same command resumes from epoch {epoch + 1}, step {step}"
         )
     assert not (out / "result.json").exists()
     assert not temporary(out)
@@ -198,8 +199,10 @@ def _moments(saved, *names):
 
 
 def _part(saved, prefix):
-    kept = saved["method"]
-    kept.update(_zeroed({name: tensor for name, tensor in kept.items() if name.startswith(prefix)}))
+    tensors = saved["method"]
+    tensors.update(
+        _zeroed({name: tensor for name, tensor in tensors.items() if name.startswith(prefix)})
+    )
 
 
 SPOIL = {
@@ -350,11 +353,11 @@ def test_another_config_lists_every_field(whole, cut, capsys):
             == 2
         )
         *faults, last = lines(capsys)
-        wanted = [
+        expected = [
             f"{k}: the run in '{run}' has {old}, this command has {new}"
             for k, (old, new) in changes.items()
         ]
-        assert sorted(faults) == sorted(wanted)
+        assert sorted(faults) == sorted(expected)
         assert last == f"out: '{run}' belongs to another config. Use a new --out"
         assert snapshot(run) == before
     assert inside("finetune", whole["finetune"], data__subset=None, stages=[{"size": 16}]) == 2
@@ -376,9 +379,7 @@ def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):
     assert metrics(out) == metrics(whole["pretrain"])
 
 
-def test_paths_may_be_spelled_otherwise_and_a_run_moved_with_its_images(
-    tmp_path, monkeypatch, capsys
-):
+def test_paths_in_other_words_and_a_run_that_moved(tmp_path, monkeypatch, capsys):
     names = [f"train/{of}/{i}.png" for of in ("cat", "dog") for i in range(5)]
     root = tree(tmp_path / "here/images", train={"cat": 5, "dog": 5}, val={"cat": 1, "dog": 1})
     (root.parent / "labels.csv").write_text(
@@ -460,32 +461,32 @@ def test_finished_runs_notice_changed_images(tmp_path, capsys):
 
     for argv in argvs:
         os.utime(root / "train/cat/0.png")  # another time, the same content
-        code, said = repeated(argv)
+        code, output = repeated(argv)
         assert code == 0
-        assert "finished already" in "".join(said), argv
+        assert "finished already" in "".join(output), argv
     (root / "train/cat/1.png").rename(root / "train/dog/from_cat.png")
     paint(root / "train/dog/more.png", seed=7)
     for argv in argvs:
-        code, said = repeated(argv)
+        code, output = repeated(argv)
         changes = "1 with another label, 1 new, 0 gone, 0 with other content, 0 renamed"
         changes += " (train/dog/from_cat.png, train/dog/more.png)"
         assert code == 2, argv
         assert (
-            said[-1]
+            output[-1]
             == f"data.root: the images changed since this run: {changes}. '{out_of(argv)}' {OF_OLD}"
         )
     (root / "train/dog/from_cat.png").rename(root / "train/cat/1.png")
     (root / "train/dog/more.png").unlink()
     paint(root / "train/dog/2.png", seed=8)
     for argv in argvs:
-        code, said = repeated(argv)
+        code, output = repeated(argv)
         assert code == 2
-        assert "0 with another label, 0 new, 0 gone, 1 with other content, " in said[-1], argv
+        assert "0 with another label, 0 new, 0 gone, 1 with other content, " in output[-1], argv
     shutil.rmtree(root)
     for argv in argvs:
-        code, said = repeated(argv)
+        code, output = repeated(argv)
         assert code == 0
-        assert "finished already" in "".join(said), argv
+        assert "finished already" in "".join(output), argv
 
 
 def out_of(argv):
@@ -501,13 +502,13 @@ def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
     """A file that cannot be written (the fifth checkpoint, an export): 1, a line naming it, and
     nothing is lost."""
     out = tmp_path / "run"
-    seen = []
+    checkpoints = []
 
     def fail(what, *rest):
         target = os.readlink(f"/proc/self/fd/{what}") if function == "fsync" else what
         if f"/.{name}." in str(target):
-            seen.append(state_file(out).read_bytes() if state_file(out).exists() else b"")
-            if name != "state.pt" or len(seen) == 5:
+            checkpoints.append(state_file(out).read_bytes() if state_file(out).exists() else b"")
+            if name != "state.pt" or len(checkpoints) == 5:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(what, *rest)
 
@@ -518,7 +519,7 @@ def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
     line = f"{path}: cannot be written (No space left on device). The old file stays"
     assert lines(capsys)[-1] == line
     assert not temporary(out)
-    assert state_file(out).read_bytes() == seen[-1]
+    assert state_file(out).read_bytes() == checkpoints[-1]
     assert not (out / "result.json").exists()
     if function == "fsync":  # there is room again
         monkeypatch.undo()
@@ -534,9 +535,9 @@ def test_files_that_results_do_without_cost_a_line(whole, tmp_path, capsys):
         (out / name).mkdir(parents=True)  # no file can take its place
     assert inside("finetune", out) == 0
     assert (out / "result.json").exists()
-    said = capsys.readouterr().err
-    assert all(f"{name} is not " in said for name in names[:2])
-    assert f"{out}/log.txt: cannot be written (is a" in said
+    errors = capsys.readouterr().err
+    assert all(f"{name} is not " in errors for name in names[:2])
+    assert f"{out}/log.txt: cannot be written (is a" in errors
     assert same(out, whole["finetune"])
     assert metrics(out) == metrics(whole["finetune"])
 
@@ -562,9 +563,9 @@ def test_disk_full_inside_torch_save(tmp_path, monkeypatch, capsys):
     original = torch.save
     monkeypatch.setattr(torch, "save", lambda saved, file: original(saved, Full(file)))
     assert inside("pretrain", out) == 1
-    said = lines(capsys)
-    assert said[-1].startswith(f"{state_file(out)}: cannot be written (")
-    assert sum("cannot be written" in line for line in said) == 1
+    errors = lines(capsys)
+    assert errors[-1].startswith(f"{state_file(out)}: cannot be written (")
+    assert sum("cannot be written" in line for line in errors) == 1
     assert where(out) == (1, 0, 2)
     assert not temporary(out)
 
@@ -594,22 +595,25 @@ def finite(saved):
     return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
-@pytest.mark.parametrize(("minutes", "kept"), [(0, (1, 1, 1)), (60, (1, 0, 1))])
-def test_loss_not_finite(minutes, kept, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("minutes", "position"), [(0, (1, 1, 1)), (60, (1, 0, 1))])
+def test_loss_not_finite(minutes, position, tmp_path, monkeypatch, capsys):
     """With a checkpoint a step it stops at once, else at the epoch's end; the step named is the
     first bad one."""
     out = tmp_path / "run"
     spoiled_forward(
-        monkeypatch, "pretrain", 7, lambda found: {**found, "loss": found["loss"] * float("nan")}
+        monkeypatch,
+        "pretrain",
+        7,
+        lambda outputs: {**outputs, "loss": outputs["loss"] * float("nan")},
     )
     assert inside("pretrain", out, train__save_minutes=minutes) == 1
-    said = lines(capsys)
+    errors = lines(capsys)
     line = "the loss is not finite at step 7 (epoch 2, lr 0.00293). The last checkpoint is kept: lower --train.lr or"
-    assert said[-1].startswith(line)
-    assert said.count(said[-1]) == 1
-    assert said[-1] in (out / "log.txt").read_text()
+    assert errors[-1].startswith(line)
+    assert errors.count(errors[-1]) == 1
+    assert errors[-1] in (out / "log.txt").read_text()
     assert [record["epoch"] for record in metrics(out)] == [1]
-    assert where(out) == kept
+    assert where(out) == position
     assert finite(state(out))
 
 
@@ -636,7 +640,7 @@ def test_out_of_memory(error, when, tmp_path, monkeypatch, capsys):
         "out of memory with a batch of 20 images: try --train.accumulate 4 (the same step in "
         "smaller passes), a smaller --train.batch_size or --train.precision bf16, in a new --out"
     )
-    said = lines(capsys)
-    assert said[-1] == advice
-    assert said.count(advice) == 1
+    errors = lines(capsys)
+    assert errors[-1] == advice
+    assert errors.count(advice) == 1
     assert when != "in the loop" or where(out) == (1, 0, 2)

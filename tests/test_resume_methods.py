@@ -43,18 +43,22 @@ def schedules():
 def uninterrupted(tmp_path_factory):
     """Runs that were never stopped, made as they are asked for."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    made = {}
+    folders = {}
 
     def run(name):
-        if name not in made:
-            made[name] = folder / name
+        if name not in folders:
+            folders[name] = folder / name
             assert (
                 inside(
-                    "pretrain", made[name], **RUNS[name], method__name=name, train__save_minutes=60
+                    "pretrain",
+                    folders[name],
+                    **RUNS[name],
+                    method__name=name,
+                    train__save_minutes=60,
                 )
                 == 0
             )
-        return made[name]
+        return folders[name]
 
     return run
 
@@ -64,17 +68,17 @@ def cut(tmp_path_factory):
     """Runs that were interrupted in their first epoch and again in mid of the second, to be
     copied."""
     folder = tmp_path_factory.mktemp("cut")
-    made = {}
+    folders = {}
 
     def run(name, to):
-        if name not in made:
-            made[name] = folder / name
+        if name not in folders:
+            folders[name] = folder / name
             for place in ((0, 3), (1, 2)):
                 with pytest.MonkeyPatch.context() as patch:
                     stop_at(patch, 1, *place)
-                    assert inside("pretrain", made[name], **RUNS[name], method__name=name) == 130
-                assert where(made[name]) == (1, *place)
-        return shutil.copytree(made[name], to)
+                    assert inside("pretrain", folders[name], **RUNS[name], method__name=name) == 130
+                assert where(folders[name]) == (1, *place)
+        return shutil.copytree(folders[name], to)
 
     return run
 

@@ -95,8 +95,8 @@ def test_a_refused_run_leaves_no_folder(tmp_path, capsys):
 def test_what_was_there_before_stays(folds, tmp_path, capsys):
     # refused once the folder is there
     changes = {"train__keep": "best", "data__subset": None, "data__folds": folds}
-    for there in ("runs/run", "runs/empty", "shelf"):
-        (tmp_path / there).mkdir(parents=True)
+    for folder in ("runs/run", "runs/empty", "shelf"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "runs/run/notes.txt").write_text("mine")
     for out in ("runs/run", "runs/empty", "shelf/run"):
         refused(capsys, ["finetune", *flags("finetune", tmp_path / out, **changes)])
@@ -184,26 +184,26 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
     assert state(tmp_path / "a")["precision"] == "bf16"
 
 
-@pytest.mark.parametrize("asked", [True, None], ids=["asked for", "a long run"])
-def test_a_compiled_run_is_the_plain_one(asked, tmp_path, monkeypatch):
+@pytest.mark.parametrize("requested", [True, None], ids=["asked for", "a long run"])
+def test_a_compiled_run_is_the_plain_one(requested, tmp_path, monkeypatch):
     """Without a request a run is compiled if it is long enough on its device. Model and loss
     are."""
-    monkeypatch.setitem(loop.COMPILE_FROM, "cpu", 0.0 if asked is None else math.inf)
+    monkeypatch.setitem(loop.COMPILE_FROM, "cpu", 0.0 if requested is None else math.inf)
     # makes no code, but counts
     plain = torch.compile
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", lambda function, **_: plain(function, backend=counter))
     torch._dynamo.reset()
-    given = {
+    config = {
         **AUTO,
         "train__precision": "fp32",
         "data__subset": {"total": 200},
         "train__monitor_every": 0,
     }
-    assert inside("pretrain", tmp_path / "a", **given, train__compile=asked) == 0
+    assert inside("pretrain", tmp_path / "a", **config, train__compile=requested) == 0
     torch._dynamo.reset()
     assert counter.frame_count >= 2
-    assert inside("pretrain", tmp_path / "b", **given, train__compile=False) == 0
+    assert inside("pretrain", tmp_path / "b", **config, train__compile=False) == 0
     for name, value in state(tmp_path / "b")["method"].items():
         torch.testing.assert_close(
             state(tmp_path / "a")["method"][name], value, rtol=1e-3, atol=1e-4
@@ -235,7 +235,7 @@ def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch
         if stage == "finetune"
         else {}
     )
-    given = flags(
+    argv = flags(
         stage,
         tmp_path / "run",
         **more,
@@ -243,10 +243,10 @@ def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch
         train__batch_size=20,
         train__accumulate=2,
     )
-    said = capsys.readouterr().err.splitlines() if call([stage, *given]) == 1 else []
-    assert said
-    assert said[-1].startswith(f"out of memory with {batch}")
-    for line in said:
+    errors = capsys.readouterr().err.splitlines() if call([stage, *argv]) == 1 else []
+    assert errors
+    assert errors[-1].startswith(f"out of memory with {batch}")
+    for line in errors:
         assert "Traceback" not in line
 
 

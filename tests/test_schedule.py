@@ -69,17 +69,17 @@ def test_weight_decay_follows_a_cosine_where_there_is_any():
 def test_each_tensor_is_clipped_on_its_own():
     """DINO's: g <- g min(1, limit / (|g| + 1e-6)); the norm of all three together would scale
     each."""
-    given = [torch.tensor([3.0, 4.0]), torch.tensor([[0.3, 0.4]]), torch.tensor([60.0])]
-    tensors = [torch.nn.Parameter(torch.zeros_like(g)) for g in given] + [
+    gradients = [torch.tensor([3.0, 4.0]), torch.tensor([[0.3, 0.4]]), torch.tensor([60.0])]
+    tensors = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients] + [
         torch.nn.Parameter(torch.zeros(1))
     ]
-    for tensor, grad in zip(tensors, given, strict=False):
+    for tensor, grad in zip(tensors, gradients, strict=False):
         tensor.grad = grad.clone()
     clip_gradients(torch.nn.ParameterList(tensors), 3.0, per_tensor=True)
-    for tensor, grad in zip(tensors, given, strict=False):
+    for tensor, grad in zip(tensors, gradients, strict=False):
         torch.testing.assert_close(tensor.grad, grad * min(1.0, 3 / (float(grad.norm()) + 1e-6)))
     assert tensors[-1].grad is None
-    assert torch.equal(tensors[1].grad, given[1])
+    assert torch.equal(tensors[1].grad, gradients[1])
 
 
 def test_warmup_not_shorter_than_the_run_is_shortened_and_said():

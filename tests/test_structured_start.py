@@ -43,51 +43,51 @@ def test_heads_look_at_like_patches_and_take_off_what_they_find(heads):
             z = torch.randn(width, width, generator=draw) / math.sqrt(width)
             u, s, v = np.linalg.svd((0.7 * z + 0.7 * torch.eye(width)).numpy())
             rank = width // heads
-            wanted = sum(s[r] * np.outer(u[:, r], v[r]) for r in range(rank))
+            expected = sum(s[r] * np.outer(u[:, r], v[r]) for r in range(rank))
             rows = slice(head * rank, (head + 1) * rank)
-            np.testing.assert_allclose((query[rows].T @ key[rows]).numpy(), wanted, atol=1e-5)
+            np.testing.assert_allclose((query[rows].T @ key[rows]).numpy(), expected, atol=1e-5)
         z = torch.randn(width, width, generator=draw) / math.sqrt(width)
-        found = block.attn.proj.weight.detach() @ value
-        torch.testing.assert_close(found, 0.4 * z - 0.4 * torch.eye(width), atol=1e-5, rtol=0)
+        product = block.attn.proj.weight.detach() @ value
+        torch.testing.assert_close(product, 0.4 * z - 0.4 * torch.eye(width), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("token", [True, False])
 def test_positions_are_sines_and_cosines_of_row_and_column(token):
-    given = {} if token else dict(class_token=False, global_pool="avg")
-    model = create_backbone("vit_tiny_patch16_224", [16, 24], **{**tiny.VIT, **given})
-    drawn = model.pos_embed.detach().clone()
+    kwargs = {} if token else dict(class_token=False, global_pool="avg")
+    model = create_backbone("vit_tiny_patch16_224", [16, 24], **{**tiny.VIT, **kwargs})
+    before = model.pos_embed.detach().clone()
     init_vit(model, [{"images": torch.randn(4, 3, 16, 24)}], seed=0)
-    places = model.pos_embed.detach()[0, token:]
-    for place, (row, column) in enumerate((r, c) for r in range(2) for c in range(3)):
+    positions = model.pos_embed.detach()[0, token:]
+    for number, (row, column) in enumerate((r, c) for r in range(2) for c in range(3)):
         waves = [10000 ** (-k / 4) for k in range(4)]
         values = [
             f(at * wave) for f in (math.sin, math.cos) for at in (row, column) for wave in waves
         ]
-        torch.testing.assert_close(places[place], torch.tensor(values), atol=1e-5, rtol=0)
-    assert torch.equal(model.pos_embed[:, :token], drawn[:, :token]), "the class token's stays"
+        torch.testing.assert_close(positions[number], torch.tensor(values), atol=1e-5, rtol=0)
+    assert torch.equal(model.pos_embed[:, :token], before[:, :token]), "the class token's stays"
 
 
 @pytest.mark.parametrize(("channels", "patch", "side"), [(3, 8, 16), (1, 2, 8)])
 def test_the_patch_embedding_whitens(channels, patch, side):
     """Outputs have mean 0, no correlation, and a mean variance of 1; of small patches there are
     fewer than outputs."""
-    given = {**tiny.VIT, "patch_size": patch, "in_chans": channels, "embed_dim": 16}
+    kwargs = {**tiny.VIT, "patch_size": patch, "in_chans": channels, "embed_dim": 16}
     with seeded(0):
-        model = create_backbone("vit_tiny_patch16_224", side, **given)
+        model = create_backbone("vit_tiny_patch16_224", side, **kwargs)
     layer = model.patch_embed.proj
-    drawn = model.patch_embed.proj.weight.detach().clone()
-    made = batches(channels=channels, side=side)
-    init_vit(model, made, seed=0)
-    images = torch.cat([batch["images"] for batch in made])
+    before = model.patch_embed.proj.weight.detach().clone()
+    parts = batches(channels=channels, side=side)
+    init_vit(model, parts, seed=0)
+    images = torch.cat([batch["images"] for batch in parts])
     patches = F.unfold(images, patch, stride=patch // 2).transpose(1, 2).flatten(0, 1)
     count = min(16, patches.shape[1])
-    found = (patches @ layer.weight[:count].flatten(1).T + layer.bias[:count]).detach().double()
-    torch.testing.assert_close(found.mean(0), torch.zeros(count).double(), atol=1e-3, rtol=0)
-    covariance = found.T @ found / len(found)
+    outputs = (patches @ layer.weight[:count].flatten(1).T + layer.bias[:count]).detach().double()
+    torch.testing.assert_close(outputs.mean(0), torch.zeros(count).double(), atol=1e-3, rtol=0)
+    covariance = outputs.T @ outputs / len(outputs)
     off = covariance - covariance.diag().diag()
     assert float(off.abs().max()) < 1e-2
     assert float(covariance.diag().mean()) == pytest.approx(1, abs=0.01)
-    assert torch.equal(layer.weight[count:], drawn[count:])
+    assert torch.equal(layer.weight[count:], before[count:])
 
 
 def test_runs(tmp_path, monkeypatch):
@@ -114,9 +114,9 @@ def test_weights_to_start_from_and_other_models_stay_as_they_are(tmp_path, capsy
         stages=[{"size": 16, "epochs": 1}], train__lr=1e-12, train__weight_decay=0, train__ema=None
     )
     assert inside("pretrain", tmp_path / "a", train__epochs=1) == 0
-    given = dict(**few, model__name=None, model__kwargs=None, init=str(tmp_path / "a"))
-    assert inside("finetune", tmp_path / "b", **given, model__start="structured") == 0
-    assert inside("finetune", tmp_path / "c", **given) == 0
+    start = dict(**few, model__name=None, model__kwargs=None, init=str(tmp_path / "a"))
+    assert inside("finetune", tmp_path / "b", **start, model__start="structured") == 0
+    assert inside("finetune", tmp_path / "c", **start) == 0
     assert same(tmp_path / "b", tmp_path / "c")
     net = dict(model__name="resnet10t", model__kwargs={"channels": [8, 8, 8, 16]})
     assert inside("finetune", tmp_path / "d", **few, **net, model__start="structured") == 2

@@ -74,11 +74,11 @@ def test_shared_rows_give_deep_clustering_with_a_prior(generator):
     centres = random_rows(generator, count=3)
     sizes = [clusters.count(k) for k in range(3)]
     w = centres[torch.tensor(clusters)]  # [N, d]
-    for i, own in enumerate(clusters):
+    for i, cluster in enumerate(clusters):
         logits = [centres[k] @ z[i] + math.log(sizes[k]) for k in range(3)]
         norm = torch.log(sum(torch.exp(logit) for logit in logits))
-        deep_clustering = norm - logits[own]
-        expected = deep_clustering + math.log(sizes[own])
+        deep_clustering = norm - logits[cluster]
+        expected = deep_clustering + math.log(sizes[cluster])
         torch.testing.assert_close(loss_of_image(z[i], w, i), expected, rtol=1e-12, atol=1e-12)
 
 

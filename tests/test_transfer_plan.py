@@ -34,15 +34,15 @@ def grid(**changes):
     return parsing.build(GridConfig, {**BASE, **changes})
 
 
-def checked(given):
+def checked(config):
     """The plan of a grid without faults."""
-    made = GridPlan(given)
-    assert not made.faults
-    return made
+    whole = GridPlan(config)
+    assert not whole.faults
+    return whole
 
 
-def plan(given, finished=()):
-    return checked(given).remaining(finished)
+def plan(config, finished=()):
+    return checked(config).remaining(finished)
 
 
 def keys(**changes):
@@ -61,18 +61,18 @@ def test_against_a_naive_enumeration():
     jobs, starts = cells()
     expected = [("scratch", "none", None)]
     expected += list(itertools.product(["digits", "few"], ["idmm", "simclr"], [0, 1]))
-    wanted = {
+    expected_cells = {
         Cell(source, method, "tiny", target, seed, tuned)
         for source, method, seed in expected
         for target in ("digits", "digits-per_class5")
         for tuned in ([0, 1] if seed is None else [seed])
     }
-    assert set(jobs) == wanted
-    assert len(wanted) == 20
+    assert set(jobs) == expected_cells
+    assert len(expected_cells) == 20
     assert len({job.key for job in jobs.values()}) == 20, "each cell is a run of its own"
-    made = [start for start in starts.values() if start is not None]
-    assert len(made) == 16
-    assert len({start.key for start in made}) == 8, "both targets share a pretraining"
+    pretrainings = [start for start in starts.values() if start is not None]
+    assert len(pretrainings) == 16
+    assert len({start.key for start in pretrainings}) == 8, "both targets share a pretraining"
     for cell, job in jobs.items():
         start = starts[cell]
         config = parsing.build(FinetuneConfig, job.config)
@@ -136,15 +136,15 @@ def test_a_folder_is_called_by_the_end_of_its_path():
         "digits",
         {"name": "folder", "label": 7},
     ]
-    found = checked(grid(sources=sources, targets=[{**moss, "label": None}])).entries
-    assert [entry.label for entry in found["sources"]] == [
+    entries = checked(grid(sources=sources, targets=[{**moss, "label": None}])).entries
+    assert [entry.label for entry in entries["sources"]] == [
         "moss",
         "stamps",
         "stamps-total50",
         "digits",
         "7",
     ]
-    assert [entry.label for entry in found["targets"]] == ["moss"]
+    assert [entry.label for entry in entries["targets"]] == ["moss"]
 
 
 PRETRAINED = "not scratch"
@@ -196,16 +196,16 @@ def test_keys_change_exactly_with_what_a_job_computes(touched, change):
     before = set(keys().values())
     after = keys(**change)
     if touched == PRETRAINED:
-        wanted = {name for name in after if not name[1].startswith("scratch")}
+        expected = {name for name in after if not name[1].startswith("scratch")}
     else:
-        wanted = {name for name in after if touched is not None and touched in " ".join(name)}
-    assert {name for name, key in after.items() if key not in before} == wanted
-    assert bool(wanted) == (touched is not None)
+        expected = {name for name in after if touched is not None and touched in " ".join(name)}
+    assert {name for name, key in after.items() if key not in before} == expected
+    assert bool(expected) == (touched is not None)
     assert {job.config.get("resume", "auto") for job in plan(grid(**change))} == {"auto"}
 
 
 def test_keys_hold_paths_from_the_folder_of_the_grid(tmp_path, monkeypatch):
-    found = []
+    all_keys = []
     for out, current, root in (
         ("a", "a", "data"),
         ("a", "b", "../a/data"),
@@ -216,21 +216,21 @@ def test_keys_hold_paths_from_the_folder_of_the_grid(tmp_path, monkeypatch):
             (tmp_path / current / "data").mkdir(parents=True, exist_ok=True),
             monkeypatch.chdir(tmp_path / current),
         )
-        found += keys(
+        all_keys += keys(
             out=str(tmp_path / out / "grid"), sources=[], seeds=[0], targets=[{"root": root}]
         ).values()
-    assert found[0] == found[1] == found[2] != found[3], "b is a, moved with its images"
+    assert all_keys[0] == all_keys[1] == all_keys[2] != all_keys[3], "b is a, moved with its images"
 
 
 def test_keys_change_with_the_content_of_lists(tmp_path):
     file = tmp_path / "list.csv"
-    found = set()
+    all_keys = set()
     for name, text in itertools.product(("labels", "groups", "exclude"), ("path", "path,class")):
         file.write_text(text)
-        found |= set(
+        all_keys |= set(
             keys(sources=[], seeds=[0], targets=[{"root": str(tmp_path), name: str(file)}]).values()
         )
-    assert len(found) == 6
+    assert len(all_keys) == 6
 
 
 def write(path, **content):
@@ -242,21 +242,21 @@ def test_recipes_and_overrides(tmp_path):
     """The last entry's recipe replaces the base's; the keys of all layers go over it, those of
     entries last."""
     base = write(tmp_path / "base.yaml", train={"epochs": 3, "lr": 0.1}, views={"size": 32})
-    own = write(
+    override = write(
         tmp_path / "own.yaml", train={"epochs": 4}, method={"name": "idmm", "temperature": None}
     )
-    given = {
+    changes = {
         "pretrain": {"config": base, "train": {"lr": 0.2}, "views.crops": [{"count": 2}]},
         "methods": [
             "idmm",
-            {"name": "simclr", "pretrain": {"config": own, "method": {"temperature": 0.3}}},
+            {"name": "simclr", "pretrain": {"config": override, "method": {"temperature": 0.3}}},
         ],
         "sources": [{"name": "digits", "pretrain": {"train": {"batch_size": 9}}}],
     }
-    _, starts = cells(**given)
-    found = {cell.method: start.config for cell, start in starts.items() if start}
-    idmm = found["idmm"]
-    simclr = found["simclr"]
+    _, starts = cells(**changes)
+    configs = {cell.method: start.config for cell, start in starts.items() if start}
+    idmm = configs["idmm"]
+    simclr = configs["simclr"]
     assert [idmm["train"][n] for n in ("epochs", "lr", "batch_size")] == [3, 0.2, 9]
     assert [simclr["train"][n] for n in ("epochs", "lr", "batch_size")] == [4, 0.2, 9]
     assert [start["views"]["size"] for start in (idmm, simclr)] == [32, 112], (
@@ -267,16 +267,16 @@ def test_recipes_and_overrides(tmp_path):
 
 
 def test_roots():
-    own = [{"name": "pets", "root": "/mine"}, {"name": "folder", "root": "/f"}]
+    rooted = [{"name": "pets", "root": "/mine"}, {"name": "folder", "root": "/f"}]
     jobs, starts = cells(
-        sources=["flowers", *own, "digits"],
+        sources=["flowers", *rooted, "digits"],
         targets=["dtd"],
         methods=["idmm"],
         roots="/data",
         seeds=[0],
     )
-    found = {cell.source: start.config["data"]["root"] for cell, start in starts.items() if start}
-    assert found == {"flowers": "/data/flowers", "pets": "/mine", "f": "/f", "digits": None}
+    roots = {cell.source: start.config["data"]["root"] for cell, start in starts.items() if start}
+    assert roots == {"flowers": "/data/flowers", "pets": "/mine", "f": "/f", "digits": None}
     assert {job.config["data"]["root"] for job in jobs.values()} == {"/data/dtd"}
 
 
@@ -294,14 +294,14 @@ def test_flags(tmp_path):
         "--finetune.data.subset={per_class: 2}",
     ]
     argv += ["--finetune.model.freeze"]  # a switch
-    found = parse(
+    config = parse(
         GridConfig,
         [*argv, "--pretrain.config", "r.yaml", "--target.protocol", "probe"],
         "idmm transfer",
     )
-    assert found.pretrain == {"train": {"lr": 0.1, "epochs": 5}, "config": "r.yaml"}
-    assert found.finetune == {"data": {"subset": {"per_class": 2}}, "model": {"freeze": True}}
-    assert found.target.protocol == "probe"
+    assert config.pretrain == {"train": {"lr": 0.1, "epochs": 5}, "config": "r.yaml"}
+    assert config.finetune == {"data": {"subset": {"per_class": 2}}, "model": {"freeze": True}}
+    assert config.target.protocol == "probe"
     wrong = ["--pretrain.train.lr", "--sorces", "x", "--finetune.train.lr", "[1"]
     assert faults(parse, GridConfig, [*argv, *wrong], "t") == [
         "--sorces: unknown flag. Did you mean '--sources'?",
@@ -322,9 +322,9 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "pretrain": {"config": str(tmp_path / "none.yaml")},
         "finetune": {"train": {"epoch": 3, "lr": -1}},
     }  # fmt: skip
-    found = GridPlan(grid(**bad)).faults
+    lines = GridPlan(grid(**bad)).faults
     names = ", ".join(DATASETS)
-    assert found == [
+    assert lines == [
         "sources[3]: got {'label': 'x'}, expected a name or a mapping with 'name'",
         "targets[1].lable: unknown key. Did you mean 'label'?",
         "backbones[2].pretrain: got 3, expected a mapping",
@@ -376,4 +376,4 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     ],
 )
 def test_faults_one_by_one(change, fault):
-    assert any(said.startswith(fault) for said in GridPlan(grid(**change)).faults)
+    assert any(line.startswith(fault) for line in GridPlan(grid(**change)).faults)

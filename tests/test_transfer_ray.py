@@ -125,8 +125,8 @@ def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
     killer.start()
     assert inside(out, "--ray.address", joined, **CHANGES) == 0
     killer.join()
-    wanted = cells(whole_grid)
-    assert cells(out) == {key: cell for key, cell in wanted.items() if key[1] == "digits"}
+    expected = cells(whole_grid)
+    assert cells(out) == {key: cell for key, cell in expected.items() if key[1] == "digits"}
     assert len(cells(out)) == 3
     assert whole(out, whole_grid)
     assert not list((out / "jobs").iterdir())
@@ -160,16 +160,16 @@ def test_failing_jobs_are_recorded_and_the_rest_goes_on(joined, tmp_path, monkey
 
     monkeypatch.setattr(Grid, "log_progress", kill)
     cluster.run(grid)
-    found = {cell["source"]: cell for cell in grid.results()["cells"]}
-    failed = found["broken"]
-    assert found["scratch"]["status"] == "ok"
+    by_source = {cell["source"]: cell for cell in grid.results()["cells"]}
+    failed = by_source["broken"]
+    assert by_source["scratch"]["status"] == "ok"
     assert failed["status"] == "failed"
     assert "1.png" in failed["error"]
     assert "1.png" in (grid.out / failed["log"]).read_text()
     assert str(failed["log"]).startswith("runs/pretrain/")
     assert not (grid.out / failed["folder"]).exists(), "what waits for it is not run"
-    assert found["long"]["status"] == "failed"
-    assert found["long"]["error"].startswith("its worker died: ")
+    assert by_source["long"]["status"] == "failed"
+    assert by_source["long"]["error"].startswith("its worker died: ")
     assert len(grid.failures()) == 2
     assert not grid.remaining()
     assert not list(grid.out.glob("jobs/*.started"))
@@ -180,8 +180,8 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, monkeypa
     train = {**GRID["pretrain"]["train"], "epochs": 5000, "save_minutes": 60}
     pretrain = {**GRID["pretrain"], "train": train}
     grid = make(tmp_path / "out", sources=GRID["sources"][1:], scratch=False, pretrain=pretrain)
-    (made,) = (job for job in grid.remaining() if job.stage == "pretrain")
-    folder = grid.out / made.folder
+    (pretraining,) = (job for job in grid.remaining() if job.stage == "pretrain")
+    folder = grid.out / pretraining.folder
 
     def stop(grid):
         if (folder / "metrics.jsonl").exists():

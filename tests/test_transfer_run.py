@@ -37,9 +37,9 @@ def test_a_grid(whole_grid):
     assert list(
         rows[0]
     ) == "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status".split(",")
-    found = {(row["source"], row["method"], row["target"]): row for row in rows}
+    by_cell = {(row["source"], row["method"], row["target"]): row for row in rows}
     starts = [("scratch", "none"), ("digits", "idmm"), ("few", "idmm")]
-    assert set(found) == {(*start, target) for start in starts for target in ("digits", "other")}
+    assert set(by_cell) == {(*start, target) for start in starts for target in ("digits", "other")}
     assert len(rows) == 6
     assert {row["status"] for row in rows} == {"ok"}
     assert {row["backbone"] for row in rows} == {"tiny"}
@@ -52,15 +52,15 @@ def test_a_grid(whole_grid):
             result[n] for n in ("top1", "top5", "seconds")
         )
         assert float(
-            found[cell["source"], cell["method"], cell["target"]]["top1"]
+            by_cell[cell["source"], cell["method"], cell["target"]]["top1"]
         ) == pytest.approx(cell["top1"])
         assert cell["source_size"] == {"digits": 80, "few": 60}.get(cell["source"])
         assert result["train_size"] == {"digits": 40, "other": 20}[cell["target"]]
     assert len(runs(whole_grid)) == JOBS == begun(whole_grid)
-    said = whole_grid.with_name("said").read_text()
-    assert "grid: 6 of 6 cells" in said
-    assert "6 of 6 cells done" in said
-    assert said.count(", top-5 ") == 6, "each line is said once"
+    printed = whole_grid.with_name("said").read_text()
+    assert "grid: 6 of 6 cells" in printed
+    assert "6 of 6 cells done" in printed
+    assert printed.count(", top-5 ") == 6, "each line is said once"
 
 
 def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
@@ -84,48 +84,46 @@ def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
 
 def test_from_python(tmp_path, monkeypatch, capsys):
     """Jobs run in the order of their needs; cells have what results hold of the test images."""
-    told = {
+    measured = {
         "top1_interval": [40.0, 60.0],
         "largest_class": 10.3,
         "test_size": 96,
         "baseline_top1": 33.3,
     }
-    told |= {"params": 3_600_000, "backbone_params": 3_410_000}
-    made = Made(monkeypatch, **told)
-    found = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
-    assert {cell["status"] for cell in found["cells"]} == {"ok"}
-    assert len(made.asked) == JOBS
-    for cell in found["cells"]:
-        assert {name: cell[name] for name in told} == told
-    assert found == results(tmp_path / "out")
-    said = capsys.readouterr().out
-    assert "| few | idmm | tiny | 7 | 2 | 32 | 2 | adamw |" in said
-    assert "6 of 6 cells done" in said
-    assert "**tiny (3.41 M parameters)**" in said
-    assert "the largest class 10.3 %, the baseline 33.3 %" in said
+    measured |= {"params": 3_600_000, "backbone_params": 3_410_000}
+    jobs = Made(monkeypatch, **measured)
+    results_of_call = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
+    assert {cell["status"] for cell in results_of_call["cells"]} == {"ok"}
+    assert len(jobs.asked) == JOBS
+    for cell in results_of_call["cells"]:
+        assert {name: cell[name] for name in measured} == measured
+    assert results_of_call == results(tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert "| few | idmm | tiny | 7 | 2 | 32 | 2 | adamw |" in printed
+    assert "6 of 6 cells done" in printed
+    assert "**tiny (3.41 M parameters)**" in printed
+    assert "the largest class 10.3 %, the baseline 33.3 %" in printed
     for source in ("digits", "few"):
         tuned = [
-            made.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3")
+            jobs.asked.index(f"{source}-idmm-s3-tiny-to-{target}-s3")
             for target in ("digits", "other")
         ]
-        assert made.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)
+        assert jobs.asked.index(f"{source}-idmm-tiny-s3") < min(tuned)
 
 
-def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(
-    copied, monkeypatch, capsys
-):
+def test_the_second_call_does_nothing_whatever_the_labels(copied, monkeypatch, capsys):
     before = stamps(copied)
-    made = Made(monkeypatch)
+    jobs = Made(monkeypatch)
     assert inside(copied) == 0
-    assert not made.asked
+    assert not jobs.asked
     assert stamps(copied) == before
     assert len(before) == 2 * JOBS
     assert "6 of 6 cells done" in capsys.readouterr().out
     assert inside(copied, sources=[{**GRID["sources"][1], "label": "sixty"}, "digits"]) == 0
-    assert not made.asked
+    assert not jobs.asked
     assert cells(copied)["sixty", "digits", 3][0] == "ok"
     assert inside(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"]) == 0
-    assert not made.asked
+    assert not jobs.asked
     (path,) = copied.glob("runs/finetune/few-*-to-other-*/result.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"test_size": 7}))
     assert inside(copied) == 0
@@ -134,39 +132,40 @@ def test_the_second_call_does_nothing_whatever_the_labels_and_their_order(
 
 def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
-    made = Made(monkeypatch)
-    made.instead = {
+    jobs = Made(monkeypatch)
+    jobs.instead = {
         "few-idmm-tiny": fail(RunError("the loss is nan")),
         "scratch-tiny-to-other": fail(KeyError("odd")),
     }
     assert inside(out) == 1
     titles = ["few-idmm-tiny-s3", "scratch-tiny-to-other-s3"]
-    assert [made.asked.count(title) for title in titles] == [1, 1]
-    assert len(made.asked) == JOBS - 2, "what needs the failed one is not tried"
+    assert [jobs.asked.count(title) for title in titles] == [1, 1]
+    assert len(jobs.asked) == JOBS - 2, "what needs the failed one is not tried"
     failed = {(c["source"], c["target"]): c for c in results(out)["cells"] if c["status"] != "ok"}
     assert set(failed) == {("few", "digits"), ("few", "other"), ("scratch", "other")}
     assert {cell["status"] for cell in failed.values()} == {"failed"}
-    errors = {place: cell["error"] for place, cell in failed.items()}
+    errors = {cell_key: cell["error"] for cell_key, cell in failed.items()}
     assert errors["few", "other"] == "the loss is nan"
     assert errors["scratch", "other"] == "KeyError: 'odd'"
     assert "the loss is nan" in (out / failed["few", "digits"]["log"]).read_text()
     assert "Traceback" in (out / failed["scratch", "other"]["log"]).read_text()
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        f"failed: few-idmm-tiny-s3: the loss is nan ({out}/runs/pretrain/few-idmm-tiny-s3-" in said
+        f"failed: few-idmm-tiny-s3: the loss is nan ({out}/runs/pretrain/few-idmm-tiny-s3-"
+        in output
     )
-    assert "failed: scratch-tiny-to-other-s3: KeyError: 'odd'" in said
-    assert said.splitlines().count("pretrain: few-idmm-tiny-s3") == 1, (
+    assert "failed: scratch-tiny-to-other-s3: KeyError: 'odd'" in output
+    assert output.splitlines().count("pretrain: few-idmm-tiny-s3") == 1, (
         "a job is named when it begins"
     )
     assert status(out, capsys)[0] == "grid: 3 of 6 cells, 3 failed"
     assert inside(out, "--plan") == 0
-    said = capsys.readouterr().out
-    assert "few-idmm-tiny-s3  2 epochs, batches of 32, adamw, failed before\n" in said
-    assert "4 jobs for 3 cells, 3 cells are done\n" in said
-    made.asked.clear(), made.instead.clear()
+    output = capsys.readouterr().out
+    assert "few-idmm-tiny-s3  2 epochs, batches of 32, adamw, failed before\n" in output
+    assert "4 jobs for 3 cells, 3 cells are done\n" in output
+    jobs.asked.clear(), jobs.instead.clear()
     assert inside(out) == 0
-    assert sorted(made.asked) == sorted(
+    assert sorted(jobs.asked) == sorted(
         [*titles, *(f"few-idmm-s3-tiny-to-{t}-s3" for t in ("digits", "other"))]
     )
     assert {status for status, *_ in cells(out).values()} == {"ok"}
@@ -192,9 +191,9 @@ def test_a_real_job_that_fails(copied, capsys):
 
 
 def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
-    made = Made(monkeypatch)
+    jobs = Made(monkeypatch)
     assert inside(tmp_path / "new", "--plan") == 0
-    assert not made.asked
+    assert not jobs.asked
     assert not (tmp_path / "new").exists()
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == JOBS
@@ -216,7 +215,7 @@ def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
 def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatch, capsys):
     """Also what only a run would see: a batch that the method cannot divide, a grid too small for
     drloc."""
-    made = Made(monkeypatch)
+    jobs = Made(monkeypatch)
     out = tmp_path / "out"
     unlabelled = tmp_path / "flat"
     labelled = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
@@ -225,7 +224,7 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
     out.mkdir()
     (out / "thesis.txt").touch()
     wrong = a_run(tmp_path / "wrong", kwargs={**VIT, "depth": 1, "num_classes": 0, "img_size": 16})
-    given = {
+    faulty = {
         "sources": [
             {"name": "folder", "label": "flat", "root": str(unlabelled)},
             {"name": "folder", "label": "gone", "root": "/none"},
@@ -237,13 +236,13 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "backbones": [*GRID["backbones"], {"name": "resnet18", "kwargs": {"depth": 3}}, "resnet19"],
         "weights": [{"label": "IN", "path": str(wrong), "backbone": "tiny"}],
     }
-    assert inside(out, "--finetune.train.device", "mps", **given) == 2
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
-    assert said.out == ""
-    assert not made.asked
+    assert inside(out, "--finetune.train.device", "mps", **faulty) == 2
+    output = capsys.readouterr()
+    lines = output.err.splitlines()
+    assert output.out == ""
+    assert not jobs.asked
     assert sorted(path.name for path in out.iterdir()) == ["thesis.txt"]
-    wanted = [
+    beginnings = [
         "sources 'digitz': data.name: 'digitz' is not known,",
         "methods 'imdd': 'imdd' is not known,",
         f"out: '{out}' exists and is not empty. Name a new folder",
@@ -255,10 +254,10 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         "weights 'IN': model.kwargs: depth is 2, but ",
         "finetune: train.device: 'mps' is not available",
     ]
-    for want in wanted:
-        assert any(line.startswith(want) for line in lines), said.err
+    for want in beginnings:
+        assert any(line.startswith(want) for line in lines), output.err
     assert len(lines) == len(set(lines))
-    assert "Traceback" not in said.err
+    assert "Traceback" not in output.err
     for line in lines:
         assert "'fine'" not in line.partition(":")[0]
     small = {"name": "digits", "label": "small", "subset": {"total": 1}}
@@ -271,26 +270,26 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         inside(tmp_path / "other", methods=["simclr", "imdd"], sources=[small], finetune=tuning)
         == 2
     )
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         "sources 'small': data.root: 1 image to train on. Telling images apart needs at least 2"
-        in said
+        in output
     )
-    assert "drloc.weight: at 8 px the final grid is 1x1" in said
-    assert not made.asked
+    assert "drloc.weight: at 8 px the final grid is 1x1" in output
+    assert not jobs.asked
 
 
 def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
-    made = Made(monkeypatch)
+    jobs = Made(monkeypatch)
     a_run = tmp_path / "run"
     file = tmp_path / "file"
     out = tmp_path / "out"
     (a_run / "last").mkdir(parents=True), file.touch()
-    for place, line in (
+    for folder, line in (
         (a_run, f"out: '{a_run}' exists and is not empty. Name a new folder"),
         (file, f"out: cannot write '{file}', because '{file}' is not a folder. Name another place"),
     ):
-        assert inside(place) == 2
+        assert inside(folder) == 2
         assert capsys.readouterr().err == f"{line}\n"
     below = file / "below"
     assert call(["transfer", "--config", tmp_path / "file.yaml", "--out", below]) == 2
@@ -310,7 +309,7 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
     lock = Lock(out / ".lock")
     assert lock.acquire()
     assert inside(out) == 2
-    assert not made.asked
+    assert not jobs.asked
     assert (
         capsys.readouterr().err
         == f"out: '{out}' is in use by another run. Wait for it or name another folder\n"
@@ -326,12 +325,12 @@ def status(out, capsys):
 
 def test_status(tmp_path, monkeypatch, capsys):
     """Also from another folder than the one that the grid was started in."""
-    made = Made(monkeypatch)
-    seen = []
+    jobs = Made(monkeypatch)
+    running = []
     out = tmp_path / "out"
-    made.instead = {
+    jobs.instead = {
         "few-idmm-tiny": fail(RunError("nan")), "digits-idmm-s3": fail(Interrupted("enough")),
-        "scratch-tiny-to-other": lambda: seen.extend(status(out, capsys)),
+        "scratch-tiny-to-other": lambda: running.extend(status(out, capsys)),
     }  # fmt: skip
     (tmp_path / "recipe.yaml").write_text("train: {epochs: 5}")
     monkeypatch.chdir(tmp_path)
@@ -339,16 +338,16 @@ def test_status(tmp_path, monkeypatch, capsys):
     assert inside("out", **changes) == 130
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    assert seen[0].startswith("grid: ")
+    assert running[0].startswith("grid: ")
     assert any(
-        line.startswith("  running, or killed: ") and line.endswith(", start 1") for line in seen
+        line.startswith("  running, or killed: ") and line.endswith(", start 1") for line in running
     )
     assert status(out, capsys) == [
         "grid: 2 of 6 cells, 2 failed",
         f"  failed: few-idmm-tiny-s3: nan ({next(out.glob('runs/pretrain/few-*'))}/log.txt)",
         f"  results so far: {out / 'grid.md'}",
     ]
-    made.instead.clear()
+    jobs.instead.clear()
     monkeypatch.chdir(tmp_path)
     assert inside("out", **changes) == 0
     assert capsys.readouterr()
@@ -366,14 +365,14 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
         "pretrainings and fine-tunings stay as they are"
     )
     assert len(runs(copied)) == JOBS + 6
-    found = {
+    probes = {
         (c["source"], c["target"]): c for c in results(copied)["cells"] if c["protocol"] == "probe"
     }
     (source,) = copied.glob("runs/pretrain/few-*")
     argv = ["--init", source, "--data.workers", 0, "--seed", 3, "--out", tmp_path / "p"]
     assert call(["probe", *argv, "--data.subset", "{per_class: 2}", "--device", "cpu"]) == 0
     by_hand = json.loads((tmp_path / "p" / "result.json").read_text())
-    cell = found["few", "other"]
+    cell = probes["few", "other"]
     assert (cell["top1"], cell["knn"]) == (by_hand["top1"], by_hand["knn"])
     assert cell["top5"] is None
     result = json.loads((copied / cell["folder"] / "result.json").read_text())
@@ -382,7 +381,9 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     assert result["readouts"] == by_hand["readouts"]
     assert cell["source_size"] == 60
     assert cell["seconds"] == result["seconds"]
-    scratch = json.loads((copied / found["scratch", "other"]["folder"] / "result.json").read_text())
+    scratch = json.loads(
+        (copied / probes["scratch", "other"]["folder"] / "result.json").read_text()
+    )
     assert scratch["init"] is None
     assert scratch["seed"] == 3
     assert inside(copied) == 0

@@ -25,7 +25,7 @@ def assert_equal(out, whole):
 def test_killed_five_times_at_random(whole_grid, tmp_path):
     rng = random.Random(11)
     out = tmp_path / "out"
-    kept = {}
+    finished = {}
     with forked(out) as process:  # and once stopped kindly
         assert process.until(lambda: begun(out) > 0), process.said()
         assert process.kill(signal.SIGTERM) == 130
@@ -33,20 +33,20 @@ def test_killed_five_times_at_random(whole_grid, tmp_path):
     # jobs that are to be finished before the kill: so no job is under way at two kills
     for turn, jobs in enumerate([0, 1, 1, 1, 1]):
         begun_before = begun(out)
-        files = len(kept) + 2 * jobs
+        files = len(finished) + 2 * jobs
         with forked(out) as process:
             assert process.until(partial(more, out, begun_before, files)), process.said()
             time.sleep(rng.uniform(0, 0.2))
             assert process.kill() == -signal.SIGKILL, "it was over before it was killed"
         now = stamps(out)
-        assert {path: now[path] for path in kept} == kept, (
+        assert {path: now[path] for path in finished} == finished, (
             f"turn {turn}: what was finished was opened again"
         )
-        kept = now
-    assert kept, "the kills came before any job was finished: they prove nothing"
+        finished = now
+    assert finished, "the kills came before any job was finished: they prove nothing"
     with forked(out) as process:
         assert process.wait() == 0, process.said()
-    assert {path: stamps(out)[path] for path in kept} == kept
+    assert {path: stamps(out)[path] for path in finished} == finished
     assert_equal(out, whole_grid)
 
 
@@ -67,14 +67,14 @@ def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, caps
             assert process.kill() == -signal.SIGKILL
         assert [path.read_text() for path in (out / "jobs").glob("*.started")] == [str(died)]
     assert call(["transfer", "status", out]) == 0
-    said = capsys.readouterr().out
-    assert "  running, or killed: digits-idmm-tiny-s3-" in said
-    assert said.rstrip().endswith(", start 2")
-    made = Made(monkeypatch)
+    output = capsys.readouterr().out
+    assert "  running, or killed: digits-idmm-tiny-s3-" in output
+    assert output.rstrip().endswith(", start 2")
+    jobs = Made(monkeypatch)
     assert inside(out, *long) == 1
-    assert "digits-idmm-tiny-s3" not in made.asked
-    found = {(cell["source"], cell["status"]) for cell in results(out)["cells"]}
-    assert found == {("scratch", "ok"), ("digits", "failed"), ("few", "ok")}
+    assert "digits-idmm-tiny-s3" not in jobs.asked
+    statuses = {(cell["source"], cell["status"]) for cell in results(out)["cells"]}
+    assert statuses == {("scratch", "ok"), ("digits", "failed"), ("few", "ok")}
     assert "digits-idmm-tiny-s3 failed: its process died, 2 times" in capsys.readouterr().err
     assert inside(out, *long) == 0
-    assert "digits-idmm-tiny-s3" in made.asked, "as other failed jobs it is tried again"
+    assert "digits-idmm-tiny-s3" in jobs.asked, "as other failed jobs it is tried again"

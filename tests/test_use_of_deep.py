@@ -109,9 +109,9 @@ def test_the_example(runs, xrays, tiles, tmp_path, name):
     """examples/classify_onnx.py gives the run's own classes, without torch."""
     run = runs / name
     root = tiles if name == "some" else xrays
-    own = rows(run / "predictions.csv")
+    answers = rows(run / "predictions.csv")
     files = []
-    for n, row in enumerate(own):  # a third of them as .npy, of bands by turns [C, H, W]
+    for n, row in enumerate(answers):  # a third of them as .npy, of bands by turns [C, H, W]
         files.append(root / row["path"])
         if n % 3 == 0:
             image = (
@@ -124,9 +124,9 @@ def test_the_example(runs, xrays, tiles, tmp_path, name):
 
     printed = ran("examples/classify_onnx.py", tmp_path / "m.onnx", *files)
     lines = [line.split(",")[1:] for line in printed.splitlines()]
-    assert [label for label, _ in lines] == [row["predicted"] for row in own]
+    assert [label for label, _ in lines] == [row["predicted"] for row in answers]
     assert [float(p) for _, p in lines] == pytest.approx(
-        [float(row["probability"]) for row in own], abs=2e-3
+        [float(row["probability"]) for row in answers], abs=2e-3
     )
     text = (tmp_path / "hf" / "README.md").read_text()
     kind = "images of 3 channels into 3" if name == "some" else "images into 2"
@@ -142,7 +142,7 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     image = bands(1, 5)
     np.save(tmp_path / "four.npy", image[..., :4])
     np.save(tmp_path / "seven.npy", np.moveaxis(image, 2, 0))
-    said = f"  {tmp_path}/four.npy: has 4 channels, expected 7"
+    line = f"  {tmp_path}/four.npy: has 4 channels, expected 7"
     for command in ("predict", "embed"):
         out = tmp_path / {"predict": "p.csv", "embed": "f.npz"}[command]
         assert (
@@ -159,8 +159,8 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
             )
             == 0
         )
-        assert said in capsys.readouterr().err.splitlines()
-    given = [
+        assert line in capsys.readouterr().err.splitlines()
+    argv = [
         "--init",
         run,
         tmp_path / "seven.npy",
@@ -168,7 +168,7 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
         "--out",
         tmp_path / "s.png",
     ]
-    assert refused(capsys, ["similar", *given])[-1] == said
+    assert refused(capsys, ["similar", *argv])[-1] == line
     clf = idmm.load_classifier(run)
     with pytest.raises(UserError, match=r"^images: the image: has 4 channels, expected 7$"):
         clf.predict(image[..., :4])
@@ -177,11 +177,11 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
 def test_arrays_of_pictures(runs, xrays):
     clf = idmm.load_classifier(runs / "rgb")
     deep = grey(1, 0)
-    wanted = clf.predict(xrays / "train" / "node" / "0.png").probability
+    expected = clf.predict(xrays / "train" / "node" / "0.png").probability
     for image in (deep, np.dstack([deep] * 3), Image.fromarray(deep)):
-        assert clf.predict(image).probability == wanted
-    wanted = r"^images: the image is an array of float32, \[20, 26\], expected .* or \[H, W\] of uint8 or uint16$"
-    with pytest.raises(UserError, match=wanted):
+        assert clf.predict(image).probability == expected
+    expected = r"^images: the image is an array of float32, \[20, 26\], expected .* or \[H, W\] of uint8 or uint16$"
+    with pytest.raises(UserError, match=expected):
         clf.predict(deep.astype(np.float32))
 
 
@@ -190,10 +190,10 @@ def test_predict_needs_no_flag(runs, tiles, tmp_path):
     assert (
         call(["predict", "--init", runs / "some", tiles / "test", "--out", tmp_path / "p.csv"]) == 0
     )
-    found = {row["path"]: row for row in rows(tmp_path / "p.csv")}
-    own = rows(runs / "some" / "predictions.csv")
-    assert len(found) == len(own) == 9
-    for row in own:
-        mine = found[str(tiles / row["path"])]
+    predictions = {row["path"]: row for row in rows(tmp_path / "p.csv")}
+    answers = rows(runs / "some" / "predictions.csv")
+    assert len(predictions) == len(answers) == 9
+    for row in answers:
+        mine = predictions[str(tiles / row["path"])]
         assert mine["class"] == row["predicted"]
         assert float(mine["probability"]) == pytest.approx(float(row["probability"]), abs=1e-4)

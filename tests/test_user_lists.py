@@ -94,8 +94,8 @@ def test_odd_names_come_back_from_every_list(tmp_path):
         tree(tmp_path, **{name: {"": 3}})
         shutil.copy(tmp_path / name / "0.png", tmp_path / name / "9.png")
     assert call(["data", "check", "--root", tmp_path / "e", "--out", tmp_path / "c"]) == 1
-    own = {"root": tmp_path / "e", "exclude": str(tmp_path / "c/exclude.txt")}
-    plain = list_images(section(**own, val_fraction=0.4), labelled=True)
+    other = {"root": tmp_path / "e", "exclude": str(tmp_path / "c/exclude.txt")}
+    plain = list_images(section(**other, val_fraction=0.4), labelled=True)
     assert (len(plain.train), len(plain.test), plain.excluded, plain.train.classes) == (
         4,
         2,
@@ -103,7 +103,7 @@ def test_odd_names_come_back_from_every_list(tmp_path):
         ["#1", "dog"],
     )
     write_csv(tmp_path / "own.csv", class_rows(plain.parts))
-    again = list_images(section(**own, labels=str(tmp_path / "own.csv")), labelled=True)
+    again = list_images(section(**other, labels=str(tmp_path / "own.csv")), labelled=True)
     assert (again.train.names, again.train.classes) == (plain.train.names, plain.train.classes)
     hand = written(tmp_path / "hand.txt", '# by hand\n./#1.png\n "quoted", 1.png \n')
     assert (
@@ -121,8 +121,8 @@ def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
     assert (
         f"data.exclude: '{mine}' leaves out 6 images (5 train, 1 test)" in capsys.readouterr().err
     )
-    found = result(out)
-    assert (found["excluded"], found["train_size"], found["test_size"]) == (6, 8, 5)
+    results = result(out)
+    assert (results["excluded"], results["train_size"], results["test_size"]) == (6, 8, 5)
     assert yaml.safe_load((out / "config.yaml").read_text())["data"]["exclude"] == str(mine)
     names = json.loads((out / "last/images.json").read_text())["train"]["images"]
     assert "train/cat/copy.png" not in names
@@ -151,8 +151,8 @@ def test_lines_that_name_no_image(tmp_path):
     real = written(tmp_path / "real.txt", f"{root}/train/dog/1.png")
     assert list_images(section(tmp_path / "link", exclude=real), False).excluded == 1
     gone = str(tmp_path / "gone.txt")
-    wanted = "expected a file with the name of one image per line, as idmm data check writes it"
-    line = f"data.exclude: cannot read '{gone}' (no such file or directory), {wanted}"
+    expected = "expected a file with the name of one image per line, as idmm data check writes it"
+    line = f"data.exclude: cannot read '{gone}' (no such file or directory), {expected}"
     assert faults(list_images, section(root, exclude=gone), True) == [line]
     everything = written(tmp_path / "all.txt", "val/cat/0.png\nval/dog/0.png\n")
     line = f"data.exclude: '{everything}' leaves no image of test, expected at least one"
@@ -161,9 +161,9 @@ def test_lines_that_name_no_image(tmp_path):
     line = f"data.exclude: '{everything}' leaves no training image of cat, expected at least one per class"
     assert faults(list_images, section(root, exclude=everything), True) == [line]
     many = written(tmp_path / "many.txt", "".join(f"{i}\n" for i in range(50)))
-    found = faults(list_images, section(root, exclude=many), True)
-    assert len(found) == 21
-    assert found[-1] == "data.exclude: and 30 more"
+    lines = faults(list_images, section(root, exclude=many), True)
+    assert len(lines) == 21
+    assert lines[-1] == "data.exclude: and 30 more"
 
 
 @pytest.fixture(scope="module")
@@ -203,12 +203,12 @@ def test_classes_from_a_csv(flat, tmp_path):
     data = section(flat, labels=written(tmp_path / "labels.csv", text), val_fraction=0.5)
     splits = list_images(data, labelled=True)
     assert splits.train.classes == ["ill", "well"]
-    seen = {}
+    class_of = {}
     for part in splits.parts.values():
-        seen |= {
+        class_of |= {
             name: part.classes[label] for name, label in zip(part.names, part.labels, strict=True)
         }
-    assert seen == dict(zip(PATHS, CLASSES, strict=True))
+    assert class_of == dict(zip(PATHS, CLASSES, strict=True))
     assert len(list_images(data, labelled=False).train) == 14, (
         "pretraining takes those without a row, too"
     )
@@ -242,9 +242,9 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     labels = written(tmp_path / "labels.csv", text)
     out = tmp_path / "run"
     assert tuned(out, flat, data__labels=labels) == 0
-    said = capsys.readouterr().err
-    assert f"data.labels: '{labels}' has no row for 3 of 15 images, which are left out" in said
-    assert "data.groups" not in said, "no group is on both sides"
+    errors = capsys.readouterr().err
+    assert f"data.labels: '{labels}' has no row for 3 of 15 images, which are left out" in errors
+    assert "data.groups" not in errors, "no group is on both sides"
     assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (
         8,
         4,
@@ -252,7 +252,7 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     )
     assert {row["group"] for row in read_csv(out / "predictions.csv")} == {"patient 0", "patient 1"}
     assert result(out)["test_groups"] == 2
-    assert "the interval is over the 2 groups of the test images" in said
+    assert "the interval is over the 2 groups of the test images" in errors
     splits = list_images(section(flat, labels=labels), labelled=False)
     assert len(splits.train) == 10
     assert not {name for name in splits.train.names if "p0" in name or "p1" in name}
@@ -325,16 +325,16 @@ def test_files_of_labels_that_cannot_be_used(text, line, flat, tmp_path):
     assert faults(list_images, section(name="digits", labels=file), True) == [line]
 
 
-@pytest.mark.parametrize("how", ["file", "column", "pattern"])
-def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
+@pytest.mark.parametrize("source", ["file", "column", "pattern"])
+def test_groups_are_held_out_whole(source, flat, tmp_path, caplog):
     caplog.set_level("INFO")
     fields = {"groups": r"/(p\d)_"}
     labels = table(PATHS, CLASSES)
-    if how == "file":
+    if source == "file":
         fields["groups"] = written(
             tmp_path / "groups.csv", table(PATHS, PATIENTS, header="path,group")
         )
-    if how == "column":
+    if source == "column":
         fields = {}
         labels = table(PATHS, CLASSES, PATIENTS, header="path,class,group")
     fields["labels"] = written(tmp_path / "labels.csv", labels)
@@ -348,7 +348,7 @@ def test_groups_are_held_out_whole(how, flat, tmp_path, caplog):
     again = list_images(section(flat, val_fraction=0.3, **fields), labelled=True)
     assert again.test.names == splits.test.names
     assert "data.val_fraction: held out are 2 groups of 6 groups, 4 of 12 images" in caplog.text
-    if how == "column":
+    if source == "column":
         return
     # one image of each patient
     fields["labels"] = written(tmp_path / "labels.csv", table(PATHS[::2], CLASSES[::2]))
@@ -369,7 +369,7 @@ WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g
 
 
 @pytest.mark.parametrize(
-    ("how", "line"),
+    ("source", "line"),
     [
         ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0), {WANTED}"),
         ("p[0-9]_", f"'p[0-9]_' is no file and no pattern (0 brackets), {WANTED}"),
@@ -381,10 +381,10 @@ WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g
                     " test"),
     ],
 )  # fmt: skip
-def test_groups_that_cannot_be_used(how, line, flat, tmp_path, monkeypatch):
+def test_groups_that_cannot_be_used(source, line, flat, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "twice.csv", "path,group\nscans/p0_0.png,a\nscans/p0_0.png,b\n")
     labels = written(tmp_path / "labels.csv", table(PATHS, CLASSES))
     field = "data.val_fraction" if "holds out" in line else "data.groups"
-    data = section(flat, labels=labels, groups=how, val_fraction=0.3)
+    data = section(flat, labels=labels, groups=source, val_fraction=0.3)
     assert faults(list_images, data, True) == [f"{field}: {line}"]

@@ -74,17 +74,17 @@ def test_views_are_torchvisions_with_the_same_parameters(solarized):
     ours = views.make_views([store.image(i) for i in indices], plan, 16, (0.0,) * 3, (1.0,) * 3)
     assert ours.shape == (10, 4, 3, 16, 16)
     for v in range(40):
-        wanted = one_view(store.image(v // 4), plan, v, 16)
+        expected = one_view(store.image(v // 4), plan, v, 16)
         # torchvision rounds luma's weights
-        torch.testing.assert_close(ours[v // 4, v % 4], wanted, atol=2e-3, rtol=0)
+        torch.testing.assert_close(ours[v // 4, v % 4], expected, atol=2e-3, rtol=0)
 
 
 def test_a_groups_own_colours_come_before_those_of_all():
     config = Views(crops=CROPS, blur_prob=0.0, jitter=[0.1, 0.1, 0.1, 0.0], grey_prob=1.0)
-    own = CropGroup(count=2, blur_prob=1.0, solarize_prob=1.0, flip=0.0)
+    coloured = CropGroup(count=2, blur_prob=1.0, solarize_prob=1.0, flip=0.0)
     plan, other = (
         draw_views(config, group, 5, np.arange(50), np.full((50, 2), 64))
-        for group in (own, CropGroup())
+        for group in (coloured, CropGroup())
     )
     assert plan.sigma.min() >= 0.1
     assert plan.solarize.all()
@@ -122,8 +122,8 @@ def test_frequencies_and_strengths_are_the_configs():
     sizes = np.full((10_000, 2), 64)
     plan = draw_views(config, config.crops[0], 5, indices, sizes)
     shares = {"flip": 0.5, "jitter": 0.8, "grey": 0.2, "sigma": 0.5, "solarize": 0.3}
-    for name, wanted in shares.items():
-        assert (getattr(plan, name) > 0).mean() == pytest.approx(wanted, abs=0.02)
+    for name, expected in shares.items():
+        assert (getattr(plan, name) > 0).mean() == pytest.approx(expected, abs=0.02)
     blurred = plan.sigma[plan.sigma > 0]
     ranges = [(plan.factors[:, i], 0.2, 1.8) for i in range(3)] + [
         (plan.factors[:, 3], -0.2, 0.2),
@@ -151,7 +151,7 @@ def test_a_view_depends_on_seed_epoch_and_image_alone():
 
 
 @pytest.mark.parametrize("randaugment", [None, "rand-m9-n3-inc1"])
-def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugment):
+def test_training_images_are_views_then_timms_randaugment(randaugment):
     store, indices, (mean, std) = Store(12), np.arange(12), ((0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
     colours = (
         dict(jitter_prob=0.0, grey_prob=0.0)
@@ -161,19 +161,21 @@ def test_training_images_are_torchvisions_views_then_timms_randaugment(randaugme
     transform = TrainTransform(
         store, Augment(**colours, randaugment=randaugment), 16, mean, std, key=5
     )
-    found = transform(2, indices)["images"]
+    images = transform(2, indices)["images"]
     plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes)
     assert 0 < plan.flip.sum() < 12
     assert bool(plan.jitter.sum()) is not bool(randaugment)
     for v, image in enumerate(map(store.image, indices)):
-        wanted = one_view(image, plan, v, 16)
+        expected = one_view(image, plan, v, 16)
         if randaugment:
             operations = rand_augment_transform(
                 randaugment, {"translate_const": 7, "img_mean": (102, 128, 153)}
             )
             with seeded(derive(5, "augment", 2, v)):
-                wanted = tv.to_dtype(tv.to_image(operations(tv.to_pil_image(wanted))), scale=True)
-        torch.testing.assert_close(found[v], tv.normalize(wanted, mean, std), atol=2e-2, rtol=0)
+                expected = tv.to_dtype(
+                    tv.to_image(operations(tv.to_pil_image(expected))), scale=True
+                )
+        torch.testing.assert_close(images[v], tv.normalize(expected, mean, std), atol=2e-2, rtol=0)
 
 
 def test_the_strongest_posterize_works():
@@ -191,11 +193,11 @@ def test_random_erasing_is_timms_with_a_seed_per_image(channels):
     store.images = [image.repeat(2, 1, 1)[:channels] for image in store.images]
     norms = ((0.5,) * channels,) * 2
     usual = TrainTransform(store, Augment(), 16, *norms, key=5)(2, indices)["images"]
-    made = TrainTransform(store, Augment(random_erasing=0.25), 16, *norms, key=5)
+    erasing = TrainTransform(store, Augment(random_erasing=0.25), 16, *norms, key=5)
     before = torch.get_rng_state()
-    images = made(2, indices)["images"]
+    images = erasing(2, indices)["images"]
     assert torch.equal(before, torch.get_rng_state()), "the caller's generators stay"
-    assert torch.equal(made(2, np.array([9, 31]))["images"], images[[9, 31]])
+    assert torch.equal(erasing(2, np.array([9, 31]))["images"], images[[9, 31]])
     erased = 0
     for index, image in enumerate(usual):
         with seeded(derive(5, "erasing", 2, index)):
@@ -205,7 +207,7 @@ def test_random_erasing_is_timms_with_a_seed_per_image(channels):
     assert 3 <= erased <= 19
 
 
-def test_a_randaugment_that_is_not_understood_is_the_users_to_mend():
+def test_a_randaugment_that_is_not_understood():
     with pytest.raises(
         UserError, match="^augment.randaugment: 'rand-q3' is unknown, expected timm's form"
     ):
@@ -229,7 +231,7 @@ def test_workers_change_nothing(key):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_vanishes_is_one_line_not_a_workers_traceback(workers):
+def test_an_image_that_vanishes_is_one_line(workers):
     def broken(epoch, indices):
         raise RunError("data.root: 'a.png' was fine when loaded, but now: gone")
 
@@ -238,10 +240,10 @@ def test_an_image_that_vanishes_is_one_line_not_a_workers_traceback(workers):
 
 
 def test_too_little_shared_memory_falls_back_to_no_workers():
-    workers, why = worker_count(2, 2**45)
+    workers, reason = worker_count(2, 2**45)
     assert workers == 0
-    assert "data.workers 2 would need" in why
-    assert "none used instead" in why
+    assert "data.workers 2 would need" in reason
+    assert "none used instead" in reason
     assert worker_count(3, 10) == (3, None)
     assert 0 <= worker_count(None, 10)[0] <= 16
 
@@ -264,7 +266,7 @@ def dynamic(name="vit_tiny_patch16_224", size=16, **kwargs):
         ("resnet10t", (64, 32), {}),
     ],
 )
-def test_a_backbone_takes_both_sizes_with_the_weights_of_a_plain_one(name, sizes, kwargs):
+def test_a_backbone_of_two_sizes_has_the_weights_of_a_plain_one(name, sizes, kwargs):
     model = dynamic(name, sizes[0], **kwargs)
     assert try_size(model, name, sizes[1]).shape == (1, model.feature_width)
     assert model.training
