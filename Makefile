@@ -45,6 +45,7 @@ docs: .venv/installed-docs
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/lint_docs.py
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix .
