@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import VIT, inside
+from helpers import VIT, inside, read
 from PIL import Image
 
 from idmm import config
@@ -33,7 +33,7 @@ def tuned(out, root, **changes):
 
 
 def result(out):
-    return json.loads((out / "result.json").read_text())
+    return read(out / "result.json")
 
 
 def paint(path, seed=0, size=(12, 9)):

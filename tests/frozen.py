@@ -1,11 +1,9 @@
 """Backbones that no run had to write, and their features taken by hand; runs' classifiers by timm
 alone."""
 
-import json
-
 import timm
 import torch
-from helpers import VIT
+from helpers import VIT, read
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
@@ -37,7 +35,7 @@ def a_run(folder, seed=0, size=16, model=None, **info):
 
 def exported(run):
     """A run's classifier by timm alone, and what its JSON says."""
-    info = json.loads((run / "model.json").read_text())
+    info = read(run / "model.json")
     model = timm.create_model(info["name"], **info["kwargs"])
     model.load_state_dict(load_file(run / "model.safetensors"), strict=True)
     return model.eval(), info

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Family:
 FAMILIES: dict[str, Family] = {}
 
 
-def family(count: int) -> Callable:
+def family(count):
     """Register a function as the family of its name, with ``count`` cases in a full run."""
 
     def register(make):
@@ -78,7 +78,7 @@ def family(count: int) -> Callable:
     return register
 
 
-def load_families() -> None:
+def load_families():
     """Import all families."""
     for name in MODULES:
         importlib.import_module(name)
@@ -98,17 +98,17 @@ NUMBERS = [
 OTHERS = [None, True, False, [], {}, [[]], [None], [1, 2, 3], {"a": 1}, [[0, 0, 1, 1, 2, 2]]]
 
 
-def pick(rng: np.random.Generator, values):
+def pick(rng, values):
     """Return one of several values."""
     return values[int(rng.integers(len(values)))]
 
 
-def strange(rng: np.random.Generator) -> Any:
+def strange(rng):
     """Return a value that hardly any field expects."""
     return pick(rng, pick(rng, [TEXTS, NUMBERS, OTHERS]))
 
 
-def damaged(content: bytes, rng: np.random.Generator) -> bytes:
+def damaged(content, rng):
     """Return bytes after one to three of these: cut, overwritten, inserted, removed, repeated,
     flipped."""
     for _ in range(int(rng.integers(1, 4))):
@@ -133,7 +133,7 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
     return content
 
 
-def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
+def places(value, path=()):
     """Yield the path of each value inside of nested lists and mappings."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -142,7 +142,7 @@ def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
             yield from places(inner, (*path, key))
 
 
-def spoil(value: Any, rng: np.random.Generator) -> None:
+def spoil(value, rng):
     """Replace, remove, double or retype one value inside of nested lists and mappings, in place."""
     paths = list(places(value))
     if not paths:
@@ -175,13 +175,13 @@ def spoil(value: Any, rng: np.random.Generator) -> None:
         holder[last] = strange(rng)
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path, content):
     """Write a file in the place of another one, which may be a link."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)
 
 
-def strange_place(path: Path, rng: np.random.Generator) -> None:
+def strange_place(path, rng):
     """Remove a file or folder, or put something else in its place."""
     if path.is_dir():
         shutil.rmtree(path)
@@ -217,7 +217,7 @@ class Outcome:
                           *(f"    {line}" for line in self.text.splitlines())])  # fmt: skip
 
 
-def complaints(code: int | None, text: str, case: Case) -> list[str]:
+def complaints(code, text, case):
     """Return what is wrong with the end of a command."""
     faults = []
     lines = text.split("\n")[:-1]
@@ -238,7 +238,7 @@ def complaints(code: int | None, text: str, case: Case) -> list[str]:
     return faults
 
 
-def run_case(family: Family, number: int, folder: Path) -> Outcome:
+def run_case(family, number, folder):
     """Make a case in an empty folder and run it in this process."""
     from idmm.cli import main
     from idmm.data.loaders import one_thread
@@ -263,7 +263,7 @@ def run_case(family: Family, number: int, folder: Path) -> Outcome:
 
 
 @contextlib.contextmanager
-def captured() -> Iterator[io.StringIO]:
+def captured():
     """Catch all that this process prints inside the block, also from C, on standard output and
     error."""
     said = io.StringIO()
@@ -281,7 +281,7 @@ def captured() -> Iterator[io.StringIO]:
             said.write(file.read().decode("utf-8", "replace"))
 
 
-def _work(jobs: list[tuple[Family, int]], pipe, crash: str, parent: str) -> None:
+def _work(jobs, pipe, crash, parent):
     """Run cases in this process, and send the number of each one before it and its outcome after
     it."""
     import idmm.cli  # noqa: F401 (before the clock starts)
@@ -296,7 +296,7 @@ def _work(jobs: list[tuple[Family, int]], pipe, crash: str, parent: str) -> None
             pipe.send(run_case(family, number, folder))
 
 
-def run(jobs: list[tuple[Family, int]], patience: float = PATIENCE) -> Iterator[Outcome]:
+def run(jobs, patience=PATIENCE):
     """Yield the outcome of each case, in order. A process that crashes or is stuck is replaced by
     another one."""
     with tempfile.TemporaryDirectory(prefix="idmm-fuzz-") as parent:
@@ -335,7 +335,7 @@ def run(jobs: list[tuple[Family, int]], patience: float = PATIENCE) -> Iterator[
             jobs = jobs[place + 1 :]
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import safetensors.torch
 import torch
 from folders import tree
@@ -36,7 +35,7 @@ RUN = {
 
 
 @functools.cache
-def template() -> Path:
+def template():
     """Return a folder with images, a finished run and one that was stopped before its result."""
     root = Path(tempfile.mkdtemp(prefix="idmm-fuzz-runs-"))
     tree(root / "d", train={"a": 5, "b": 5}, test={"a": 2, "b": 2})
@@ -44,14 +43,14 @@ def template() -> Path:
     return root
 
 
-def argv_of(root: Path, name: str) -> list:
+def argv_of(root, name):
     changes = {**RUN, "data.root": str(root / "d"), "train.epochs": 2}
     return flags(
         "finetune", root / name, **{key.replace(".", "__"): value for key, value in changes.items()}
     )
 
 
-def copied(folder: Path) -> Path:
+def copied(folder):
     """Return a copy of the template's run and images. The run's config names the copy's images."""
     root = template()
     for name in ("d", "run"):
@@ -61,7 +60,7 @@ def copied(folder: Path) -> Path:
     return folder / "run"
 
 
-def damage(path: Path, rng: np.random.Generator) -> None:
+def damage(path, rng):
     """Damage a file of a run in one of many ways."""
     content = path.read_bytes()
     kind = pick(rng, KINDS)
@@ -89,7 +88,7 @@ def damage(path: Path, rng: np.random.Generator) -> None:
         replace(path, versions.get(kind) if kind in versions else damaged(content, rng))
 
 
-def spoil_content(path: Path, rng: np.random.Generator) -> None:
+def spoil_content(path, rng):
     """Change a value of a JSON file, or the shape or type of a tensor."""
     if path.suffix == ".safetensors":
         tensors = safetensors.torch.load_file(path)
@@ -115,7 +114,7 @@ def spoil_content(path: Path, rng: np.random.Generator) -> None:
 
 
 @family(650)
-def run_folder(folder: Path, rng: np.random.Generator) -> Case:
+def run_folder(folder, rng):
     """One damaged file of a run, then a command that reads the run."""
     run = copied(folder)
     files = [name for name in FILES if (run / name).is_file()]
@@ -147,7 +146,7 @@ def run_folder(folder: Path, rng: np.random.Generator) -> Case:
 class Planted:
     """A pickle that would write a file if it were executed."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
 
     def __reduce__(self):
@@ -155,7 +154,7 @@ class Planted:
 
 
 @family(350)
-def export_input(folder: Path, rng: np.random.Generator) -> Case:
+def export_input(folder, rng):
     """An init that is no run, a checkpoint that is none, or an out that cannot be written."""
     run = copied(folder)
     init = run

@@ -1,6 +1,5 @@
 """What stages leave for those who draw and search it."""
 
-import json
 import os
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from folders import faults, paint, tree, tuned
 from frozen import exported, timms
+from helpers import read
 from PIL import Image
 
 from idmm.files import read_csv
@@ -29,7 +29,7 @@ def root(tmp_path_factory):
 
 def prepared(run, paths):
     """Images as a run's JSON says, by timm alone, [N, 3, S, S]."""
-    transform = timms(json.loads((run / "model.json").read_text()))
+    transform = timms(read(run / "model.json"))
     return torch.stack([transform(Image.open(path)) for path in paths])
 
 
@@ -53,7 +53,7 @@ def test_probabilities_are_the_models(root, tmp_path, monkeypatch):
         expected.amax(1).tolist(), rel=1e-4
     )
     assert all(len(row["probability"]) <= len("0.123456e-05") for row in rows)
-    top1 = json.loads((run / "result.json").read_text())["top1"]
+    top1 = read(run / "result.json")["top1"]
     assert 100 * np.mean([row["class"] == row["predicted"] for row in rows]) == pytest.approx(top1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
-from helpers import TINY, inside
+from helpers import TINY, inside, logged
 from test_views import Store
 from tiny import VIT
 
@@ -118,7 +118,7 @@ def test_randaugment_is_left_out_for_deep_colours_and_the_log_says_so(tmp_path):
         "train__epochs": 1,
     }
     assert inside("finetune", tmp_path / "run", **given) == 0
-    told = (tmp_path / "run/log.txt").read_text()
+    told = logged(tmp_path / "run")
     assert (
         told.count(
             "augment.randaugment: left out for the 4 of more than 8 bits, which it would cut to 8"

@@ -2,7 +2,6 @@
 bits, and measured."""
 
 import io
-import json
 import pickle
 import shutil
 
@@ -11,7 +10,7 @@ import pytest
 import tifffile
 import torch
 from folders import HOW, TINY, faults, opened, section
-from helpers import call, inside, metrics, refused, same
+from helpers import call, inside, logged, metrics, read, refused, same
 from test_resume import stop_at
 
 from idmm.data.formats import BadImage
@@ -270,16 +269,13 @@ def test_mean_and_std_are_measured_and_kept(runs, root):
         np.concatenate([store.image(i).numpy().reshape(5, -1) for i in range(len(store))], axis=1)
         / 65535
     )
-    found = json.loads((folder / "whole/backbone.json").read_text())
+    found = read(folder / "whole/backbone.json")
     np.testing.assert_allclose(found["mean"], pixels.mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(found["std"], pixels.std(axis=1), rtol=1e-5)
-    kept = json.loads((folder / "whole/last/images.json").read_text())
+    kept = read(folder / "whole/last/images.json")
     assert (kept["mean"], kept["std"]) == (found["mean"], found["std"])
     assert kept["range"] == found["range"]
-    assert (
-        "of the channels, measured from the training images"
-        in (folder / "whole/log.txt").read_text()
-    )
+    assert "of the channels, measured from the training images" in logged(folder / "whole")
 
 
 def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):

@@ -3,7 +3,6 @@ understood."""
 
 import errno
 import functools
-import json
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ import pytest
 import safetensors.torch
 import timm
 import yaml
-from helpers import ROOT, STAGES, call, flags, inside, metrics, refused
+from helpers import ROOT, STAGES, call, flags, inside, metrics, read, refused
 
 import idmm
 from idmm.cli import COMMANDS, main
@@ -76,12 +75,12 @@ def test_files_of_a_run(stage, whole):
     }
     of_classes |= {"mistakes.csv", "mistakes.png", "split.csv"}
     assert names == wanted | (of_classes if stage == "finetune" else set())
-    info = json.loads((out / "backbone.json").read_text())
+    info = read(out / "backbone.json")
     assert info["kwargs"]["num_classes"] == 0
     assert info["ema"] == (stage == "finetune")
     model = timm.create_model(info["name"], **info["kwargs"])
     model.load_state_dict(safetensors.torch.load_file(out / "backbone.safetensors"), strict=True)
-    result = json.loads((out / "result.json").read_text())
+    result = read(out / "result.json")
     assert result["train_size"] == 96
     assert result["seed"] == 0
     assert result["seconds"] > 0
@@ -89,9 +88,7 @@ def test_files_of_a_run(stage, whole):
     assert {"epoch", "stage", "step", "loss", "lr"} <= set(last)
     if stage == "finetune":
         assert (result["top1"], result["top5"]) == (last["top1"], last["top5"])
-        assert json.loads((out / "model.json").read_text())["classes"] == [
-            str(n) for n in range(10)
-        ]
+        assert read(out / "model.json")["classes"] == [str(n) for n in range(10)]
 
 
 FAULTS = {
@@ -406,7 +403,7 @@ def test_python_interface(stage, whole, tmp_path):
     """A mapping, a file and a config object name the same run as the flags do."""
     config = nested(stage, whole[stage])
     run = getattr(idmm, stage)
-    result = json.loads((whole[stage] / "result.json").read_text())
+    result = read(whole[stage] / "result.json")
     assert run(config) == result
     assert run(str(written(tmp_path, yaml.safe_dump(config)))) == result
     assert run(build(KINDS[stage], config)) == result

@@ -1,11 +1,10 @@
 """What the demo makes of what ``idmm train`` finds (tests/test_train.py)."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import call, refused
+from helpers import call, read, refused
 from PIL import Image
 
 from idmm.config import Data
@@ -37,7 +36,7 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
     said = capsys.readouterr()
     assert [(one.seed, one.data.labelled.seed) for one in asked] == [(0, 0), (1, 1)]
     assert all(one.data.labelled.per_class == 5 and one.compare for one in asked)
-    result = json.loads((out / "demo.json").read_text())
+    result = read(out / "demo.json")
     assert result["idmm_top1"] == [80 + gain, 81 + gain]
     assert result["gain"] == pytest.approx(gain)
     assert result["scratch_top1"] == [70.0] * 2

@@ -14,6 +14,7 @@ import torch
 from dense_trees import CLASSES, IDS, coco_tree, mask_tree, scenes
 from dense_trees import run_lengths as outline
 from folders import faults, paint, section
+from helpers import read
 from PIL import Image
 
 from idmm.data.image_store import store_split
@@ -34,26 +35,25 @@ def of(root, **fields):
 
 @pytest.mark.parametrize("form,official", [("polygons", False), ("rle", True), ("boxes", False)])
 def test_boxes_are_those_of_the_file(tmp_path, form, official):
-    made = coco_tree(tmp_path, form, official, train=3, val=2)
-    found = read_detection(of(tmp_path))
-    assert found.train.classes == CLASSES
-    assert found.categories == list(IDS)
-    assert outlined(found.train.targets) == (form != "boxes")
-    assert list(found.parts) == ["train", "test"]
-    assert found.val is None
-    for part, wrote in (("train", "train"), ("test", "val")):
-        split = getattr(found, part)
-        folder = f"{wrote}2017" if official else wrote
-        assert split.names == [f"{folder}/{name}" for name in made[wrote]]
+    canvases = coco_tree(tmp_path, form, official, train=3, val=2)
+    listing = read_detection(of(tmp_path))
+    assert listing.train.classes == CLASSES
+    assert listing.categories == list(IDS)
+    assert outlined(listing.train.targets) == (form != "boxes")
+    assert list(listing.parts) == ["train", "test"]
+    for part, name in (("train", "train"), ("test", "val")):
+        split = listing.parts[part]
+        folder = f"{name}2017" if official else name
+        assert split.names == [f"{folder}/{file}" for file in canvases[name]]
         assert split.labels is None
-        for target, scene in zip(split.targets, made[wrote].values(), strict=True):
+        for target, scene in zip(split.targets, canvases[name].values(), strict=True):
             np.testing.assert_array_equal(target.boxes, scene.boxes)
             np.testing.assert_array_equal(target.labels, scene.labels)
             assert target.size == scene.image.shape[:2]
             assert not target.crowd.any()
             if form != "boxes":
                 np.testing.assert_array_equal(target.masks(*target.size), scene.masks)
-    assert [target.image_id for target in found.train.targets] == [100, 101, 102]
+    assert [target.image_id for target in listing.train.targets] == [100, 101, 102]
 
 
 def test_unusual_objects(tmp_path, caplog):
@@ -75,29 +75,28 @@ def test_unusual_objects(tmp_path, caplog):
             first["segmentation"] = []
         content["annotations"][0] = first
 
-    made = coco_tree(tmp_path, change=change, train=2, val=2)
-    found = read_detection(of(tmp_path))
-    first, *_, empty = found.train.targets
+    canvases = coco_tree(tmp_path, change=change, train=2, val=2)
+    listing = read_detection(of(tmp_path))
+    first, second, empty = listing.train.targets
     assert first.crowd.tolist() == [True] + [False] * (len(first.labels) - 1)
-    assert found.train.targets[1].boxes[0].tolist() == [0, 50, 64, 96]
-    np.testing.assert_array_equal(first.masks(*first.size), made["train"]["000.png"].masks)
+    assert second.boxes[0].tolist() == [0, 50, 64, 96]
+    np.testing.assert_array_equal(first.masks(*first.size), canvases["train"]["000.png"].masks)
     assert empty.boxes.shape == (0, 4)
-    assert empty.segments == []
     assert empty.masks(5, 6).shape == (0, 5, 6)
-    target = found.test.targets[0]
-    scene = made["val"]["000.png"]
+    target = listing.test.targets[0]
+    scene = canvases["val"]["000.png"]
     x1, y1, x2, y2 = scene.boxes[0].astype(int)
     mask = target.masks(*target.size)[0]
     assert mask[y1:y2, x1:x2].all()
     assert mask.sum() == (x2 - x1) * (y2 - y1)
-    seen = Objects(
-        target.boxes, target.labels, np.ones(len(target.labels)), [outline(m) for m in scene.masks]
-    )
-    scores, _ = detection_scores([seen], [target], CLASSES)
+    outlines = [outline(mask) for mask in scene.masks]
+    objects = Objects(target.boxes, target.labels, np.ones(len(outlines)), outlines)
+    scores, _ = detection_scores([objects], [target], CLASSES)
     assert [scores["ap"], scores["mask_ap"]] == pytest.approx([100, 100])
-    coco_tree(
-        tmp_path, change=lambda part, content: content["annotations"][0].update(segmentation=[])
-    )
+
+
+def test_objects_without_an_outline_are_counted(tmp_path, caplog):
+    coco_tree(tmp_path, change=lambda _, content: content["annotations"][0].update(segmentation=[]))
     assert not outlined(read_detection(of(tmp_path)).train.targets)
     assert "1 of 16 objects have no outline" in caplog.text
 
@@ -145,8 +144,8 @@ def test_annotations_and_images_that_cannot_be_used(tmp_path, caplog):
     file = tmp_path / "annotations" / "train.json"
     assert head == f"data.root: '{file}': 5 of 16 annotations {UNUSABLE}"
     assert f"'{file}': left out 1 object without area" in caplog.text
-    for line, (_, said) in zip(lines, BROKEN, strict=False):
-        assert re.search(said, line), line
+    for line, (_, pattern) in zip(lines, BROKEN, strict=False):
+        assert re.search(pattern, line), line
     assert lines[len(BROKEN) :] == [
         f"data.root: '{file}': 2 of 6 images {UNUSABLE}",
         f"  image '001.png' does not exist (in '{tmp_path}/train')",
@@ -158,10 +157,8 @@ def test_annotations_and_images_that_cannot_be_used(tmp_path, caplog):
 def test_files_that_are_no_annotations(tmp_path):
     """Of all parts at once; then categories of parts that differ."""
     coco_tree(tmp_path, test=2, train=2, val=2)
-    train, val, test = (
-        tmp_path / "annotations" / f"{part}.json" for part in ("train", "val", "test")
-    )
-    good = json.loads(train.read_text())
+    train, val, test = (tmp_path / f"annotations/{part}.json" for part in ("train", "val", "test"))
+    good = read(train)
     train.write_text("{")
     val.write_text(json.dumps({"images": [], "annotations": [3]}))
     test.unlink()
@@ -193,22 +190,22 @@ def test_files_that_are_no_annotations(tmp_path):
 
 
 def test_masks_are_those_of_the_files(tmp_path):
-    made = mask_tree(tmp_path)
+    canvases = mask_tree(tmp_path)["train"]
     for kind in ("images", "masks"):  # folders of the parts and their masks alike
-        (tmp_path / kind / "train" / "a").mkdir()
-        (tmp_path / kind / "train" / "000.png").rename(tmp_path / kind / "train" / "a" / "x.png")
-    found = read_segmentation(of(tmp_path))
-    assert found.train.classes == ["background", *CLASSES]
-    assert not outlined(found.train.targets)
-    first = made["train"].pop("000.png")
-    made["train"]["a/x.png"] = first
-    for target, name in zip(found.train.targets, found.train.names, strict=True):
-        scene = made["train"][name.removeprefix("images/train/")]
+        folder = tmp_path / kind / "train"
+        (folder / "a").mkdir()
+        (folder / "000.png").rename(folder / "a" / "x.png")
+    canvases["a/x.png"] = canvases.pop("000.png")
+    train = read_segmentation(of(tmp_path)).train
+    assert train.classes == ["background", *CLASSES]
+    assert not outlined(train.targets)
+    for target, name in zip(train.targets, train.names, strict=True):
         mask = target.mask()
         assert mask.dtype == np.uint8
         assert (mask[0] == IGNORED).all()
         assert target.size == mask.shape
-        np.testing.assert_array_equal(mask[1:-1, 1:-1], scene.mask[1:-1, 1:-1])
+        expected = canvases[name.removeprefix("images/train/")].mask
+        np.testing.assert_array_equal(mask[1:-1, 1:-1], expected[1:-1, 1:-1])
     (tmp_path / "classes.txt").unlink()
     assert read_segmentation(of(tmp_path)).train.classes == ["0", "1", "2", "3"]
     paint(tmp_path / "images" / "test" / "1.png")  # a test set whose masks are kept by others
@@ -234,12 +231,13 @@ def test_masks_that_cannot_be_used(tmp_path):
         f"  '{masks}/002.png': values without a class: 9, expected 0 to 3, and 255 for ignored pixels",
         f"  '{masks}/003.png': not an image",
     ]
-    (tmp_path / "classes.txt").write_text("digit\n")
-    line = f"data.root: '{tmp_path}/classes.txt' has 1 as number of classes, expected 2 to 255"
-    assert line in faults(read_segmentation, of(tmp_path))
-    (tmp_path / "classes.txt").write_text("a\n\nb\n")
-    line = f"data.root: '{tmp_path}/classes.txt' has an empty line, expected the name of class 1"
-    assert line in faults(read_segmentation, of(tmp_path))
+    file = tmp_path / "classes.txt"
+    for content, fault in (
+        ("digit\n", "1 as number of classes, expected 2 to 255"),
+        ("a\n\nb\n", "an empty line, expected the name of class 1"),
+    ):
+        file.write_text(content)
+        assert f"data.root: '{file}' has {fault}" in faults(read_segmentation, of(tmp_path))
 
 
 def test_grey_masks_of_two_bits():
@@ -249,31 +247,30 @@ def test_grey_masks_of_two_bits():
         (b"IDAT", zlib.compress(rows)),
         (b"IEND", b""),
     ]
-    png = [
-        struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data))
-        for tag, data in chunks
-    ]
-    assert mask_values(b"\x89PNG\r\n\x1a\n" + b"".join(png)).tolist() == [[0, 1, 2, 3]] * 2
+    png = b"\x89PNG\r\n\x1a\n"
+    for tag, data in chunks:
+        png += struct.pack(">I", len(data)) + tag + data
+        png += struct.pack(">I", zlib.crc32(tag + data))
+    assert mask_values(png).tolist() == [[0, 1, 2, 3]] * 2
 
 
 def test_subset_held_out_and_left_out(tmp_path):
-    made = coco_tree(tmp_path, train=8)
+    canvases = coco_tree(tmp_path, train=8)["train"]
     (tmp_path / "exclude.txt").write_text("train/000.png\n")
     with pytest.raises(LabelsMissing, match="--data.val_fraction"):
         read_detection(of(tmp_path))
     fields = {"val_fraction": 0.25, "exclude": str(tmp_path / "exclude.txt")}
-    found = read_detection(of(tmp_path, **fields))
-    assert len(found.train) == 5
-    assert len(found.test) == 2
-    assert found.excluded == 1
+    listing = read_detection(of(tmp_path, **fields))
+    assert len(listing.train) == 5
+    assert listing.excluded == 1
     drawn = read_detection(of(tmp_path, subset={"total": 3}, **fields))
     assert len(drawn.train) == 3
-    assert drawn.test.names == found.test.names
+    assert drawn.test.names == listing.test.names
     names = drawn.train.names + drawn.test.names
     assert len(set(names)) == 5
     assert "train/000.png" not in names
     for name, target in zip(names, [*drawn.train.targets, *drawn.test.targets], strict=True):
-        np.testing.assert_array_equal(target.boxes, made["train"][name[6:]].boxes)
+        np.testing.assert_array_equal(target.boxes, canvases[name[6:]].boxes)
 
 
 SIDE = 96  # the canvas, which is the long side of most images
@@ -282,36 +279,29 @@ AUGMENT = SimpleNamespace(scale=[0.5, 2.0], flip=0.5, photometric=True)
 EVERY = np.arange(6)
 
 
-def stored(found, data, bound=2 * SIDE):
-    return store_split(found.train, stored_size=bound, data=data)
+def stored(reader, data, bound=2 * SIDE):
+    return store_split(reader(data).train, stored_size=bound, data=data)
 
 
 @pytest.fixture(scope="module")
 def boxes(tmp_path_factory):
-    """Canvases with a background of 0 to 59 and digits of 160 to 255, their store and targets."""
+    """Canvases with a background of 0 to 59 and digits of 160 to 255, with targets."""
     root = tmp_path_factory.mktemp("boxes")
-    made = coco_tree(root)
-    data = section(root, cache="off")
-    return SimpleNamespace(
-        scenes=list(made["train"].values()), given=stored(read_detection(data), data)
-    )
+    coco_tree(root)
+    return stored(read_detection, of(root))
 
 
 @pytest.fixture(scope="module")
 def masks(tmp_path_factory):
     root = tmp_path_factory.mktemp("masks")
-    made = mask_tree(root)
-    data = section(root, cache="off")
-    return SimpleNamespace(
-        scenes=list(made["train"].values()), given=stored(read_segmentation(data), data)
-    )
+    mask_tree(root)
+    return stored(read_segmentation, of(root))
 
 
 def shown(batch, b):
     """The pixels of an image of a batch, [S, S, 3] in [0, 1]."""
-    return (
-        batch["images"][b].permute(1, 2, 0) * torch.tensor(LOOKS[2]) + torch.tensor(LOOKS[1])
-    ).numpy()
+    pixels = batch["images"][b].permute(1, 2, 0)
+    return (pixels * torch.tensor(LOOKS[2]) + torch.tensor(LOOKS[1])).numpy()
 
 
 def plain(**changes):
@@ -321,21 +311,18 @@ def plain(**changes):
 @pytest.mark.parametrize("augment", [plain(scale=[2.0, 2.0]), plain()])
 def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
     """A digit's pixels are bright: its mask covers them, and its box is that of the mask."""
-    seen = 0
+    whole_boxes = 0
     for epoch in range(4):
-        batch = DenseTransform(boxes.given, *LOOKS, augment, 5)(epoch, EVERY)
+        batch = DenseTransform(boxes, *LOOKS, augment, 5)(epoch, EVERY)
         for b in EVERY:
             bright = shown(batch, b).mean(axis=2) > 0.45
-            kept = batch["labels"][b] >= 0
-            union = (
-                batch["masks"][b][kept].numpy().any(axis=0) if kept.any() else np.zeros_like(bright)
-            )
+            real = batch["labels"][b] >= 0  # the others fill the batch
+            image_masks = batch["masks"][b][real].numpy()
+            union = image_masks.any(axis=0)
             edge = np.abs(np.diff(np.pad(union, 1).astype(int), axis=0))[:, 1:-1].sum()
             # blurred edges, and what is left of a box below a pixel
             assert (bright ^ union).sum() <= 3 * edge + 6
-            for box, mask in zip(
-                batch["boxes"][b][kept].numpy(), batch["masks"][b][kept].numpy(), strict=True
-            ):
+            for box, mask in zip(batch["boxes"][b][real].numpy(), image_masks, strict=True):
                 assert (0 <= box).all()
                 assert (box <= SIDE).all()
                 assert (box[2:] - box[:2] >= 1).all()
@@ -344,13 +331,13 @@ def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
                 if len(rows) and box.min() > 0 and box.max() < SIDE:  # not cut
                     tight = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
                     np.testing.assert_allclose(box, tight, atol=1.01)
-                    seen += 1
-    assert seen > (3 if augment.scale[0] == 2 else 20)
+                    whole_boxes += 1
+    assert whole_boxes > (3 if augment.scale[0] == 2 else 20)
 
 
 def test_classes_stay_on_the_digits(masks):
     for epoch in range(3):
-        batch = DenseTransform(masks.given, *LOOKS, plain(), 6)(epoch, EVERY)
+        batch = DenseTransform(masks, *LOOKS, plain(), 6)(epoch, EVERY)
         for b in EVERY:
             mask = batch["mask"][b].numpy()
             bright = shown(batch, b).mean(axis=2) > 0.45
@@ -359,10 +346,12 @@ def test_classes_stay_on_the_digits(masks):
 
 
 def test_flips_happen_and_do_not(boxes):
-    still = DenseTransform(boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=0.0), 7)(0, EVERY)
-    turned = DenseTransform(boxes.given, *LOOKS, plain(scale=[1.0, 1.0], flip=1.0), 7)(0, EVERY)
-    for b, scene in enumerate(boxes.scenes):
-        w = letterboxed(scene.image.shape[:2], SIDE)[1]
+    still, turned = (
+        DenseTransform(boxes, *LOOKS, plain(scale=[1.0, 1.0], flip=share), 7)(0, EVERY)
+        for share in (0.0, 1.0)
+    )
+    for b, target in enumerate(boxes.targets):
+        w = letterboxed(target.size, SIDE)[1]
         for name in ("images", "masks"):
             torch.testing.assert_close(turned[name][b, :, :, :w], still[name][b, :, :, :w].flip(2))
 
@@ -376,28 +365,25 @@ def test_unusual_images(tmp_path):
         content["annotations"][0]["iscrowd"] = 1
         content["annotations"][1]["bbox"] = [10, 10, 0.5, 20]
 
-    made = coco_tree(tmp_path, change=change)
-    data = section(tmp_path, cache="off", range=[0, 65535])
-    found = read_detection(data)
-    given = stored(found, data)
-    batch = DenseTransform(given, *LOOKS)(0, EVERY)
-    counts = [len(scene.labels) for scene in made["train"].values()]
-    assert (batch["labels"] >= 0).sum(dim=1).tolist() == [
-        counts[0] - 1,
-        counts[1] - 1,
-        *counts[2:6],
-    ]
+    canvases = coco_tree(tmp_path, change=change)["train"]
+    data = of(tmp_path, range=[0, 65535])
+    batch = DenseTransform(stored(read_detection, data), *LOOKS)(0, EVERY)
+    counts = [len(scene.labels) for scene in canvases.values()]
+    counts[0] -= 1
+    counts[1] -= 1
+    assert (batch["labels"] >= 0).sum(dim=1).tolist() == counts
 
-    scene = made["train"]["003.png"]
-    small = DenseTransform(stored(found, data, 40), 48, *LOOKS[1:])(0, np.array([3]))
+    scene = canvases["003.png"]
+    small = DenseTransform(stored(read_detection, data, 40), 48, *LOOKS[1:])(0, np.array([3]))
     n = len(scene.labels)
     np.testing.assert_allclose(small["boxes"][0, :n], scene.boxes / 2)
     h = scene.image.shape[0] // 2
     bright = shown(small, 0)[:h].mean(axis=2) > 0.45
     assert (bright ^ small["masks"][0].numpy().any(axis=0)[:h]).mean() < 0.05
 
-    for name, one in made["train"].items():
-        cv2.imwrite(str(tmp_path / "train" / name), one.image[:, :, ::-1].astype(np.uint16) * 257)
-    deep = DenseTransform(stored(read_detection(data), data), *LOOKS)(0, np.array([3]))
+    for name, canvas in canvases.items():
+        pixels = canvas.image[:, :, ::-1].astype(np.uint16) * 257
+        cv2.imwrite(str(tmp_path / "train" / name), pixels)
+    deep = DenseTransform(stored(read_detection, data), *LOOKS)(0, np.array([3]))
     h, w = scene.image.shape[:2]
     np.testing.assert_allclose(shown(deep, 0)[:h, :w] * 255, scene.image, atol=0.01)

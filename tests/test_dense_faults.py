@@ -27,7 +27,14 @@ def segmentation(root):
     return read_images("segment", section(root, cache="off"))
 
 
+def digests(reader, root):
+    return [target.digest for target in reader(root).train.targets]
+
+
 # ---------------------------------------------------------------------- nothing to learn
+NO_PIXEL = "classes with a pixel in the training images"
+
+
 def remapped(root, values, part="**"):
     """Gives the masks other numbers: ``values[old]``."""
     for path in (root / "masks").glob(f"{part}/*.png"):
@@ -39,31 +46,24 @@ def remapped(root, values, part="**"):
 @pytest.mark.parametrize(
     ("values", "names", "fault"),
     [
-        (
-            [0, 255, 255, 255, 0],
-            "background\nobject",
-            "classes with a pixel in the training images: 1, expected 2 or more. 255 means no class.",
-        ),
+        ([0] * 5, "a\nb", f"{NO_PIXEL}: 1, expected 2 or more"),
+        ([0, 255, 255, 255, 0], "a\nb", f"{NO_PIXEL}: 1, expected 2 or more. 255 means no class."),
         (
             [0, 255, 255, 255, 0],
             None,
-            "classes with a pixel in the training images: 1, expected 2 or more. 255 means no class. If it is your",
+            f"{NO_PIXEL}: 1, expected 2 or more. 255 means no class. If it is your",
         ),
-        ([255] * 5, "a\nb", "classes with a pixel in the training images: 0, expected 2 or more"),
-        ([0] * 5, "a\nb", "classes with a pixel in the training images: 1, expected 2 or more"),
-        (
-            [0, 128, 128, 128, 0],
-            None,
-            "has the values 0, 128, but not 1, 2, 3, 4, 5 and 122 more. Number the classes",
-        ),
+        ([255] * 5, "a\nb", f"{NO_PIXEL}: 0, expected 2 or more"),
+        ([0, 128, 128, 128, 0], None, "has the values 0, 128, but not 1, 2, 3, 4, 5 and 122 more. Number the classes"),
     ],
-)
+)  # fmt: skip
 def test_masks_without_two_classes(tmp_path, capsys, values, names, fault):
-    mask_tree(tmp_path / "masks", train=3, val=2)
-    remapped(tmp_path / "masks", values)
-    (tmp_path / "masks" / "classes.txt").unlink()
+    root = tmp_path / "masks"
+    mask_tree(root, train=3, val=2)
+    remapped(root, values)
+    (root / "classes.txt").unlink()
     if names:
-        (tmp_path / "masks" / "classes.txt").write_text(names)
+        (root / "classes.txt").write_text(names)
     (line,) = refused(capsys, words("segment", tmp_path, tmp_path / "out"))
     assert fault in line
     assert not (tmp_path / "out").exists()
@@ -74,14 +74,9 @@ def test_classes_without_a_pixel_are_warned_of(tmp_path, caplog):
     remapped(tmp_path, [0, 1, 2, 2, 255], "train")
     remapped(tmp_path, [255] * 5, "val")
     segmentation(tmp_path)
-    assert (
-        "no train image has a pixel of 'seven'. Scores of these classes are undefined"
-        in caplog.text
-    )
-    assert (
-        "no test image has a pixel of 'background', 'zero', 'one', 'seven'. Scores of these classes"
-        in caplog.text
-    )
+    for part, names in (("train", "'seven'"), ("test", "'background', 'zero', 'one', 'seven'")):
+        line = f"no {part} image has a pixel of {names}. Scores of these classes are undefined"
+        assert line in caplog.text
 
 
 def without(*labels, part="train"):
@@ -101,13 +96,18 @@ def test_classes_without_a_box(tmp_path, caplog, capsys):
     detection(tmp_path / "coco")
     assert "no train image has a box of 'one'. Scores of these classes are undefined" in caplog.text
 
+    def crowds(part, content):
+        for row in content["annotations"]:
+            row["iscrowd"] = 1
+
+    def only_last(part, content):
+        del content["annotations"][:-1]
+
     fault = "data.root: classes with a box in the training images: 0, expected 1 or more"
-    crowds = lambda part, content: [row.update(iscrowd=1) for row in content["annotations"]]  # noqa: E731
     for change in (without(3, 7, 11), crowds):
         coco_tree(tmp_path / "coco", change=change)
         assert refused(capsys, words("detect", tmp_path, tmp_path / "out")) == [fault]
         assert not (tmp_path / "out").exists()
-    only_last = lambda part, content: content.update(annotations=content["annotations"][-1:])  # noqa: E731
     coco_tree(tmp_path / "coco", change=only_last)
     assert faults(detection, tmp_path / "coco", subset={"total": 1}) == [fault]
 
@@ -118,25 +118,20 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
     coco_tree(tmp_path / "coco", change=without(3, 7, 11, part="val"), train=4, val=2, test=2)
     mask_tree(tmp_path / "masks", train=4, val=2)
     remapped(tmp_path / "masks", [255] * 5, "val")
-    for command, scores in (
-        ("detect", ("ap", "ap50", "ap75")),
-        ("segment", ("miou", "macc", "pixel_accuracy")),
-    ):
-        out = tmp_path / command
-        assert call(words(command, tmp_path, out, train__epochs=1)) == 0
-        assert [metrics(out)[-1][name] for name in scores[:1]] == [None]
+    detect = tmp_path / "detect"
+    segment = tmp_path / "segment"
+    for out, score in ((detect, "ap"), (segment, "miou")):
+        assert call(words(out.name, tmp_path, out, train__epochs=1)) == 0
+        assert metrics(out)[-1][score] is None
         assert "nan" not in (out / "result.json").read_text().lower()
         assert "nan" not in logged(out)
         assert (out / "curves.png").stat().st_size > 0
-        if command == "segment":
-            assert [read(out / "result.json")[name] for name in scores] == [None] * 3
-            assert [row["iou"] for row in read_csv(out / "per_class.csv")] == [""] * 4
-            assert "miou undefined, macc undefined" in logged(out)
-    assert read(tmp_path / "detect" / "result.json")["ap"] is not None
-    assert (
-        call(["report", tmp_path / "detect", tmp_path / "segment", "--out", tmp_path / "report"])
-        == 0
-    )
+    result = read(segment / "result.json")
+    assert [result[name] for name in ("miou", "macc", "pixel_accuracy")] == [None] * 3
+    assert [row["iou"] for row in read_csv(segment / "per_class.csv")] == [""] * 4
+    assert "miou undefined, macc undefined" in logged(segment)
+    assert read(detect / "result.json")["ap"] is not None
+    assert call(["report", detect, segment, "--out", tmp_path / "report"]) == 0
     capsys.readouterr()
     *_, line = refused(capsys, words("detect", tmp_path, tmp_path / "best", train__keep="best"))
     assert line.startswith("train.keep: best chooses by val, which has no object")
@@ -147,39 +142,32 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
 def test_labels_are_of_upright_images(tmp_path, caplog, capsys, orientation):
     """Boxes and masks of the upright image are right, those of the stored pixels are refused where
     it shows."""
-    coco_tree(tmp_path / "coco", train=3, val=2)
-    mask_tree(tmp_path / "masks", train=3, val=2)
-    upright = [read_images(task, section(tmp_path / name)).train.targets for task, name in TASKS]
-    images = [
-        tmp_path / "coco" / "train" / "000.png",
-        tmp_path / "masks" / "images" / "train" / "000.png",
-    ]
-    for path in images:
-        store_turned(path, orientation)
-    for (task, name), expected in zip(TASKS, upright, strict=True):
+    coco_root = tmp_path / "coco"
+    mask_root = tmp_path / "masks"
+    coco_tree(coco_root, train=3, val=2)
+    mask_tree(mask_root, train=3, val=2)
+    tasks = ((detection, coco_root), (segmentation, mask_root))
+    upright = [digests(*task) for task in tasks]
+    store_turned(coco_root / "train/000.png", orientation)
+    store_turned(mask_root / "images/train/000.png", orientation)
+    for (reader, root), expected in zip(tasks, upright, strict=True):
         caplog.clear()
-        targets = read_images(task, section(tmp_path / name)).train.targets
-        assert [target.digest for target in targets] == [target.digest for target in expected]
-        assert (
-            f"000.png' ({orientation}). Boxes and masks must be of the upright images"
-            in caplog.text
-        )
+        assert digests(reader, root) == expected
+        line = f"000.png' ({orientation}). Boxes and masks must be of the upright images"
+        assert line in caplog.text
+
+    def stored(part, content):
+        content["images"][0] |= {"width": 64, "height": 96}
+
     # labels of the stored pixels
-    stored = lambda part, content: content["images"][0].update(width=64, height=96)  # noqa: E731
-    coco_tree(tmp_path / "coco", change=stored, train=3, val=2)
-    store_turned(images[0], orientation)
-    store_turned(tmp_path / "coco" / "val" / "000.png", orientation)
-    mask = tmp_path / "masks" / "masks" / "train" / "000.png"
+    coco_tree(coco_root, change=stored, train=3, val=2)
+    for part in ("train", "val"):
+        store_turned(coco_root / part / "000.png", orientation)
+    mask = mask_root / "masks/train/000.png"
     Image.fromarray(np.asarray(Image.open(mask)).T).save(mask)
-    for task, name in TASKS:
-        *_, line = faults(read_images, task, section(tmp_path / name))
-        assert (
-            f"64 x 96 pixels, its image 96 x 64 when upright (EXIF orientation {orientation}). If the labels"
-            in line
-        )
-
-
-TASKS = (("detect", "coco"), ("segment", "masks"))
+    why = f"64 x 96 pixels, its image 96 x 64 when upright (EXIF orientation {orientation}). If the"
+    for reader, root in tasks:
+        assert why in faults(reader, root)[-1]
 
 
 def test_a_mask_with_an_orientation_is_refused(tmp_path):
@@ -227,7 +215,6 @@ SHORT = packed(np.zeros((64, 95), bool))
         ({"size": SIZE, "counts": GOOD[:-1] + "o"}, "its RLE is broken or cut off ("),
         ({"size": SIZE, "counts": ""}, "its RLE is broken or cut off ("),
         ({"size": SIZE, "counts": "\x00é"}, "its RLE is broken or cut off ("),
-        ({"size": SIZE, "counts": "@0P6"}, "its RLE of 96 x 64 pixels has runs of "),
         (
             {"size": SIZE, "counts": [7000, -856]},
             "segmentation.counts[1] is -856, expected greater than or equal to 0",
@@ -245,15 +232,18 @@ SHORT = packed(np.zeros((64, 95), bool))
     ],
 )
 def test_outlines_that_cannot_be_drawn(tmp_path, outline, fault):
-    change = lambda part, content: content["annotations"][0].update(segmentation=outline)  # noqa: E731
-    coco_tree(tmp_path, change=change, train=2, val=1)
+    coco_tree(tmp_path, change=spoilt("annotations", segmentation=outline), train=2, val=1)
     lines = faults(detection, tmp_path)
     assert lines[1].startswith(f"  annotation 1 of '000.png': {fault}"), lines
 
 
 # ---------------------------------------------------------------------- fields
 def spoilt(table, **values):
-    return lambda part, content: content[table][0].update(values) if part == "train" else None
+    def change(part, content):
+        if part == "train":
+            content[table][0].update(values)
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -275,11 +265,7 @@ def spoilt(table, **values):
             {"bbox": [1, 2, 3]},
             "annotations[0].bbox is [1, 2, 3], expected at least 4 items",
         ),
-        (
-            "annotations",
-            {"bbox": [9, 9, -3, 4]},
-            "bbox [9.0, 9.0, -3.0, 4.0] is not in the image",
-        ),
+        ("annotations", {"bbox": [9, 9, -3, 4]}, "bbox [9.0, 9.0, -3.0, 4.0] is not in the image"),
         (
             "annotations",
             {"category_id": True},
@@ -305,21 +291,19 @@ def test_fields_with_one_meaning(tmp_path):
     """Numbers of images as text, sizes with a point, crowds as text, and files in other
     encodings."""
     coco_tree(tmp_path, train=2, val=1)
-    expected = [target.digest for target in detection(tmp_path).train.targets]
+    expected = digests(detection, tmp_path)
     path = tmp_path / "annotations" / "train.json"
-    content = json.loads(path.read_text())
+    content = read(path)
     for row in content["annotations"]:
-        row |= {
-            "image_id": str(row["image_id"]),
-            "category_id": f"{row['category_id']}",
-            "iscrowd": "0",
-            "id": None,
-        }
+        row |= {"iscrowd": "0", "id": None}
+        for key in ("image_id", "category_id"):
+            row[key] = str(row[key])
     for row in content["images"]:
-        row |= {"height": float(row["height"]), "width": float(row["width"])}
+        for key in ("height", "width"):
+            row[key] = float(row[key])
     for encoding in ("utf-8-sig", "utf-16"):
         path.write_text(json.dumps(content), encoding=encoding)
-        assert [target.digest for target in detection(tmp_path).train.targets] == expected
+        assert digests(detection, tmp_path) == expected
     content["annotations"][0]["iscrowd"] = "1"
     path.write_text(json.dumps(content))
     assert detection(tmp_path).train.targets[0].crowd[0]
@@ -342,16 +326,12 @@ def test_fields_with_one_meaning(tmp_path):
 )
 def test_paths_stay_in_the_folder_of_images(tmp_path, name, fault):
     name = name.format(root=tmp_path)
-    change = lambda part, content: content["images"][0].update(file_name=name)  # noqa: E731
-    coco_tree(tmp_path, change=change, train=2, val=1)
-    (tmp_path / "train" / "sub").mkdir()
-    (tmp_path / "train" / "000.png").rename(tmp_path / "train" / "sub" / "000.png")
-    os.link(tmp_path / "train" / "sub" / "000.png", tmp_path / "outside.png")
-    os.symlink(tmp_path, tmp_path / "train" / "link")
-    # the same names are wrong in val
-    content = read(tmp_path / "annotations" / "val.json")
-    content["images"][0]["file_name"] = "000.png"
-    (tmp_path / "annotations" / "val.json").write_text(json.dumps(content))
+    coco_tree(tmp_path, change=spoilt("images", file_name=name), train=2, val=1)
+    train = tmp_path / "train"
+    (train / "sub").mkdir()
+    (train / "000.png").rename(train / "sub" / "000.png")
+    os.link(train / "sub" / "000.png", tmp_path / "outside.png")
+    os.symlink(tmp_path, train / "link")
     if fault is None:
         assert detection(tmp_path).train.names == ["train/sub/000.png", "train/001.png"]
     else:
@@ -370,9 +350,8 @@ def test_masks_of_16_bits(tmp_path):
         assert IGNORED in target.values
     path = tmp_path / "masks" / "train" / "001.png"
     Image.fromarray(np.asarray(Image.open(path)) * 257).save(path)
-    assert f"  '{path}': values from 0 to 65535, expected 0 to 255" in faults(
-        segmentation, tmp_path
-    )
+    line = f"  '{path}': values from 0 to 65535, expected 0 to 255"
+    assert line in faults(segmentation, tmp_path)
 
 
 def test_a_mask_that_changed_is_no_longer_used(tmp_path):
@@ -389,6 +368,5 @@ def test_a_list_of_classes_that_is_no_file(tmp_path):
     file = tmp_path / "classes.txt"
     file.unlink()
     os.mkfifo(file)
-    assert faults(segmentation, tmp_path) == [
-        f"data.root: '{file}' cannot be read (not a regular file)"
-    ]
+    line = f"data.root: '{file}' cannot be read (not a regular file)"
+    assert faults(segmentation, tmp_path) == [line]

@@ -48,7 +48,7 @@ def test_cascade_without_squares_from_training_to_prediction(boxes, tmp_path):
     assert {"ap", "mask_ap"} <= result.keys()
     saved = read_checkpoint(tmp_path / "run", "init", "model")
     assert len(saved_network(saved).roi_heads.heads) == 3
-    answers = json.loads((tmp_path / "run/predictions.json").read_text())
+    answers = read(tmp_path / "run/predictions.json")
     predict = [
         "predict",
         "--init",
@@ -59,7 +59,7 @@ def test_cascade_without_squares_from_training_to_prediction(boxes, tmp_path):
         tmp_path / "p",
     ]
     assert call([*predict, str(boxes / "val")]) == 0
-    predicted = json.loads((tmp_path / "p/predictions.json").read_text())["annotations"]
+    predicted = read(tmp_path / "p/predictions.json")["annotations"]
     scores = sorted(round(one["score"], 4) for one in answers if one["score"] >= 0.0501)
     assert scores
     assert scores == sorted(round(one["score"], 4) for one in predicted if one["score"] >= 0.0501)

@@ -375,7 +375,7 @@ def test_images_that_changed_are_noticed(trees, tmp_path, capsys, monkeypatch):
         patch.setattr(Loop, "_save", stopped)
         assert call(words("detect", root, out)) == 130
     file = root / "coco" / "annotations" / "train.json"
-    content = json.loads(file.read_text())
+    content = read(file)
     content["annotations"][0]["bbox"][2] -= 2
     file.write_text(json.dumps(content))
     *_, line = refused(capsys, words("detect", root, out))

@@ -2,13 +2,12 @@
 named."""
 
 import io
-import json
 
 import numpy as np
 import pytest
 import tifffile
 from folders import TINY, opened, section, tuned
-from helpers import inside, logged
+from helpers import inside, logged, read
 from PIL import Image
 from test_channels import noise, pages, tif
 
@@ -60,7 +59,7 @@ def levels(folder):
 
 
 def info(run, stem="backbone"):
-    return json.loads((run / f"{stem}.json").read_text())
+    return read(run / f"{stem}.json")
 
 
 def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):

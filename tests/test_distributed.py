@@ -12,7 +12,7 @@ import pytest
 import torch
 from folders import tree
 from frozen import NAME, a_run
-from helpers import Process, Together, distance, flags, inside, metrics, same, state, weights
+from helpers import Process, Together, distance, flags, inside, metrics, read, same, state, weights
 from test_resume import stop_at, where
 from tiny import batch, make
 
@@ -105,7 +105,7 @@ def test_finetune_on_two_processes(tmp_path):
     )  # fmt: skip
     assert_equal(one, two)
     assert len(metrics(two)) == 2
-    results = [json.loads((out / "result.json").read_text()) for out in (one, two)]
+    results = [read(out / "result.json") for out in (one, two)]
     assert [{**result, "seconds": 0} for result in results] == [{**results[0], "seconds": 0}] * 2
     files = [read_csv(out / "predictions.csv") for out in (one, two)]
     np.testing.assert_allclose(

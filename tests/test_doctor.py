@@ -1,13 +1,13 @@
 """idmm data: the check finds every planted fault and no other; what is listed and known of each
 dataset."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import tifffile
 from folders import paint, section, tree
+from helpers import read
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_image
 
@@ -67,7 +67,7 @@ def planted(healthy, tmp_path_factory):
 def checked(root, out, capsys, *argv):
     """Runs the check; returns its exit code, what it printed and what check.json holds."""
     code = main(["data", "check", "--root", str(root), "--out", str(out), *argv])
-    return code, capsys.readouterr().out, json.loads((out / "check.json").read_text())
+    return code, capsys.readouterr().out, read(out / "check.json")
 
 
 def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):

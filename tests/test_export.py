@@ -18,7 +18,7 @@ import pytest
 import timm
 import torch
 import yaml
-from helpers import ENVIRONMENT, ROOT, call, refused
+from helpers import ENVIRONMENT, ROOT, call, read, refused
 from PIL import Image
 
 from idmm.errors import RunError
@@ -372,7 +372,7 @@ def test_timm_loads_the_folder(run, hub, tmp_path, monkeypatch):
 
 
 def test_the_card_tells_what_was_measured(run, hub, photos):
-    result = json.loads((run / "result.json").read_text())
+    result = read(run / "result.json")
     _, front, text = (hub / "README.md").read_text().split("---\n", 2)
     front = yaml.safe_load(front)
     assert front["library_name"] == "timm"

@@ -1,6 +1,5 @@
 """CONTRIBUTING.md's blocks in a copy of the code, and examples/tune_with_optuna.py on digits."""
 
-import json
 import re
 import runpy
 import shutil
@@ -9,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ENVIRONMENT, ROOT
+from helpers import ENVIRONMENT, ROOT, read
 from PIL import Image
 
 from idmm.config import PretrainConfig
@@ -100,8 +99,8 @@ def test_examples_train(tmp_path):
         "--out",
         tmp_path / "b",
     )
-    assert json.loads((tmp_path / "b" / "result.json").read_text())["num_classes"] == 2
-    assert json.loads((tmp_path / "b" / "model.json").read_text())["name"] == "plainnet_4"
+    assert read(tmp_path / "b" / "result.json")["num_classes"] == 2
+    assert read(tmp_path / "b" / "model.json")["name"] == "plainnet_4"
 
 
 def run(house, *argv):

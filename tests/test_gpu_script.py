@@ -1,10 +1,9 @@
 """benchmarks/gpu.sh: rows that resume, and rows that were cut off."""
 
-import json
 import sys
 
 import pytest
-from helpers import ENVIRONMENT, ROOT, subprocess
+from helpers import ENVIRONMENT, ROOT, read, subprocess
 
 sys.path.append(str(ROOT / "benchmarks"))
 import gpu  # noqa: E402 (a script)
@@ -32,7 +31,7 @@ def commands(monkeypatch, tmp_path):
 
 
 def found(out, name):
-    return json.loads((out / "speed" / f"{name}.json").read_text())
+    return read(out / "speed" / f"{name}.json")
 
 
 def test_a_row_that_is_cut_off_is_unfinished_and_starts_again(commands, tmp_path, capsys):

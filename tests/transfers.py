@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import yaml
-from helpers import ROOT, VIT, Forked, call
+from helpers import ROOT, VIT, Forked, call, read
 
 from idmm.config import parsing
 from idmm.report import grid_pictures
@@ -63,7 +63,7 @@ def forked(out, *argv):
 
 
 def results(out):
-    return json.loads((Path(out) / "grid.json").read_text())
+    return read(Path(out) / "grid.json")
 
 
 def cells(out, protocol="finetune"):
