@@ -71,11 +71,12 @@ STAGES = {
 def flags(stage, out, **changes):
     """The command line of a tiny run; changes by key, '__' for the dot, None to leave a flag
     out."""
-    values = {
-        **STAGES[stage],
-        "out": str(out),
-        **{key.replace("__", "."): value for key, value in changes.items()},
-    }
+    return as_flags(STAGES[stage] | {"out": str(out)}, changes)
+
+
+def as_flags(values, changes):
+    """Values by key as words; changes as above."""
+    values = values | {key.replace("__", "."): value for key, value in changes.items()}
     argv = []
     for key, value in values.items():
         if value is not None:
@@ -84,11 +85,9 @@ def flags(stage, out, **changes):
 
 
 def _flow(value):
-    return (
-        yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
-        .removesuffix("...\n")
-        .strip()
-    )
+    """A value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("...\n").strip()
 
 
 def inside(stage, out, **changes):

@@ -6,42 +6,29 @@ import pytest
 import torch
 from dense_trees import coco_tree, mask_tree
 from folders import paint
-from helpers import VIT, _flow, refused
+from helpers import TINY, as_flags, refused
 
 from idmm.config import DetectConfig, SegmentConfig
 from idmm.config.parsing import build
 from idmm.models.weights import save_model
 from idmm.training.schedule import learning_rate
 
-MODEL = [
-    "--model.name",
-    "vit_tiny_patch16_224",
-    "--model.kwargs",
-    _flow(VIT),
-    "--data.workers",
-    "0",
-]
+MODEL = as_flags({}, {name: TINY[name] for name in ("model.name", "model.kwargs", "data.workers")})
+FALLING = [0.1] * 6 + [0.01, 0.01, 0.01, 0.001]
+LINE = [0.1 * (12 - step) / 10 for step in range(2, 12)]
 
 
-def rates(kind, steps, warmup, falls=()):
+@pytest.mark.parametrize(("kind", "expected"), [("steps", FALLING), ("linear", LINE)])
+def test_schedules(kind, expected):
+    """Steps fall to a tenth; a straight line goes to zero. Both after two steps of warm-up."""
     optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.1}])
-    schedule = learning_rate(optimizer, steps, warmup, kind, falls)
-    values = []
-    for step in range(steps):
+    schedule = learning_rate(optimizer, 12, 2, kind, [8, 11] if kind == "steps" else ())
+    rates = []
+    for step in range(12):
         schedule.step_update(step)
-        values.append(optimizer.param_groups[0]["lr"])
-    return values
-
-
-def test_schedules():
-    """Steps fall to a tenth; a straight line goes to zero."""
-    values = rates("steps", 12, 2, [8, 11])
-    assert values[0] == pytest.approx(1e-6)
-    assert values[1] == pytest.approx(0.05, rel=1e-3)
-    assert values[2:] == pytest.approx([0.1] * 6 + [0.01, 0.01, 0.01, 0.001])
-    assert rates("linear", 12, 2)[2:] == pytest.approx(
-        [0.1 * (12 - step) / 10 for step in range(2, 12)]
-    )
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[:2] == pytest.approx([1e-6, 0.05], rel=1e-3)
+    assert rates[2:] == pytest.approx(expected)
 
 
 def test_the_supplements_protocols():
@@ -90,31 +77,28 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
             "lies among the images of",
         ),
     ):
-        said = refused(capsys, argv)
-        assert line in said[-1], said
+        assert line in refused(capsys, argv)[-1]
         assert not out.exists()
         assert not (masks / "images" / "x").exists()
 
 
 def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
     find = importlib.util.find_spec
-    missing = {"pycocotools", "segmentation_models_pytorch"}
+    libraries = {"detect": "pycocotools", "segment": "segmentation_models_pytorch"}
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *of: None if name in missing else find(name, *of)
+        importlib.util,
+        "find_spec",
+        lambda name, *of: None if name in libraries.values() else find(name, *of),
     )
-    (tmp_path / "images").mkdir()
-    for stage, name in (("detect", "pycocotools"), ("segment", "segmentation_models_pytorch")):
-        (line,) = refused(
-            capsys, [stage, "--data.root", tmp_path / "images", "--out", tmp_path / "out"]
-        )
+    image = paint(tmp_path / "images/1.png")
+    out = tmp_path / "out"
+    for stage, name in libraries.items():
+        (line,) = refused(capsys, [stage, "--data.root", image.parent, "--out", out])
         assert line.startswith(f"{stage}: needs {name}. Install it with: pip install")
         assert "[dense]" in line
         run = tmp_path / stage
         looks = dict(size=32, mean=(0.5,) * 3, std=(0.5,) * 3, extra={"task": stage})
         save_model(run, "model", {}, name="resnet10t", kwargs={}, **looks)
-        paint(tmp_path / "1.png")
-        (line,) = refused(
-            capsys, ["predict", "--init", run, tmp_path / "1.png", "--out", tmp_path / "out"]
-        )
+        (line,) = refused(capsys, ["predict", "--init", run, image, "--out", out])
         assert f"{run}: needs {name}. Install it with: pip install" in line
-        assert not (tmp_path / "out").exists()
+        assert not out.exists()

@@ -60,19 +60,21 @@ def drawn(count, objects=2):
     images = stacked("image", np.float32).permute(0, 3, 1, 2) / 64 - 2
     batch = {"images": images, "index": torch.arange(count), "mask": stacked("mask", np.int64)}
     batch |= {"boxes": stacked("boxes", np.float32), "labels": stacked("labels", np.int64)}
-    truth = [
-        BoxTarget(
-            one.boxes.astype(np.float32), one.labels.astype(np.int64), [run_lengths(mask) for mask in one.masks],
-            np.zeros(objects, dtype=bool), (SIDE, SIDE), number,
-        )
-        for number, one in enumerate(scenes)
-    ]  # fmt: skip
-    return batch | {"masks": stacked("masks", np.uint8)}, truth
+    targets = []
+    for one in scenes:
+        outlines = [run_lengths(mask) for mask in one.masks]
+        targets.append(truth(one.boxes, one.labels, size=(SIDE, SIDE), segments=outlines))
+    return batch | {"masks": stacked("masks", np.uint8)}, targets
 
 
 def loss_of(method, batch, key=3):
     with seeded(key):
         return method(batch, key, 0)
+
+
+def without_gradient(method):
+    trained = [(name, p) for name, p in method.named_parameters() if p.requires_grad]
+    return [name for name, p in trained if p.grad is None]
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
@@ -83,46 +85,38 @@ def test_all_that_is_trained_has_a_gradient(kind):
     for method in (detection(kind, masks=True), segmentation(kind)):
         network = method.backbone
         maps = network.forward_features(batch["images"])
-        sides = [SIDE // stride for stride in STRIDES]
-        assert [m.shape for m in maps] == [
-            (2, c, n, n) for c, n in zip(network.channels, sides, strict=True)
-        ]
+        for level, channels, stride in zip(maps, network.channels, STRIDES, strict=True):
+            assert level.shape == (2, channels, SIDE // stride, SIDE // stride)
         out = loss_of(method, batch)
         out["loss"].backward()
         assert all(bool(torch.isfinite(value)) for value in out.values())
-        assert not [
-            name for name, p in method.named_parameters() if p.requires_grad and p.grad is None
-        ]
+        assert not without_gradient(method)
         assert any(p.requires_grad for p in network.backbone.parameters())
         assert list(network.backbone.state_dict()) == list(backbone(kind).state_dict())
 
 
 def test_maps_of_a_plain_transformer():
     """Of stride 8: pooled from the normalised tokens, and enlarged by a transposed convolution."""
-    made = backbone().eval()
+    network = backbone().eval()
     images = torch.randn(2, 3, SIDE, SIDE)
-    maps = MultiScaleBackbone(made, SIDE)
-    grid = token_grid(made, images)  # [2, 32, 8, 8]
-    found = maps.forward_features(images)
+    maps = MultiScaleBackbone(network, SIDE)
+    grid = token_grid(network, images)  # [2, 32, 8, 8]
+    pooled = [F.max_pool2d(grid, size) for size in (2, 4)]
+    torch.testing.assert_close(
+        list(maps.forward_features(images)), [maps.levels[0][0](grid), grid, *pooled]
+    )
     assert maps.channels == [16, 32, 32, 32]
-    assert not maps.several
-    torch.testing.assert_close(found[0], maps.levels[0][0](grid))
-    torch.testing.assert_close(found[1], grid)
-    torch.testing.assert_close(found[2], F.max_pool2d(grid, 2))
-    torch.testing.assert_close(found[3], F.max_pool2d(grid, 4))
 
 
 def test_maps_of_several_strides():
     """The deepest of each, as timm gives them; the last from where the features leave the
     backbone."""
-    made = backbone("pvt").eval()
+    network = backbone("pvt").eval()
     images = torch.randn(2, 3, SIDE, SIDE)
-    maps = MultiScaleBackbone(made, SIDE)
-    final, taken = made.forward_intermediates(images)
-    assert maps.several
+    maps = MultiScaleBackbone(network, SIDE)
+    final, levels = network.forward_intermediates(images)
+    torch.testing.assert_close(list(maps.forward_features(images)), [*levels[:3], final])
     assert maps.channels == [8, 16, 24, 32]
-    for found, wanted in zip(maps.forward_features(images), [*taken[:3], final], strict=True):
-        torch.testing.assert_close(found, wanted)
 
 
 def test_loss_of_pixels():
@@ -131,16 +125,15 @@ def test_loss_of_pixels():
     logits = torch.randn(3, 4, 5, 5, dtype=torch.float64, requires_grad=True)
     mask = torch.randint(0, 4, (3, 5, 5))
     mask[0, :2], mask[2] = 255, 255
-    wanted = 0.0
+    expected = 0.0
     for image in range(3):
-        pixels = [(y, x) for y in range(5) for x in range(5) if mask[image, y, x] != 255]
+        pixels = (mask[image] != 255).nonzero().tolist()
         for y, x in pixels:
-            wanted = (
-                wanted - logits[image, :, y, x].log_softmax(0)[mask[image, y, x]] / len(pixels) / 3
-            )
-    found = pixel_cross_entropy(logits, mask)
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, wanted)))
+            log_shares = logits[image, :, y, x].log_softmax(0)
+            expected = expected - log_shares[mask[image, y, x]] / len(pixels) / 3
+    loss = pixel_cross_entropy(logits, mask)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(one, logits)[0] for one in (loss, expected)))
     assert pixel_cross_entropy(logits, torch.full_like(mask, 255)) == 0
 
 
@@ -163,48 +156,48 @@ def test_boxes_are_computed_in_fp32(monkeypatch):
     with seeded(1):
         network = Detector(backbone(side=512), 512, len(CLASSES), 16, masks=True)
     true = torch.tensor([[[301.0, 303, 407, 501]]])
-    given = []
+    encoded = []
     for part in (network.rpn, network.roi_heads):
-        own = part.box_coder.encode
-        monkeypatch.setattr(
-            part.box_coder, "encode", lambda *boxes, own=own: given.extend(boxes) or own(*boxes)
-        )
+        encode = part.box_coder.encode
+
+        def recorded(true_boxes, boxes, encode=encode):
+            encoded.extend([*true_boxes, *boxes])
+            return encode(true_boxes, boxes)
+
+        monkeypatch.setattr(part.box_coder, "encode", recorded)
     batch = {
         "images": torch.randn(1, 3, 512, 512),
         "boxes": true,
         "labels": torch.zeros(1, 1, dtype=torch.long),
+        "masks": torch.ones(1, 1, 512, 512, dtype=torch.uint8),
     }
     with torch.autocast("cpu", torch.bfloat16):
-        network.train().loss({**batch, "masks": torch.ones(1, 1, 512, 512, dtype=torch.uint8)})
+        network.train().loss(batch)
         with torch.no_grad():
-            (found,) = network.eval()(batch["images"])
+            (output,) = network.eval()(batch["images"])
     # true ones and anchors, true ones and proposals
-    given = [boxes for each in given for boxes in each]
-    assert len(given) == 4
-    assert {boxes.dtype for boxes in given} == {torch.float32}
-    assert all(bool((boxes == true[0, 0]).all(1).any()) for boxes in given[::2])
-    assert found["boxes"].dtype == found["scores"].dtype == torch.float32
-    assert len(found["boxes"])
-    assert not torch.equal(found["boxes"], found["boxes"].bfloat16().float())
+    assert [boxes.dtype for boxes in encoded] == [torch.float32] * 4
+    assert all(bool((boxes == true[0, 0]).all(1).any()) for boxes in encoded[::2])
+    boxes = output["boxes"]
+    assert boxes.dtype == output["scores"].dtype == torch.float32
+    assert len(boxes)
+    assert not torch.equal(boxes, boxes.bfloat16().float())
 
 
 def test_a_detector_learns_two_images():
     batch, truth = drawn(2)
     method = detection(width=32)
     optimizer = torch.optim.AdamW(method.parameters(), lr=2e-3)
-    for step in range(60):
+    for step in range(40):
         loss = loss_of(method, batch, step)["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     with torch.no_grad():
         outputs = method.backbone.eval()(batch["images"])
-    found = [
-        on_file(output, target.size, SIDE) for output, target in zip(outputs, truth, strict=True)
-    ]
-    scores, _ = detection_scores(found, truth, CLASSES)
+    detections = [on_file(output, (SIDE, SIDE), SIDE) for output in outputs]
+    scores, _ = detection_scores(detections, truth, CLASSES)
     assert scores["ap50"] > 90
-    assert set(scores) == {"ap", "ap50", "ap75"}
 
 
 def test_several_scales():
@@ -215,9 +208,8 @@ def test_several_scales():
     resized = dict(mode="bilinear", antialias=True)
     with torch.no_grad():
         plain = network(images).softmax(1)
-        large = F.interpolate(
-            network(F.interpolate(images, (96, 96), **resized)).softmax(1), (SIDE, SIDE), **resized
-        )
+        large = network(F.interpolate(images, (96, 96), **resized)).softmax(1)
+        large = F.interpolate(large, (SIDE, SIDE), **resized)
         torch.testing.assert_close(segmented(network, images, [1.0, 1.5]), (plain + large) / 2)
         torch.testing.assert_close(segmented(network, images), plain)
 
@@ -241,13 +233,11 @@ def test_of_four_objects_three_found():
     boxes = [[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]]
     crowd = [80, 80, 90, 90]
     mark = [0, 50, 20, 70]
-    found = objects(
-        [boxes[0], [80, 0, 90, 9], boxes[1], boxes[2], crowd, mark],
-        [0] * 5 + [1],
-        [0.9, 0.8, 0.7, 0.6, 1, 1],
-    )
-    true = truth([*boxes, crowd, mark], [0] * 5 + [1], crowd=[False] * 4 + [True, False])
-    scores, each = detection_scores([found], [true], ["a", "b", "never seen"])
+    labels = [0] * 5 + [1]
+    detections = [boxes[0], [80, 0, 90, 9], boxes[1], boxes[2], crowd, mark]
+    output = objects(detections, labels, [0.9, 0.8, 0.7, 0.6, 1, 1])
+    true = truth([*boxes, crowd, mark], labels, crowd=[False] * 4 + [True, False])
+    scores, each = detection_scores([output], [true], ["a", "b", "never seen"])
     ap = 100 * (26 + 0.75 * 50) / 101  # what meets a crowd counts neither for nor against
     for name in ("ap", "ap50", "ap75"):
         np.testing.assert_allclose(each[name], [ap, 100, np.nan])
@@ -255,17 +245,9 @@ def test_of_four_objects_three_found():
 
 
 def test_nothing_found_and_nothing_there():
-    nothing = objects([], [], [])
-    assert detection_scores([nothing], [truth([[0, 0, 9, 9]], [0])], ["a"])[0] == {
-        "ap": 0,
-        "ap50": 0,
-        "ap75": 0,
-    }
-    assert detection_scores([nothing], [truth([], [])], ["a"])[0] == {
-        "ap": None,
-        "ap50": None,
-        "ap75": None,
-    }
+    for true, score in ((truth([[0, 0, 9, 9]], [0]), 0), (truth([], []), None)):
+        scores, _ = detection_scores([objects([], [], [])], [true], ["a"])
+        assert scores == dict.fromkeys(("ap", "ap50", "ap75"), score)
 
 
 def test_intersection_over_union():
@@ -273,32 +255,26 @@ def test_intersection_over_union():
     neither."""
     rng = np.random.default_rng(0)
     true = rng.integers(0, 4, 500)
-    said = rng.choice([0, 1, 2, 4], 500)
+    predicted = rng.choice([0, 1, 2, 4], 500)
     confusion = np.zeros((6, 6), dtype=np.int64)
-    for t, s in zip(true, said, strict=True):
-        confusion[t, s] += 1
+    pixels = list(zip(true, predicted, strict=True))
+    for one, other in pixels:
+        confusion[one, other] += 1
     scores, per_class = segmentation_scores(confusion)
-    iou = per_class["iou"]
-    accuracy = per_class["accuracy"]
-    wanted = []
-    for k in range(6):
-        both = sum(t == k and s == k for t, s in zip(true, said, strict=True))
-        either = sum(t == k or s == k for t, s in zip(true, said, strict=True))
-        wanted.append(100 * both / either if either else np.nan)
-    np.testing.assert_allclose(iou, wanted)
-    assert iou[3] == iou[4] == 0
-    assert np.isnan(iou[5])
-    assert accuracy[3] == 0
-    assert np.isnan(accuracy[4:]).all()
+    ious = []
+    for k in range(5):
+        both = sum(pixel == (k, k) for pixel in pixels)
+        either = sum(k in pixel for pixel in pixels)
+        ious.append(100 * both / either)
+    accuracies = [100 * np.mean(predicted[true == k] == k) for k in range(4)]
+    np.testing.assert_allclose(per_class["iou"], [*ious, np.nan])
+    np.testing.assert_allclose(per_class["accuracy"], [*accuracies, np.nan, np.nan])
     assert scores == pytest.approx(
         {
-            "miou": np.mean(wanted[:5]),
-            "macc": np.mean([100 * np.mean(said[true == k] == k) for k in range(4)]),
-            "pixel_accuracy": 100 * np.mean(true == said),
+            "miou": np.mean(ious),
+            "macc": np.mean(accuracies),
+            "pixel_accuracy": 100 * np.mean(true == predicted),
         }
     )
-    assert segmentation_scores(np.zeros((2, 2), int))[0] == {
-        "miou": None,
-        "macc": None,
-        "pixel_accuracy": None,
-    }
+    scores, _ = segmentation_scores(np.zeros((2, 2), int))
+    assert scores == dict.fromkeys(("miou", "macc", "pixel_accuracy"))

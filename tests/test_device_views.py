@@ -38,8 +38,8 @@ class Store:
             pixels = rng.integers(0, top, (h, w, channels), dtype=dtype, endpoint=True)
             if edges:
                 block = int(rng.integers(1, 9))
-                tiles = rng.integers(0, 2, (h // block + 1, w // block + 1, channels))
-                pixels = (np.kron(tiles, np.ones((block, block, 1)))[:h, :w] * top).astype(dtype)
+                tiles = top * rng.integers(0, 2, pixels.shape, dtype=dtype)
+                pixels = tiles.repeat(block, axis=0).repeat(block, axis=1)[:h, :w]
             self.images.append(torch.from_numpy(pixels).permute(2, 0, 1))
         self.pixel_bytes = np.array([image.element_size() * channels for image in self.images])
         self.high_bit = count if dtype == np.uint16 else 0
@@ -56,6 +56,7 @@ KINDS = {
     "5 channels of 16 bits": dict(channels=5, dtype=np.uint16),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
+TOLERANCES = {"RGB": 2.01 / 255}
 
 
 @pytest.mark.parametrize("edges", [False, True])
@@ -71,33 +72,24 @@ def test_crops_are_those_of_the_loader(kind, low, high, edges):
         assert 0 < plan.flip.sum() < 32
         assert 0 < plan.vflip.sum() < 32
         assert len(set(plan.turns)) == 4
-        zero = [0.0] * store.channels
-        one = [1.0] * store.channels
-        wanted = views.make_views(store.images, plan, size, zero, one).flatten(0, 1)
+        unchanged = ([0.0] * store.channels, [1.0] * store.channels)
+        expected = views.make_views(store.images, plan, size, *unchanged).flatten(0, 1)
         # GPUs resize RGB of 8 bits in float16
-        for dtype in (torch.float32, torch.float16)[: 1 + (kind == "RGB")]:
+        for dtype in [torch.float32, torch.float16] if kind == "RGB" else [torch.float32]:
             images.dtype = dtype
-            found = images.crops(plan, np.repeat(indices, 4), size).cpu()
-            assert float((found - wanted).abs().max()) <= (2.01 / 255 if kind == "RGB" else 1e-4)
+            crops = images.crops(plan, np.repeat(indices, 4), size).cpu()
+            assert float((crops - expected).abs().max()) <= TOLERANCES.get(kind, 1e-4)
 
 
 def plan_of(count, **values):
     """A plan that changes nothing but ``values``."""
     no = np.zeros(count, bool)
     zero = np.zeros(count, np.int64)
-    usual = dict(
-        box=np.zeros((count, 4), np.int64),
-        flip=no,
-        jitter=no,
-        order=zero,
-        grey=no,
-        solarize=no,
-        vflip=no,
-    )
-    usual |= dict(
-        factors=np.tile([1.0, 1.0, 1.0, 0.0], (count, 1)), sigma=np.zeros(count), turns=zero
-    )
-    return ViewPlan(**{**usual, **values})
+    unchanged = dict.fromkeys(("flip", "jitter", "grey", "solarize", "vflip"), no)
+    unchanged |= dict.fromkeys(("order", "turns", "sigma"), zero)
+    factors = np.tile([1.0, 1.0, 1.0, 0.0], (count, 1))
+    box = np.zeros((count, 4), np.int64)
+    return ViewPlan(**{**unchanged, "factors": factors, "box": box, **values})
 
 
 def operations(count):
@@ -105,34 +97,37 @@ def operations(count):
     rng = np.random.default_rng(0)
     some = np.arange(count) % 2 == 0
     factors = rng.random((count, 4)) * [2, 2, 2, 1] - [0, 0, 0, 0.5]
-    every = dict(jitter=np.ones(count, bool), order=np.arange(count) % 24)
-    for number, name in enumerate(("brightness", "contrast", "saturation", "hue")):
+    order = np.arange(count) % 24
+    for number in range(4):  # brightness, contrast, saturation, hue
         alone = plan_of(count).factors
         alone[:, number] = factors[:, number]
-        yield name, plan_of(count, **every, factors=alone)
-    yield "jitter", plan_of(count, **every, factors=factors)
-    yield "jitter of some", plan_of(count, **{**every, "jitter": some}, factors=factors)
-    yield "grey", plan_of(count, grey=some)
-    yield "blur", plan_of(count, sigma=np.where(some, 0.1 + 1.9 * rng.random(count), 0))
-    yield "solarize", plan_of(count, solarize=some)
+        yield plan_of(count, jitter=~np.zeros(count, bool), order=order, factors=alone)
+    yield plan_of(count, jitter=some, order=order, factors=factors)
+    yield plan_of(count, grey=some)
+    yield plan_of(count, sigma=np.where(some, 0.1 + 1.9 * rng.random(count), 0))
+    yield plan_of(count, solarize=some)
 
 
 @pytest.mark.parametrize("channels", [3, 1, 5])
 def test_each_colour_operation_is_that_of_the_loader(channels):
     count = 48
     for size in (8, 57):
-        before = torch.rand(
-            count, channels, size, size, generator=torch.Generator().manual_seed(size)
-        )
+        generator = torch.Generator().manual_seed(size)
+        before = torch.rand(count, channels, size, size, generator=generator)
         before[::3] = before[::3].round()  # saturated, with ties between channels
-        for name, plan in operations(count):
-            found = device_views.recolour(before.clone().to(DEVICE), plan).cpu()
+        for number, plan in enumerate(operations(count)):
+            after = device_views.recolour(before.clone().to(DEVICE), plan).cpu()
             for v in range(count):
-                planes = before[v].numpy().copy()
-                view = np.ascontiguousarray(planes.transpose(1, 2, 0)) if channels == 3 else planes
-                wanted = views.recolour(view, plan, v)
-                wanted = wanted.transpose(2, 0, 1) if channels == 3 else wanted
-                assert np.abs(found[v].numpy() - wanted).max() <= 1e-4, (name, size, v)
+                expected = recoloured(before[v].numpy().copy(), plan, v)
+                assert np.abs(after[v].numpy() - expected).max() <= 1e-4, (number, size, v)
+
+
+def recoloured(planes, plan, v):
+    """A view [C, S, S] after the loader's operations, which take colours as [S, S, 3]."""
+    if len(planes) != 3:
+        return views.recolour(planes, plan, v)
+    view = np.ascontiguousarray(planes.transpose(1, 2, 0))
+    return views.recolour(view, plan, v).transpose(2, 0, 1)
 
 
 @pytest.mark.parametrize("is_grey", [False, True])
@@ -148,37 +143,40 @@ def test_whole_views_are_those_of_the_loader(kind, is_grey):
         CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS),
     ]
     by_loader = MultiCropTransform(store, Views(crops=crops, size=64), mean, std, seed=3)
-    wanted = by_loader(2, indices)
-    found = DeviceViews(by_loader, DEVICE)(2, indices)
-    assert all(torch.equal(found[name].cpu(), wanted[name]) for name in ("index", "label"))
-    for one, other in zip(found["views"], wanted["views"], strict=True):
-        assert one.shape == other.shape
-        assert one.dtype == other.dtype
-        difference = (one.cpu() - other).abs() * torch.tensor(std)[:, None, None]
+    expected = by_loader(2, indices)
+    batch = DeviceViews(by_loader, DEVICE)(2, indices)
+    for name in ("index", "label"):
+        assert torch.equal(batch[name].cpu(), expected[name])
+    for group, other in zip(batch["views"], expected["views"], strict=True):
+        assert group.dtype == other.dtype
+        difference = (group.cpu() - other).abs() * torch.tensor(std)[:, None, None]
         assert float(difference.mean((2, 3, 4)).max()) <= 1 / 255
 
 
 def test_light_crops_of_fine_tuning_are_those_of_the_loader():
-    store = Store()
-    indices = np.arange(8)
-    looks = ([0.5] * 3, [0.25] * 3)
-    light = Augment(randaugment=None, jitter_prob=0.5, grey_prob=0.3, **TURNS)
-    by_loader = TrainTransform(store, light, 48, *looks, key=5)
-    wanted = by_loader(1, indices)["images"]
-    found = DeviceViews(by_loader, DEVICE)(1, indices)["images"].cpu()
-    assert found.shape == wanted.shape == (8, 3, 48, 48)
-    assert float((found - wanted).abs().mean()) <= 0.25 / 255
-    others = [Augment(), Augment(randaugment=None, random_erasing=0.5)]
+    def transform(augment):
+        return TrainTransform(Store(), augment, 48, [0.5] * 3, [0.25] * 3, key=5)
+
+    by_loader = transform(Augment(randaugment=None, jitter_prob=0.5, grey_prob=0.3, **TURNS))
     assert not by_loader.needs_workers
-    assert all(TrainTransform(store, other, 48, *looks, key=5).needs_workers for other in others)
+    expected = by_loader(1, np.arange(8))["images"]
+    images = DeviceViews(by_loader, DEVICE)(1, np.arange(8))["images"].cpu()
+    assert images.shape == expected.shape == (8, 3, 48, 48)
+    assert float((images - expected).abs().mean()) <= 0.25 / 255
+    for augment in (Augment(), Augment(randaugment=None, random_erasing=0.5)):
+        assert transform(augment).needs_workers
 
 
 def test_a_view_does_not_depend_on_the_others_of_its_batch(monkeypatch):
-    made = DeviceViews(MultiCropTransform(Store(), IDMM, [0.5] * 3, [0.5] * 3, seed=1), DEVICE)
-    batch = made(3, np.arange(8))["views"]
+    transform = idmm_views(Store(), DEVICE)
+    batch = transform(3, np.arange(8))["views"]
     monkeypatch.setattr(device_views, "WORKING_BYTES", 1)  # each view in a part of its own
-    for group, alone in zip(batch, made(3, np.array([6, 2]))["views"], strict=True):
+    for group, alone in zip(batch, transform(3, np.array([6, 2]))["views"], strict=True):
         torch.testing.assert_close(group[[6, 2]], alone, atol=1e-4, rtol=0)
+
+
+def idmm_views(store, device):
+    return DeviceViews(MultiCropTransform(store, IDMM, [0.5] * 3, [0.5] * 3, seed=1), device)
 
 
 class Memory(TorchDispatchMode):
@@ -193,11 +191,8 @@ class Memory(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor):
             self.tensors[out] = True
-        storages = {
-            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
-            for tensor in self.tensors
-        }
-        self.most = max(self.most, sum(storages.values()))
+        storages = {tensor.untyped_storage() for tensor in self.tensors}
+        self.most = max(self.most, sum(storage.nbytes() for storage in storages))
         return out
 
 
@@ -206,16 +201,12 @@ def test_a_batch_waits_for_no_gpu_and_needs_less_than_a_gigabyte(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
     store = Store(low=300, high=560, count=4)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        made = DeviceViews(MultiCropTransform(store, IDMM, [0.5] * 3, [0.5] * 3, seed=1), "cuda")
+        transform = idmm_views(store, "cuda")
         with NoWaiting(), Memory() as memory:
-            batch = made(0, np.tile(np.arange(4), 64))
-    assert [tuple(group.shape) for group in batch["views"]] == [
-        (256, 2, 3, 112, 112),
-        (256, 4, 3, 112, 112),
-    ]
-    assert all(
-        tensor.device.type == "cuda" for tensor in [*batch["views"], batch["index"], batch["label"]]
-    )
+            batch = transform(0, np.tile(np.arange(4), 64))
+    assert [group.shape[:2] for group in batch["views"]] == [(256, 2), (256, 4)]
+    for tensor in (*batch["views"], batch["index"], batch["label"]):
+        assert tensor.device.type == "cuda"
     assert 2**28 < memory.most < 10**9
 
 
@@ -225,10 +216,9 @@ both = pytest.mark.parametrize("stage", list(STAGES))
 WARNING = "views: the device ran out of memory. Loader workers make them from now on"
 
 
-@pytest.fixture
-def room(monkeypatch):
-    """A CPU that has the free memory of a GPU."""
-    monkeypatch.setattr(device_views, "free_memory", lambda _: 2**30)
+def has_room(patch, free=2**30):
+    """Gives the CPU the free memory of a GPU."""
+    patch.setattr(device_views, "free_memory", lambda _: free)
 
 
 def place(out):
@@ -239,17 +229,18 @@ def place(out):
 
 @both
 def test_a_run_keeps_its_path_and_resumes_exactly(stage, tmp_path, monkeypatch):
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     with monkeypatch.context() as patch:
-        patch.setattr(device_views, "free_memory", lambda _: 2**30)
-        assert inside(stage, tmp_path / "whole", **STAGES[stage]) == 0
+        has_room(patch)
+        assert inside(stage, whole, **STAGES[stage]) == 0
         stop_at(patch, *PLACE[stage])
-        assert inside(stage, tmp_path / "cut", **STAGES[stage]) == 130
-    assert place(tmp_path / "whole") == state(tmp_path / "cut")["views"] == "device"
-    assert "views: made on cpu, which holds the images (" in logged(tmp_path / "whole")
-    assert inside(stage, tmp_path / "cut", **STAGES[stage]) == 0  # there is no room any more
-    assert place(tmp_path / "cut") == "device"
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
-    assert same(tmp_path / "whole", tmp_path / "cut")
+        assert inside(stage, cut, **STAGES[stage]) == 130
+    assert "views: made on cpu, which holds the images (" in logged(whole)
+    assert inside(stage, cut, **STAGES[stage]) == 0  # there is no room any more
+    assert place(whole) == place(cut) == "device"
+    assert metrics(whole) == metrics(cut)
+    assert same(whole, cut)
 
 
 @both
@@ -257,31 +248,27 @@ def test_a_run_of_the_loader_stays_there_on_a_gpu(stage, tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         stop_at(patch, *PLACE[stage])
         assert inside(stage, tmp_path / "cut") == 130
-    monkeypatch.setattr(device_views, "free_memory", lambda _: 2**30)
+    has_room(monkeypatch)
     assert inside(stage, tmp_path / "cut") == 0
     assert place(tmp_path / "cut") == place(whole[stage]) == "loader"
     assert same(whole[stage], tmp_path / "cut")
 
 
+HALF = 2 * 96 * 64 * 3 - 1  # bytes: twice those of the images, but for one
+
+
 @pytest.mark.parametrize(
-    ("stage", "free", "changes", "reason"),
+    ("stage", "free", "reason"),
     [
-        ("finetune", 2**30, {}, "RandAugment or RandomErasing runs there"),
-        (
-            "pretrain",
-            2 * 96 * 64 * 3 - 1,
-            {},
-            "the images take more than half of the GPU's free memory",
-        ),
+        ("finetune", 2**30, "RandAugment or RandomErasing runs there"),
+        ("pretrain", HALF, "the images take more than half of the GPU's free memory"),
     ],
 )
-def test_the_log_has_the_reason_for_loader_workers(
-    stage, free, changes, reason, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(device_views, "free_memory", lambda _: free)
-    assert inside(stage, tmp_path / "run", **changes, train__epochs=1) == 0
-    assert f"views: made by loader workers, because {reason}\n" in logged(tmp_path / "run")
-    assert place(tmp_path / "run") == "loader"
+def test_the_log_has_the_reason_for_loader_workers(stage, free, reason, tmp_path, monkeypatch):
+    has_room(monkeypatch, free)
+    assert inside(stage, tmp_path, train__epochs=1) == 0
+    assert f"views: made by loader workers, because {reason}\n" in logged(tmp_path)
+    assert place(tmp_path) == "loader"
 
 
 def run_out(function, call):
@@ -308,44 +295,43 @@ def run_out(function, call):
     ids=["images", "views", "first step", "later step"],
 )
 def test_out_of_memory_falls_back_to_the_loader_once(
-    owner, name, call, room, tmp_path, monkeypatch, capsys
+    owner, name, call, whole, tmp_path, monkeypatch, capsys
 ):
+    """A run that leaves the device before or in its first step is the loader's, to the last bit."""
+    has_room(monkeypatch)
     monkeypatch.setattr(owner, name, run_out(getattr(owner, name), call))
-    assert inside("pretrain", tmp_path / "run") == 0
-    assert place(tmp_path / "run") == "loader"
-    assert len(metrics(tmp_path / "run")) == 3
+    assert inside("pretrain", tmp_path) == 0
+    assert place(tmp_path) == "loader"
+    assert len(metrics(tmp_path)) == 3
     assert capsys.readouterr().err.count(WARNING) == 1
+    if call == 1:
+        assert same(whole["pretrain"], tmp_path)
+        assert metrics(whole["pretrain"]) == metrics(tmp_path)
 
 
-def test_the_step_repeated_by_the_loader_is_the_same_step(room, tmp_path, monkeypatch, whole):
-    """A run that leaves the device in its first step is the loader's run, to the last bit."""
-    monkeypatch.setattr(loop.Loop, "_backward", run_out(loop.Loop._backward, 1))
-    assert inside("pretrain", tmp_path / "run") == 0
-    assert same(whole["pretrain"], tmp_path / "run")
-    assert metrics(whole["pretrain"]) == metrics(tmp_path / "run")
-
-
-def test_a_second_lack_of_memory_is_an_error(room, tmp_path, monkeypatch, capsys):
+def test_a_second_lack_of_memory_is_an_error(tmp_path, monkeypatch, capsys):
     def never(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    has_room(monkeypatch)
     monkeypatch.setattr(loop.Loop, "_backward", never)
-    assert inside("pretrain", tmp_path / "run") == 1
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1].startswith("out of memory with a batch of 20 images: try --train.accumulate 4 ")
+    assert inside("pretrain", tmp_path) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("out of memory with a batch of 20 images: try --train.accumulate 4 ")
 
 
 def test_two_processes_make_the_views_of_one(tmp_path, monkeypatch):
-    given = {"model__drop_path": 0.0, "train__accumulate": 1, "method__cutmix_alpha": 0.0}
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    changes = {"model__drop_path": 0.0, "train__accumulate": 1, "method__cutmix_alpha": 0.0}
     with monkeypatch.context() as patch:
-        patch.setattr(device_views, "free_memory", lambda _: 2**30)
-        assert inside("pretrain", tmp_path / "one", **given) == 0
+        has_room(patch)
+        assert inside("pretrain", one, **changes) == 0
         stop_at(patch, 1, 0, 1)
-        assert inside("pretrain", tmp_path / "two", **given) == 130
-    with Together(
-        ["pretrain", *flags("pretrain", tmp_path / "two", **given)], tmp_path / "err"
-    ) as run:
-        assert run.wait() == 0, run.said()
-    assert place(tmp_path / "two") == "device"
-    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert inside("pretrain", two, **changes) == 130
+    argv = ["pretrain", *flags("pretrain", two, **changes)]
+    with Together(argv, tmp_path / "err") as processes:
+        assert processes.wait() == 0, processes.said()
+    assert place(two) == "device"
+    for expected, record in zip(metrics(one), metrics(two), strict=True):
+        assert record["loss"] == pytest.approx(expected["loss"], rel=1e-4)
