@@ -1,6 +1,5 @@
 """``idmm report``: a page on finished runs. Their files are read here, ``report/`` draws them."""
 
-import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,20 @@ from idmm.files import (
 )
 from idmm.inference.runs import dataset_name, finished_runs, read_config
 from idmm.progress import log
-from idmm.report.page import readable
-from idmm.report.run_page import KINDS, RunFacts, write
+from idmm.report.charts import Point
+from idmm.report.page import Picture, readable
+from idmm.report.run_page import KINDS, RunComparison, RunFacts, write
 from idmm.report.run_pictures import compare
-from idmm.report.stats import PREDICTIONS, compared, format_number, holm
+from idmm.report.stats import PREDICTIONS, compared, holm
 from idmm.report.table import with_facts
 from idmm.runs import stage_of
 
 PER_CLASS = "per_class.csv"
-CHANCE = 0.05  # a difference with this p or more may be chance
+PICTURES = {
+    "curves.png": "Curves",
+    "confusion.png": "Confusion matrix",
+    "mistakes.png": "Mistakes",
+}
 
 
 def report(config: ReportConfig) -> str:
@@ -39,54 +43,64 @@ def report(config: ReportConfig) -> str:
     folders, notes = finished_runs(config.runs)
     for note in notes:
         log.warning(note)
-    runs = [_read_run(folder) for folder in folders]
-    _set_labels(runs)
+    labels = _labels(folders)
+    runs = [_read_run(folder, labels) for folder in folders]
     out = made_folder(config.out or str(expand_home(config.runs[0]) / "report"))
-    # the first classifier with each other one on the same test images
-    first, *others = [run for run in runs if (run.path / PREDICTIONS).is_file()] or [None]
+    return str(write(out, runs, _comparisons(runs), notes, compare(runs, out)))
+
+
+def _comparisons(runs: list[RunFacts]) -> list[RunComparison]:
+    """Compare the first classifier with each other one that has the same test images."""
+    classifiers = [run for run in runs if (run.path / PREDICTIONS).is_file()]
     tests = {}
-    for run in others:
-        if run.data == first.data and (test := compared(first.path, run.path)):
-            tests[run.label] = test
+    for run in classifiers[1:]:
+        if run.data == classifiers[0].data:
+            test = compared(classifiers[0].path, run.path)
+            if test is not None:
+                tests[run.label] = test
+    adjusted = holm([test["p"] for test in tests.values()])
     comparisons = []
-    for (label, test), p in zip(
-        tests.items(), holm([test["p"] for test in tests.values()]), strict=True
-    ):
-        verdict = "the difference may be chance"
-        if p < CHANCE:
-            verdict = f"{first.label if test['points'] > 0 else label} is better"
-        points = format_number(test["points"], sign=True)
-        comparisons.append([first.label, label, f"{test['images']:,}", points, f"{p:.2g}", verdict])
-    return str(write(out, runs, comparisons, notes, compare(runs, out)))
+    for (label, test), p in zip(tests.items(), adjusted, strict=True):
+        first = classifiers[0].label
+        comparisons.append(RunComparison(first, label, test["images"], test["points"], p))
+    return comparisons
 
 
-def _read_run(folder: Path) -> RunFacts:
-    folds = _folds(folder)
-    config = read_config(folds[0])
+def _read_run(folder: Path, labels: dict[str, str]) -> RunFacts:
+    """Read a run. ``labels``: of all runs by their real paths."""
+    config = read_config(_folds(folder)[0])
     kind = stage_of(config).NAME
+    task = KINDS[kind].lower()
+    start = _start_name(config.init or "", labels)
     if isinstance(config, PretrainConfig):
-        without_init = ""
-    else:
-        without_init = "scratch"
+        task += f" by {config.method.name}"
+    elif not start:
+        start = "scratch"
+    per_class = []
+    if (folder / PER_CLASS).is_file():
+        per_class = read_csv(folder / PER_CLASS)
     return RunFacts(
         path=folder,
+        label=labels[os.path.realpath(folder)],
         kind=kind,
-        task=KINDS[kind].lower() + (f" by {config.method.name}" if kind == "pretrain" else ""),
-        start=config.init or without_init,
+        task=task,
+        start=start,
+        data=dataset_name(config.data),
         model=with_facts(config.model.name or "", config.model.kwargs),
         method=_method(config),
-        curve=_curve(folder / "metrics.jsonl"),
-        data=dataset_name(config.data),
-        pictures=_pictures(folder),
-        per_class=read_csv(folder / PER_CLASS) if (folder / PER_CLASS).is_file() else [],
         config=parsing.flatten(read_file(folder / "config.yaml")),
         result=read_json(folder / "result.json", REWRITE),
+        curve=_curve(folder / "metrics.jsonl"),
+        per_class=per_class,
+        pictures=_pictures(folder),
     )
 
 
 def _method(config: Any) -> str:
-    """Return the method that trained a backbone, or of the run that a classifier started from, else
-    the weights."""
+    """Return the method of a run of pretraining, or of the one that a run started from.
+
+    Other runs have the name of their weights, or ``scratch``.
+    """
     start = expand_home(config.init or "")
     if not isinstance(config, PretrainConfig) and config.init and (start / "config.yaml").is_file():
         config = read_config(start)
@@ -95,46 +109,50 @@ def _method(config: Any) -> str:
     return config.init or "scratch"
 
 
-def _curve(file: Path) -> list[tuple[int, float, float]]:
-    """Return the epochs and top-1 accuracies in ``metrics.jsonl``, if a run has it."""
+def _curve(file: Path) -> list[Point]:
+    """Return the top-1 accuracies in ``metrics.jsonl`` over epochs, if a run has it."""
     curve = []
     for epoch, record in enumerate(read_metrics(file), start=1):
         if "top1" in record:
-            curve.append((epoch, record["top1"], 0.0))
+            curve.append(Point(epoch, record["top1"]))
     return curve
 
 
 def _folds(folder: Path) -> list[Path]:
     """Return the finished runs of a folder's folds, or the folder itself."""
-    folds = sorted(
-        folder.glob("fold-*"), key=lambda path: int(path.name[5:]) if path.name[5:].isdigit() else 0
-    )
-    return [fold for fold in folds if (fold / "result.json").is_file()] or [folder]
+    results = folder.glob("fold-*/result.json")
+    in_order = sorted(results, key=lambda path: (len(str(path)), path))  # 10 after 9
+    return [result.parent for result in in_order] or [folder]
 
 
-def _set_labels(runs: list[RunFacts]) -> None:
-    """Give each run a short unique label, and name the run that it started from by its label."""
-    paths = [Path(os.path.abspath(run.path)).parts for run in runs]
-    depth = next(n for n in itertools.count(1) if len({path[-n:] for path in paths}) == len(paths))
-    for run, path in zip(runs, paths, strict=True):
-        run.label = readable("/".join(path[-depth:]))
-    labels = {os.path.realpath(run.path): run.label for run in runs}
-    for run in runs:
-        if os.sep in run.start and not is_public(run.start):
-            run.start = labels.get(os.path.realpath(expand_home(run.start)), Path(run.start).name)
+def _labels(folders: list[Path]) -> dict[str, str]:
+    """Return a short unique label of each run by its real path."""
+    paths = [Path(os.path.abspath(folder)).parts for folder in folders]
+    depth = 1
+    while len({path[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    labels = {}
+    for folder, path in zip(folders, paths, strict=True):
+        labels[os.path.realpath(folder)] = readable("/".join(path[-depth:]))
+    return labels
 
 
-def _pictures(run: Path) -> dict[str, Path]:
-    """Return the pictures of a run by their titles."""
-    files = {}
+def _start_name(start: str, labels: dict[str, str]) -> str:
+    """Return the label of the run that another started from, or the name of its folder."""
+    if os.sep not in start or is_public(start):
+        return start
+    return labels.get(os.path.realpath(expand_home(start)), Path(start).name)
+
+
+def _pictures(run: Path) -> list[Picture]:
+    """Return the pictures of a run and those of ``idmm explore``."""
+    pictures = []
     folds = _folds(run)
     for fold in folds:
-        of_fold = "" if len(folds) == 1 else f" of {fold.name}"
-        for title, stem in (
-            ("Curves", "curves"),
-            ("Confusion matrix", "confusion"),
-            ("Mistakes", "mistakes"),
-        ):
-            files[f"{title}{of_fold}"] = fold / f"{stem}.png"
-    files |= {f"idmm explore: {path.stem}": path for path in sorted(run.glob("explore/*.png"))}
-    return {title: path for title, path in files.items() if path.is_file()}
+        for name, title in PICTURES.items():
+            if len(folds) > 1:
+                title += f" of {fold.name}"
+            pictures.append(Picture(fold / name, title))
+    for path in sorted(run.glob("explore/*.png")):
+        pictures.append(Picture(path, f"idmm explore: {path.stem}"))
+    return [picture for picture in pictures if picture.path.is_file()]

@@ -2,9 +2,9 @@
 
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -32,18 +32,20 @@ class Cell(NamedTuple):
 class TableOf(NamedTuple):
     """A table. The first column names the rows."""
 
-    heads: list[str]
-    rows: list[list[str | Cell]]
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
     caption: str = ""
 
     @property
     def numeric(self) -> list[bool]:
         """Whether each column has numbers, which are right-aligned."""
-        _, *columns = zip(*self.rows, strict=True)
-        return [
-            False,
-            *(all(_NUMBER.fullmatch(str(cell)) for cell in column) for column in columns),
-        ]
+        columns = zip(*self.rows, strict=True)
+        next(columns)
+        return [False, *map(_is_numeric, columns)]
+
+
+def _is_numeric(column: Sequence[str | Cell]) -> bool:
+    return all(_NUMBER.fullmatch(str(cell)) for cell in column)
 
 
 class Picture(NamedTuple):
@@ -68,26 +70,34 @@ class Section(NamedTuple):
     """A part of the page. A text is a paragraph."""
 
     title: str
-    parts: list[str | TableOf | Picture]
+    parts: Sequence[str | TableOf | Picture]
 
 
-def environment(escaped: Callable[[str], str], **delimiters: str) -> Environment:
+def environment(escaped: Callable[[str], str], **delimiters: Any) -> Environment:
     """Return the templates of a format. They print all data escaped by ``escaped``."""
 
     def finalize(value: object) -> Markup:
-        if hasattr(value, "__html__"):
+        if isinstance(value, Markup):  # what a macro made
             return value
         return Markup(escaped(str(value)))
 
     return Environment(
-        loader=PackageLoader("idmm.report"), autoescape=True, undefined=StrictUndefined, finalize=finalize,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, **delimiters,
-    )  # fmt: skip
+        loader=PackageLoader("idmm.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **delimiters,
+    )
 
 
 def readable(text: str) -> str:
-    """Return a name without control characters and bytes outside UTF-8, which no page and no font
-    can show."""
+    """Return a name without control characters and bytes outside UTF-8.
+
+    No page and no font can show these.
+    """
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
 
 

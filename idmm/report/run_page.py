@@ -1,14 +1,19 @@
-"""``report.html`` and its figures, from the facts that ``idmm report`` reads of finished runs."""
+"""``report.html`` from the facts that ``idmm report`` reads of finished runs."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from idmm.files import REWRITE, reading, write_bytes
 from idmm.progress import duration
+from idmm.report.charts import Point
 from idmm.report.page import Picture, Section, TableOf, html
+from idmm.report.stats import format_number
 from idmm.text import listed
 
+CHANCE = 0.05  # a difference with this p or more may be chance
 NO_SETTINGS = ("out", "resume")
 KINDS = {
     "pretrain": "Pretraining",
@@ -19,40 +24,61 @@ KINDS = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunFacts:
     """A finished run."""
 
     path: Path
+    label: str  # short and unique
     kind: str  # key of KINDS
     task: str  # e.g. "fine-tuning"
     start: str  # its weights: a run, a file, "scratch", or empty
     data: str
-    model: str = ""
-    config: dict = field(default_factory=dict)  # dotted keys
-    result: dict = field(default_factory=dict)
-    label: str = ""  # short and unique
-    method: str = ""  # of pretraining, or what else it started from
-    # epoch, top-1 (percent) and 0
-    curve: list[tuple[int, float, float]] = field(default_factory=list)
-    per_class: list[dict[str, str]] = field(default_factory=list)  # rows of the table
-    # title -> PNG of the run or of idmm explore
-    pictures: dict[str, Path] = field(default_factory=dict)
+    model: str
+    method: str  # of pretraining, or what else it started from
+    config: dict[str, Any]  # dotted keys
+    result: dict[str, Any]
+    curve: list[Point]  # top-1 over epochs
+    per_class: list[dict[str, str]]  # rows of the table
+    pictures: list[Picture]  # of the run and of idmm explore
 
     @property
     def summary(self) -> str:
         """Task, start, model and data in words."""
-        if self.start:
-            start = f"{'of' if self.kind == 'probe' else 'from'} {self.start}"
-        else:
-            start = ""
+        start = ""
+        if self.start and self.kind == "probe":
+            start = f"of {self.start}"
+        elif self.start:
+            start = f"from {self.start}"
         return ", ".join(filter(None, [self.task, start, self.model, f"on {self.data}"]))
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two classifiers on the test images that both have."""
+
+    first: str  # label of a run
+    second: str
+    images: int
+    points: float  # by which the first accuracy is above the second
+    p: float  # adjusted for the number of comparisons
+
+    @property
+    def cells(self) -> list[str]:
+        """The row of the page's table."""
+        verdict = "the difference may be chance"
+        if self.p < CHANCE and self.points > 0:
+            verdict = f"{self.first} is better"
+        elif self.p < CHANCE:
+            verdict = f"{self.second} is better"
+        points = format_number(self.points, sign=True)
+        return [self.first, self.second, f"{self.images:,}", points, f"{self.p:.2g}", verdict]
 
 
 def write(
     out: Path,
     runs: list[RunFacts],
-    comparisons: list[list[str]],
+    comparisons: list[RunComparison],
     notes: list[str],
     pictures: list[Picture],
 ) -> Path:
@@ -61,139 +87,178 @@ def write(
     Args:
         out: The folder.
         runs: In the page's order.
-        comparisons: Rows of the table of :data:`COMPARISON`.
+        comparisons: Of classifiers.
         notes: On skipped runs. They are at the top of the page.
         pictures: Of all runs.
 
     Raises:
         RunError: A file cannot be written.
     """
+    intro = [*notes]
     sections = [Section("Results", [*_results(runs, comparisons), *pictures])]
     for run in runs:
-        own_pictures = [Picture(path, title) for title, path in run.pictures.items()]
-        sections.append(Section(run.label, [*_per_class(run), *own_pictures]))
-    sections.append(Section("Settings", list(_settings(runs))))
-    lines = [*notes, *(f"{run.label}: {run.summary} ({run.path})" for run in runs)]
+        intro.append(f"{run.label}: {run.summary} ({run.path})")
+        sections.append(Section(run.label, [*_per_class(run), *run.pictures]))
+    sections.append(Section("Settings", _settings(runs)))
     tasks = listed(dict.fromkeys(run.task for run in runs))
     data = listed(dict.fromkeys(run.data for run in runs))
-    text = html(f"{tasks} on {data}", lines, [section for section in sections if section.parts])
+    text = html(f"{tasks} on {data}", intro, [section for section in sections if section.parts])
     page = out / "report.html"
     write_bytes(page, text.encode("utf-8", "replace"))
     return page
 
 
-def _number(name: str, form: str = ".1f") -> Callable[[RunFacts], str]:
-    """Return a column with a value of the results."""
-    return lambda run: "" if run.result.get(name) is None else format(run.result[name], form)
-
-
-def _readout(name: str) -> Callable[[RunFacts], str]:
-    def column(run: RunFacts) -> str:
-        if "readouts" in run.result:
-            readout = run.result["readouts"][name]
-            return "{:.1f} ({:.1f} to {:.1f})".format(readout["top1"], *readout["top1_interval"])
-        return f"{run.result['knn' if name == 'knn' else 'top1']:.1f}"  # pooled over folds
-
-    return column
-
-
-Columns = dict[str, Callable[[RunFacts], str]]
-SIZES: Columns = {
-    "training images": _number("train_size", ","),
-    "test images": _number("test_size", ","),
-}
+# head -> format of the values in result.json. A column is empty without its first value
+Columns = dict[str, str]
+SIZES: Columns = {"training images": "{train_size:,}", "test images": "{test_size:,}"}
 CLASSIFIERS: Columns = {
-    "top-1": _number("top1"),
-    "95 % interval": lambda run: "{:.1f} to {:.1f}".format(*run.result["top1_interval"]),
-    "mean per class": _number("mean_per_class"),
-    "parameters": _number("params", ","),
-    "baseline": _number("baseline_top1"),
-    "baseline fitted to": _number("baseline_train_size", ","),
-    "largest class": _number("largest_class"),
-    "before the first step": _number("start_top1"),
+    "top-1": "{top1:.1f}",
+    "95 % interval": "{top1_interval[0]:.1f} to {top1_interval[1]:.1f}",
+    "mean per class": "{mean_per_class:.1f}",
+    "parameters": "{params:,}",
+    "baseline": "{baseline_top1:.1f}",
+    "baseline fitted to": "{baseline_train_size:,}",
+    "largest class": "{largest_class:.1f}",
+    "before the first step": "{start_top1:.1f}",
     **SIZES,
 }
+READOUT = (
+    "{readouts[NAME][top1]:.1f} "
+    "({readouts[NAME][top1_interval][0]:.1f} to {readouts[NAME][top1_interval][1]:.1f})"
+)
+POOLED = {"kNN": "{knn:.1f}", "linear probe": "{top1:.1f}"}  # of probes over folds
 OTHERS: dict[str, tuple[str, Columns]] = {  # by kind: caption and columns
-    "pretrain": ("Pretraining", {
-        "loss": _number("loss", ".4g"), "kNN (%)": _number("knn"), "kNN before the first step": _number("start_knn"),
-        "images": _number("train_size", ","), "epochs": _number("epochs", ","),
-    }),
-    "detect": ("Detection: scores on the test images (percent)", {
-        "AP": _number("ap"), "AP50": _number("ap50"), "AP75": _number("ap75"), "mask AP": _number("mask_ap"), **SIZES,
-    }),
-    "segment": ("Segmentation: scores on the test images (percent)", {
-        "mIoU": _number("miou"), "accuracy of classes": _number("macc"),
-        "accuracy of pixels": _number("pixel_accuracy"), **SIZES,
-    }),
-    "probe": ("Probes of frozen features: top-1 on the test images (percent) with its 95 % interval", {
-        "kNN": _readout("knn"), "linear probe": _readout("probe"), "largest class": _number("largest_class"),
-    }),
-}  # fmt: skip
+    "pretrain": (
+        "Pretraining",
+        {
+            "loss": "{loss:.4g}",
+            "kNN (%)": "{knn:.1f}",
+            "kNN before the first step": "{start_knn:.1f}",
+            "images": "{train_size:,}",
+            "epochs": "{epochs:,}",
+        },
+    ),
+    "detect": (
+        "Detection: scores on the test images (percent)",
+        {
+            "AP": "{ap:.1f}",
+            "AP50": "{ap50:.1f}",
+            "AP75": "{ap75:.1f}",
+            "mask AP": "{mask_ap:.1f}",
+            **SIZES,
+        },
+    ),
+    "segment": (
+        "Segmentation: scores on the test images (percent)",
+        {
+            "mIoU": "{miou:.1f}",
+            "accuracy of classes": "{macc:.1f}",
+            "accuracy of pixels": "{pixel_accuracy:.1f}",
+            **SIZES,
+        },
+    ),
+    "probe": (
+        "Probes of frozen features: top-1 on the test images (percent) with its 95 % interval",
+        {
+            "kNN": READOUT.replace("NAME", "knn"),
+            "linear probe": READOUT.replace("NAME", "probe"),
+            "largest class": "{largest_class:.1f}",
+        },
+    ),
+}
 COMPARISON = (
-    "Classifiers on the test images that both have, with the same label in both: points of the first above the second, "
-    "and p, the probability of such a difference if both were equally good (McNemar's test, with groups of images a "
-    "sign-flip test of the groups). With several comparisons p is adjusted by Holm's method, so a false 'is better' on "
-    "the page has a risk of 5 %"
+    "Classifiers on the test images that both have, with the same label in both: points of the "
+    "first above the second, and p, the probability of such a difference if both were equally good "
+    "(McNemar's test, with groups of images a sign-flip test of the groups). With several "
+    "comparisons p is adjusted by Holm's method, so a false 'is better' on the page has a risk of "
+    "5 %"
 )
 
 
-def _results(runs: list[RunFacts], comparisons: list[list[str]]) -> Iterator[str | TableOf]:
+def _results(runs: list[RunFacts], comparisons: list[RunComparison]) -> list[str | TableOf]:
+    parts: list[str | TableOf] = []
     classifiers = [run for run in runs if run.kind != "probe" and "top1_interval" in run.result]
-    yield from _table("Top-1 accuracy on the test images (percent)", CLASSIFIERS, classifiers)
+    if classifiers:
+        caption = "Top-1 accuracy on the test images (percent)"
+        parts.append(_table(caption, CLASSIFIERS, classifiers))
     for kind, (caption, columns) in OTHERS.items():
-        yield from _table(caption, columns, [run for run in runs if run.kind == kind])
+        of_kind = [run for run in runs if run.kind == kind]
+        if of_kind:
+            parts.append(_table(caption, columns, of_kind))
     if len({(run.data, run.result.get("test_size")) for run in classifiers}) > 1:
-        yield "These classifiers were tested on different images: do not compare their accuracies."
-    if comparisons:
-        yield TableOf(
-            ["first", "second", "images", "points", "p", "verdict"], comparisons, COMPARISON
+        parts.append(
+            "These classifiers were tested on different images: do not compare their accuracies."
         )
+    if comparisons:
+        heads = ["first", "second", "images", "points", "p", "verdict"]
+        parts.append(TableOf(heads, [one.cells for one in comparisons], COMPARISON))
     if any("test_groups" in run.result for run in classifiers):
-        yield "Intervals of test images in groups are over the groups, as images of one group are alike."
+        parts.append(
+            "Intervals of test images in groups are over the groups, "
+            "as images of one group are alike."
+        )
+    return parts
 
 
-def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> Iterator[TableOf]:
-    """Yield a table with a row for each run, without empty columns, if there are runs."""
-    if not runs:
-        return
-    columns = {
-        "run": lambda run: run.label,
-        **columns,
-        "start": lambda run: run.start,
-        "time": lambda run: duration(run.result["seconds"]) if "seconds" in run.result else "",
-    }
-    cells = {name: [] for name in columns}
+def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> TableOf:
+    """Return a table with a row for each run, without empty columns."""
+    rows = []
     for run in runs:
         with reading(run.path / "result.json", REWRITE):
-            for name, column in columns.items():
-                cells[name].append(column(run))
-    cells = {name: column for name, column in cells.items() if any(column)}
-    yield TableOf(list(cells), [list(row) for row in zip(*cells.values(), strict=True)], caption)
+            cells = [_cell(run.result, head, form) for head, form in columns.items()]
+            time = ""
+            if "seconds" in run.result:
+                time = duration(run.result["seconds"])
+            rows.append([run.label, *cells, run.start, time])
+    heads = []
+    filled = []
+    for head, column in zip(
+        ["run", *columns, "start", "time"], zip(*rows, strict=True), strict=True
+    ):
+        if any(column):
+            heads.append(head)
+            filled.append(column)
+    return TableOf(heads, list(zip(*filled, strict=True)), caption)
 
 
-def _per_class(run: RunFacts) -> Iterator[TableOf]:
-    if run.per_class:
-        heads = [name.replace("_", " ") for name in run.per_class[0]]
-        rows = [list(row.values()) for row in run.per_class]
-        yield TableOf(heads, rows, "Results per class")
+def _cell(result: dict[str, Any], head: str, form: str) -> str:
+    """Return the text of a column."""
+    if head in POOLED and "readouts" not in result:
+        form = POOLED[head]
+    key = re.findall(r"\w+", form)[0]
+    if result.get(key) is None:
+        return ""
+    return form.format_map(result)
 
 
-def _settings(runs: list[RunFacts]) -> Iterator[TableOf]:
-    """Yield, for each kind, the settings in which its runs differ, or all settings of a single
-    run."""
+def _per_class(run: RunFacts) -> list[TableOf]:
+    if not run.per_class:
+        return []
+    heads = [name.replace("_", " ") for name in run.per_class[0]]
+    rows = [list(row.values()) for row in run.per_class]
+    return [TableOf(heads, rows, "Results per class")]
+
+
+def _settings(runs: list[RunFacts]) -> list[TableOf]:
+    """Return, for each kind, the settings in which its runs differ, or all of a single run."""
+    tables = []
     for kind, title in KINDS.items():
         of_kind = [run for run in runs if run.kind == kind]
-        settings = [run.config for run in of_kind]
+        caption = f"{title}: all settings"
+        if len(of_kind) > 1:
+            caption = f"{title}: settings that differ"
         rows = []
-        for key in dict.fromkeys(
-            key for values in settings for key in values if key not in NO_SETTINGS
-        ):
-            values = ["" if run.get(key) is None else str(run[key]) for run in settings]
-            if len(set(values)) > 1 if len(of_kind) > 1 else values[0]:
+        for key in dict.fromkeys(chain(*(run.config for run in of_kind))):
+            values = [_setting(run.config.get(key)) for run in of_kind]
+            is_shown = len(set(values)) > 1 or (len(of_kind) == 1 and values != [""])
+            if is_shown and key not in NO_SETTINGS:
                 rows.append([key, *values])
         if rows:
-            if len(of_kind) > 1:
-                caption = f"{title}: settings that differ"
-            else:
-                caption = f"{title}: all settings"
-            yield TableOf(["key", *(run.label for run in of_kind)], rows, caption)
+            tables.append(TableOf(["key", *(run.label for run in of_kind)], rows, caption))
+    return tables
+
+
+def _setting(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value)

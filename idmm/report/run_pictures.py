@@ -3,26 +3,24 @@
 from collections import defaultdict
 from pathlib import Path
 
-from idmm.report.charts import Network, accuracy_curves, over_parameters
+from idmm.report.charts import Network, Point, accuracy_curves, over_parameters
 from idmm.report.page import Picture
 from idmm.report.run_page import RunFacts
 
 
 def compare(runs: list[RunFacts], out: Path) -> list[Picture]:
-    """Draw the pictures for which there are enough runs on the same data into ``out``, and return
-    them."""
+    """Draw the pictures for which enough runs have the same data into ``out``, and return them."""
     networks = []
     pictures = []
-    panels = defaultdict(dict)
+    curves: defaultdict[str, dict[str, list[Point]]] = defaultdict(dict)
     for run in runs:
         if run.curve:
-            panels[run.data][run.label] = run.curve
-        if "backbone_params" in run.result and "top1" in run.result:
-            result = run.result
-            networks.append(
-                Network(run.data, run.method, run.model, result["backbone_params"], result["top1"])
-            )
-    panels = {data: curves for data, curves in panels.items() if len(curves) > 1}
+            curves[run.data][run.label] = run.curve
+        size = run.result.get("backbone_params")
+        top1 = run.result.get("top1")
+        if size is not None and top1 is not None:
+            networks.append(Network(run.data, run.method, run.model, size, top1))
+    panels = {data: of_data for data, of_data in curves.items() if len(of_data) > 1}
     if panels:
         pictures.append(Picture(out / "curves.png", "Accuracy over epochs"))
         accuracy_curves(panels, out / "curves.png", ("epoch", "top-1 accuracy (%)"))

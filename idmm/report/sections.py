@@ -1,12 +1,26 @@
-"""A grid's findings as plain data for all formats: best pretrainings, their lengths, baselines and
-failures."""
+"""A grid's findings for all formats: best pretrainings, their lengths, baselines and failures."""
 
 from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from idmm.report.stats import Estimate, format_number
-from idmm.report.table import MISSING, NO_BETTER, Row, Table, run_label
+from idmm.report.page import Cell
+from idmm.report.stats import format_number
+from idmm.report.table import MISSING, NO_BETTER, Place, Table, run_label
+
+BEST_HEADS = ["backbone", "target", "best pretraining", "accuracy", "gain over scratch"]
+PRETRAINING_HEADS = [
+    "source",
+    "method",
+    "backbone",
+    "images",
+    "epochs",
+    "batch size",
+    "steps",
+    "optimizer",
+    "crops",
+    "seconds",
+]
 
 
 @dataclass(frozen=True)
@@ -14,33 +28,36 @@ class Block:
     """A part of the report after the tables. Its texts have no markup."""
 
     title: str
-    lines: list[str]  # above the table
-    heads: tuple[str, ...] = ()
-    rows: list[tuple[str | Estimate, ...]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # above the table
+    heads: list[str] = field(default_factory=list)
+    rows: list[list[str | Cell]] = field(default_factory=list)
     items: list[str] = field(default_factory=list)  # a list below it
 
 
 def best_pretrainings(table: Table) -> Block | None:
-    """Return, for each target and backbone, the best pretraining, or those without a difference to
-    it."""
-    rows = []
-    is_open = False
+    """Return the best pretraining for each target and backbone, or those that are level with it."""
+    heads = BEST_HEADS
+    lines = [table.intervals()]
+    rows: list[list[str | Cell]] = []
+    has_undecided = False
     for backbone, target in product(table.backbones, table.targets):
         best = _best_pretraining(table, backbone, target)
-        if best is not None:
-            row, verdict, undecided = best
-            cell = table.cells[backbone, row, target]
-            rows.append(
-                (backbone, target, verdict, " ".join([cell.mean, *cell.notes]), cell.gain or "")
-            )
-            is_open = is_open or undecided
+        if best is None:
+            continue
+        cell = table.cells[best.place]
+        row: list[str | Cell] = [backbone, target, best.verdict, cell.text]
+        if cell.gain is None:
+            row.append("")
+        else:
+            row.append(Cell(str(cell.gain), tone=cell.gain.direction))
+        rows.append(row)
+        has_undecided = has_undecided or best.is_undecided
     if not rows:
         return None
-    lines = [table.intervals()]
-    heads = ("backbone", "target", "best pretraining", "accuracy", "gain over scratch")
-    if is_open:
+    if has_undecided:
         lines.append(
-            "Undecided: these runs show no difference between them. The numbers are those of the first."
+            "Undecided: these runs show no difference between them. "
+            "The numbers are those of the first."
         )
     if len(table.backbones) == 1:
         heads = heads[1:]
@@ -48,131 +65,127 @@ def best_pretrainings(table: Table) -> Block | None:
     return Block("Which pretraining is best", lines, heads, rows)
 
 
-def _best_pretraining(table: Table, backbone: str, target: str) -> tuple[Row, str, bool] | None:
-    """Return the best row of a column without scratch, a sentence on it, and whether it is
-    undecided."""
-    candidates = [
-        row
-        for row in table.rows
-        if not row.is_scratch and table.mean(backbone, row, target) is not None
-    ]
-    if not candidates:
+class Best(NamedTuple):
+    """The best place of a column without scratch."""
+
+    place: Place
+    verdict: str  # names the pretraining, or those that are level with it
+    is_undecided: bool
+
+
+def _best_pretraining(table: Table, backbone: str, target: str) -> Best | None:
+    means = {}
+    for row in table.rows:
+        mean = table.mean(backbone, row, target)
+        if mean is not None and not row.is_scratch:
+            means[row] = mean
+    if not means:
         return None
-    best, *others = sorted(candidates, key=lambda row: -table.mean(backbone, row, target))
-    leads = {row: table.lead(backbone, target, best, row) for row in others}
+    best, *others = sorted(means, key=lambda row: -means[row])
+    place = Place(backbone, best, target)
+    cell = table.cells[place]
+    if cell.no_better:
+        return Best(place, f"none better than the largest class {NO_BETTER}", False)
     level = [best.label]
     for row in others:
-        gain = table.cells[backbone, row, target].gain
-        is_loss = gain is not None and gain.excludes_zero and gain.value < 0
-        if not leads[row].excludes_zero and not is_loss:
+        lead = table.lead(place, row)
+        gain = table.cells[place._replace(row=row)].gain
+        is_loss = gain is not None and gain.direction == "down"
+        if lead is not None and lead.direction == "level" and not is_loss:
             level.append(row.label)
-    cell = table.cells[backbone, best, target]
-    has_gain = cell.gain is None or (cell.gain.excludes_zero and cell.gain.value > 0)
-    if cell.no_better:
-        return best, f"none better than the largest class {NO_BETTER}", False
-    if len(level) > 1:
+    has_gain = cell.gain is None or cell.gain.direction == "up"
+    is_undecided = len(level) > 1
+    if is_undecided:
         verdict = f"undecided: {'; '.join(level)}"
     elif not has_gain:
         verdict = f"highest: {best.label}"
     elif others:
-        verdict = f"{best.label}: {leads[others[0]]} over {others[0].label}"
+        verdict = f"{best.label}: {table.lead(place, others[0])} over {others[0].label}"
     else:
         verdict = best.label
-    return best, verdict if has_gain else f"none shown above scratch, {verdict}", len(level) > 1
+    if not has_gain:
+        verdict = f"none shown above scratch, {verdict}"
+    return Best(place, verdict, is_undecided)
 
 
 def baselines(table: Table) -> list[str]:
     """Return a line per target with the accuracies that need no network."""
     lines = []
     for target in table.targets:
+        largest = table.largest.get(target)
+        baseline = table.baseline.get(target)
         fitted = table.baseline_sizes.get(target)
-        if fitted is None:
-            baseline = "the baseline"
-        else:
-            baseline = f"the baseline, fitted to {fitted:,} images,"
-        facts = {
-            "the largest class": table.largest.get(target),
-            baseline: table.baseline.get(target),
-        }
-        shares = [
-            f"{name} {format_number(value)} %" for name, value in facts.items() if value is not None
-        ]
+        shares = []
+        if largest is not None:
+            shares.append(f"the largest class {format_number(largest)} %")
+        if baseline is not None and fitted is None:
+            shares.append(f"the baseline {format_number(baseline)} %")
+        elif baseline is not None:
+            shares.append(f"the baseline, fitted to {fitted:,} images, {format_number(baseline)} %")
         if shares:
             lines.append(f"{target}: {', '.join(shares)}")
     return lines
 
 
-def pretrainings(grid: dict) -> Block:
+def pretrainings(grid: dict[str, Any]) -> Block:
     """Return a row per source, method and backbone with the length of its pretraining.
 
     Equal epochs can be very different numbers of optimizer steps.
     """
-    heads = (
-        "source",
-        "method",
-        "backbone",
-        "images",
-        "epochs",
-        "batch size",
-        "steps",
-        "optimizer",
-        "crops",
-        "seconds",
-    )
-    rows = {}  # of the first seed
+    rows: dict[tuple[str, str, str], list[str | Cell]] = {}  # of the first seed
     for run in grid["cells"]:
-        place = run["source"], run["method"], run["backbone"]
-        if (
-            place not in rows
-            and (images := run.get("source_size"))
-            and (config := run.get("pretrain_config"))
-        ):
-            train = config["train"]
-            views = config["views"]
-            epochs = train["epochs"]
-            steps = train["epochs"] * -(-images // train["batch_size"])
-            if train["minutes"] is not None:
-                epochs = f"{train['minutes']:g} min"
-                steps = MISSING
-            crops = f"{sum(group['count'] for group in views['crops'])} at {views['size']} px"
+        start = (run["source"], run["method"], run["backbone"])
+        images = run.get("source_size")
+        config = run.get("pretrain_config")
+        if images and config and start not in rows:
             seconds = format_number(run["pretrain_seconds"])
-            length = (
-                images,
-                epochs,
-                train["batch_size"],
-                steps,
-                train["optimizer"],
-                crops,
-                seconds,
-            )
-            rows[place] = (*place, *map(str, length))
-    return Block("Pretraining", [], heads, list(rows.values()))
+            rows[start] = [*start, *_length(images, config), seconds]
+    return Block("Pretraining", heads=PRETRAINING_HEADS, rows=list(rows.values()))
+
+
+def _length(images: int, config: dict[str, Any]) -> list[str]:
+    """Return the cells from ``images`` to ``crops``."""
+    train = config["train"]
+    size = config["views"]["size"]
+    crops = sum(group["count"] for group in config["views"]["crops"])
+    epochs = train["epochs"]
+    steps = epochs * -(-images // train["batch_size"])
+    if train["minutes"] is not None:
+        epochs = f"{train['minutes']:g} min"
+        steps = MISSING
+    values = (images, epochs, train["batch_size"], steps, train["optimizer"])
+    return [*map(str, values), f"{crops} at {size} px"]
+
+
+def failures(grid: dict[str, Any]) -> list[str]:
+    """Return a line per failed run, with the reason and the log."""
+    lines = []
+    for run in grid["cells"]:
+        if run["status"] == "failed":
+            line = f"{run_label(run)}: {run.get('error') or 'unknown reason'}"
+            if run.get("log"):
+                line += f" (log: {run['log']})"
+            lines.append(line)
+    return lines
 
 
 class Sections(NamedTuple):
     """The content of a grid's reports."""
 
-    grid: dict  # grid.json
+    grid: dict[str, Any]  # grid.json
     table: Table
     blocks: list[Block]  # those with content, in the order of every format
 
 
-def sections(grid: dict) -> Sections:
+def sections(grid: dict[str, Any]) -> Sections:
     """Compute the content of a grid's reports."""
     table = Table(grid)
-    failures = []
     blocks = [
         best_pretrainings(table),
         pretrainings(grid),
-        Block("Without a network", [], items=baselines(table)),
+        Block("Without a network", items=baselines(table)),
+        Block("Failed", items=failures(grid)),
     ]
-    for run in grid["cells"]:
-        if run["status"] == "failed":
-            log = f" (log: {run['log']})" if run.get("log") else ""
-            failures.append(f"{run_label(run)}: {run.get('error') or 'unknown reason'}{log}")
-    blocks.append(Block("Failed", [], items=failures))
     return Sections(
-        grid,
-        table,
-        [block for block in blocks if block and (block.lines or block.rows or block.items)],
+        grid, table, [block for block in blocks if block and (block.rows or block.items)]
     )

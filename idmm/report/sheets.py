@@ -1,23 +1,23 @@
 """Sheets of thumbnails with captions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 from PIL import Image
 
 from idmm.figures import COLOURS, save, shortened
 
-# side of a thumbnail (inches)
-CELL = 1.05
-LARGE = 1.9
-# between thumbnails, a line and a letter of a caption (inches)
-GAP = 0.14
-LINE = 0.145
-LETTER = 0.065
+CELL = 1.05  # side of a thumbnail (inches)
+LARGE = 1.9  # side of a large one
+GAP = 0.14  # between thumbnails (inches)
+LINE = 0.145  # height of a line of a caption (inches)
+LETTER = 0.065  # width of a letter (inches)
 HEAD = 0.66  # above the rows (inches)
 COLUMNS = 6  # of large thumbnails
 THUMBNAIL = 96  # longest side of a thumbnail (pixels)
@@ -28,22 +28,41 @@ ORANGE = COLOURS[1]
 class Tile(NamedTuple):
     """A thumbnail."""
 
-    image: np.ndarray  # uint8 [H, W, 3]
+    image: NDArray[np.uint8]  # [H, W, 3]
     caption: str  # below it. The end of each line that fits is drawn
     frame: str | None = None  # colour of its frame and caption
 
 
-def thumbnail(picture: np.ndarray, caption: str, frame: str | None = None) -> Tile:
+class SheetRow(NamedTuple):
+    """A row of thumbnails."""
+
+    text: str  # on its left
+    tiles: Sequence[Tile]
+
+
+class ImagePair(Protocol):
+    """Two images that may be the same."""
+
+    @property
+    def first(self) -> Hashable: ...
+
+    @property
+    def second(self) -> Hashable: ...
+
+
+AnyPair = TypeVar("AnyPair", bound=ImagePair)
+
+
+def thumbnail(picture: NDArray[np.uint8], caption: str, frame: str | None = None) -> Tile:
     """Return a tile of a picture, uint8 [H, W, 3] of any size."""
     image = Image.fromarray(picture)
     image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
     return Tile(np.asarray(image), caption, frame)
 
 
-def one_of_each(pairs: Iterable) -> list:
-    """Return the pairs (with ``first`` and ``second``) none of whose images is in an earlier
-    one."""
-    drawn = set()
+def one_of_each(pairs: Iterable[AnyPair]) -> list[AnyPair]:
+    """Return the pairs none of whose images is in an earlier one."""
+    drawn: set[Hashable] = set()
     chosen = []
     for pair in pairs:
         if drawn.isdisjoint((pair.first, pair.second)):
@@ -52,13 +71,14 @@ def one_of_each(pairs: Iterable) -> list:
     return chosen
 
 
-def in_rows(tiles: list) -> list[tuple[str, list]]:
+def in_rows(tiles: Sequence[Tile]) -> list[SheetRow]:
     """Return large tiles as rows of a sheet."""
-    return [("", tiles[start : start + COLUMNS]) for start in range(0, len(tiles), COLUMNS)]
+    starts = range(0, len(tiles), COLUMNS)
+    return [SheetRow("", tiles[start : start + COLUMNS]) for start in starts]
 
 
 def caption_sheet(
-    rows: Sequence[tuple[str, Sequence[Tile]]],
+    rows: Sequence[SheetRow],
     path: str | Path,
     title: str,
     note: str = "",
@@ -67,8 +87,7 @@ def caption_sheet(
     """Draw rows of thumbnails.
 
     Args:
-        rows: For each row a text and its thumbnails. The texts are in a column on the left, unless
-            all are empty.
+        rows: Their texts are in a column on the left, unless all are empty.
         path: PNG to write.
         title: Above the picture.
         note: Below the title, one line on colours and captions.
@@ -86,29 +105,42 @@ def caption_sheet(
     axis.set_axis_off()
     axis.text(GAP, height - 0.24, title, fontsize=11, weight="bold", va="center")
     axis.text(GAP, height - 0.45, note, fontsize=7.5, color="0.35", va="center")
-    for row, (text, tiles) in enumerate(rows):
-        top = height - HEAD - row * pitch
+    for number, (text, tiles) in enumerate(rows):
+        top = height - HEAD - number * pitch
         axis.text(GAP, top - cell / 2, text, fontsize=8, linespacing=1.35, va="center")
         for column, tile in enumerate(tiles):
-            h, w = np.array(tile.image.shape[:2]) * cell / max(tile.image.shape)  # inches
             middle = left + column * (cell + GAP) + cell / 2
-            x = middle - w / 2
-            y = top - (cell + h) / 2
-            if max(tile.image.shape) < 48:
-                interpolation = "nearest"
-            else:
-                interpolation = "antialiased"
-            axis.imshow(
-                tile.image, extent=(x, x + w, y, y + h), aspect="auto", interpolation=interpolation
-            )
-            frame = {"edgecolor": tile.frame or "0.8", "linewidth": 2.0 if tile.frame else 0.5}
-            axis.add_patch(Rectangle((x, y), w, h, fill=False, **frame))
-            style = {"fontsize": 6.3, "color": tile.frame or "0.25", "va": "top", "ha": "center"}
-            axis.text(
-                middle,
-                top - cell - 0.045,
-                shortened(tile.caption, int(18.1 * cell)),
-                linespacing=1.2,
-                **style,
-            )
+            _draw_tile(axis, tile, middle, top, cell)
     save(figure, path)
+
+
+def _draw_tile(axis: Axes, tile: Tile, middle: float, top: float, cell: float) -> None:
+    """Draw a thumbnail of side ``cell`` below ``top`` (inches), with its caption."""
+    longest = max(tile.image.shape)
+    height = tile.image.shape[0] * cell / longest
+    width = tile.image.shape[1] * cell / longest
+    x = middle - width / 2
+    y = top - (cell + height) / 2
+    interpolation = "antialiased"
+    if longest < 48:
+        interpolation = "nearest"
+    axis.imshow(
+        tile.image,
+        extent=(x, x + width, y, y + height),
+        aspect="auto",
+        interpolation=interpolation,
+    )
+    frame = Rectangle((x, y), width, height, fill=False, edgecolor="0.8", linewidth=0.5)
+    if tile.frame:
+        frame.set(edgecolor=tile.frame, linewidth=2.0)
+    axis.add_patch(frame)
+    axis.text(
+        middle,
+        top - cell - 0.045,
+        shortened(tile.caption, int(18.1 * cell)),
+        linespacing=1.2,
+        fontsize=6.3,
+        color=tile.frame or "0.25",
+        va="top",
+        ha="center",
+    )

@@ -1,13 +1,13 @@
-"""Statistics of runs: means and their differences with 95 % intervals over seeds and test
-images."""
+"""Statistics of runs: means and differences with 95 % intervals over seeds and test images."""
 
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from scipy.special import stdtrit
@@ -18,20 +18,24 @@ PREDICTIONS = "predictions.csv"  # of a run
 DIGITS = 1  # after the point, as in the paper
 NORMAL = statistics.NormalDist().inv_cdf(0.975)
 
+Run = dict[str, Any]  # one of ``cells`` in grid.json
+Key = TypeVar("Key", bound=Hashable)
+
 
 def format_number(value: float, sign: bool = False) -> str:
     """Return a number as in all tables. Zero has no sign."""
-    text = f"{value:{'+' if sign else ''}.{DIGITS}f}"
+    text = f"{value:.{DIGITS}f}"
     if float(text) == 0:
-        return f"{0:.{DIGITS}f}"
-    return text.replace("-", "−") if sign else text
+        return text.removeprefix("-")
+    if sign:
+        return f"{value:+.{DIGITS}f}".replace("-", "−")
+    return text
 
 
 def wilson_interval(correct: float, count: float) -> list[float]:
-    """Return the 95 % interval of an accuracy in percent, Wilson's (JASA 22, 1927): its lower and
-    its upper limit.
+    """Return the 95 % interval of an accuracy in percent: its lower and its upper limit.
 
-    ``count`` need not be whole.
+    It is Wilson's (JASA 22, 1927). ``count`` need not be whole.
     """
     total = count + NORMAL**2
     middle = (correct + NORMAL**2 / 2) / total
@@ -40,8 +44,7 @@ def wilson_interval(correct: float, count: float) -> list[float]:
 
 
 def group_interval(correct: Sequence[int], images: Sequence[int]) -> list[float]:
-    """Return the 95 % interval of an accuracy in percent whose images come in groups of similar
-    ones.
+    """Return the 95 % interval of an accuracy (percent) on images in groups of similar ones.
 
     It is Wilson's with the effective number of images: their number over the design effect (Rao and
     Scott, Biometrics 48, 1992) and less for few groups, by the t-distribution (Korn and Graubard,
@@ -57,7 +60,7 @@ def group_interval(correct: Sequence[int], images: Sequence[int]) -> list[float]
     hits = sum(correct)
     if groups < 2:
         return [0.0, 100.0]
-    effect = count / groups
+    effect = count / groups  # the design effect
     if 0 < hits < count:
         residuals = np.asarray(correct) - np.asarray(images) * hits / count
         square = float(residuals @ residuals) * groups / (groups - 1)
@@ -77,113 +80,136 @@ class Estimate(NamedTuple):
         """Whether the interval does not contain 0: the runs show that it is more, or less."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
+    @property
+    def direction(self) -> str:
+        """``up``, ``down``, or ``level`` if the interval contains 0."""
+        if not self.excludes_zero:
+            return "level"
+        if self.value > 0:
+            return "up"
+        return "down"
+
     def __str__(self) -> str:
-        interval = (
-            " to ".join(format_number(limit, sign=True) for limit in self.interval or ())
-            or "no interval"
-        )
-        return f"{format_number(self.value, sign=True)} ({interval})"
+        value = format_number(self.value, sign=True)
+        if self.interval is None:
+            return f"{value} (no interval)"
+        low, high = (format_number(limit, sign=True) for limit in self.interval)
+        return f"{value} ({low} to {high})"
+
+
+class Distances(NamedTuple):
+    """How far the limits of an interval are from its value (points)."""
+
+    below: float
+    above: float
 
 
 @dataclass(frozen=True)
 class SeedStats:
-    """Accuracy in percent over the runs of one source, method, backbone and target. None if there
-    are too few.
+    """Accuracy in percent over the runs of one source, method, backbone and target.
 
-    Runs that share a pretraining are not independent draws. So with several pretrainings the
-    interval is that of their means.
+    A value is None if there are too few runs. Runs that share a pretraining are not independent
+    draws. So with several pretrainings the interval is that of their means.
     """
 
-    runs: tuple[dict, ...]  # ``cells`` of grid.json
+    runs: tuple[Run, ...]
     n: int = 0  # finished runs
     mean: float | None = None
     std: float | None = None  # sample standard deviation over runs
     units: int = 0  # independent draws
     variance: float | None = None  # of the mean
     freedom: int = 0  # degrees of freedom of the variance
-    # from the mean down and up to its limits over test images
-    images: tuple[float, float] | None = None
+    images: Distances | None = None  # of the interval over test images
 
     @property
     def failed(self) -> int:
+        """Number of failed runs."""
         return sum(run["status"] == "failed" for run in self.runs)
 
+    @property
+    def squares(self) -> float:
+        """Sum of the squared deviations of the independent draws, 0 without a variance."""
+        return (self.variance or 0.0) * self.units * self.freedom
 
-def seed_stats(runs: Iterable[dict]) -> SeedStats:
+
+def seed_stats(runs: Iterable[Run]) -> SeedStats:
     """Return the statistics of runs that differ only in their seeds."""
     runs = tuple(runs)
-    groups = defaultdict(list)
+    by_pretraining = defaultdict(list)
     distances = []
     for run in runs:
-        value = run.get("top1") if run["status"] == "ok" else None
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            groups[run["source"], run["pretrain_seed"]].append(float(value))
+        value = run.get("top1")
+        if run["status"] == "ok" and isinstance(value, int | float) and math.isfinite(value):
+            by_pretraining[run["source"], run["pretrain_seed"]].append(float(value))
             distances.append(_image_distances(run))
-    if not groups:
+    if not by_pretraining:
         return SeedStats(runs)
-    values = [value for group in groups.values() for value in group]
-    if len(groups) > 1:
-        units = [statistics.fmean(group) for group in groups.values()]
-    else:
-        units = values
-    if len(units) > 1:
-        variance = statistics.variance(units) / len(units)
-    else:
-        variance = None
-    return SeedStats(
+    values = list(chain(*by_pretraining.values()))
+    draws = values
+    # as in the interval: a pretraining counts once, whatever the number of its runs
+    if len(by_pretraining) > 1:
+        draws = [statistics.fmean(group) for group in by_pretraining.values()]
+    stats = SeedStats(
         runs,
         n=len(values),
-        # as in the interval: a pretraining counts once, whatever the number of its runs
-        mean=statistics.fmean(units),
-        std=statistics.stdev(values) if len(values) > 1 else None,
-        units=len(units),
-        variance=variance,
-        freedom=len(units) - 1,
-        images=None
-        if None in distances
-        else tuple(map(statistics.fmean, zip(*distances, strict=True))),
+        mean=statistics.fmean(draws),
+        units=len(draws),
+        freedom=len(draws) - 1,
+        images=_mean_distances(distances),
     )
+    if len(values) > 1:
+        stats = replace(stats, std=statistics.stdev(values))
+    if len(draws) > 1:
+        stats = replace(stats, variance=statistics.variance(draws) / len(draws))
+    return stats
 
 
-def _image_distances(run: dict) -> tuple[float, float] | None:
-    """Return the distances (points) from a run's accuracy to the limits of its interval, or
-    Wilson's, over images."""
+def _image_distances(run: Run) -> Distances | None:
+    """Return the distances to the limits of a run's interval over images, or of Wilson's."""
     value = run["top1"]
     interval = run.get("top1_interval")
     count = run.get("test_size")
     if not interval and count:
         interval = wilson_interval(value / 100 * count, count)
     if interval:
-        return (value - interval[0], interval[1] - value)
+        return Distances(value - interval[0], interval[1] - value)
     return None
 
 
-def pooled(column: dict, moved: Iterable[SeedStats]) -> dict:
-    """Return the cells of a column with the common variance over seeds of the cells that depend on
-    them (``moved``).
+def _mean_distances(distances: Iterable[Distances | None]) -> Distances | None:
+    """Return the mean of distances, None if one is unknown."""
+    below = []
+    above = []
+    for distance in distances:
+        if distance is None:
+            return None
+        below.append(distance.below)
+        above.append(distance.above)
+    return Distances(statistics.fmean(below), statistics.fmean(above))
 
-    Two or three seeds per cell give a poor variance. So the squared deviations of all cells of a
-    column are pooled as in a one-way analysis of variance (Fisher, Statistical Methods for Research
-    Workers, 1925). Independent draws that are single runs are pooled separately from those that are
-    means, unless only others have a variance.
+
+def pooled(column: Mapping[Key, SeedStats], moved: Iterable[SeedStats]) -> dict[Key, SeedStats]:
+    """Return the cells of a column with a common variance over seeds.
+
+    It is that of the cells that depend on the seeds (``moved``). Two or three seeds per cell give a
+    poor variance. So the squared deviations of all cells of a column are pooled as in a one-way
+    analysis of variance (Fisher, Statistical Methods for Research Workers, 1925). Independent draws
+    that are single runs are pooled separately from those that are means, unless only others have a
+    variance.
     """
-    groups = defaultdict(list)
+    by_runs = defaultdict(list)  # number of runs in a draw -> cells
     for stats in moved:
-        if stats.variance is not None:
-            groups[stats.n // stats.units].append(stats)
-    everything = [stats for group in groups.values() for stats in group]
+        if stats.freedom:
+            by_runs[stats.n // stats.units].append(stats)
+    everything = list(chain(*by_runs.values()))
     result = {}
-    for place, stats in column.items():
-        if stats.units:
-            group = groups.get(stats.n // stats.units) or everything
-        else:
-            group = []
-        if freedom := sum(member.freedom for member in group):
-            variance = (
-                sum(member.variance * member.units * member.freedom for member in group) / freedom
-            )
-            stats = replace(stats, variance=variance / stats.units, freedom=freedom)
-        result[place] = stats
+    for key, stats in column.items():
+        result[key] = stats
+        if stats.units and everything:
+            group = by_runs.get(stats.n // stats.units, everything)
+            freedom = sum(member.freedom for member in group)
+            variance = sum(member.squares for member in group) / freedom
+            result[key] = replace(stats, variance=variance / stats.units, freedom=freedom)
     return result
 
 
@@ -193,8 +219,7 @@ def t_half(variance: float, freedom: float) -> float:
 
 
 def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
-    """Return the mean of ``one`` less that of ``other`` with its interval, or None if one has no
-    value.
+    """Return the mean of ``one`` less that of ``other`` with its interval, None without a value.
 
     Over seeds it is a t-interval with the :func:`pooled` variance, and with the fewer degrees of
     freedom of the two. Over test images it is Newcombe's, from the Wilson intervals of both
@@ -208,44 +233,69 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
     if one.mean is None or other.mean is None:
         return None
     value = one.mean - other.mean
-    below = []
-    above = []
+    below: list[float] = []
+    above: list[float] = []
     if one.variance is not None and other.variance is not None:
         half = t_half(one.variance + other.variance, min(one.freedom, other.freedom))
         below = [half]
         above = [half]
     if one.images and other.images:
-        below += [one.images[0], other.images[1]]
-        above += [one.images[1], other.images[0]]
-    return Estimate(
-        value, (value - math.hypot(*below), value + math.hypot(*above)) if below else None
-    )
+        below += [one.images.below, other.images.above]
+        above += [one.images.above, other.images.below]
+    if below:
+        return Estimate(value, (value - math.hypot(*below), value + math.hypot(*above)))
+    return Estimate(value)
 
 
 # ------------------------------------------------------------------- classifiers on the same images
-def compared(run: Path, other: Path) -> dict[str, float] | None:
-    """Return the :func:`mcnemar` of two finished runs on the ``images`` that both were tested on
-    with the same label.
+class McNemar(TypedDict):
+    """The result of :func:`mcnemar`."""
 
-    Images whose label was corrected in between do not count. None: these are less than half of the
-    larger test set.
+    points: float  # by which the first accuracy is above the second
+    p: float  # probability of a difference as large between equals
+
+
+class Comparison(McNemar):
+    """Two finished runs on the images that both were tested on."""
+
+    images: int
+
+
+class _Answers(NamedTuple):
+    """A run's answers on its test images, by path and class."""
+
+    correct: dict[tuple[str, str], bool]
+    groups: dict[tuple[str, str], str]  # of images that have one
+
+
+def compared(run: Path, other: Path) -> Comparison | None:
+    """Compare two finished runs on the test images that both have, with the same label in both.
+
+    Images whose label was corrected in between do not count.
+
+    Returns:
+        None if these are less than half of the larger test set.
     """
-    correct, groups = _answers(run)
-    other_correct, _ = _answers(other)
-    images = len(correct.keys() & other_correct.keys())
-    if 2 * images < max(len(correct), len(other_correct)):
+    answers = _answers(run)
+    other_correct = _answers(other).correct
+    images = len(answers.correct.keys() & other_correct.keys())
+    if 2 * images < max(len(answers.correct), len(other_correct)):
         return None
-    return mcnemar(correct, other_correct, groups) | {"images": images}
+    return Comparison(**mcnemar(answers.correct, other_correct, answers.groups), images=images)
 
 
-def _answers(run: Path) -> tuple[dict, dict]:
-    """Return whether a run is correct for each test image, and the groups of those that have
-    one."""
+def _answers(run: Path) -> _Answers:
+    """Read a run's answers."""
     path = run / PREDICTIONS
-    with reading(path, "Delete it to leave out the comparison"):
-        rows = {(row["path"], row["class"]): row for row in read_csv(path)}
-        correct = {key: row["class"] == row["predicted"] for key, row in rows.items()}
-        return correct, {key: row["group"] for key, row in rows.items() if "group" in row}
+    answers = _Answers({}, {})
+    rows = read_csv(path)
+    with reading(path, "Delete it to leave out the comparison"):  # a column may be missing
+        for row in rows:
+            image = (row["path"], row["class"])
+            answers.correct[image] = row["class"] == row["predicted"]
+            if "group" in row:
+                answers.groups[image] = row["group"]
+    return answers
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -260,7 +310,9 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def mcnemar(one: dict, other: dict, groups: dict | None = None) -> dict[str, float]:
+def mcnemar(
+    one: Mapping[Key, bool], other: Mapping[Key, bool], groups: Mapping[Key, str] | None = None
+) -> McNemar:
     """Compare two classifiers on the same images.
 
     Args:
@@ -269,19 +321,21 @@ def mcnemar(one: dict, other: dict, groups: dict | None = None) -> dict[str, flo
         groups: The group of each image if images come in groups of similar ones.
 
     Returns:
-        ``points``, by which the first accuracy is above the second, and ``p``, the probability of a
-        difference as large between equals. ``p`` is McNemar's exact test (Psychometrika 12, 1947).
-        With groups it is the sign-flip test of the images that each group wins less those that it
-        loses, with 9,999 random flips from 14 groups on.
+        ``p`` is of McNemar's exact test (Psychometrika 12, 1947). With groups it is of the
+        sign-flip test of the images that each group wins less those that it loses, with 9,999
+        random flips from 14 groups on.
     """
     from scipy.stats import binomtest, permutation_test
 
     names = one.keys() & other.keys()
-    # images that the first one wins less those that it loses, by group; without groups by image
-    gains = Counter()
+    # images that the first one wins less those that it loses, by group, without groups by image
+    balance: Counter[Hashable] = Counter()
     for name in names:
-        gains[groups[name] if groups else name] += int(one[name]) - int(other[name])
-    gains = np.array([count for count in gains.values() if count])
+        unit: Hashable = name
+        if groups:
+            unit = groups[name]
+        balance[unit] += int(one[name]) - int(other[name])
+    gains = np.array([gain for gain in balance.values() if gain])
     p = 1.0
     if groups and len(gains) > 1:
         p = permutation_test(
