@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from idmm.text import abridged, one_line
@@ -10,6 +10,9 @@ from idmm.text import abridged, one_line
 
 class Message(Exception):
     """An error that its text explains. Notebooks show no traceback."""
+
+    exit_code: int  # of the command
+    shared = True  # whether every process of the run raises it, so that only the first prints it
 
     def _render_traceback_(self) -> list[str]:
         return str(self).splitlines()
@@ -25,12 +28,18 @@ class Fault:
 
     def __str__(self) -> str:
         """Return one line of at most 800 characters. Control characters are escaped."""
-        line = self.text
+        sentence = self.text
         if self.field:
-            line = f"{self.field}: {line}"
+            sentence = f"{self.field}: {sentence}"
         if self.hint:
-            line = f"{line}. {self.hint}"
-        return abridged(one_line(line))
+            sentence = f"{sentence}. {self.hint}"
+        return abridged(one_line(sentence))
+
+    def within(self, owner: str) -> "Fault":
+        """Return the fault with the owner of its field before it, e.g. ``sources 'a': data.root``."""
+        if self.field:
+            owner = f"{owner}: {self.field}"
+        return replace(self, field=owner)
 
 
 class UserError(Message):
@@ -43,8 +52,7 @@ class UserError(Message):
     exit_code = 2
 
     def __init__(self, *faults: Fault | str):
-        unique = dict.fromkeys(one if isinstance(one, Fault) else Fault("", one) for one in faults)
-        self.faults = tuple(unique)
+        self.faults: tuple[Fault, ...] = tuple(dict.fromkeys(map(_as_fault, faults)))
         super().__init__("\n".join(map(str, self.faults)))
 
 
@@ -56,14 +64,14 @@ class RunError(Message):
     """A run that cannot continue (diverged, out of memory, disk full): one line, exit code 1.
 
     Args:
-        line: What happened.
+        message: What happened.
         shared: Every process of the run raises it, so only one prints it.
     """
 
     exit_code = 1
 
-    def __init__(self, line: str, shared: bool = False):
-        super().__init__(one_line(line))
+    def __init__(self, message: str, shared: bool = False):
+        super().__init__(one_line(message))
         self.shared = shared
 
 
@@ -73,17 +81,23 @@ class Interrupted(Message):
     exit_code = 130
 
 
-def checked(*checks: Callable[[], Any]) -> list:
+def _as_fault(fault: Fault | str) -> Fault:
+    if isinstance(fault, str):
+        return Fault("", fault)
+    return fault
+
+
+def checked(*checks: Callable[[], Any]) -> list[Any]:
     """Return the result of each check, or raise one UserError with the faults of all."""
     results = []
-    faults = []
+    faults: list[Fault] = []
     for check in checks:
         try:
             results.append(check())
         except UserError as error:
             faults += error.faults
     if faults:
-        raise UserError(*dict.fromkeys(faults))
+        raise UserError(*faults)
     return results
 
 
@@ -101,5 +115,9 @@ def needed(feature: str, libraries: Iterable[str], extra: str) -> None:
     """Raise UserError with the install command if libraries of an extra are missing."""
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
         raise UserError(
-            f"{feature}: needs {', '.join(missing)}. Install it with: pip install -e '.[{extra}]'"
+            Fault(
+                feature,
+                f"needs {', '.join(missing)}",
+                f"Install it with: pip install -e '.[{extra}]'",
+            )
         )

@@ -3,6 +3,7 @@ weights."""
 
 import csv
 import errno
+import functools
 import io
 import json
 import os
@@ -14,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from idmm.errors import Message, RunError, UserError, reason
+from idmm.errors import Fault, Message, RunError, UserError, reason
 from idmm.progress import log
 from idmm.text import one_line
 
@@ -345,39 +346,52 @@ def weights_file(path: AnyPath, field: str = "", stem: str = "backbone") -> Path
         UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint.
     """
     path = expand_home(path)
-    if fault := _weights_fault(path, stem):
-        raise UserError(f"{weights_label(path, field)} {fault}")
+    if fault := _missing_weights(path, field, stem):
+        raise UserError(fault)
     if path.is_dir() and not is_public(path):
         return path / f"{stem}.safetensors"
     return path
 
 
-def _weights_fault(path: Path, stem: str) -> str | None:
+def _missing_weights(path: Path, field: str, stem: str) -> Fault | None:
     """Return why there are no such weights, if so."""
+    fault = functools.partial(weights_fault, path, field)
     command = f"idmm finetune --config fast --init {path} --data.root DIR --out NEW"
     fine_tune = f"Fine-tune it on labelled images first: {command}"
     if is_public(path):
         if stem == "model":
-            return f"has no classifier of your classes. {fine_tune}"
+            return fault("has no classifier of your classes", fine_tune)
         return None
     if not path.exists():
-        return f"does not exist, {WEIGHTS_EXPECTED}{', or timm:NAME' if stem == 'backbone' else ''}"
+        if stem == "backbone":
+            return fault(f"does not exist, {WEIGHTS_EXPECTED}, or timm:NAME")
+        return fault(f"does not exist, {WEIGHTS_EXPECTED}")
     if not path.is_dir():
         if path.suffix.lower() in WEIGHTS:
             return None
-        return f"is not a checkpoint, {WEIGHTS_EXPECTED}"
-    missing = [
-        name for name in (f"{stem}.safetensors", f"{stem}.json") if not (path / name).is_file()
-    ]
+        return fault(f"is not a checkpoint, {WEIGHTS_EXPECTED}")
+    names = (f"{stem}.safetensors", f"{stem}.json")
+    missing = [name for name in names if not (path / name).is_file()]
     if not missing:
         return None
-    if (path / "fold-1").is_dir():
-        return f"holds k-fold runs. Give one of them ('{path / 'fold-1'}'), or a run on all images"
+    fold = path / "fold-1"
+    if fold.is_dir():
+        return fault("holds k-fold runs", f"Give one of them ('{fold}'), or a run on all images")
     if stem == "model" and (path / "backbone.safetensors").is_file():
-        return f"is a run without a classifier. {fine_tune}"
+        return fault("is a run without a classifier", fine_tune)
     if (path / "last").is_dir() or (path / "train.json").is_file():
-        return f"is a run that is not finished ({missing[0]} is missing). Repeat its command to finish it"
-    return f"has no {' and no '.join(missing)} in it, {WEIGHTS_EXPECTED}"
+        return fault(
+            f"is a run that is not finished ({missing[0]} is missing)",
+            "Repeat its command to finish it",
+        )
+    return fault(f"has no {' and no '.join(missing)} in it, {WEIGHTS_EXPECTED}")
+
+
+def weights_fault(source: AnyPath, field: str, text: str, hint: str = "") -> Fault:
+    """Return a fault of weights: of the field that names them, or of their file if it is empty."""
+    if field:
+        return Fault(field, f"'{source}' {text}", hint)
+    return Fault(str(source), text, hint)
 
 
 def is_public(init: AnyPath | None) -> bool:
@@ -404,7 +418,7 @@ def saved_info(path: AnyPath, stem: str = "backbone") -> dict:
 
 
 def weights_label(source: AnyPath, field: str) -> str:
-    """Return the beginning of a message about weights: the field and the file, or only the file."""
+    """Return the beginning of a message about weights. :func:`weights_fault` replaces it."""
     if field:
         return f"{field}: '{source}'"
     return f"{source}:"

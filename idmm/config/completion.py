@@ -6,23 +6,26 @@ import argparse
 from idmm.config.parsing import flag_parser
 
 
-def script(shell: str, commands: dict) -> str:
-    """Return the script of a shell (bash, zsh or fish) for a table of commands, each with
-    ``config`` and ``words``."""
+def script(shell: str, commands: dict[str, tuple[type, bool]]) -> str:
+    """Return the script of a shell (bash, zsh or fish).
+
+    Args:
+        commands: By name: the config, and whether words may stand without their flags.
+    """
     import shtab
 
     parser = argparse.ArgumentParser("idmm")
     groups = {"": parser.add_subparsers()}
-    for name, command in commands.items():
+    for name, (config, has_words) in commands.items():
         group, _, word = name.rpartition(" ")
         if group not in groups:
             one = groups[""].choices.get(group) or groups[""].add_parser(group, help="")
             groups[group] = one.add_subparsers()
-        flags = flag_parser(command.config, name)
-        if command.words:
+        flags = flag_parser(config, name)
+        if has_words:
             flags.add_argument("words", nargs="*", metavar="FILE")
         for action in flags._actions:
             if action.metavar:
-                action.complete = shtab.FILE
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # argparse declares none
         groups[group].add_parser(word, parents=[flags], add_help=False, help=flags.description)
     return shtab.complete(parser, shell)

@@ -8,24 +8,34 @@ import argparse
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from idmm.config.base import FieldErrors
 from idmm.config.reading import Dumper, of_method, read_value, recipe, yaml_problem
-from idmm.config.schema import Key, flags_of, flatten, keys_of, merged, options
+from idmm.config.schema import (
+    Json,
+    Key,
+    flags_of,
+    flatten,
+    keys_of,
+    made_by_default,
+    merged,
+    options,
+)
 from idmm.display import output_code
-from idmm.errors import UserError
-from idmm.text import listed, nearest
+from idmm.errors import Fault, UserError
+from idmm.text import closest, listed
 
 log = logging.getLogger("idmm")
 Config = TypeVar("Config")
 Flags = dict[str, Key]  # by name
+_INDEX = re.compile(r"\[\d+\]")  # of an item of a list
+FIRST = ("init", "out")  # in the help
 NO_VALUE = object()  # of a flag that stands without a value
 HELP = "In a YAML file, the flag --train.lr is the key train.lr, and null selects the default."
 
@@ -55,47 +65,57 @@ def parse(
     texts, rest = _split(flag_parser(kind, prog), argv, flags)
     names = texts.pop("config", [])
     only_print = texts.pop("print_config")
-    faults, rest = _unknown(rest, flags, commands)
-    for key in (key for key in words if rest and key not in texts):
-        takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
-        texts[key], rest = (rest, []) if takes_all else (rest[0], rest[1:])
+    faults = _Faults()
+    rest = _known(rest, flags, commands, faults)
+    for key in words:
+        if rest and key not in texts:
+            takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
+            count = len(rest) if takes_all else 1
+            texts[key] = rest if takes_all else rest[0]
+            rest = rest[count:]
     if len(words) == 1 and rest == [texts.get(words[0])]:  # of the flag and the word, which agree
         rest = []
-    faults += [f"{word}: unexpected argument. Values follow their --flag." for word in rest]
-    values, more = _values(texts, flags)
-    faults = faults + more
+    for word in rest:
+        faults.add(word, "unexpected argument", "Values follow their --flag.")
+    values = _values(texts, flags, faults)
     files = []
     for name in names:
         try:
             files.append((name, recipe(kind, "" if name is NO_VALUE else name)))
         except UserError as error:
-            faults += map(str, error.faults)
+            faults.faults += error.faults
 
     method = flatten(merged(*(file for _, file in files), values)).get("method.name")
-    files = [of_method(file, method, name) for name, file in files]
-    for note in [note for _, notes in files for note in notes]:
-        log.info("%s", note)
-    config = _checked(
-        kind, merged(*(layer for layer, _ in files), values), faults, partial=only_print
-    )
+    layers = []
+    for name, file in files:
+        layer, note = of_method(file, method, name)
+        layers.append(layer)
+        if note:
+            log.info("%s", note)
+    config = _checked(kind, merged(*layers, values), faults, partial=only_print)
     if only_print:
         print(dump(config), end="")
         raise SystemExit(output_code())
     return config
 
 
-def build(kind: type[Config], source: Any) -> Config:
-    """Return a config from Python: an instance as it is, a mapping checked, a path or a recipe's
-    name read as YAML.
+def build(kind: type[Config], source: Config | Json | str | os.PathLike[str]) -> Config:
+    """Return a config from Python.
+
+    Args:
+        source: An instance, which is returned, a mapping of its keys, or the name of a YAML file
+            or recipe.
 
     Raises:
         UserError: As :func:`parse`.
     """
     if isinstance(source, kind):
         return source
-    return _checked(
-        kind, merged(to_dict(source)) if isinstance(source, dict) else recipe(kind, source), []
-    )
+    if isinstance(source, dict):
+        values = to_dict(source)
+    else:
+        values = recipe(kind, str(source))
+    return _checked(kind, merged(values), _Faults())
 
 
 def to_dict(config: Any) -> Any:
@@ -118,6 +138,19 @@ def dump(config: Any) -> str:
     return yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
+class _Faults:
+    """Faults of a config, and the keys that they name, which are not reported as missing, too."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.keys: set[str] = set()
+
+    def add(self, field: str, text: str, hint: str = "", key: str = "") -> None:
+        """Add a fault. ``key`` is the key that is meant, if the field is another one."""
+        self.faults.append(Fault(field, text, hint))
+        self.keys.add(key or field)
+
+
 # ------------------------------------------------------------------ the command line
 def _flags(kind: type) -> Flags:
     """Return the flags of a config by name. A grid also has those of its stages:
@@ -135,8 +168,8 @@ class _Help(argparse.HelpFormatter):
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=32, width=110)
 
-    def _format_args(self, action, default_metavar):
-        return action.metavar  # argparse would put it into brackets
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return str(action.metavar)  # argparse would put it into brackets
 
 
 def flag_parser(kind: type, prog: str) -> argparse.ArgumentParser:
@@ -148,186 +181,180 @@ def flag_parser(kind: type, prog: str) -> argparse.ArgumentParser:
     )
     parser._negative_number_matcher = re.compile(r"-\.?\d")  # Python's own does not know -1e-3
     # a flag may stand without a value, so that all faults are reported together
-    any_value = {"nargs": "?", "const": NO_VALUE, "default": argparse.SUPPRESS}
-    text = "YAML file of the keys below, or a recipe of 'idmm configs'. Flags and later files override it."
-    parser.add_argument("--config", metavar="FILE", help=text, action="append", **any_value)
+    any_value: Json = {"nargs": "?", "const": NO_VALUE, "default": argparse.SUPPRESS}
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file of the keys below, or a recipe of 'idmm configs'. "
+        "Flags and later files override it.",
+        action="append",
+        **any_value,
+    )
     parser.add_argument(
         "--print_config", help="Print the resulting config as YAML and exit.", action="store_true"
     )
     groups = {"": parser.add_argument_group("run")}
-    for name, key in sorted(
-        flags.items(), key=lambda flag: (not flag[1].required, flag[0] not in ("init", "out"))
-    ):
+    required_first = sorted(flags, key=lambda name: (not flags[name].required, name not in FIRST))
+    for name in required_first:
+        key = flags[name]
         section = key.key.rpartition(".")[0]
-        if name == key.key and section not in groups:
-            groups[section] = parser.add_argument_group(section, key.owner.__doc__)
+        help_text = argparse.SUPPRESS
         if name == key.key:
-            text = key.text.replace("%", "%%")
-        else:
-            text = argparse.SUPPRESS
+            help_text = key.text.replace("%", "%%")
+            if section not in groups:
+                groups[section] = parser.add_argument_group(section, key.owner.__doc__)
         groups.get(section, parser).add_argument(
-            f"--{name}", metavar=key.metavar, help=text, **any_value
+            f"--{name}", metavar=key.metavar, help=help_text, **any_value
         )
     return parser
 
 
 def _split(
     parser: argparse.ArgumentParser, argv: list[str], flags: Flags
-) -> tuple[dict, list[str]]:
+) -> tuple[Json, list[str]]:
     """Return the texts of the flags, and the rest: words, and unknown flags with their values.
 
     A switch without a value means true. It takes only YAML's true, false and null, so that a word
     may follow it.
     """
-    switches = {
-        f"--{name}" for name, key in flags.items() if {*options(key.kind)} - {type(None)} == {bool}
-    }
-    argv = [
-        f"{word}=true"
-        if word in switches and after.lower() not in ("true", "false", "null")
-        else word
-        for word, after in zip(argv, [*argv[1:], ""], strict=False)
-    ]
-    texts, loose = parser.parse_known_args(argv)
-    return vars(texts), loose
+    words = []
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        key = flags.get(word.removeprefix("--"))
+        is_switch = key is not None and word.startswith("--") and key.is_switch
+        if is_switch and following.lower() not in ("true", "false", "null"):
+            word += "=true"
+        words.append(word)
+    texts, rest = parser.parse_known_args(words)
+    return vars(texts), rest
 
 
-def _values(texts: dict, flags: Flags) -> tuple[dict, list[str]]:
-    """Return the values of flags and words by key, as YAML unless a key takes only text, and the
-    faults of others."""
+def _values(texts: Json, flags: Flags, faults: _Faults) -> Json:
+    """Return the values of flags and words by key, as YAML unless a key takes only text."""
     values = {}
-    faults = []
     for name, text in texts.items():
-        if isinstance(text, list):  # words
-            values[name] = text
-        elif text is NO_VALUE:
-            faults.append(f"--{name}: expected a value ({flags[name].metavar})")
+        key = flags[name]
+        if text is NO_VALUE:
+            faults.add(f"--{name}", f"expected a value ({key.metavar})", key=name)
         elif not text:
-            faults.append(f"{name}: empty value (unset shell variable?), expected null for none")
+            faults.add(name, "empty value (unset shell variable?), expected null for none")
+        elif isinstance(text, list) or (key.is_text and not (text == "null" and key.nullable)):
+            values[name] = text
         else:
             try:
-                kinds = options(flags[name].kind)
-                types = {
-                    type(get_args(kind)[0]) if get_origin(kind) is Literal else kind
-                    for kind in kinds
-                }
-                is_text = types <= {str, type(None)} and not (
-                    text == "null" and type(None) in types
-                )
-                values[name] = text if is_text else read_value(text)
+                values[name] = read_value(text)
             except (yaml.YAMLError, ValueError) as error:
-                faults.append(f"{name}: got {text!r}, which is not YAML ({yaml_problem(error)})")
-    return values, faults
+                faults.add(name, f"got {text!r}, which is not YAML ({yaml_problem(error)})")
+    return values
 
 
-def _unknown(
-    rest: list[str], flags: Flags, commands: dict[str, type]
-) -> tuple[list[str], list[str]]:
-    """Return a fault for each unknown flag, and the words that follow no flag."""
-    faults = []
+def _known(
+    rest: list[str], flags: Flags, commands: Mapping[str, type], faults: _Faults
+) -> list[str]:
+    """Return the words that follow no flag. The unknown flags among them are faults."""
     words = []
     previous = ""
     for word in rest:
         if word.startswith("--"):
             name = word.partition("=")[0].removeprefix("--")
-            others = [command for command, kind in commands.items() if name in _flags(kind)]
-            hint = nearest(name, ["config", "print_config", *flags]).replace("'", "'--", 1)
-            if others:
-                owners = f" of this command, it belongs to {listed(others, most=9)}"
+            owners = [command for command, kind in commands.items() if name in _flags(kind)]
+            similar = closest(name, ["config", "print_config", *flags])
+            if owners:
+                belongs = listed(owners, most=9)
+                faults.add(f"--{name}", f"unknown flag of this command, it belongs to {belongs}")
+            elif similar:
+                faults.add(f"--{name}", "unknown flag", f"Did you mean '--{similar}'?", similar)
             else:
-                owners = hint
-            faults.append(f"--{name}: unknown flag{owners}")
+                faults.add(f"--{name}", "unknown flag")
         elif not previous.startswith("--") or "=" in previous:  # else the value of the unknown flag
             words.append(word)
         previous = word
-    return faults, words
+    return words
 
 
 # ------------------------------------------------------------------ checks
-def _checked(kind: type[Config], data: dict, faults: list[str], partial: bool = False) -> Config:
+def _checked(kind: type[Config], data: Json, faults: _Faults, partial: bool = False) -> Config:
     """Return the config, or raise UserError with ``faults`` and those of the keys. A ``partial``
     one may lack keys."""
     config = None
-    missing = {}
-    faults = [*faults]
-    sections = [item.name for item in fields(kind) if item.default_factory is not MISSING]
+    missing: dict[str, str] = {}  # what is expected, by key
+    sections = made_by_default(kind)
     data = {key: value for key, value in data.items() if value is not None or key not in sections}
     if isinstance(data.get("out"), str):  # a shell does not expand --out=~/runs/a
         data = {**data, "out": os.path.expanduser(data["out"])}
     try:
         config = TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
-        for one in error.errors(include_url=False):
-            key = dotted(one["loc"])
-            if one["type"] == "missing":
+        for detail in error.errors(include_url=False):
+            key = dotted(detail["loc"])
+            if detail["type"] == "missing":
                 missing[key] = _described(kind, key)
             else:
-                faults += _faults(kind, one)
+                _add_invalid(kind, detail, faults)
     if not partial:
-        flat = flatten(to_dict(config or data))
-        either = getattr(kind, "ONE_OF", ())
-        if either and not any(flat.get(key) for key in either):
-            missing[either[0]] = " or ".join(f"--{key}" for key in either)
-        required = [key.key for key in keys_of(kind) if key.required and "[]" not in key.key]
-        missing |= {key: _described(kind, key) for key in required if flat.get(key) is None}
-    # a key that was misspelled, or whose value could not be read, is not missing as well
-    named = {
-        fault.partition("Did you mean '")[2].removesuffix("'?").removeprefix("--")
-        for fault in faults
-    }
-    named |= {fault.partition(":")[0].removeprefix("--") for fault in faults}
-    faults += [
-        f"{key}: missing, expected {text}" for key, text in missing.items() if key not in named
-    ]
-    if faults:
-        raise UserError(*faults)
+        missing |= _missing(kind, flatten(to_dict(config or data)))
+    # a key that was misspelled, or whose value could not be read, is not missing, too
+    for key, expectation in missing.items():
+        if key not in faults.keys:
+            faults.add(key, f"missing, expected {expectation}")
+    if config is None or faults.faults:
+        raise UserError(*faults.faults)
     return config
 
 
-def _faults(kind: type, error: dict) -> list[str]:
-    """Return a fault per key of an error of pydantic's."""
+def _missing(kind: type, values: Json) -> dict[str, str]:
+    """Return what is expected of each required key that has no value."""
+    missing = {}
+    either = getattr(kind, "ONE_OF", ())
+    if either and not any(values.get(key) for key in either):
+        missing[either[0]] = " or ".join(f"--{key}" for key in either)
+    for key in keys_of(kind):
+        if key.required and "[]" not in key.key and values.get(key.key) is None:
+            missing[key.key] = _described(kind, key.key)
+    return missing
+
+
+def _add_invalid(kind: type, error: ErrorDetails, faults: _Faults) -> None:
+    """Add a fault per key of an error of pydantic's."""
     location = error["loc"]
-    method = ""
+    method: int | str = ""
     if location[:1] == ("method",) and len(location) > 1:  # pydantic names the member of the union
-        location, method = ("method", *location[2:]), location[1]
+        method = location[1]
+        location = ("method", *location[2:])
     key = dotted(location)
-    reason = error.get("ctx", {}).get("error")
+    context = error.get("ctx", {})
+    reason = context.get("error")
+    names = [option.key for option in keys_of(kind)]
     if isinstance(reason, FieldErrors):
-        return [f"{dotted((*location, field))}: {text}" for field, text in reason.args[0].items()]
-    if error["type"] == "value_error":
-        return [f"{key or 'config'}: {reason}"]
-    if error["type"] in ("unexpected_keyword_argument", "invalid_key"):
-        names = [option.key for option in keys_of(kind)]
-        if method and key in names:
-            return [
-                f"{key}: got {error['input']!r}, but {method} has no such option. Leave it out."
-            ]
-        if "[" in key:
-            index = key[key.find("[") : key.find("]") + 1]
-        else:
-            index = ""
-        return [f"{key}: unknown key{nearest(_shape(key), names).replace('[]', index)}"]
-    if error["type"] == "union_tag_invalid":
-        return [
-            f"{key}.name: got '{error['ctx']['tag']}', expected one of {error['ctx']['expected_tags']}"
-        ]
-    got = "null" if error["input"] is None else repr(error["input"])
-    example = re.search(r"e\.g\. '.*?'", _help(kind, key))
-    return [f"{key}: got {got}, expected {expected(error)}{f', {example[0]}' if example else ''}"]
+        for field, text in reason.args[0].items():
+            faults.add(dotted((*location, field)), text)
+    elif error["type"] == "value_error":
+        faults.add(key or "config", str(reason))
+    elif error["type"] == "union_tag_invalid":
+        text = f"got '{context['tag']}', expected one of {context['expected_tags']}"
+        faults.add(f"{key}.name", text)
+    elif error["type"] not in ("unexpected_keyword_argument", "invalid_key"):
+        example = re.search(r"e\.g\. '.*?'", _help(kind, key))
+        expectation = f"{expected(error)}, {example[0]}" if example else expected(error)
+        shown = "null" if error["input"] is None else repr(error["input"])
+        faults.add(key, f"got {shown}, expected {expectation}")
+    elif method and key in names:
+        text = f"got {error['input']!r}, but {method} has no such option"
+        faults.add(key, text, "Leave it out.")
+    elif similar := closest(_shape(key), names):
+        for index in _INDEX.findall(key)[:1]:
+            similar = similar.replace("[]", index)
+        faults.add(key, "unknown key", f"Did you mean '{similar}'?", similar)
+    else:
+        faults.add(key, "unknown key")
 
 
-def expected(error: dict) -> str:
+def expected(error: ErrorDetails) -> str:
     """Return the expectation of pydantic."""
-    text = (
-        error["msg"].removeprefix("Input should be ").partition(", unable")[0].partition(", got")[0]
-    )
+    text = re.split(", unable|, got", error["msg"].removeprefix("Input should be "))[0]
     text = re.sub(r"a (valid )?dictionary( or .*)?", "a mapping", text)
     text = re.sub(r"\w+ should have (at \w+ \d+ items?).*", r"\1", text)
-    return (
-        text.replace("a valid integer", "an integer")
-        .replace("a valid array", "a list")
-        .replace("a valid ", "a ")
-    )
+    text = text.replace("a valid integer", "an integer").replace("a valid array", "a list")
+    return text.replace("a valid ", "a ")
 
 
 def _help(kind: type, key: str) -> str:
@@ -343,13 +370,12 @@ def _described(kind: type, key: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def dotted(location: tuple) -> str:
+def dotted(location: Iterable[int | str]) -> str:
     """Return the place of a value as text, ``("stages", 0, "size")`` -> ``stages[0].size``."""
-    return "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
-    ).removeprefix(".")
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
+    return "".join(parts).removeprefix(".")
 
 
 def _shape(key: str) -> str:
     """Return a key without the numbers of list items, ``stages[0].size`` -> ``stages[].size``."""
-    return re.sub(r"\[\d+\]", "[]", key)
+    return _INDEX.sub("[]", key)

@@ -3,13 +3,15 @@
 import functools
 import json
 import re
+from collections.abc import Hashable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from idmm.config.schema import merged
-from idmm.errors import UserError
+from idmm.config.schema import Json, merged
+from idmm.errors import Fault, UserError
 from idmm.text import listed, nearest
 
 # setup.cfg maps the repository's folder into the package as idmm/configs. A checkout has it next to
@@ -17,23 +19,25 @@ from idmm.text import listed, nearest
 _PLACES = [Path(__file__).resolve().parents[level] / "configs" for level in (1, 2)]
 CONFIGS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 MOST_ALIASES = 20  # each may double the size of the value
-# folders of recipes that are named without their folder
-STAGES = ("pretrain", "finetune", "transfer", "detect", "segment")
+# whose recipes are named without their folder
+COMMANDS = ("pretrain", "finetune", "transfer", "detect", "segment")
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 without surprises: ``off``, ``no`` and dates are words, 1e-3 is a number, keys are
     given once."""
 
-    def construct_mapping(self, node, deep=False):
-        merge = "tag:yaml.org,2002:merge"
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
-        twice = [i for i, key in enumerate(keys) if key in keys[:i]]
-        if twice:
-            mark = node.value[twice[0]][0].start_mark
-            raise yaml.constructor.ConstructorError(
-                None, None, f"'{keys[twice[0]]}' is given twice", mark
-            )
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys: list[Any] = []
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"'{key}' is given twice", key_node.start_mark
+                )
+            keys.append(key)
         return super().construct_mapping(node, deep)
 
 
@@ -41,33 +45,30 @@ class Dumper(yaml.SafeDumper):
     """Quotes texts that the loader would take for numbers, such as 1e3."""
 
 
+_RULES = {  # the only words, and numbers, that are no texts
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?(0|[1-9]\d*)|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", "-+0123456789."),
+}
+_OTHERS = ("bool", "int", "timestamp")  # rules of YAML 1.1 that these replace
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, regex)
-        for tag, regex in rules
-        if tag.rpartition(":")[2] not in ("bool", "int", "timestamp")
-    ]
+    first: [(tag, regex) for tag, regex in rules if not tag.endswith(_OTHERS)]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for tag, words, first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(0|[1-9]\d*)|0x[0-9a-fA-F]+", "-+0123456789"),
-    ("float", r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", "-+0123456789."),
-):
-    for kind in (_Loader, Dumper):
-        kind.add_implicit_resolver(
-            f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{words})$"), list(first)
-        )
+for _tag, (_words, _first) in _RULES.items():
+    _regex = re.compile(f"^(?:{_words})$")
+    for _kind in (_Loader, Dumper):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regex, list(_first))
 
 
 def read_value(text: str) -> Any:
     """Return a text as YAML. YAMLError or, for a value such as ``!!int x``, ValueError: it is
     none."""
     try:
-        if (
-            "&" in text
-            and sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)) > MOST_ALIASES
-        ):
+        aliases = 0
+        if "&" in text:
+            aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
+        if aliases > MOST_ALIASES:
             raise yaml.YAMLError(f"it has more than {MOST_ALIASES} aliases")
         value = yaml.load(text, _Loader)
         json.dumps(value, default=str, skipkeys=True)  # ValueError: it contains itself
@@ -76,26 +77,31 @@ def read_value(text: str) -> Any:
     return value
 
 
-def read_file(path: str | Path) -> dict:
+def read_file(path: Path) -> Json:
     """Return the keys of a YAML file. UserError: it cannot be read, is not YAML or holds no
     mapping."""
     try:
-        loaded = read_value(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError):
-            reason = error.strerror
-        else:
-            reason = "not UTF-8 text"
-        raise UserError(
-            f"--config: cannot read '{path}' ({reason}), expected a YAML file"
-        ) from None
+        values = read_value(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unreadable(path, error.strerror) from None
+    except UnicodeDecodeError:
+        raise _unreadable(path, "not UTF-8 text") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"--config: '{path}' is not YAML: {yaml_problem(error)}") from None
-    if loaded is not None and not isinstance(loaded, dict):
+        raise UserError(Fault("--config", f"'{path}' is not YAML: {yaml_problem(error)}")) from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
         raise UserError(
-            f"--config: '{path}' holds a {type(loaded).__name__}, expected a mapping of keys"
+            Fault(
+                "--config",
+                f"'{path}' holds a {type(values).__name__}, expected a mapping of keys",
+            )
         )
-    return loaded or {}
+    return values
+
+
+def _unreadable(path: Path, reason: str | None) -> UserError:
+    return UserError(Fault("--config", f"cannot read '{path}' ({reason}), expected a YAML file"))
 
 
 def yaml_problem(error: yaml.YAMLError | ValueError) -> str:
@@ -114,55 +120,72 @@ def recipes() -> dict[str, Path]:
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(CONFIGS.glob("*/*.yaml"))}
 
 
-def recipe(kind: type, name: str | Path) -> dict:
-    """Return the keys of a YAML file, or of a recipe: NAME in the folder of the config's stage, or
-    FOLDER/NAME.
+def recipe(kind: type, name: str) -> Json:
+    """Return the keys of a YAML file, or of a recipe: NAME in the folder of the config's command,
+    or FOLDER/NAME.
 
     Raises:
         UserError: Neither a file nor a recipe, or it cannot be read.
     """
     if not name:
-        raise UserError("--config: expected a FILE")
+        raise UserError(Fault("--config", "expected a FILE"))
     path = Path(name)
     files = recipes()
-    stage = getattr(kind, "STAGE", None)
-    key = str(name).removesuffix(".yaml")
+    command = getattr(kind, "STAGE", None)
+    key = name.removesuffix(".yaml")
     if not path.is_file():
-        path = files.get(key) or files.get(f"{stage}/{key}") or path
+        path = files.get(key) or files.get(f"{command}/{key}") or path
     if path.exists() or path.is_absolute() or path.suffix in (".yaml", ".yml"):
         return merged(read_file(path))
-    if others := [other for other in STAGES if f"{other}/{key}" in files]:
-        belongs = f"a recipe of idmm {listed(others)}, not of this command"
+    others = [other for other in COMMANDS if f"{other}/{key}" in files]
+    if others:
         raise UserError(
-            f"--config: '{name}' is {belongs}. 'idmm configs' lists the recipes of each."
+            Fault(
+                "--config",
+                f"'{name}' is a recipe of idmm {listed(others)}, not of this command",
+                "'idmm configs' lists the recipes of each.",
+            )
         )
-    hint = nearest(key, [*(name.removeprefix(f"{stage}/") for name in files), *files])
+    names = [file.removeprefix(f"{command}/") for file in files]
     raise UserError(
-        f"--config: '{name}' is neither a file nor a recipe. 'idmm configs' lists the recipes{hint}"
+        Fault(
+            "--config",
+            f"'{name}' is neither a file nor a recipe. 'idmm configs' lists the recipes",
+            nearest(key, [*names, *files]),
+        )
     )
 
 
-def of_method(data: dict, name: str | None, where: str) -> tuple[dict, list[str]]:
+def of_method(values: Json, name: str | None, file: str | None) -> tuple[Json, str]:
     """Return a file's keys without a ``method`` section of another method than ``name``, and a note
     if there is one."""
-    section = data.get("method")
-    other = section.get("name") if isinstance(section, dict) else None
-    if other in (None, name):
-        return data, []
-    keys = listed([f"method.{key}" for key in section if key != "name"], most=99) or "method.name"
-    note = f"{keys}: ignored from '{where}', as they belong to {other} and this run uses {name}"
-    return {key: value for key, value in data.items() if key != "method"}, [note]
+    section = values.get("method")
+    if not isinstance(section, dict) or section.get("name") in (None, name):
+        return values, ""
+    ignored = [f"method.{key}" for key in section if key != "name"] or ["method.name"]
+    return (
+        {key: value for key, value in values.items() if key != "method"},
+        f"{listed(ignored, most=99)}: ignored from '{file}', as they belong to {section['name']} "
+        f"and this run uses {name}",
+    )
 
 
-def recipe_list(_: Any) -> str:
+def recipe_list(_: object) -> str:
     """Return the recipes by the names that --config takes, each with the first sentence of its
     comment."""
-    groups = {stage: [f"idmm {stage} --config NAME:"] for stage in STAGES}
+    groups = {command: [f"idmm {command} --config NAME:"] for command in COMMANDS}
     others = ["--config FOLDER/NAME, most of them after one of the above:"]
     for key, path in recipes().items():
         folder, _, name = key.partition("/")
-        lines, label = (groups[folder], name) if folder in groups else (others, key)
-        header = path.read_text(encoding="utf-8").partition("\n#\n")[0].splitlines()
-        text = " ".join(line.removeprefix("#").strip() for line in header if line.startswith("#"))
-        lines.append(f"  {label:<37}{text.partition('. ')[0].rstrip('.:')}")
-    return "\n".join(line for lines in (*groups.values(), others) for line in lines)
+        if folder in groups:
+            groups[folder].append(_recipe_line(name, path))
+        else:
+            others.append(_recipe_line(key, path))
+    return "\n".join([*chain(*groups.values()), *others])
+
+
+def _recipe_line(label: str, path: Path) -> str:
+    header, _, _ = path.read_text(encoding="utf-8").partition("\n#\n")
+    comments = [line for line in header.splitlines() if line.startswith("#")]
+    text = " ".join(comment.removeprefix("#").strip() for comment in comments)
+    return f"  {label:<37}{text.partition('. ')[0].rstrip('.:')}"

@@ -8,7 +8,11 @@ from collections import defaultdict
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
+
+Json = dict[str, Any]
 
 # mappings that a later file or flag replaces instead of merging
 REPLACED = ("kwargs", "subset", "labelled")
@@ -20,8 +24,7 @@ class Key(NamedTuple):
     key: str  # with dots, within the items of a list e.g. ``stages[].size``
     kind: Any  # its type
     help: str  # one or two sentences, with the meaning of null
-    # as YAML, empty if null or required. Of options that differ between methods, one default per
-    # method
+    # as YAML, empty if null or required. One per method if it differs between methods
     default: str
     required: bool
     owner: type  # the class that it is a field of
@@ -31,116 +34,144 @@ class Key(NamedTuple):
     def text(self) -> str:
         """The help with the default."""
         if self.required:
-            end = "Required."
-        else:
-            end = self.default and f"Default: {self.default}."
-        return f"{self.help} {end}".rstrip()
+            return f"{self.help} Required."
+        if self.default:
+            return f"{self.help} Default: {self.default}."
+        return self.help
+
+    @property
+    def nullable(self) -> bool:
+        """Whether the value may be null."""
+        return type(None) in options(self.kind)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the value is true or false."""
+        return {*options(self.kind)} - {type(None)} == {bool}
+
+    @property
+    def is_text(self) -> bool:
+        """Whether all values are texts, so that a flag's value is not read as YAML."""
+        types = set()
+        for option in options(self.kind):
+            choices = get_args(option) if get_origin(option) is Literal else ()
+            types.add(type(choices[0]) if choices else option)
+        return types <= {str, type(None)}
 
     @property
     def metavar(self) -> str:
         """The type in capital letters, or the choices."""
         words = {int: "INT", float: "FLOAT", bool: "BOOL", str: "TEXT", list: "LIST"}
-        sets = [option for option in options(self.kind) if get_origin(option) is Literal]
-        choices = ",".join(str(value) for option in sets for value in get_args(option))
-        names = ["{" + choices + "}"] if sets else []
-        others = [
-            option
-            for option in options(self.kind)
-            if option not in sets and option is not type(None)
-        ]
-        return "|".join(
-            dict.fromkeys(
-                [*names, *(words.get(get_origin(one) or one, "MAPPING") for one in others)]
-            )
-        )
+        choices: list[str] = []
+        names = []
+        for option in options(self.kind):
+            if get_origin(option) is Literal:
+                choices += map(str, get_args(option))
+            elif option is not type(None):
+                names.append(words.get(get_origin(option) or option, "MAPPING"))
+        if choices:
+            names.insert(0, f"{{{','.join(choices)}}}")
+        return "|".join(dict.fromkeys(names))
+
+
+def fields_of(section: type) -> dict[str, FieldInfo]:
+    """Return the fields of a section of a config by name."""
+    assert is_pydantic_dataclass(section)
+    return section.__pydantic_fields__
+
+
+def made_by_default(kind: type) -> set[str]:
+    """Return the keys whose default is made anew for each config, for which null stands, too."""
+    assert is_pydantic_dataclass(kind)
+    fields = dataclasses.fields(kind)
+    return {field.name for field in fields if field.default_factory is not dataclasses.MISSING}
 
 
 @functools.cache
 def keys_of(kind: type, prefix: str = "") -> tuple[Key, ...]:
     """Return all keys that a config may have, including sections and the keys of list items."""
     keys = []
-    for name, info in kind.__pydantic_fields__.items():
+    for name, info in fields_of(kind).items():
         default = info.get_default(call_default_factory=True)
-        required = (
-            info.is_required() or default is None and type(None) not in options(info.annotation)
-        )
+        required = info.is_required()
+        default_text = ""
+        if default is None:
+            required = required or type(None) not in options(info.annotation)
+        elif not required:
+            default_text = _as_yaml(to_jsonable_python(default))
         sections = _sections(info.annotation)
         help_text = " ".join((info.description or "").split())
-        default_text = ""
-        if not required and default is not None:
-            value = to_jsonable_python(default)
-            default_text = (
-                yaml.safe_dump(value, default_flow_style=True, width=1000)
-                .removesuffix("...\n")
-                .strip()
-            )
-        keys.append(
-            Key(prefix + name, info.annotation, help_text, default_text, required, kind, sections)
-        )
-        keys += _shared_keys(sections, f"{prefix}{name}.") if len(sections) > 1 else ()
-        items = [
-            _sections(get_args(option)[0])
-            for option in options(info.annotation)
-            if get_origin(option) is list
-        ]
-        for inner, mark in [
-            (sections if len(sections) == 1 else (), "."),
-            *((one, "[].") for one in items),
-        ]:
-            keys += [key for section in inner for key in keys_of(section, f"{prefix}{name}{mark}")]
+        key = prefix + name
+        keys.append(Key(key, info.annotation, help_text, default_text, required, kind, sections))
+        if len(sections) > 1:
+            keys += _shared_keys(sections, f"{key}.")
+        else:
+            keys += [inner for section in sections for inner in keys_of(section, f"{key}.")]
+        for option in options(info.annotation):
+            if get_origin(option) is list:
+                for item in _sections(get_args(option)[0]):
+                    keys += keys_of(item, f"{key}[].")
     return tuple(keys)
+
+
+def _as_yaml(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    return text.removesuffix("...\n").strip()
 
 
 def _shared_keys(sections: tuple[type, ...], prefix: str) -> list[Key]:
     """Return the keys of a union of sections, each key once, with the sections that have it in its
     help."""
-    owner = next(
-        base
-        for base in sections[0].__mro__
-        if all(issubclass(section, base) for section in sections)
-    )
-    by_name = defaultdict(dict)
+    bases = sections[0].__mro__
+    owner = next(base for base in bases if all(issubclass(one, base) for one in sections))
+    by_name: dict[str, dict[str, Key]] = defaultdict(dict)  # by key and section
     for section in sections:
+        section_name = fields_of(section)["name"].default
         for key in keys_of(section):
-            by_name[key.key][section.name] = key
+            by_name[key.key][section_name] = key
     keys = []
     for name, same in by_name.items():
         kinds = [key.kind for key in same.values()]
-        help_text = next(iter(same.values())).help
-        default = sections[0].name
-        if name != "name":
-            help_text = f"{', '.join(same)}: {help_text}"
-            users = defaultdict(list)
-            for section, key in same.items():
-                users[key.default].append(section)
-            values = [
-                f"{value} ({', '.join(names)})" if len(users) > 1 else value
-                for value, names in users.items()
-            ]
-            # the help of a null default names the others
-            if "" in users:
-                default = ""
-            else:
-                default = ", ".join(values)
-        keys.append(Key(prefix + name, Union[*kinds], help_text, default, False, owner, ()))
+        first = next(iter(same.values()))
+        if name == "name":
+            key = first._replace(kind=Union[*kinds])
+        else:
+            key = first._replace(
+                kind=Union[*kinds],
+                help=f"{', '.join(same)}: {first.help}",
+                default=_defaults(same),
+            )
+        keys.append(key._replace(key=prefix + name, required=False, owner=owner, sections=()))
     return keys
+
+
+def _defaults(same: dict[str, Key]) -> str:
+    """Return the default of a key, with the sections that it belongs to if they differ."""
+    users = defaultdict(list)
+    for section, key in same.items():
+        users[key.default].append(section)
+    if "" in users:  # the help of a null default names the others
+        return ""
+    if len(users) == 1:
+        return next(iter(users))
+    return ", ".join(f"{default} ({', '.join(names)})" for default, names in users.items())
 
 
 def flags_of(kind: type) -> list[Key]:
     """Return the keys that are flags: those of no list item, and no sections except those that may
     be null."""
-    return [
-        key
-        for key in keys_of(kind)
-        if "[]" not in key.key and (not key.sections or type(None) in options(key.kind))
-    ]
+    keys = []
+    for key in keys_of(kind):
+        if "[]" not in key.key and (key.nullable or not key.sections):
+            keys.append(key)
+    return keys
 
 
 def _sections(kind: Any) -> tuple[type, ...]:
-    return tuple(option for option in options(kind) if dataclasses.is_dataclass(option))
+    return tuple(option for option in options(kind) if is_pydantic_dataclass(option))
 
 
-def options(kind: Any) -> tuple:
+def options(kind: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the type itself, without their ranges."""
     if get_origin(kind) in (Union, types.UnionType):
         members = get_args(kind)
@@ -149,33 +180,32 @@ def options(kind: Any) -> tuple:
     return tuple(get_args(one)[0] if get_origin(one) is Annotated else one for one in members)
 
 
-def flatten(config: dict, prefix: str = "") -> dict:
+def flatten(config: Json, prefix: str = "") -> Json:
     """Turn nested sections into dotted keys, ``{"train": {"lr": 1}}`` -> ``{"train.lr": 1}``."""
-    flat = {}
+    flat: Json = {}
     for key, value in config.items():
-        is_section = isinstance(value, dict) and value and key != "kwargs"
-        flat.update(flatten(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value})
+        if isinstance(value, dict) and value and key != "kwargs":
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
-def merged(*layers: dict) -> dict:
+def merged(*layers: Json) -> Json:
     """Return mappings, whose keys may be dotted, as one nested mapping. Later values replace
     earlier ones."""
-    data = {}
+    data: Json = {}
     for layer in layers:
         for key, value in copy.deepcopy(layer).items():
             name, _, inner = str(key).partition(".")
-            if (
-                value is None
-                and isinstance(data.get(name), dict)
-                and name not in REPLACED
-                and not inner
-            ):
+            before = data.get(name)
+            if not isinstance(before, dict) or (name in REPLACED and not inner):
+                before = {}
+            elif value is None and not inner:
                 continue  # a section without keys
-            if inner or (isinstance(value, dict) and name not in REPLACED):
-                before = data.get(name)
-                value = merged(
-                    before if isinstance(before, dict) else {}, {inner: value} if inner else value
-                )
+            if inner:
+                value = merged(before, {inner: value})
+            elif isinstance(value, dict) and name not in REPLACED:
+                value = merged(before, value)
             data[name] = value
     return data

@@ -71,7 +71,8 @@ def spec_of(name: str | None) -> Spec:
     raise UserError(
         Fault(
             "data.name",
-            f"'{name}' is not known, expected one of {known}{nearest(name, DATASETS)}",
+            f"'{name}' is not known, expected one of {known}",
+            nearest(name, DATASETS),
         )
     )
 

@@ -10,7 +10,7 @@ from PIL import Image
 from idmm.config.commands import ExploreConfig
 from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 from idmm.evaluation import similarity
 from idmm.evaluation.network import Network
 from idmm.files import expand_home, made_folder
@@ -54,7 +54,9 @@ def explore(config: ExploreConfig) -> str:
     known = stores["train"].classes or []
     for name in config.classes:
         if name not in known:
-            raise UserError(f"classes: '{name}' is no class of these images{nearest(name, known)}")
+            raise UserError(
+                Fault("classes", f"'{name}' is no class of these images", nearest(name, known))
+            )
     out = made_folder(config.out or str(folder / "explore"))
     features = {}
     for path in (folder, *others):

@@ -143,8 +143,8 @@ def check_name(name: str) -> None:
     """Raise UserError, with the nearest name, unless timm or idmm has a model ``name``."""
     if isinstance(name, str) and name and timm.is_model(name):
         return
-    hint = nearest(str(name), timm.list_models()) or ". timm.list_models() lists the names"
-    raise UserError(Fault("model.name", f"{name!r} is unknown{hint}"))
+    hint = nearest(str(name), timm.list_models()) or "timm.list_models() lists the names"
+    raise UserError(Fault("model.name", f"{name!r} is unknown", hint))
 
 
 def check_kwargs(kwargs: Kwargs) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Data, parsing
 from idmm.errors import UserError, checked, in_short
-from idmm.files import is_public, replacing, saved_info, weights_file, weights_label
+from idmm.files import is_public, replacing, saved_info, weights_fault, weights_file, weights_label
 from idmm.models.base import Tensors
 from idmm.models.build import Size, backbone_keys, create_backbone, export_kwargs, model_name
 from idmm.models.nested import best_network, read_weights
@@ -224,8 +224,14 @@ def public_file(text: str, field: str = "") -> Path:
     else:
         cfg = None
     if cfg is None or not cfg.hf_hub_id:
-        hint = nearest(name, names + timm.list_models())
-        raise UserError(f"{label} is not among timm's weights on the hub{hint}")
+        raise UserError(
+            weights_fault(
+                text,
+                field,
+                "is not among timm's weights on the hub",
+                nearest(name, names + timm.list_models()),
+            )
+        )
     try:
         return Path(hf_hub_download(cfg.hf_hub_id, "model.safetensors"))
     except Exception as error:  # of requests, httpx or huggingface_hub
