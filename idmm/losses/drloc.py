@@ -21,16 +21,17 @@ class DenseRelativeLocalization(nn.Module):
     The reference is the pseudocode of the paper's supplement: means over batch and pairs, not the
     sums of Eq. 2.
 
-    ========== ==================== =======
-    ================================================================== mode       target
-    outputs loss ========== ==================== =======
-    ================================================================== l1         abs(p - q)/k
-    2       mean absolute error over batch, pairs and both axes l1_signed  (p - q)/k            2
-    the same (Eq. 3 of the supplement) ce         class p - q + K      2(2K+1) cross-entropy along u
-    + cross-entropy along v (Eq. 5) reg        p - q                2(2K+1) mean of (c-mu)^2/sigma^2
-    + alpha log sigma, axes added (Eq. 6) l1_all     as l1, in each block 2       sum over the
-    transformer's blocks, each with its own head (Eq. 7) ========== ==================== =======
-    ==================================================================
+    ========= =============== ======== ===================================================
+    mode      target          outputs  loss
+    ========= =============== ======== ===================================================
+    l1        abs(p - q)/k    2        mean absolute error over batch, pairs and both axes
+    l1_signed (p - q)/k       2        the same (Eq. 3 of the supplement)
+    ce        class p - q + K 2(2K+1)  cross-entropy along u + cross-entropy along v (Eq. 5)
+    reg       p - q           2(2K+1)  mean of (c-mu)^2/sigma^2 + alpha log sigma, axes added
+                                       (Eq. 6)
+    l1_all    as l1, in each  2        sum over the transformer's blocks, each with its own
+              block                    head (Eq. 7)
+    ========= =============== ======== ===================================================
 
     Axis 0 of targets and outputs is u, the rows (downwards). Axis 1 is v, the columns. K is
     ``grid_size`` and k is the grid's own size along the axis. A grid with more than K rows or
