@@ -1,5 +1,4 @@
-"""The images that a config means: a dataset's splits, less those excluded, held out, and drawn
-from.
+"""The images that a config means: a dataset's splits, without those excluded and not drawn.
 
 Nothing is decoded here. :data:`idmm.data.registry.DATASETS` has the datasets themselves.
 """
@@ -16,11 +15,11 @@ from idmm import config
 from idmm.data.fingerprint import digests
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
 from idmm.data.images import digest
-from idmm.data.registry import read_dataset, resolve_name, spec_of
-from idmm.data.split import LabelsMissing, Listing, Split, with_unlabelled
+from idmm.data.registry import Spec, read_dataset, resolve_name, spec_of
+from idmm.data.split import Labels, LabelsMissing, Listing, Split, with_unlabelled
 from idmm.data.stratify import divide, units_per_class
 from idmm.data.user_lists import groups_of, leave_out, read_groups, with_groups, without
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 from idmm.seeding import numpy_rng
 from idmm.text import counted, listed
 
@@ -62,35 +61,49 @@ def list_images(
             classes that do not agree, nothing to evaluate on, a bad list of the user's, a subset or
             folds that cannot be drawn. All faults of a folder in one.
     """
-    data = resolve_name(data)[0]
-    splits = _read(data, labelled, not labelled if unlabelled is None else unlabelled)
-    splits = narrowed(splits, data, labelled)
+    data, _ = resolve_name(data)
+    if unlabelled is None:
+        unlabelled = not labelled
+    is_tested = labelled and evaluated
+    splits = narrowed(_read(data, labelled, unlabelled), data, labelled)
     if data.exclude and labelled and (empty := _empty_classes(splits.train)):
         raise UserError(
-            f"data.exclude: '{data.exclude}' leaves no training image of {listed(empty)}, "
-            "expected at least one per class"
+            Fault(
+                "data.exclude",
+                f"'{data.exclude}' leaves no training image of {listed(empty)}, "
+                "expected at least one per class",
+            )
         )
     if data.folds is not None:
-        splits = _hold_out_fold(splits, data.folds, data.fold or 1, labelled and evaluated)
+        splits = _hold_out_fold(splits, data.folds, data.fold or 1, is_tested)
     splits = hold_out(splits, data.val_fraction)
     if data.groups is not None:
-        splits = _without_held_groups(splits, data, labelled)
-    if labelled and evaluated and splits.test is None:
-        if data.labels is None:
-            root = f"'{data.root}'"
-        else:
-            root = f"'{data.root}' with data.labels '{data.labels}'"
+        splits = _without_held_groups(splits, data, data.groups, labelled)
+    if is_tested and splits.test is None:
+        root = f"'{data.root}'"
+        if data.labels is not None:
+            root = f"{root} with data.labels '{data.labels}'"
         raise LabelsMissing(
-            f"data.root: {root} has no 'val' or 'test' images to evaluate on. "
-            "Add some, hold out a share of train with --data.val_fraction, e.g. 0.2, or give --data.folds 5"
+            Fault(
+                "data.root",
+                f"{root} has no 'val' or 'test' images to evaluate on",
+                "Add some, hold out a share of train with --data.val_fraction, e.g. 0.2, "
+                "or give --data.folds 5",
+            )
         )
+    train = splits.train
     if data.subset is not None:
-        splits = replace(splits, train=draw_subset(splits.train, data.subset))
+        train = draw_subset(train, data.subset)
     if data.labelled is not None:
-        splits = replace(splits, train=_with_labels_of(splits.train, data.labelled))
-    if labelled and (empty := _empty_classes(splits.train)):
-        classes = f"{len(empty)} of {len(splits.train.classes)} classes"
-        log.warning("data: %s have no training image: %s", classes, listed(empty))
+        train = _with_labels_of(train, data.labelled)
+    if labelled and (empty := _empty_classes(train)):
+        log.warning(
+            "data: %d of %d classes have no training image: %s",
+            len(empty),
+            len(train.class_names),
+            listed(empty),
+        )
+    splits = replace(splits, train=train)
     if joined:
         return with_unlabelled(splits)
     return splits
@@ -98,108 +111,134 @@ def list_images(
 
 # ---------------------------------------------------------------------- the dataset
 def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
-    """Read a dataset. UserError if its files are missing, or its sizes are not those of its
-    protocol."""
+    """Read a dataset.
+
+    Raises:
+        UserError: Its files are missing, or its sizes are not those of its protocol.
+    """
     spec = spec_of(data.name)
     if data.labels is not None and spec.name != "folder":
         raise UserError(
-            f"data.labels: '{data.labels}' is for data.name folder, and {spec.name} has classes of its own"
+            Fault(
+                "data.labels",
+                f"'{data.labels}' is for data.name folder, and {spec.name} has classes of its own",
+            )
         )
     try:
         splits = read_dataset(data, labelled)
     except FilesMissing as error:
-        how = []
+        root = data.root or "DIR"
+        faults = list(error.faults)
         if spec.archives:
-            how = [
-                f"data.root: 'idmm data download {spec.name} --root {data.root or 'DIR'}' fetches {spec.name}"
-            ]
+            command = f"idmm data download {spec.name} --root {root}"
+            faults.append(Fault("data.root", f"'{command}' fetches {spec.name}"))
         elif spec.manual:
-            how = [
-                f"data.root: {spec.name} cannot be downloaded: {spec.manual.replace('ROOT', data.root or 'DIR')}"
-            ]
-        raise UserError(*error.faults, *how) from None
-    faults = [
-        f"data.root: {spec.name}: {count} {what}, its protocol has {expected}"
-        for what, count, expected in (
-            ("training images", len(splits.train), spec.train_size),
-            ("test images", len(splits.test or ()), spec.test_size),
-            ("classes", len(splits.train.classes or ()), spec.num_classes),
-        )
-        if expected not in (None, count)
-    ]
-    if faults:
-        raise UserError(*faults)
-    if not unlabelled or data.name != "folder":
+            steps = spec.manual.replace("ROOT", root)
+            faults.append(Fault("data.root", f"{spec.name} cannot be downloaded: {steps}"))
+        raise UserError(*faults) from None
+    _check_sizes(splits, spec)
+    if not unlabelled or spec.name != "folder":
         return replace(splits, unlabelled=None)
     if data.labels is None:  # else its reader has listed them with the others
         splits = replace(splits, unlabelled=read_unlabelled(str(root_folder(data))))
     if splits.unlabelled is not None:
-        images = f"{len(splits.train)} images, and {len(splits.unlabelled)} more without labels"
-        log.info("data.root: '%s' has %s, for pretraining only", data.root, images)
+        log.info(
+            "data.root: '%s' has %d images, and %d more without labels, for pretraining only",
+            data.root,
+            len(splits.train),
+            len(splits.unlabelled),
+        )
     return splits
+
+
+def _check_sizes(splits: Listing, spec: Spec) -> None:
+    """Raise UserError if the sizes of a dataset are not those of its protocol."""
+    faults = []
+    for unit, count, expected in (
+        ("training images", len(splits.train), spec.train_size),
+        ("test images", len(splits.test or ()), spec.test_size),
+        ("classes", len(splits.train.class_names), spec.num_classes),
+    ):
+        if expected not in (None, count):
+            fault = f"{spec.name}: {count} {unit}, its protocol has {expected}"
+            faults.append(Fault("data.root", fault))
+    if faults:
+        raise UserError(*faults)
 
 
 def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
     """Return the splits less ``data.exclude``, each image with its group of ``data.groups``.
-    UserError: a bad list."""
+
+    Raises:
+        UserError: A bad list.
+    """
     root = _root_of_names(data)
     if data.exclude is not None:
         splits = leave_out(splits, data.exclude, root)
     if data.groups is not None and (labelled or data.val_fraction):
         splits = with_groups(splits, data.groups, root)
-    held = {
-        str(name)
-        for part in (splits.val, splits.test)
-        if part and part.groups is not None
-        for name in part.groups
-    }
-    if splits.train.groups is not None and (
-        shared := sorted(held.intersection(splits.train.groups))
-    ):
-        what = f"{counted(len(shared), 'group')} with images both in train and in val or test"
-        log.warning("data.groups: %s, so accuracies come out too high: %s", what, listed(shared))
+    groups = splits.train.groups
+    if groups is None:
+        return splits
+    held: set[str] = set()
+    for part in splits.evaluated:
+        if part.groups is not None:
+            held.update(part.groups.tolist())
+    if shared := sorted(held.intersection(groups.tolist())):
+        log.warning(
+            "data.groups: %s with images both in train and in val or test, "
+            "so accuracies come out too high: %s",
+            counted(len(shared), "group"),
+            listed(shared),
+        )
     return splits
 
 
 def _root_of_names(data: config.Data) -> str | None:
-    """Return the folder that names of images are relative to. None: official images, which lie in
-    folders below it."""
+    """Return the folder that names of images are relative to.
+
+    None: official images, which lie in folders below it.
+    """
     if data.name == "folder":
         return data.root
     return None
 
 
-def _without_held_groups(splits: Listing, data: config.Data, labelled: bool) -> Listing:
+def _without_held_groups(
+    splits: Listing, data: config.Data, groups: str, labelled: bool
+) -> Listing:
     """Leave out images without labels whose group by ``data.groups`` has images in val or test."""
-    parts = [splits.val, splits.test]
+    evaluated = splits.evaluated
     with_labels = splits.train
     if not labelled:  # val and test are listed here only if the folders of train are classes
         everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
         with contextlib.suppress(UserError):  # no labels
             listing = list_images(everything, labelled=True, evaluated=False, unlabelled=False)
-            parts = [*parts, listing.val, listing.test]
+            evaluated += listing.evaluated
             with_labels = listing.train
-    held = [name for part in parts if part is not None for name in part.names]
-    without_labels = set(splits.train.names) - set(with_labels.names)
-    without_labels.update(splits.unlabelled.names if splits.unlabelled else ())
+    held = [name for part in evaluated for name in part.names]
+    without_labels = {*splits.train.names}.difference(with_labels.names)
+    if splits.unlabelled:
+        without_labels.update(splits.unlabelled.names)
     names = [*held, *without_labels, *with_labels.names]
-    group = read_groups(data.groups, names, _root_of_names(data))
-    held_groups = {group[name] for name in held if group.get(name)}
-    out = {name for name in without_labels if group.get(name) in held_groups}
-    if not out:
+    group_of = read_groups(groups, names, _root_of_names(data))
+    held_groups = {group_of.get(name) for name in held} - {None, ""}
+    left_out = {name for name in without_labels if group_of.get(name) in held_groups}
+    if not left_out:
         return splits
-    log.info(
-        "data.groups: left out %s without labels, of groups in val or test",
-        counted(len(out), "image"),
-    )
-    unlabelled = splits.unlabelled and without(splits.unlabelled, out)
-    return replace(splits, train=without(splits.train, out), unlabelled=unlabelled)
+    count = counted(len(left_out), "image")
+    log.info(f"data.groups: left out {count} without labels, of groups in val or test")
+    parts = splits.parts
+    for key in parts.keys() & {"train", "unlabelled"}:
+        parts[key] = without(parts[key], left_out)
+    return splits.with_parts(parts)
 
 
 # --------------------------------------------------------------------- parts of the training images
 def draw_subset(split: Split, subset: config.Subset) -> Split:
-    """Draw a part of a split, in its original order. With one seed, a smaller subset is part of a
-    larger one.
+    """Draw a part of a split, in its original order.
+
+    With one seed, a smaller subset is part of a larger one.
 
     Raises:
         UserError: More than there is, or per_class without labels.
@@ -208,90 +247,105 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
 
 
 def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
-    """Return training images with the labels of those only that a draw names. The others' are
-    -1."""
+    """Return training images with the labels of those only that a draw names, the others' -1."""
     numbers = _drawn_from(train, drawn, "data.labelled")
-    if len(classes := np.unique(train.labels[numbers])) < 2:
-        raise UserError(
-            f"data.labelled: the images that are drawn are all of class '{train.classes[classes[0]]}'. "
-            "A classifier needs two or more"
-        )
     labels = np.full(len(train), -1)
-    labels[numbers] = train.labels[numbers]
+    labels[numbers] = train.known_labels[numbers]
+    classes = np.unique(labels[numbers]).tolist()
+    if len(classes) < 2:
+        only = train.class_names[classes[0]]
+        raise UserError(
+            Fault(
+                "data.labelled",
+                f"the images that are drawn are all of class '{only}'",
+                "A classifier needs two or more",
+            )
+        )
     return replace(train, labels=labels)
 
 
-def _drawn_from(split: Split, subset: config.Subset, field: str) -> np.ndarray:
-    """Return the numbers of a subset's images in order. Errors as of :func:`draw_subset`, with the
-    key ``field``."""
-    if subset.per_class is not None and split.labels is None:
-        raise UserError(
-            f"{field}.per_class: these images have no labels, expected total or fraction"
-        )
-    if subset.total is not None and subset.total > len(split):
-        raise UserError(
-            f"{field}.total: {subset.total} is more than the {len(split)} training images"
-        )
+def _drawn_from(split: Split, subset: config.Subset, field: str) -> Labels:
+    """Return the numbers of a subset's images in order, int64 [M].
+
+    Errors are as of :func:`draw_subset`, with the key ``field``.
+    """
+    total = subset.total
+    count = subset.per_class
     groups = [np.arange(len(split))]
-    if subset.total is None and split.labels is not None:
-        groups = [np.flatnonzero(split.labels == label) for label in range(len(split.classes))]
-    sizes = [len(group) for group in groups]
-    least = min(sizes)
-    if subset.per_class is not None and subset.per_class > least:
+    if split.labels is None:
+        if count is not None:
+            fault = "these images have no labels, expected total or fraction"
+            raise UserError(Fault(f"{field}.per_class", fault))
+    elif total is None:
+        classes = range(len(split.class_names))
+        groups = [np.flatnonzero(split.labels == label) for label in classes]
+    if total is not None and total > len(split):
+        fault = f"{total} is more than the {len(split)} training images"
+        raise UserError(Fault(f"{field}.total", fault))
+    least, label = min((len(group), label) for label, group in enumerate(groups))
+    if count is not None and count > least:
         raise UserError(
-            f"{field}.per_class: {subset.per_class} is more than the {least} training images of class "
-            f"'{split.classes[sizes.index(least)]}', expected up to {least}"
+            Fault(
+                f"{field}.per_class",
+                f"{count} is more than the {least} training images of class "
+                f"'{split.class_names[label]}', expected up to {least}",
+            )
         )
     rng = numpy_rng(subset.seed, "subset")
     drawn = []
     for group in groups:
-        count = subset.total or subset.per_class or max(1, int(subset.fraction * len(group) + 0.5))
-        drawn.append(rng.permutation(group)[:count])
+        if subset.fraction is not None:
+            count = max(1, int(subset.fraction * len(group) + 0.5))
+        drawn.append(rng.permutation(group)[: total or count])
     return np.sort(np.concatenate(drawn))
 
 
 def _empty_classes(split: Split) -> list[str]:
-    return [split.classes[label] for label in np.setdiff1d(range(len(split.classes)), split.labels)]
+    """Return the classes without an image."""
+    present = set(split.known_labels.tolist())
+    return [name for label, name in enumerate(split.class_names) if label not in present]
 
 
 def hold_out(splits: Listing, fraction: float | None) -> Listing:
-    """Move a share of each class from train to the missing evaluation split, by
-    :func:`_held_units`.
+    """Move a share of each class from train to the missing evaluation split.
 
-    An image's side depends on its content, or its group's name, and hardly on the other images. No
-    seed changes it.
+    An image's side depends on its content, or its group's name, and hardly on the other images, see
+    :func:`_held_units`. No seed changes it.
     """
     if not fraction:
         return splits
     train = splits.train
-    if splits.val is not None or train.labels is None:
-        if splits.val is None:
-            why = "there are no labels to evaluate with"
-        else:
-            why = "the dataset has a 'val' split"
-        log.warning("data.val_fraction: %g is not used, as %s", fraction, why)
+    if splits.val is not None:
+        log.warning("data.val_fraction: %g is not used, as the dataset has a 'val' split", fraction)
+        return splits
+    if train.labels is None:
+        log.warning(
+            "data.val_fraction: %g is not used, as there are no labels to evaluate with", fraction
+        )
         return splits
     if train.groups is None:
         units = digests(train)
-        lacking = "no class has two different images"
+        fault = f"{fraction:g} holds out no image, as no class has two different images"
     else:
-        units = [digest(str(name).encode("utf-8", "surrogateescape")) for name in train.groups]
-        lacking = f"all images are of one group ('{train.groups[0]}')"
+        names = train.groups.tolist()
+        units = [digest(name.encode("utf-8", "surrogateescape")) for name in names]
+        fault = f"{fraction:g} holds out no image, as all images are of one group ('{names[0]}')"
     held_units = _held_units(units, train.labels.tolist(), fraction)
     # each group is a whole class
     if not held_units and train.groups is not None and len(set(units)) > 1:
         held_units = {min(units)}
     if not held_units:
-        raise UserError(
-            f"data.val_fraction: {fraction:g} holds out no image, as {lacking}. Add images to train, or a folder test"
-        )
+        raise UserError(Fault("data.val_fraction", fault, "Add images to train, or a folder test"))
     is_held = np.array([unit in held_units for unit in units])
     held = train.take(np.flatnonzero(is_held))
     if train.groups is not None:
-        share = f"{groups_of(held)} of {groups_of(train)}, {len(held)} of {len(train)} images"
-        log.info("data.val_fraction: held out are %s", share)
-    part = "test" if splits.test is None else "val"
-    return replace(splits, train=train.take(np.flatnonzero(~is_held)), **{part: held})
+        log.info(
+            f"data.val_fraction: held out are {groups_of(train.groups[is_held])} of "
+            f"{groups_of(train.groups)}, {len(held)} of {len(train)} images"
+        )
+    parts = splits.parts | {"train": train.take(np.flatnonzero(~is_held))}
+    parts["test" if splits.test is None else "val"] = held
+    return splits.with_parts(parts)
 
 
 def _held_units(units: Sequence[bytes], labels: Sequence[int], fraction: float) -> set[bytes]:
@@ -306,27 +360,27 @@ def _held_units(units: Sequence[bytes], labels: Sequence[int], fraction: float) 
         labels: Class of each image.
         fraction: Share of each class.
     """
-    counts_of: dict[bytes, Counter] = defaultdict(Counter)
+    counts_of: dict[bytes, Counter[int]] = defaultdict(Counter)
     for unit, label in zip(units, labels, strict=True):
         counts_of[unit][label] += 1
     totals = Counter(labels)
-    held: Counter = Counter()
+    held: Counter[int] = Counter()
     chosen: set[bytes] = set()
 
     def beyond(label: int, more: int = 0) -> float:
         """Return by how many images a class is beyond its share."""
         return held[label] + more - fraction * totals[label]
 
-    def within_share(counts: Counter) -> bool:
+    def within_share(counts: Counter[int]) -> bool:
         return all(beyond(label, count) <= 0.5 for label, count in counts.items())
 
-    def nearer_to_share(counts: Counter) -> bool:
+    def nearer_to_share(counts: Counter[int]) -> bool:
         return (
             sum(abs(beyond(label)) - abs(beyond(label, count)) for label, count in counts.items())
             > 0
         )
 
-    def first_of_class(counts: Counter) -> bool:
+    def first_of_class(counts: Counter[int]) -> bool:
         return not all(held[label] for label in counts)
 
     for is_needed in (within_share, nearer_to_share, first_of_class):
@@ -346,27 +400,36 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
     train = splits.train
     if train.labels is None or not evaluated:
         log.warning(
-            "data.folds: %d is not used, as pretraining takes all training images and is not tested",
-            folds,
+            f"data.folds: {folds} is not used, as pretraining takes all training images "
+            "and is not tested"
         )
         return splits
     unit = "images" if train.groups is None else "groups"
-    counts = units_per_class(train.labels, train.groups, len(train.classes)).tolist()
-    few = [pair for pair in sorted(zip(counts, train.classes, strict=True)) if pair[0] < folds]
+    counts = units_per_class(train.labels, train.groups, len(train.class_names)).tolist()
+    few = []
+    for count, name in sorted(zip(counts, train.class_names, strict=True)):
+        if count < folds:
+            few.append(f"'{name}' has {count}")
     if few:
-        what = listed(f"'{name}' has {count}" for count, name in few)
-        raise UserError(
-            f"data.folds: {folds} folds need {folds} training {unit} of each class: {what}"
-        )
-    remaining, held = map(train.take, divide(train.labels, train.groups, folds)[fold - 1])
-    if train.groups is None:
-        groups = ""
-    else:
-        groups = f" ({groups_of(held)} of {groups_of(train)})"
-    if splits.test is None:
-        aside = ""
-    else:
-        aside = f". The {len(splits.test)} test images of the dataset are not used"
-    what = f"tested on {len(held)} of {len(train)} training images{groups}{aside}"
-    log.info("data.folds: fold %d of %d is %s", fold, folds, what)
+        fault = f"{folds} folds need {folds} training {unit} of each class: {listed(few)}"
+        raise UserError(Fault("data.folds", fault))
+    numbers = divide(train.labels, train.groups, folds)[fold - 1]
+    remaining = train.take(numbers.train)
+    held = train.take(numbers.held_out)
+    in_groups = ""
+    if train.groups is not None:
+        held_groups = train.groups[numbers.held_out]
+        in_groups = f" ({groups_of(held_groups)} of {groups_of(train.groups)})"
+    unused = ""
+    if splits.test is not None:
+        unused = f". The {len(splits.test)} test images of the dataset are not used"
+    log.info(
+        "data.folds: fold %d of %d is tested on %d of %d training images%s%s",
+        fold,
+        folds,
+        len(held),
+        len(train),
+        in_groups,
+        unused,
+    )
     return replace(splits, train=remaining, test=held)

@@ -150,7 +150,7 @@ def _arrays_of_torchvision(kind: str, parts: Mapping[str, dict[str, Any]], root:
 
 # ---------------------------------------------------------------------- lists read here
 def read_indoor67(root: Path) -> Listing:
-    """Read MIT Indoor-67: Images/, TrainImages.txt and TestImages.txt, whose lines are CLASS/FILE."""
+    """Read MIT Indoor-67: Images/, and TrainImages.txt and TestImages.txt of lines CLASS/FILE."""
     base = root / "indoorCVPR_09"
     train = lines(base / "TrainImages.txt")
     test = lines(base / "TestImages.txt")

@@ -144,6 +144,11 @@ class Listing:
         }
         return {name: part for name, part in parts.items() if part is not None}
 
+    @property
+    def evaluated(self) -> list[Split]:
+        """Those of ``val`` and ``test`` that there are."""
+        return [part for part in (self.val, self.test) if part is not None]
+
     def with_parts(self, parts: Mapping[str, Split]) -> "Listing":
         """Return it with other :attr:`parts`. Unlabelled ones may have no image left."""
         return replace(

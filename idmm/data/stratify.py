@@ -89,11 +89,10 @@ def stratified_folds(
             folds.append(Fold(train, held_out))
     if classes is not None and is_small.any():
         small = np.flatnonzero(is_small).tolist()
+        unit = "images" if groups is None else "groups"
+        names = listed(f"'{classes[label]}' ({counts[label]})" for label in small)
         log.warning(
-            "classes with fewer %s than the %d folds are left out of the estimate on held-out "
-            "training images: %s",
-            "images" if groups is None else "groups",
-            number,
-            listed(f"'{classes[label]}' ({counts[label]})" for label in small),
+            f"classes with fewer {unit} than the {number} folds are left out of the estimate on "
+            f"held-out training images: {names}"
         )
     return folds
