@@ -1,23 +1,25 @@
-"""Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images and
-classes."""
+"""Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images."""
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, TypedDict
 
 import imagehash
 import numpy as np
-from numpy import ndarray
+from numpy.typing import NDArray
 from PIL import Image
 
 from idmm import config
-from idmm.data.formats import BadImage, NoPicture
+from idmm.data.formats import PICTURE_CHANNELS, BadImage, NoPicture
 from idmm.data.image_store import measure_range
 from idmm.data.images import (
     AUTO,
     WHITE,
     Bands,
+    Decoded,
     RangeUnknown,
     ValueRange,
     composite,
@@ -26,23 +28,23 @@ from idmm.data.images import (
 )
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
+from idmm.data.registry import spec_of
 from idmm.data.split import LabelsMissing, Listing, Split
 from idmm.data.user_lists import decoded, exclude_line
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 from idmm.files import expand_home, write_bytes
 from idmm.text import counted, one_line
 
 HASH_BITS = 64
-# perceptual hashes that differ in at most so many bits are compared by their thumbnails
-NEAR_BITS = 12
+NEAR_BITS = 12  # of hashes that may differ before their images' thumbnails are compared
 NEAR_CORRELATION = 0.9  # of the thumbnails of nearly equal images
 THUMB = 16  # side of a thumbnail (pixels)
 FLAT = 4.0  # a thumbnail of a smaller standard deviation has nothing to correlate (grey levels)
-# near-duplicates of an image that are listed in each split: plain images are all alike
-NEAR_MOST = 20
-_BLOCK = 2048
-# of equal images, the one in the last of these stays
-_SPLITS = ("unlabelled", "train", "val", "test")
+NEAR_MOST = 20  # near-duplicates of an image in each split: plain images are all alike
+_BLOCK = 2048  # images whose hashes are compared with all at once
+_SPLITS = ("unlabelled", "train", "val", "test")  # of equal images, the one in the last stays
+
+Thumb = NDArray[np.float32]  # [THUMB, THUMB, 3]
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,42 @@ class Pair:
 
     @property
     def certain(self) -> bool:
-        """Whether it is a fault: they are the same, and not only pretraining would see pixels of a
-        test image."""
-        return self.exact and not (
-            self.leaks and "unlabelled" in (self.first.split, self.second.split)
-        )
+        """Whether it is a fault: they are the same.
+
+        It is none if only pretraining would see pixels of a test image.
+        """
+        splits = (self.first.split, self.second.split)
+        return self.exact and not (self.leaks and "unlabelled" in splits)
 
     @property
     def disagrees(self) -> bool:
         """Whether they have different classes."""
         return len({self.first.label, self.second.label} - {None}) == 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An image with a fault."""
+
+    split: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Unreadable(Finding):
+    """A file that cannot be used as an image."""
+
+    reason: str
+
+
+class Floor(TypedDict):
+    """What every result is compared with."""
+
+    baseline_top1: float  # of a linear classifier on hand-made features (percent)
+    largest_class: float  # of the largest class every time (percent)
+    train_images: int
+    images: int  # that it was tested on
+    of: str  # the split of these images
 
 
 @dataclass
@@ -96,11 +124,10 @@ class DatasetReport:
     dataset: str
     root: str | None
     images: dict[str, int] = field(default_factory=dict)  # of each split
-    layout: list[str] = field(default_factory=list)  # why fine-tuning would refuse the dataset
-    unreadable: list[dict] = field(default_factory=list)  # {"split", "name", "reason"} each
-    # {"split", "name"}: every pixel is the same
-    one_colour: list[dict] = field(default_factory=list)
-    # more than 8 bits, all values in the lowest eighth of the range
+    layout: list[Fault] = field(default_factory=list)  # why fine-tuning would refuse the dataset
+    unreadable: list[Unreadable] = field(default_factory=list)
+    one_colour: list[Finding] = field(default_factory=list)  # every pixel is the same
+    # names of images of more than 8 bits, all values in the lowest eighth of the range
     dark: list[str] = field(default_factory=list)
     range: ValueRange = None  # of training images of more than 8 bits under data.range auto
     bands: Bands | None = None  # channels that are used. None: the images are pictures
@@ -109,9 +136,7 @@ class DatasetReport:
     # smallest, median and largest short side (pixels)
     sides: dict[str, list[int]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)  # exact ones first, then the most alike
-    # the baseline: {"baseline_top1", "largest_class", "train_images", "images", "of"}. None: no
-    # labels
-    floor: dict | None = None
+    floor: Floor | None = None  # None: no labels
     enough_to_pretrain: bool = True  # no fault of the layout matters to pretraining
 
     @property
@@ -123,10 +148,13 @@ class DatasetReport:
             and not any(pair.certain for pair in self.pairs)
         )
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
-        pairs = [{**asdict(p), "leaks": p.leaks, "labels_differ": p.disagrees} for p in self.pairs]
-        return {**asdict(self), "pairs": pairs, "clean": self.clean}
+        pairs = []
+        for pair in self.pairs:
+            pairs.append({**asdict(pair), "leaks": pair.leaks, "labels_differ": pair.disagrees})
+        layout = list(map(str, self.layout))
+        return {**asdict(self), "layout": layout, "pairs": pairs, "clean": self.clean}
 
 
 @dataclass(frozen=True)
@@ -134,13 +162,13 @@ class _Summary:
     """Facts about an image for the search for pairs."""
 
     ref: ImageRef
-    file: bytes
-    pixels: bytes
-    size: tuple[int, int]
+    file: bytes  # digest
+    pixels: bytes  # digest
+    side: int  # the short one (pixels)
     one_colour: bool
     dark: bool
-    hash: ndarray  # bool [HASH_BITS]
-    thumb: ndarray  # float32 [THUMB, THUMB, 3]
+    hash: NDArray[np.bool_]  # [HASH_BITS]
+    thumb: Thumb
 
 
 def check(data: config.Data) -> tuple[DatasetReport, Listing]:
@@ -149,25 +177,25 @@ def check(data: config.Data) -> tuple[DatasetReport, Listing]:
     Raises:
         UserError: The dataset cannot be opened at all, or a list of the user's is bad.
     """
-    report = DatasetReport(data.name, data.root)
+    report = DatasetReport(spec_of(data.name).name, data.root)
     listing = _open(data, report)
     report.bands = _usual_bands(listing.train)
     every = []
     for part, split in listing.parts.items():
         report.images[part] = len(split)
         if split.labels is not None:
-            counts = np.bincount(split.labels[split.labels >= 0], minlength=len(split.classes))
-            report.classes[part] = dict(zip(split.classes, counts.tolist(), strict=True))
+            labels = split.labels[split.labels >= 0]
+            counts = np.bincount(labels, minlength=len(split.class_names)).tolist()
+            report.classes[part] = dict(zip(split.class_names, counts, strict=True))
         sides = []
         for name, result in zip(split.names, _summaries(report, part, split), strict=True):
-            place = {"split": part, "name": name}
             if isinstance(result, BadImage):
-                report.unreadable.append(place | {"reason": result.reason})
+                report.unreadable.append(Unreadable(part, name, result.reason))
                 continue
             every.append(result)
-            sides.append(min(result.size))
+            sides.append(result.side)
             if result.one_colour:
-                report.one_colour.append(place)
+                report.one_colour.append(Finding(part, name))
             if result.dark:
                 report.dark.append(name)
         if sides:
@@ -177,8 +205,10 @@ def check(data: config.Data) -> tuple[DatasetReport, Listing]:
 
 
 def _open(data: config.Data, report: DatasetReport) -> Listing:
-    """Open the dataset as fine-tuning does. If that fails as pretraining does, and note what
-    fine-tuning lacks."""
+    """Open the dataset as fine-tuning does, else as pretraining does.
+
+    ``report`` gets what fine-tuning lacks.
+    """
     try:
         return list_images(data, labelled=True, unlabelled=True, joined=False)
     except UserError as error:
@@ -194,114 +224,115 @@ def _usual_bands(train: Split) -> Bands | None:
     counts = []  # channels of each file, 0 if it is a picture
     for item in train.sample():
         try:
-            read_image(item, (0, 1))
+            read_image(item, [0.0, 1.0])
             counts.append(0)
         except NoPicture as error:
             counts.append(error.channels)
         except BadImage:
             pass
     usual = max(counts, key=counts.count, default=0)
-    if usual:
-        return Bands(usual, tuple(range(usual)) if usual in (1, 3) else None)
-    return None
+    if not usual:
+        return None
+    if usual in PICTURE_CHANNELS:
+        return Bands(usual, tuple(range(usual)))
+    return Bands(usual)
 
 
 def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary | BadImage]:
-    """Read a split's images. The first one of more than 8 bits has the value range measured, then
-    all start again."""
+    """Read a split's images.
 
-    def summary(i: int, value_range: ValueRange) -> _Summary:
-        decoded = read_image(split.items[i], value_range, report.bands)
-        # [H, W, C]
-        image = decoded.pixels
-        picture = Image.fromarray(composite(decoded.pixels))
-        if split.labels is None or split.labels[i] < 0:
-            label = None
-        else:
-            label = split.classes[split.labels[i]]
-        return _Summary(
-            ref=ImageRef(part, i, split.names[i], label),
-            file=decoded.digest,
-            pixels=digest(repr(image.shape).encode() + image.tobytes()),
-            size=image.shape[:2],
-            one_colour=bool((image == image[0, 0]).all()),
-            dark=bool(image.itemsize > 1 and image.max() < WHITE / 8),
-            hash=perceptual_hash(picture),
-            thumb=np.asarray(
-                picture.resize((THUMB, THUMB), Image.Resampling.BOX), dtype=np.float32
-            ),
-        )
+    The first one of more than 8 bits has the value range measured, then all start again.
+    """
 
     def summaries(value_range: ValueRange) -> list[_Summary | BadImage]:
-        return [
-            *parallel_map(
-                lambda i: summary(i, value_range), len(split), split.place, f"checking {part}"
-            )
-        ]
+        def summary(i: int) -> _Summary:
+            decoded = read_image(split.items[i], value_range, report.bands)
+            return _summary(ImageRef(part, i, split.names[i], split.class_name(i)), decoded)
+
+        return list(parallel_map(summary, len(split), split.place, f"checking {part}"))
 
     try:
         return summaries(report.range or AUTO)
     except RangeUnknown:
-        measured = measure_range(split, report.bands)
-        report.range = measured if part == "train" else report.range
-        return summaries(measured)
+        value_range = measure_range(split, report.bands)
+        if part == "train":
+            report.range = value_range
+        return summaries(value_range)
+
+
+def _summary(ref: ImageRef, decoded: Decoded) -> _Summary:
+    pixels = decoded.pixels  # [H, W, C]
+    picture = Image.fromarray(composite(pixels))
+    thumb = picture.resize((THUMB, THUMB), Image.Resampling.BOX)
+    return _Summary(
+        ref=ref,
+        file=decoded.digest,
+        pixels=digest(repr(pixels.shape).encode() + pixels.tobytes()),
+        side=min(pixels.shape[:2]),
+        one_colour=bool((pixels == pixels[0, 0]).all()),
+        dark=bool(pixels.itemsize > 1 and pixels.max() < WHITE / 8),
+        hash=perceptual_hash(picture),
+        thumb=np.asarray(thumb, dtype=np.float32),
+    )
 
 
 # ---------------------------------------------------------------------- images that are alike
-def perceptual_hash(picture: Image.Image) -> ndarray:
-    """Return an image's perceptual hash, bool [64]: the signs of the lowest coefficients of its
-    cosine transform."""
-    return imagehash.phash(picture).hash.ravel()
+def perceptual_hash(picture: Image.Image) -> NDArray[np.bool_]:
+    """Return the signs of the lowest coefficients of an image's cosine transform, bool [64]."""
+    return np.ravel(imagehash.phash(picture).hash)
 
 
 def _pairs(summaries: list[_Summary]) -> list[Pair]:
-    """Return all pairs, exact ones first.
+    """Return all pairs, exact ones first."""
+    groups: dict[bytes, list[_Summary]] = defaultdict(list)
+    for summary in summaries:
+        groups[summary.pixels].append(summary)
+    exact = []
+    unique = []
+    for first, *others in groups.values():
+        stays = first  # of the first one's split, see exclusions()
+        for other in others:
+            kind = "same file" if other.file == first.file else "same pixels"
+            exact.append(Pair(kind, first.ref, other.ref, 1.0))
+            is_shorter = len(other.ref.name) < len(stays.ref.name)
+            if is_shorter and other.ref.split == first.ref.split:
+                stays = other
+        unique.append(stays)
+    return exact + sorted(_near_pairs(unique), key=lambda pair: -pair.similarity)
+
+
+def _near_pairs(summaries: list[_Summary]) -> list[Pair]:
+    """Return the pairs that agree in hashes and thumbnails: hashes are coarse for plain images.
 
     Each image is paired with at most :data:`NEAR_MOST` later ones of a split, so memory does not
     grow with the square.
     """
-    same: dict[bytes, list[_Summary]] = defaultdict(list)
-    for summary in summaries:
-        same[summary.pixels].append(summary)
-    exact = [
-        Pair("same file" if first.file == other.file else "same pixels", first.ref, other.ref, 1.0)
-        for first, *others in same.values()
-        for other in others
-    ]
-    # near ones agree in hashes and thumbnails, as a hash is coarse, above all for plain images
-    unique = [
-        min(
-            (one for one in group if one.ref.split == group[0].ref.split),
-            key=lambda one: len(one.ref.name),
-        )
-        for group in same.values()  # the one that stays, see exclusions()
-    ]
-    # [N, 64]
-    signs = (
-        np.array([summary.hash for summary in unique], dtype=np.float32).reshape(-1, HASH_BITS) * 2
-        - 1
-    )
-    pairs: list[Pair] = []
-    counts: Counter = Counter()  # pairs so far, by first image and split of the second
-    for start in range(0, len(unique), _BLOCK):
+    hashes = np.array([summary.hash for summary in summaries]).reshape(-1, HASH_BITS)
+    signs = np.where(hashes, 1, -1).astype(np.float32)  # [N, 64]
+    pairs = []
+    counts: Counter[tuple[int, str]] = Counter()  # of pairs, by first image and second's split
+    for start in range(0, len(summaries), _BLOCK):
         # [R, M]: bits that agree less those that differ
         agreeing = signs[start : start + _BLOCK] @ signs[start:].T
-        for i, j in np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start:
-            first = unique[i]
-            second = unique[j]
+        near = np.argwhere(agreeing >= HASH_BITS - 2 * NEAR_BITS) + start
+        for i, j in near[near[:, 0] < near[:, 1]].tolist():  # a pair is found from its first
+            first = summaries[i]
+            second = summaries[j]
             place = (i, second.ref.split)
-            if i >= j or counts[place] >= NEAR_MOST:  # a pair is found from its earlier image
+            if counts[place] >= NEAR_MOST:
                 continue
             correlation = similarity(first.thumb, second.thumb)
             if correlation >= NEAR_CORRELATION:
                 counts[place] += 1
                 pairs.append(Pair("near", first.ref, second.ref, round(correlation, 4)))
-    return exact + sorted(pairs, key=lambda pair: -pair.similarity)
+    return pairs
 
 
-def similarity(one: ndarray, two: ndarray) -> float:
-    """Return the correlation of two thumbnails [T, T, 3], each colour about its mean. Of plain
-    ones, 1 or 0."""
+def similarity(one: Thumb, two: Thumb) -> float:
+    """Return the correlation of two thumbnails [T, T, 3], each colour about its mean.
+
+    Of plain ones it is 1 or 0.
+    """
     means = one.mean((0, 1)) - two.mean((0, 1))  # [3]
     a = one - one.mean((0, 1))
     b = two - two.mean((0, 1))
@@ -312,7 +343,9 @@ def similarity(one: ndarray, two: ndarray) -> float:
 
 # ---------------------------------------------------------------------- the file for data.exclude
 def exclusions(
-    pairs: Sequence[Pair], unreadable: Sequence[dict] = (), one_colour: Sequence[dict] = ()
+    pairs: Sequence[Pair],
+    unreadable: Sequence[Unreadable] = (),
+    one_colour: Sequence[Finding] = (),
 ) -> list[str]:
     """Return the lines of a file for ``data.exclude``, each under a comment with all reasons.
 
@@ -324,67 +357,79 @@ def exclusions(
     """
     reasons: dict[str, list[str]] = defaultdict(list)
     for bad in unreadable:
-        reasons[bad["name"]].append(f"unreadable ({bad['reason']})")
+        reasons[bad.name].append(f"unreadable ({bad.reason})")
     same: dict[ImageRef, list[ImageRef]] = {}
     for pair in pairs:
         if pair.exact:
             same.setdefault(pair.first, [pair.first]).append(pair.second)
     for images in same.values():
-        last = max((image.split for image in images), key=_SPLITS.index)
-        remaining = [image for image in images if image.split == last]
-        conflict = len({image.label for image in remaining} - {None}) > 1
-        stays = min(remaining, key=lambda image: len(image.name))  # not "x (copy).jpg"
-        for image in images:
-            other = stays
-            why = ""
-            if conflict and image in remaining:
-                other = next(other for other in remaining if other.label != image.label)
-                why = f", but of class '{image.label}', not '{other.label}': one is wrong"
-            if image != other:
-                reasons[image.name].append(f"the same as {other.name}{why}")
+        for name, reason in _copies(images):
+            reasons[name].append(reason)
     certain = set(reasons)
     for image in one_colour:
-        reasons[image["name"]].append("of one colour")
+        reasons[image.name].append("of one colour")
     for pair in sorted(pairs, key=lambda pair: not pair.disagrees):
-        if not pair.exact:
-            out, other = (pair.first, pair.second) if pair.leaks else (pair.second, pair.first)
-            why = f"nearly the same as {other.name} ({pair.similarity:.3f})"
-            if pair.disagrees:
-                why += f", but of class '{out.label}', not '{other.label}': one may be wrong"
-            reasons[out.name].append(why)
-    if reasons.keys() - certain:
-        lines = ["# a # before a path: only suspected, left out once you remove it"]
-    else:
-        lines = []
-    for name, why in reasons.items():
-        lines.append(
-            f"# {one_line('; '.join(why))}\n{'' if name in certain else '#'}{exclude_line(name)}"
-        )
+        if pair.exact:
+            continue
+        out = pair.second
+        other = pair.first
+        if pair.leaks:
+            out = pair.first
+            other = pair.second
+        reason = f"nearly the same as {other.name} ({pair.similarity:.3f})"
+        if pair.disagrees:
+            reason += f", but of class '{out.label}', not '{other.label}': one may be wrong"
+        reasons[out.name].append(reason)
+    lines = []
+    if len(reasons) > len(certain):
+        lines.append("# a # before a path: only suspected, left out once you remove it")
+    for name in reasons:
+        mark = "" if name in certain else "#"
+        comment = one_line("; ".join(reasons[name]))
+        lines.append(f"# {comment}\n{mark}{exclude_line(name)}")
     return lines
 
 
-def write_exclusions(command: str, before: str | None, lines: list[str], path: Path) -> str:
-    """Write the ``lines`` of :func:`exclusions`, which ``command`` found, to a file and return a
-    line on its use.
+def _copies(images: list[ImageRef]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each of some equal images that is left out, and why."""
+    last = max((image.split for image in images), key=_SPLITS.index)
+    remaining = [image for image in images if image.split == last]
+    stays = min(remaining, key=lambda image: len(image.name))  # not "x (copy).jpg"
+    has_conflict = len({image.label for image in remaining} - {None}) > 1
+    for image in images:
+        if has_conflict and image.split == last:
+            other = next(other for other in remaining if other.label != image.label)
+            yield (
+                image.name,
+                f"the same as {other.name}, but of class '{image.label}', not '{other.label}': "
+                "one is wrong",
+            )
+        elif image != stays:
+            yield image.name, f"the same as {stays.name}"
 
-    They follow the lines of ``before``, the file of the images that are left out already, if there
-    is one.
+
+def write_exclusions(command: str, before: str | None, lines: list[str], path: Path) -> str:
+    """Write the ``lines`` of :func:`exclusions` to a file and return a line on its use.
+
+    Args:
+        command: What found them.
+        before: File of the images that are left out already, whose lines come first, if any.
+        lines: What is written.
+        path: The file.
     """
     head = one_line(f"# for --data.exclude: the findings of '{command}'")
     if before is not None:
         head = decoded(expand_home(before).read_bytes()).rstrip("\n")
     content = "\n".join([head, *lines, ""]).encode("utf-8", "surrogateescape")
     if path.exists() and path.read_bytes() != content:  # it may have been edited
-        old = path
-        number = 0
-        while old.exists():
-            number += 1
-            old = path.with_suffix(f".old{number}.txt")
-        path.replace(old)
+        names = (path.with_suffix(f".old{number}.txt") for number in itertools.count(1))
+        path.replace(next(name for name in names if not name.exists()))
     write_bytes(path, content)
     certain = sum(not line.rpartition("\n")[2].startswith("#") for line in lines)
     if certain:
         return f"{path}: {counted(certain, 'image')} to leave out. Pass --data.exclude {path}"
     if lines:
         return f"{path}: suspected images, each after a #. Remove the # to leave one out"
-    return f"{path}: {'nothing more' if before else 'nothing'} to leave out"
+    if before:
+        return f"{path}: nothing more to leave out"
+    return f"{path}: nothing to leave out"

@@ -6,35 +6,46 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from idmm import config
 from idmm.data.folder import PARTS, FilesMissing
 from idmm.data.formats import BadImage
 from idmm.data.images import digest, read
 from idmm.data.parallel import parallel_map
-from idmm.data.split import Listing, Split
-from idmm.errors import UserError
+from idmm.data.split import Listing, Pixels, Split
+from idmm.errors import Fault, UserError
 from idmm.files import WITHOUT, AnyPath, expand_home, reading
 from idmm.text import listed, one_line
 
-KINDS = ("with another label", "new", "gone", "with other content", "renamed")  # of changes
+if TYPE_CHECKING:
+    from idmm.data.image_store import ImageStore
+
+Fingerprint = dict[str, Any]  # for JSON
+
+# kinds of changes
+RELABELLED = "with another label"
+NEW = "new"
+GONE = "gone"
+REWRITTEN = "with other content"
+RENAMED = "renamed"
+KINDS = (RELABELLED, NEW, GONE, REWRITTEN, RENAMED)
 _CLOCK = 2.0  # seconds by which a file system's times may be behind
 
 
 def digests(split: Split) -> list[bytes]:
-    """Return the BLAKE2b of each image's file, or of its pixels if it has none. A file is read once
-    per process.
+    """Return the BLAKE2b of each image's file, or of its pixels if it has none.
 
-    A file that cannot be read has the digest of its path.
+    A file is read once per process. One that cannot be read has the digest of its path.
     """
-    return list(
-        parallel_map(lambda i: _digest(split.items[i]), len(split), split.place, "reading files")
+    results = parallel_map(
+        lambda i: _digest(split.items[i]), len(split), split.place, "reading files"
     )
+    return cast(list[bytes], list(results))  # no BadImage reaches the map
 
 
-def _digest(item: str | np.ndarray) -> bytes:
+def _digest(item: str | Pixels) -> bytes:
     if not isinstance(item, str):
         return digest(item.tobytes())
     try:
@@ -51,12 +62,12 @@ def _file_digest(path: str, size: int, modified_at: int, changed_at: int) -> byt
 
 
 # ---------------------------------------------------------------------- fingerprints
-def fingerprint(images, contents: Sequence[str]) -> dict:
-    """Return what identifies images, for JSON: ``{"classes": [...] or None, "images": {name:
-    "digest label"}}``.
+def fingerprint(images: "Split | ImageStore", contents: Sequence[str]) -> Fingerprint:
+    """Return what identifies images.
 
-    Digests are cut to 16 hexadecimal digits. The label is the class, or that of boxes or a mask.
-    Images without a label have none. The order counts.
+    It is ``{"classes": [...] or None, "images": {name: "digest label"}}``. Digests are cut to 16
+    hexadecimal digits. The label is the class, or that of boxes or a mask. Images without a label
+    have none. The order counts.
 
     Args:
         images: A split or its store, with or without labels.
@@ -66,15 +77,16 @@ def fingerprint(images, contents: Sequence[str]) -> dict:
     if images.targets is not None:
         labels = [target.digest for target in images.targets]
     elif images.labels is not None:
-        labels = [images.classes[number] if number >= 0 else "" for number in images.labels]
+        names = [*(images.classes or []), ""]  # the last one, of number -1, is none
+        labels = [names[number] for number in images.labels]
     rows = zip(images.names, contents, labels, strict=True)
     return {
         "classes": images.classes,
-        "images": {name: f"{text[:16]} {label}" for name, text, label in rows},
+        "images": {name: f"{content[:16]} {label}" for name, content, label in rows},
     }
 
 
-def listing_fingerprint(listing: Listing, saved: dict | None = None) -> dict:
+def listing_fingerprint(listing: Listing, saved: Fingerprint | None = None) -> Fingerprint:
     """Return the :func:`fingerprint` of each split of a listing.
 
     Args:
@@ -86,18 +98,22 @@ def listing_fingerprint(listing: Listing, saved: dict | None = None) -> dict:
     known = _images_of(saved)
     result = {}
     for part, split in listing.parts.items():
-        images = list(zip(split.names, split.items, strict=True))
-        is_known = [name in known and _is_older(item, saved["time"]) for name, item in images]
-        read_now = iter(digests(split.take(np.flatnonzero(np.invert(is_known)))))
-        pairs = zip(split.names, is_known, strict=True)
-        contents = [known[name][0] if is_old else next(read_now).hex() for name, is_old in pairs]
+        contents = []
+        unknown = []
+        for i, name in enumerate(split.names):
+            if name in known and _is_older(split.items[i], saved["time"]):
+                contents.append(known[name].content)
+            else:
+                contents.append("")
+                unknown.append(i)
+        for i, content in zip(unknown, digests(split.take(unknown)), strict=True):
+            contents[i] = content.hex()
         result[part] = fingerprint(split, contents)
     return result
 
 
-def _is_older(item: str | np.ndarray, time: float) -> bool:
-    """Return whether a file, its folder and the one above were last changed before a time
-    (seconds)."""
+def _is_older(item: str | Pixels, time: float) -> bool:
+    """Return whether a file, its folder and the one above last changed before a time (seconds)."""
     if not isinstance(item, str):
         return False
     folder = os.path.dirname(item)
@@ -108,66 +124,68 @@ def _is_older(item: str | np.ndarray, time: float) -> bool:
 
 
 def seen_in_training(run: AnyPath, paths: Sequence[str]) -> int:
-    """Return how many files have the content of a training image of a run. 0 if it has no list of
-    these."""
+    """Return how many files have the content of a training image of a run.
+
+    0 if it has no list of these.
+    """
     file = expand_home(run) / "last/images.json"
     if not file.exists():
         return 0
     with reading(file, WITHOUT):
-        known = {
-            text.partition(" ")[0]
-            for text in json.loads(file.read_bytes())["train"]["images"].values()
-        }
+        train = json.loads(file.read_bytes())["train"]
+        known = {image.content for image in _images_of({"train": train}).values()}
     return sum(_digest(path).hex()[:16] in known for path in paths)
 
 
 # ---------------------------------------------------------------------- differences
-def _images_of(parts: dict) -> dict[str, tuple[str, str]]:
-    """Return digest and label of each image by name, of all splits."""
+class _Image(NamedTuple):
+    content: str  # its digest, 16 hexadecimal digits
+    label: str
+
+
+def _images_of(parts: Fingerprint) -> dict[str, _Image]:
+    """Return the images of all splits by name."""
     images = {}
     for part in PARTS:
         for name, text in (parts.get(part) or {"images": {}})["images"].items():
             content, _, label = text.partition(" ")
-            images[name] = content, label
+            images[name] = _Image(content, label)
     return images
 
 
-def image_changes(old: dict, new: dict) -> str:
-    """Return how two fingerprints by split differ, in words: counts, and some names. Empty: image i
-    is still image i.
+def image_changes(old: Fingerprint, new: Fingerprint) -> str:
+    """Return how two fingerprints by split differ, in words: counts, and some names.
 
     A file of another name with the same content is the same image. Moved between class folders it
-    has another label.
+    has another label. Empty: image i is still image i.
     """
     before = _images_of(old)
     now = _images_of(new)
     added = defaultdict(list)  # names by content
-    for name, (content, _) in now.items():
+    for name, image in now.items():
         if name not in before:
-            added[content].append(name)
-    label, new_ones, gone, other, renamed = KINDS
-    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+            added[image.content].append(name)
+    changed: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for name, image in before.items():
-        matches = [name] if name in now else added[image[0]]
-        if not matches:
-            found[gone].append(name)
-            continue
-        match = matches.pop(0)
-        if now[match][1] != image[1]:
-            found[label].append(match)
+        match = name
+        if name not in now:
+            if not added[image.content]:
+                changed[GONE].append(name)
+                continue
+            match = added[image.content].pop(0)
+        if now[match].label != image.label:
+            changed[RELABELLED].append(match)
         elif now[match] != image:
-            found[other].append(match)
+            changed[REWRITTEN].append(match)
         elif match != name:
-            found[renamed].append(match)
-    found[new_ones] = [name for names in added.values() for name in names]
-    names = [name for group in found.values() for name in group]
-    if names:
-        counts = ", ".join(f"{len(group)} {kind}" for kind, group in found.items())
+            changed[RENAMED].append(match)
+    changed[NEW] = list(chain(*added.values()))
+    if names := list(chain(*changed.values())):
+        counts = ", ".join(f"{len(group)} {kind}" for kind, group in changed.items())
         return one_line(f"{counts} ({listed(names, 3)})")
-    is_same = json.dumps([old.get(part) for part in PARTS]) == json.dumps(
-        [new.get(part) for part in PARTS]
-    )
-    if is_same:
+    # as text, as the order of images counts
+    splits = [json.dumps([parts.get(part) for part in PARTS]) for parts in (old, new)]
+    if splits[0] == splits[1]:
         return ""
     return "their order, their splits or the list of classes is another"
 
@@ -176,8 +194,11 @@ def refuse_changes(changes: str, out: AnyPath) -> None:
     """Raise UserError if there are :func:`image_changes` since the run in ``out`` began."""
     if changes:
         raise UserError(
-            f"data.root: the images changed since this run: {changes}. '{out}' is of the old ones. "
-            "Restore them, or name a new --out"
+            Fault(
+                "data.root",
+                f"the images changed since this run: {changes}. '{out}' is of the old ones",
+                "Restore them, or name a new --out",
+            )
         )
 
 

@@ -1,19 +1,19 @@
-"""A user's folder of images: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test). Without labels, any
-tree."""
+"""A user's folder of images: ROOT/train/CLASS/* and ROOT/val/CLASS/* (or test), or any tree."""
 
 import functools
 import logging
 import os
+import posixpath
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from os.path import dirname, isdir, join, realpath
+from os.path import dirname, isdir, islink, join, realpath
 from pathlib import Path
 
 from idmm import config
 from idmm.data.formats import SUFFIXES
 from idmm.data.split import LabelsMissing, Listing, Split, arranged, class_of, split_of
-from idmm.errors import UserError, checked, reason
+from idmm.errors import Fault, UserError, checked, reason
 from idmm.files import expand_home
 from idmm.text import counted, listed
 
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 PARTS = ("train", "val", "test")
 UNLABELLED = "unlabelled"  # the folder of more images for pretraining, next to train
+OTHER_SPLIT = "links to other splits"  # a kind of files that are not read
 
 
 class FilesMissing(UserError):
@@ -29,44 +30,48 @@ class FilesMissing(UserError):
 
 def root_folder(data: config.Data) -> Path:
     """Return ``data.root``. FilesMissing if it is not given, missing, or no folder."""
-    is_folder = data.name == "folder"
+    expected = "a folder of images"
     if not data.root:
-        if is_folder:
-            expected = "a folder of images"
-        else:
+        if data.name != "folder":
             expected = f"its folder ('idmm data info {data.name}' shows it)"
-        raise FilesMissing(f"data.root: missing, data.name '{data.name}' expects {expected}")
+        raise FilesMissing(
+            Fault("data.root", f"missing, data.name '{data.name}' expects {expected}")
+        )
     root = expand_home(data.root)
-    if not isdir(root):
-        if os.path.exists(root):
-            fault = "is not a folder"
-        else:
-            fault = "does not exist"
-        if is_folder:
-            expected = "a folder of images"
-        else:
-            expected = f"the folder that holds {data.name}"
-        raise FilesMissing(f"data.root: '{data.root}' {fault}, expected {expected}")
-    return root
+    if isdir(root):
+        return root
+    if data.name != "folder":
+        expected = f"the folder that holds {data.name}"
+    problem = "does not exist"
+    if os.path.exists(root):
+        problem = "is not a folder"
+    raise FilesMissing(Fault("data.root", f"'{data.root}' {problem}, expected {expected}"))
+
+
+Parts = tuple[str, ...]  # of a path below the top of a tree
 
 
 @dataclass
 class _Tree:
-    """The images under a folder as tuples of path parts, what was skipped, and the folders at its
-    top."""
+    """The images under a folder, and what else there is."""
 
     path: str
     key: str = "data.root"  # of the config. Messages begin with it
-    images: list[tuple[str, ...]] = field(default_factory=list)
+    images: list[Parts] = field(default_factory=list)
     # endings of other files, and links to what is read without them
-    others: Counter = field(default_factory=Counter)
-    folders: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    folders: list[str] = field(default_factory=list)  # at its top
     places: set[str] = field(default_factory=set)  # real paths of all folders that were read
 
     @property
     def classes(self) -> list[str]:
         """Names of the folders at its top."""
         return sorted({class_of(name) for name in self.folders})
+
+    @property
+    def loose_images(self) -> list[str]:
+        """Names of the images at its top."""
+        return [parts[0] for parts in self.images if len(parts) == 1]
 
     @property
     def has_parts(self) -> bool:
@@ -79,73 +84,79 @@ class _Tree:
         kinds = listed(f"{count} {kind}" for kind, count in self.others.most_common())
         return f"{counted(self.others.total(), 'file')} of other kinds ({kinds})"
 
-    def no_images(self, expected: str) -> str:
+    def no_images(self, expected: str) -> Fault:
         """Return the fault of a tree without images."""
         others = f", but {self.skipped}" if self.others else ""
-        return f"{self.key}: '{self.path}' has no images{others}, expected {expected}"
+        return Fault(self.key, f"'{self.path}' has no images{others}, expected {expected}")
 
 
 # ---------------------------------------------------------------------- datasets
 def read_labelled(root: str, parts: Sequence[str] = PARTS) -> Listing:
-    """Read ROOT/train/CLASS/**, and the other ``parts`` likewise if they exist. Without ``train``,
-    ROOT/CLASS/**.
+    """Read ROOT/train/CLASS/**, and the other ``parts`` likewise if they exist.
+
+    Without ``train``, ROOT/CLASS/** is read.
 
     Raises:
         LabelsMissing: No train folder, or one with a single class or none, and nothing else is
             wrong.
         UserError: Images outside of class folders, empty or differing classes, or one class only.
     """
-    trees = _trees(root, parts)
-    if not trees:  # ROOT itself if its folders can be classes
-        tree = _walk(root)
-        nested = (
-            all(len(names) > 1 for names in tree.images)
-            and len({names[0] for names in tree.images}) > 1
-        )
-        if not nested or tree.has_parts:
-            expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
-            if UNLABELLED in tree.folders:
-                expected = f"the class folders in {root}/train, next to '{UNLABELLED}'"
-            raise LabelsMissing(f"data.root: '{root}' has no 'train' folder, expected {expected}")
-        what = f"its {len(tree.classes)} folders are taken for classes ({listed(tree.classes)})"
-        log.info("data.root: '%s' has no 'train' folder: %s", root, what)
-        trees = {"train": tree}
+    trees = _trees(root, parts) or {"train": _tree_of_classes(root)}
     train = trees["train"]
-    faults = [fault for tree in trees.values() for fault in _class_faults(tree)]
+    faults = []
+    for tree in trees.values():
+        faults += _class_faults(tree)
     for tree in trees.values():
         if tree.images and train.images:  # else that is the fault
             faults += _disagreements(train, tree)
     if len(train.classes) == 1:
-        faults.append(
-            f"data.root: '{train.path}' has one class only ('{train.classes[0]}'), expected two or more"
-        )
+        fault = f"'{train.path}' has one class only ('{train.classes[0]}'), expected two or more"
+        faults.append(Fault("data.root", fault))
+    if len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2:
+        raise LabelsMissing(*faults)
     if faults:
-        enough_to_pretrain = (
-            len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2
-        )
-        raise (LabelsMissing if enough_to_pretrain else UserError)(*faults)
+        raise UserError(*faults)
     return arranged({name: _split(root, tree, train.classes) for name, tree in trees.items()})
 
 
-def read_any(root: str) -> Listing:
-    """Read the images of ROOT/train if it exists, else all under ROOT, with labels if the tree has
-    classes.
+def _tree_of_classes(root: str) -> _Tree:
+    """Return the images of ROOT itself. LabelsMissing: its folders cannot be classes."""
+    tree = _walk(root)
+    filled = {parts[0] for parts in tree.images}
+    if len(filled) < 2 or tree.loose_images or tree.has_parts:
+        expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
+        if UNLABELLED in tree.folders:
+            expected = f"the class folders in {root}/train, next to '{UNLABELLED}'"
+        raise LabelsMissing(
+            Fault("data.root", f"'{root}' has no 'train' folder, expected {expected}")
+        )
+    log.info(
+        "data.root: '%s' has no 'train' folder: its %d folders are taken for classes (%s)",
+        root,
+        len(tree.classes),
+        listed(tree.classes),
+    )
+    return tree
 
-    val and test come along only if their classes are those of a labelled train folder. UserError:
-    no image at all.
+
+def read_any(root: str) -> Listing:
+    """Read the images of ROOT/train if it exists, else all under ROOT, with labels if it has some.
+
+    val and test come along only if their classes are those of a labelled train folder.
+
+    Raises:
+        UserError: No image at all.
     """
     trees = _trees(root, PARTS) or {"train": _walk(root)}
     train = _not_empty(trees["train"])
-    filled = {parts[0] for parts in train.images}
-    flat = filled == set(train.folders) and all(len(parts) == 2 for parts in train.images)
-    if not flat or len(train.classes) < 2 or (train.path == root and train.has_parts):
+    has_labels = len(train.classes) > 1 and all(len(parts) == 2 for parts in train.images)
+    if not has_labels or _class_faults(train) or (train.path == root and train.has_parts):
         return Listing(_split(root, train))
-    agree = {
-        name: tree
-        for name, tree in trees.items()
-        if not _class_faults(tree) + _disagreements(train, tree)
-    }
-    return arranged({name: _split(root, tree, train.classes) for name, tree in agree.items()})
+    splits = {}
+    for name, tree in trees.items():
+        if not _class_faults(tree) + _disagreements(train, tree):
+            splits[name] = _split(root, tree, train.classes)
+    return arranged(splits)
 
 
 def read_unlabelled(root: str) -> Split | None:
@@ -167,12 +178,9 @@ def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     """Return the folders of splits that there are. Nothing without ``train``."""
     if not isdir(join(root, "train")):
         return {}
-    others = {
-        entry.name
-        for entry in os.scandir(root)
-        if entry.is_dir() and not entry.name.startswith(".")
-    }
-    if others := sorted(others - {*PARTS, UNLABELLED}):
+    folders = {entry.name for entry in os.scandir(root) if entry.is_dir()}
+    others = sorted(folders.difference(PARTS, [UNLABELLED]))
+    if others := [name for name in others if not name.startswith(".")]:
         log.warning(
             "data.root: '%s': these folders next to train are not read: %s", root, listed(others)
         )
@@ -180,8 +188,10 @@ def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
 
 
 def _walk_parts(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
-    """List those of the folders ROOT/PART that there are. Links from one to images of a later one
-    are skipped."""
+    """List those of the folders ROOT/PART that there are.
+
+    Links from one to images of a later one are skipped.
+    """
     trees: dict[str, _Tree] = {}
     later: set[str] = set()
     for name in reversed(parts):
@@ -207,102 +217,101 @@ def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _T
     tree = _Tree(top, key)
     errors = []
     home = realpath(top)
-    # still to read: paths, and their parts under top
-    folders = [(top, ())]
-    links = []
+    folders: list[Parts] = [()]  # still to read
+    links: list[Parts] = []
     while folders or links:
-        path, parts = folders.pop() if folders else links.pop()
+        parts = (folders or links).pop()
+        path = join(top, *parts)
         real = realpath(path)
         if real in later:
-            tree.others["links to other splits"] += 1
-        if (
-            real in tree.places
-            or real in later
-            or (parts and os.path.commonpath([real, home]) == real)
-        ):
+            tree.others[OTHER_SPLIT] += 1
+            continue
+        contains_top = parts and os.path.commonpath([real, home]) == real
+        if real in tree.places or contains_top:
             continue
         tree.places.add(real)
         try:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
         except OSError as error:
-            errors.append(f"{key}: '{path}' cannot be read ({reason(error)})")
+            errors.append(Fault(key, f"'{path}' cannot be read ({reason(error)})"))
             continue
         for entry in entries:
+            if entry.name.startswith("."):
+                continue
             place = (*parts, entry.name)
             ending = os.path.splitext(entry.name)[1].lower()
             is_link = entry.is_symlink()
-            if entry.name.startswith("."):
-                continue
-            if isdir(entry.path) if is_link else entry.is_dir():
-                (links if is_link else folders).append((entry.path, place))
-                tree.folders += place if not parts else ()
+            if is_link and isdir(entry.path):
+                links.append(place)
+            elif not is_link and entry.is_dir():
+                folders.append(place)
             elif is_link and dirname(realpath(entry.path)) in later:
-                tree.others["links to other splits"] += 1
+                tree.others[OTHER_SPLIT] += 1
             # a broken link is a broken image
             elif ending in SUFFIXES and (is_link or entry.is_file()):
                 tree.images.append(place)
             else:
                 tree.others[ending or "without ending"] += 1
+        if not parts:
+            tree.folders = sorted(name for (name,) in folders + links)
     if errors:
-        raise UserError(*sorted(errors))
+        raise UserError(*sorted(errors, key=str))
     if tree.others and tree.images:
         log.warning(f"{key}: '%s': skipped %s. Convert images among them to PNG", top, tree.skipped)
-    tree.folders.sort()
     tree.images.sort()
     return tree
 
 
-def _class_faults(tree: _Tree) -> list[str]:
+def _class_faults(tree: _Tree) -> list[Fault]:
+    expected = f"{tree.path}/CLASS/*"
     if not tree.images:
-        return [tree.no_images(f"{tree.path}/CLASS/*")]
-    filled = {parts[0] for parts in tree.images if len(parts) > 1}
+        return [tree.no_images(expected)]
     faults = []
-    if loose := [parts[0] for parts in tree.images if len(parts) == 1]:
+    if loose := tree.loose_images:
         faults.append(
-            f"data.root: '{tree.path}' has {counted(len(loose), 'image')} outside of class folders "
-            f"({listed(loose)}), expected {tree.path}/CLASS/*"
+            Fault(
+                "data.root",
+                f"'{tree.path}' has {counted(len(loose), 'image')} outside of class folders "
+                f"({listed(loose)}), expected {expected}",
+            )
         )
+    filled = {parts[0] for parts in tree.images}
     if empty := [name for name in tree.folders if name not in filled]:
-        links = [name for name in empty if Path(tree.path, name).is_symlink()]
-        if links:
-            why = f" ({listed(links)}: a link to images that are read already)"
-        else:
-            why = ""
-        faults.append(
-            f"data.root: '{tree.path}' has classes without images: {listed(empty)}{why}. Fill or remove them"
-        )
+        note = ""
+        if links := [name for name in empty if islink(join(tree.path, name))]:
+            note = f" ({listed(links)}: a link to images that are read already)"
+        fault = f"'{tree.path}' has classes without images: {listed(empty)}{note}"
+        faults.append(Fault("data.root", fault, "Fill or remove them"))
     return faults
 
 
-def _disagreements(train: _Tree, held: _Tree) -> list[str]:
+def _disagreements(train: _Tree, held: _Tree) -> list[Fault]:
     faults = []
     if missing := sorted({*train.classes} - {*held.classes}):
-        faults.append(
-            f"data.root: '{held.path}' lacks classes of '{train.path}': {listed(missing)}"
-        )
+        fault = f"'{held.path}' lacks classes of '{train.path}': {listed(missing)}"
+        faults.append(Fault("data.root", fault))
     if extra := sorted({*held.classes} - {*train.classes}):
-        faults.append(
-            f"data.root: '{held.path}' has classes that '{train.path}' lacks: {listed(extra)}"
-        )
+        fault = f"'{held.path}' has classes that '{train.path}' lacks: {listed(extra)}"
+        faults.append(Fault("data.root", fault))
     return faults
 
 
 def _split(root: str, tree: _Tree, classes: list[str] | None = None) -> Split:
     """Return the images of a tree, without labels if there are no classes."""
-    below = [part for part in os.path.relpath(tree.path, root).split(os.sep) if part != os.curdir]
-    names = ["/".join((*below, *parts)) for parts in tree.images]
-    numbers = {name: i for i, name in enumerate(classes or ())}
-    if classes:
-        labels = [numbers[class_of(parts[0])] for parts in tree.images]
-    else:
-        labels = None
+    below = os.path.relpath(tree.path, root)  # train, or '.'
+    names = [posixpath.normpath(posixpath.join(below, *parts)) for parts in tree.images]
+    if classes is None:
+        return split_of(root, names)
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = [numbers[class_of(parts[0])] for parts in tree.images]
     return split_of(root, names, labels, classes)
 
 
 # ---------------------------------------------------------------------- files that a command names
 def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
-    """Return named files, whatever their suffix, and the images in named folders, at any depth and
-    sorted, each once.
+    """Return named files, whatever their suffix, and the images in named folders, each once.
+
+    Images of a folder are sorted, at any depth.
 
     Args:
         paths: Files and folders, in order.
@@ -317,15 +326,13 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
         if isdir(path):
             return [join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
         if not os.path.lexists(path):
-            raise UserError(
-                f"{key}: '{path}' does not exist, expected images, or folders of images"
-            )
+            fault = f"'{path}' does not exist, expected images, or folders of images"
+            raise UserError(Fault(key, fault))
         return [path]
 
     images: dict[str, str] = {}
-    for files in checked(
-        *(functools.partial(files_of, os.path.expanduser(path)) for path in paths)
-    ):
+    expanded = map(os.path.expanduser, paths)
+    for files in checked(*(functools.partial(files_of, path) for path in expanded)):
         for file in files:
             images.setdefault(same_place(file), file)
     return list(images.values())

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from idmm.errors import UserError
 from idmm.text import one_line
 
+Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Groups = NDArray[np.str_]
 
@@ -37,7 +38,7 @@ def class_of(folder: str) -> str:
 class Split:
     """Some images of a dataset."""
 
-    items: list[str] | NDArray[np.uint8]  # paths, or the images themselves: uint8 [N, H, W, 3]
+    items: list[str] | Pixels  # paths, or the images themselves: uint8 [N, H, W, 3]
     names: list[str]  # of the images, independent of the dataset's place, with '/' for separator
     labels: Labels | None  # int64 [N]. In training images of stage 1, -1 for none
     classes: list[str] | None  # name of each label
@@ -72,7 +73,7 @@ class Split:
             return self.items[i]
         return self.names[i]
 
-    def sample(self) -> list[str] | NDArray[np.uint8]:
+    def sample(self) -> list[str] | Pixels:
         """Return at most 64 of ``items``, evenly spread over all of them."""
         return self.take(np.unique(np.linspace(0, len(self) - 1, 64).astype(int))).items
 

@@ -151,10 +151,10 @@ def _findings(report: DatasetReport) -> Iterator[tuple]:
         False,
     )
     bad = report.unreadable
-    reasons = by_reason(*([image[key] for image in bad] for key in ("name", "reason")))
+    reasons = by_reason([file.name for file in bad], [file.reason for file in bad])
     advice = "Most commands stop on them. Replace them, or leave them out by exclude.txt of your --out folder."
     yield "unreadable", counted(len(bad), "file"), reasons, advice, True
-    names = [image["name"] for image in report.one_colour]
+    names = [image.name for image in report.one_colour]
     advice = "All their pixels are equal. Look if they are broken."
     yield "one colour", counted(len(names), "image"), names, advice, False
     advice = "Their values are in the lowest eighth of the range, as 12 bits are among 16. Scale these files."
