@@ -193,7 +193,7 @@ def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:
         plan = loop.plan
         device = loop.accelerator.device
         endless = replace(plan.batches, epochs=10**9)
-        indices, weight = endless.micro_batches(endless.step_images(0, 0))[0]
+        _, indices, weight = next(endless.requests())
         batch_fn = loop.batch_fn
         workers = loop.workers
         if kind in ("workers", "loader"):

@@ -1,6 +1,10 @@
 """The type of a batch, which loaders make and methods take."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,5 +21,8 @@ class Batch(TypedDict, total=False):
     labels: "list[Tensor]"  # classes of each image's boxes, int64 [n]
     masks: "list[Tensor]"  # outlines of each image's boxes, uint8 [n, S, S]
     mask: "Tensor"  # class of each pixel, int64 [B, S, S]
-    weight: float  # factor of the mean loss, see :meth:`idmm.data.loaders.BatchPlan.micro_batches`
+    weight: float  # factor of the mean loss, see :class:`idmm.data.loaders.Request`
     failed: str  # why a worker could not make the batch
+
+
+BatchFn = Callable[[int, NDArray[np.int64]], Batch]  # (epoch, image numbers [B]) -> a batch

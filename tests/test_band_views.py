@@ -9,14 +9,14 @@ import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
 from helpers import TINY, inside, logged
-from test_views import Store
+from test_views import Store, draw_group
 from tiny import VIT
 
 from idmm.config import CropGroup, Views
 from idmm.data import views
 from idmm.data.images import unit
 from idmm.data.loaders import EvalTransform
-from idmm.data.views import ORDERS, draw_views
+from idmm.data.view_plan import ORDERS
 
 ALL = dict(vflip=0.5, rotate90=True)
 STRONG = dict(jitter=[0.8, 0.8, 0.0, 0.0], jitter_prob=0.9, grey_prob=0.0, solarize_prob=0.3)
@@ -86,7 +86,7 @@ def normalised(view, mean, std):
 def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
     store, (mean, std), indices = Bands(channels, dtype), norms(channels), np.arange(10)
     group = CropGroup(count=3, scale=[0.2, 1.0], **STRONG, **asked)
-    plan = draw_views(Views(), group, 3, indices, store.sizes)
+    plan = draw_group(group, Views(), 3, indices, store.sizes)
     assert 0 < plan.solarize.sum() < 30
     assert 0 < plan.jitter.sum() < 30
     assert (plan.sigma > 0).any()

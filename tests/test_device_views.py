@@ -8,13 +8,15 @@ from helpers import Together, flags, inside, logged, metrics, read, same, state
 from test_cuda_paths import NoWaiting
 from test_gpu import DEVICE
 from test_resume import PLACE, stop_at
+from test_views import draw_group
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from idmm.config import METHODS, Augment, CropGroup, Views
 from idmm.data import device_views, views
 from idmm.data.device_views import DeviceImages, DeviceViews
-from idmm.data.views import MultiCropTransform, TrainTransform, ViewPlan, draw_views
+from idmm.data.view_plan import ViewPlan
+from idmm.data.views import MultiCropTransform, TrainTransform
 from idmm.seeding import derive
 from idmm.training import loop
 
@@ -68,7 +70,7 @@ def test_crops_are_those_of_the_loader(kind, low, high, edges):
     images = DeviceImages(store, DEVICE)
     for size in (16, 112):
         group = CropGroup(count=4, scale=[0.05, 1.0], **NO_COLOURS, **TURNS)
-        plan = draw_views(Views(), group, derive(low, "crops", size), indices, store.sizes)
+        plan = draw_group(group, Views(), derive(low, "crops", size), indices, store.sizes)
         assert 0 < plan.flip.sum() < 32
         assert 0 < plan.vflip.sum() < 32
         assert len(set(plan.turns)) == 4
@@ -125,9 +127,9 @@ def test_each_colour_operation_is_that_of_the_loader(channels):
 def recoloured(planes, plan, v):
     """A view [C, S, S] after the loader's operations, which take colours as [S, S, 3]."""
     if len(planes) != 3:
-        return views.recolour(planes, plan, v)
+        return views.colour_bands(planes, plan, v)
     view = np.ascontiguousarray(planes.transpose(1, 2, 0))
-    return views.recolour(view, plan, v).transpose(2, 0, 1)
+    return views.colour_rgb(view, plan, v).transpose(2, 0, 1)
 
 
 @pytest.mark.parametrize("is_grey", [False, True])

@@ -19,7 +19,7 @@ from idmm.data import image_store
 from idmm.data.image_store import store_split
 from idmm.data.images import fitted, read_image
 from idmm.data.listing import list_images
-from idmm.data.loaders import own_share
+from idmm.data.loaders import own_batches
 from idmm.errors import RunError
 from idmm.training.device import enough_memory
 
@@ -145,7 +145,7 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
         match="a loader worker was killed, probably because memory ran out. Try fewer --data",
     ):
         with enough_memory(RunError("too little memory")):
-            for made in own_share(batch, np.arange(40), 2, 1, 0):
+            for made in own_batches(batch, np.arange(40), 2, 1, 0):
                 os.kill(int(made["worker"]), signal.SIGKILL)
                 time.sleep(5)
 

@@ -12,9 +12,11 @@ from timm.data.random_erasing import RandomErasing
 from tiny import VIT
 
 from idmm.config import METHODS, Augment, CropGroup, Views
+from idmm.config.data import colours_of
 from idmm.data import views
 from idmm.data.loaders import BatchPlan, training_batches, worker_count
-from idmm.data.views import ORDERS, MultiCropTransform, TrainTransform, draw_boxes, draw_views
+from idmm.data.view_plan import ORDERS, draw_boxes, draw_views
+from idmm.data.views import MultiCropTransform, TrainTransform
 from idmm.errors import RunError, UserError
 from idmm.models import create_backbone
 from idmm.models.build import try_size
@@ -40,6 +42,11 @@ class Store:
 
     def image(self, i):
         return self.images[i]
+
+
+def draw_group(group, config, *args):
+    """The plan of a group of crops."""
+    return draw_views(colours_of(group, config), group.scale, group.count, *args)
 
 
 def one_view(image, plan, v, size):
@@ -69,7 +76,7 @@ def test_views_are_torchvisions_with_the_same_parameters(solarized):
     config = Views(crops=CROPS, size=16, solarize_prob=solarized)
     indices = np.arange(10)
     group = CropGroup(count=4, scale=[0.05, 0.4])
-    plan = draw_views(config, group, derive(0, "t"), indices, store.sizes)
+    plan = draw_group(group, config, derive(0, "t"), indices, store.sizes)
     assert (0 < plan.solarize.sum() < 40) == (solarized > 0)
     ours = views.make_views([store.image(i) for i in indices], plan, 16, (0.0,) * 3, (1.0,) * 3)
     assert ours.shape == (10, 4, 3, 16, 16)
@@ -83,7 +90,7 @@ def test_a_groups_own_colours_come_before_those_of_all():
     config = Views(crops=CROPS, blur_prob=0.0, jitter=[0.1, 0.1, 0.1, 0.0], grey_prob=1.0)
     coloured = CropGroup(count=2, blur_prob=1.0, solarize_prob=1.0, flip=0.0)
     plan, other = (
-        draw_views(config, group, 5, np.arange(50), np.full((50, 2), 64))
+        draw_group(group, config, 5, np.arange(50), np.full((50, 2), 64))
         for group in (coloured, CropGroup())
     )
     assert plan.sigma.min() >= 0.1
@@ -120,7 +127,7 @@ def test_frequencies_and_strengths_are_the_configs():
     config = Views(crops=CROPS, solarize_prob=0.3)
     indices = np.arange(10_000)
     sizes = np.full((10_000, 2), 64)
-    plan = draw_views(config, config.crops[0], 5, indices, sizes)
+    plan = draw_group(config.crops[0], config, 5, indices, sizes)
     shares = {"flip": 0.5, "jitter": 0.8, "grey": 0.2, "sigma": 0.5, "solarize": 0.3}
     for name, expected in shares.items():
         assert (getattr(plan, name) > 0).mean() == pytest.approx(expected, abs=0.02)
@@ -162,7 +169,7 @@ def test_training_images_are_views_then_timms_randaugment(randaugment):
         store, Augment(**colours, randaugment=randaugment), 16, mean, std, key=5
     )
     images = transform(2, indices)["images"]
-    plan = draw_views(Views(), transform.crop, derive(5, "views", 2), indices, store.sizes)
+    plan = next(transform.plans(2, indices))
     assert 0 < plan.flip.sum() < 12
     assert bool(plan.jitter.sum()) is not bool(randaugment)
     for v, image in enumerate(map(store.image, indices)):

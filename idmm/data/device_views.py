@@ -1,63 +1,65 @@
-"""Random views made on the network's device: each operation runs on many views at once, with
-parameters per view.
+"""Random views made on the network's device.
 
-The images lie there as bytes. The draws are those of :mod:`idmm.data.views`, and so are the views,
-up to rounding.
+Each operation runs on many views at once, with parameters per view. The images lie there as bytes.
+The draws are those of :mod:`idmm.data.view_plan`. The views are those of :mod:`idmm.data.views`, up
+to rounding.
 """
 
 import logging
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy import ndarray
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
 from idmm import distributed
+from idmm.batch import Batch, BatchFn
+from idmm.data.image_store import ImageStore
 from idmm.data.images import WHITE
-from idmm.data.views import ORDERS, SOLARIZE_FROM, RandomViews, ViewPlan, grey, normalise
+from idmm.data.view_plan import CONTRAST, HUE, ORDERS, SATURATION, Integers, ViewPlan
+from idmm.data.views import SOLARIZE_FROM, RandomViews, grey, normalise
 
 log = logging.getLogger(__name__)
 
 WORKING_BYTES = 2**29  # of the views that are made at once, beside those that are finished
 COPIES = 12  # of a view that its colours take, at most
 SIDE_STEP = 32  # padded sides of windows are multiples of it, so that freed memory is used again
-# numbers of adjustments
-CONTRAST = 1
-SATURATION = 2
-HUE = 3
 DEVICE = "device"
 LOADER = "loader"
 NO_MEMORY = "views: the device ran out of memory. Loader workers make them from now on"
 
+Device = torch.device | str
 
-def free_memory(device) -> int:
+
+def free_memory(device: Device) -> int:
     """Return the free memory of a GPU (bytes), and 0 for other devices."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return 0
 
 
-def send(values: ndarray | Tensor, device) -> Tensor:
+def send(values: NDArray[Any] | Tensor, device: Device) -> Tensor:
     """Return values as a tensor on the device, without waiting for what that has still to do."""
-    values = torch.as_tensor(values)
+    tensor = torch.as_tensor(values)
     if torch.device(device).type == "cuda":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 # ---------------------------------------------------------------------- who makes the views
-def place_views(views: Callable, device, decided: str | None, workers: int | None) -> Callable:
-    """Return the :class:`DeviceViews` of ``views`` if the device makes them, else ``views``. The
-    log states which.
+def place_views(
+    views: BatchFn, device: Device, decided: str | None, workers: int | None
+) -> BatchFn:
+    """Return the :class:`DeviceViews` of ``views`` if the device makes them, else ``views``.
 
     It is the device if there is a GPU, half of its free memory holds all images, and each operation
-    has a plan. All processes must call together.
+    has a plan. The log states which. All processes must call together.
 
     Args:
-        views: A :data:`idmm.data.loaders.BatchFn`.
         device: Of the network.
         decided: DEVICE or LOADER in a run that has decided.
         workers: ``data.workers``.
@@ -65,8 +67,10 @@ def place_views(views: Callable, device, decided: str | None, workers: int | Non
     if decided == LOADER:
         return views
     free = free_memory(device)
-    obstacle = None if decided == DEVICE else _obstacle(views, free)
-    if distributed.largest(obstacle is not None)[0]:
+    obstacle = None
+    if decided is None:
+        obstacle = _obstacle(views, free)
+    if not isinstance(views, RandomViews) or distributed.largest(obstacle is not None)[0]:
         if free:
             log.info(
                 "views: made by loader workers, because %s",
@@ -74,18 +78,20 @@ def place_views(views: Callable, device, decided: str | None, workers: int | Non
             )
         return views
     try:
-        made = DeviceViews(views, device, workers)
+        on_device = DeviceViews(views, device, workers)
     except torch.OutOfMemoryError:
         log.warning(NO_MEMORY)
         return views
-    size = tqdm.format_sizeof(made.images.pixels.nbytes, "B")
+    size = tqdm.format_sizeof(on_device.images.pixels.nbytes, "B")
     log.info("views: made on %s, which holds the images (%s)", device, size)
-    return made
+    return on_device
 
 
-def _obstacle(views: Callable, free: int) -> str | None:
-    """Return why a device with that much free memory (bytes) cannot make the views, None if it
-    can."""
+def _obstacle(views: BatchFn, free: int) -> str | None:
+    """Return why a device with that much free memory (bytes) cannot make the views.
+
+    None: it can.
+    """
     if not isinstance(views, RandomViews):
         return "boxes and masks move with them"
     if views.needs_workers:
@@ -100,10 +106,10 @@ def _obstacle(views: Callable, free: int) -> str | None:
     return None
 
 
-def place_of(views: Callable) -> str:
+def place_of(views: BatchFn) -> str:
     """Return DEVICE or LOADER, whichever makes the views."""
-    if isinstance(views, DeviceViews) and views.images is not None:
-        return DEVICE
+    if isinstance(views, DeviceViews):
+        return views.place
     return LOADER
 
 
@@ -112,42 +118,39 @@ class DeviceImages:
     """All images of a store on a device.
 
     Args:
-        store: Images by number, see :class:`idmm.data.image_store.ImageStore`.
         device: Of the images and of the views.
 
     Attributes:
+        pixels: All images end to end, uint8 or int16 [C, pixels].
         dtype: Of the arithmetic of crops: float16 for RGB of 8 bits on a GPU, else float32.
 
     Raises:
         torch.OutOfMemoryError: They do not fit.
     """
 
-    def __init__(self, store, device):
+    def __init__(self, store: ImageStore, device: Device):
         self.device = device
         self.sizes = store.sizes
         counts = store.sizes.prod(axis=1)
         self.starts = np.cumsum(counts) - counts
-        is_rgb8 = store.pixel_bytes[0] == store.channels == 3
-        self.is_rounded = bool(is_rgb8)  # such images are resized as bytes
-        # few operations know uint16
+        self.is_rgb8 = bool(store.pixel_bytes[0] == store.channels == 3)
+        bits = torch.uint8
         if store.high_bit:
-            bits = torch.int16
-        else:
-            bits = torch.uint8
-        self.pixels = torch.empty(store.channels, counts.sum(), dtype=bits, device=device)  # [C, P]
+            bits = torch.int16  # few operations know uint16
+        self.pixels = torch.empty(store.channels, counts.sum(), dtype=bits, device=device)
         for i, (start, count) in enumerate(zip(self.starts, counts, strict=True)):
             pixels = store.image(i).permute(1, 2, 0).flatten(0, 1)  # [H W, C]
             self.pixels[:, start : start + count] = pixels.view(bits).to(device).T
         self.dtype = torch.float32
-        if is_rgb8 and self.pixels.is_cuda:
+        if self.is_rgb8 and self.pixels.is_cuda:
             self.dtype = torch.float16
 
-    def crops(self, plan: ViewPlan, numbers: ndarray, size: int) -> Tensor:
+    def crops(self, plan: ViewPlan, numbers: Integers, size: int) -> Tensor:
         """Return the crops of a plan, resized and turned, without colours.
 
         Args:
             plan: Of V views.
-            numbers: The image of each view, int64 [V].
+            numbers: The image of each view, [V].
             size: Side of the crops (pixels).
 
         Returns:
@@ -156,57 +159,67 @@ class DeviceImages:
         channels = len(self.pixels)
         out = torch.empty(len(numbers), channels, size, size, device=self.device)
         sides = plan.box[:, 2:].max(axis=1)
-        order = np.argsort(-sides, kind="stable")  # windows of a part are alike
-        while len(order):
-            side = -(-int(sides[order[0]]) // SIDE_STEP) * SIDE_STEP
+        remaining = np.argsort(-sides, kind="stable")  # windows of a part are alike
+        while len(remaining):
+            side = -(-int(sides[remaining[0]]) // SIDE_STEP) * SIDE_STEP
             # places of 8 bytes, values as bytes and twice as floats, matrices of weights, and
             # between the products
-            each = side * (side * (8 + 9 * channels) + 4 * size * (4 + 3 * channels))
-            count = max(1, WORKING_BYTES // each)
-            part = order[:count]
+            view_bytes = side * (side * (8 + 9 * channels) + 4 * size * (4 + 3 * channels))
+            count = max(1, WORKING_BYTES // view_bytes)
+            part = remaining[:count]
             out[send(part, self.device)] = self._crop(plan, part, numbers[part], side, size)
-            order = order[count:]
+            remaining = remaining[count:]
         is_turned = plan.turns % 2 == 1
         if is_turned.any():
             out = torch.where(_column(is_turned, out), out.mT, out)
         return out
 
     def _crop(
-        self, plan: ViewPlan, part: ndarray, numbers: ndarray, side: int, size: int
+        self, plan: ViewPlan, part: Integers, numbers: Integers, side: int, size: int
     ) -> Tensor:
-        """Return the views of a part of a plan, before transpositions, [v, C, size, size]. Windows
-        are padded to ``side``."""
-        low, lengths = plan.box[part].T.reshape(2, 2, -1)  # of rows, of columns, [2, v]
+        """Return the views ``part`` [v] of a plan before transpositions, [v, C, size, size].
+
+        Windows are padded to ``side``.
+        """
+        first, lengths = plan.box[part].T.reshape(2, 2, -1)  # of rows, of columns, [2, v]
         turns = plan.turns[part]  # each is a transposition and a flip
-        flips = plan.vflip[part] ^ (turns > 1), plan.flip[part] ^ (turns % 3 > 0)
+        flips = [plan.vflip[part] ^ (turns > 1), plan.flip[part] ^ (turns % 3 > 0)]
         steps = np.stack([self.sizes[numbers, 1], np.ones_like(numbers)])
-        start = self.starts[numbers] + (np.where(flips, low + lengths - 1, low) * steps).sum(axis=0)
+        corner = np.where(flips, first + lengths - 1, first)
+        start = self.starts[numbers] + (corner * steps).sum(axis=0)
         steps = np.where(flips, -steps, steps)
-        table = send(np.stack([start, *steps, *lengths]), self.device)
+        table = send(np.stack([start, *steps, *lengths]), self.device)  # [5, v]
         rows, columns = resize_weights(table[3:], size, side, self.dtype)  # [v, S, W] each
-        start, row_step, column_step, height, width = table[:, :, None, None]  # [v, 1, 1] each
-        j = torch.arange(side, device=self.device)
-        i = j[:, None]
-        place = start + torch.minimum(i, height - 1) * row_step
-        place = place + torch.minimum(j, width - 1) * column_step  # [v, H, W]
-        window = self.pixels[:, place].permute(1, 2, 0, 3)  # [C, v, H, W] -> [v, H, C, W]
-        if window.dtype == torch.int16:
-            window = (window.int() & WHITE).float() * (255 / WHITE)
-        window = window.to(self.dtype, memory_format=torch.contiguous_format).contiguous()
+        window = self._windows(table, side)
         narrow = self._rounded(window.flatten(1, 2) @ columns.mT)  # [v, H C, S]
         small = self._rounded(rows @ narrow.view(len(part), side, -1))  # [v, S, C S]
         small = small.view(len(part), size, -1, size).transpose(1, 2)  # [v, C, S, S]
         return small.float().clamp_(0, 255).div_(255)
 
+    def _windows(self, table: Tensor, side: int) -> Tensor:
+        """Return the pixels of windows in [0, 255], [v, side, C, side].
+
+        Args:
+            table: First pixel, steps between rows and columns, height and width, [5, v].
+        """
+        start, row_step, column_step, height, width = table[:, :, None, None]  # [v, 1, 1] each
+        column = torch.arange(side, device=self.device)
+        row = column[:, None]
+        pixel = start + torch.minimum(row, height - 1) * row_step
+        pixel = pixel + torch.minimum(column, width - 1) * column_step  # [v, H, W]
+        window = self.pixels[:, pixel].permute(1, 2, 0, 3)  # [C, v, H, W] -> [v, H, C, W]
+        if window.dtype == torch.int16:
+            window = (window.int() & WHITE).float() * (255 / WHITE)
+        return window.to(self.dtype, memory_format=torch.contiguous_format).contiguous()
+
     def _rounded(self, values: Tensor) -> Tensor:
-        if self.is_rounded:
+        if self.is_rgb8:  # such images are resized as bytes
             return values.round_().clamp_(0, 255)
         return values
 
 
 def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -> Tensor:
-    """Return the weights that resize a side by antialiased bicubic interpolation, as
-    ``F.interpolate`` has them.
+    """Return the weights by which ``F.interpolate`` resizes a side, bicubic and antialiased.
 
     Args:
         length: Side of each window (pixels), int64 [...].
@@ -223,24 +236,24 @@ def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -
     centre = scale * (torch.arange(size, device=length.device)[:, None] + 0.5)  # [..., S, 1]
     taps = min(padded, 2 + math.ceil(4 * max(1, padded / size)))  # others have no weight
     first = (centre - 2 * stretch + 0.5).long().clamp(0, padded - taps)
-    place = first + torch.arange(taps, device=length.device)  # [..., S, taps]
-    distance = ((place + 0.5 - centre) / stretch).abs()
+    pixel = first + torch.arange(taps, device=length.device)  # [..., S, taps]
+    distance = ((pixel + 0.5 - centre) / stretch).abs()
     near = (1 - distance).clamp(min=0)
     far = (2 - distance).clamp(min=0)
     # the cubic kernel with a = -0.5
     weight = far.square() * (far - 1) / 2 + near.square() * (1 - 2 * near)
-    weight *= place < length
+    weight *= pixel < length
     weight /= weight.sum(-1, keepdim=True)
     matrix = torch.zeros(*weight.shape[:-1], padded, dtype=dtype, device=weight.device)
-    return matrix.scatter_(-1, place, weight.to(dtype))
+    return matrix.scatter_(-1, pixel, weight.to(dtype))
 
 
 # ---------------------------------------------------------------------- the colours
 def blend(views: Tensor, factor: Tensor, is_contrast: Tensor, is_saturation: Tensor) -> Tensor:
-    """Return views [V, C, S, S] times their factors plus the rest of black, of their mean or of
-    their grey.
+    """Return views [V, C, S, S] times their factors plus the rest of another image.
 
-    Channels that are no colours have their own means.
+    That is black, for contrast their mean, for saturation their grey. Channels that are no colours
+    have their own means. ``factor`` and the others are floats [V, 1, 1, 1].
     """
     if views.shape[1] == 3:
         brightness = grey(views)
@@ -259,33 +272,39 @@ def turn_hue(views: Tensor, turns: Tensor) -> Tensor:
     hue = torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor)
     hue = torch.where(value == red, (green - blue) / divisor, hue)  # in sixths of the circle
     offset = torch.arange(5, 0, -2, device=views.device)[:, None, None]  # of red, green, blue
-    place = torch.remainder(hue[:, None] + (6 * turns + offset), 6)
-    return value[:, None] - chroma[:, None] * torch.minimum(place, 4 - place).clamp_(0, 1)
+    sixth = torch.remainder(hue[:, None] + (6 * turns + offset), 6)
+    return value[:, None] - chroma[:, None] * torch.minimum(sixth, 4 - sixth).clamp_(0, 1)
 
 
-KERNELS = blend, turn_hue
+class Kernels(NamedTuple):
+    """What most of the time of colours goes to."""
+
+    blend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    turn_hue: Callable[[Tensor, Tensor], Tensor]
 
 
-def recolour(views: Tensor, plan: ViewPlan, kernels: tuple[Callable, Callable] = KERNELS) -> Tensor:
-    """Jitter, grey, blur and solarize V views, each by its own parameters, as
-    :func:`idmm.data.views.recolour` does.
+KERNELS = Kernels(blend, turn_hue)
+
+
+def recolour(views: Tensor, plan: ViewPlan, kernels: Kernels = KERNELS) -> Tensor:
+    """Jitter, grey, blur and solarize V views, each by its own parameters.
+
+    Each view is that of :func:`idmm.data.views.colour_rgb` or ``colour_bands``.
 
     Args:
         views: float32 in [0, 1], [V, C, S, S], which may be overwritten.
         plan: Of these views. Their flips and turns are done.
         kernels: :data:`KERNELS`, or the same compiled.
     """
-    is_rgb = views.shape[1] == 3
     if plan.jitter.any():
-        views = _jitter(views, plan, *kernels)
-    if is_rgb and plan.grey.any():
+        views = _jitter(views, plan, kernels)
+    if views.shape[1] == 3 and plan.grey.any():
         views = torch.where(_column(plan.grey, views), grey(views), views)
     blurred = np.flatnonzero(plan.sigma)
     if len(blurred):
         rows = send(blurred, views.device)
-        weights = blur_weights(send(plan.sigma[blurred], views.device), views.shape[-1]).float()[
-            :, None
-        ]
+        sigma = send(plan.sigma[blurred], views.device)
+        weights = blur_weights(sigma, views.shape[-1]).float()[:, None]
         views[rows] = weights @ views[rows] @ weights.mT
     if plan.solarize.any():
         is_inverted = _column(plan.solarize, views) & (views >= SOLARIZE_FROM)
@@ -293,34 +312,37 @@ def recolour(views: Tensor, plan: ViewPlan, kernels: tuple[Callable, Callable] =
     return views
 
 
-def _jitter(views: Tensor, plan: ViewPlan, blend: Callable, turn_hue: Callable) -> Tensor:
+def _jitter(views: Tensor, plan: ViewPlan, kernels: Kernels) -> Tensor:
     """Change brightness, contrast, saturation and hue of each view in its own order."""
-    # the first that is no blend with another image
-    if views.shape[1] == 3:
-        last = HUE
-    else:
-        last = SATURATION
-    for number in np.array(ORDERS)[plan.order].T:  # [V], of each view its adjustment of this step
+    is_rgb = views.shape[1] == 3
+    last_blend = CONTRAST
+    if is_rgb:
+        last_blend = SATURATION
+    # [V], the adjustment of each view in this step
+    for number in np.array(ORDERS)[plan.order].T:
         factor = plan.factors[np.arange(len(number)), number]
-        is_blend = plan.jitter & (number < last)
-        table = np.stack([np.where(is_blend, factor, 1), number == CONTRAST, number == SATURATION])
+        is_blend = plan.jitter & (number <= last_blend)
         if is_blend.any():
-            views = blend(views, *_column(table.astype(np.float32), views))
+            factors = np.where(is_blend, factor, 1)
+            table = np.stack([factors, number == CONTRAST, number == SATURATION])
+            views = kernels.blend(views, *_column(table.astype(np.float32), views))
         turned = np.flatnonzero(plan.jitter & (number == HUE) & (factor % 1 != 0))
-        if len(turned) and last == HUE:
+        if is_rgb and len(turned):
             rows = send(turned, views.device)
-            views[rows] = turn_hue(views[rows], _column(factor[turned].astype(np.float32), views))
+            turns = _column(factor[turned].astype(np.float32), views)
+            views[rows] = kernels.turn_hue(views[rows], turns)
     return views
 
 
-def _column(values: ndarray, views: Tensor) -> Tensor:
+def _column(values: NDArray[Any], views: Tensor) -> Tensor:
     """Send values [..., V] of views to their device, [..., V, 1, 1, 1]."""
     return send(values, views.device)[..., None, None, None]
 
 
 def blur_weights(sigma: Tensor, size: int) -> Tensor:
-    """Return the matrices of Gaussian blurs that reach three sigma, borders reflected, [v, size,
-    size].
+    """Return the matrices of Gaussian blurs that reach three sigma, [v, size, size].
+
+    Borders are reflected.
 
     Args:
         sigma: Of each view (pixels), [v]. At most a third of ``size`` - 1.
@@ -328,8 +350,8 @@ def blur_weights(sigma: Tensor, size: int) -> Tensor:
     """
     sigma = sigma[:, None]
     distance = torch.arange(2 * size, device=sigma.device)
-    # [v, 2 S]
-    taps = torch.exp(-0.5 * (distance / sigma).square()) * (distance <= (3 * sigma).ceil())
+    is_reached = distance <= (3 * sigma).ceil()
+    taps = torch.exp(-0.5 * (distance / sigma).square()) * is_reached  # [v, 2 S]
     taps /= 2 * taps.sum(1, keepdim=True) - taps[:, :1]
     j = distance[:size]
     i = j[:, None]
@@ -347,42 +369,47 @@ class DeviceViews:
         workers: ``data.workers``, if loader workers have to continue.
 
     Attributes:
-        images: All images on the device. None after :meth:`leave`.
+        images: All images on the device, until :meth:`leave`.
+        place: DEVICE, after :meth:`leave` LOADER.
     """
 
-    def __init__(self, views: RandomViews, device, workers: int | None = None):
+    def __init__(self, views: RandomViews, device: Device, workers: int | None = None):
         self.views = views
         self.device = device
         self.workers = workers
-        self.images: DeviceImages | None = DeviceImages(views.store, device)
+        self.images = DeviceImages(views.store, device)
+        self.place = DEVICE
         self.kernels = KERNELS
         self.mean = torch.tensor(views.mean).to(device)
         self.std = torch.tensor(views.std).to(device)
 
     @torch.no_grad()
-    def __call__(self, epoch: int, indices: ndarray) -> dict:
-        """Return the batch of images in an epoch, see :meth:`RandomViews.batch`.
+    def __call__(self, epoch: int, indices: Integers) -> Batch:
+        """Return the batch of images [B] in an epoch, see :meth:`RandomViews.batch`.
 
         Raises:
             torch.OutOfMemoryError: It does not fit.
         """
-        made = [self._made(plan, indices) for plan in self.views.plans(epoch, indices)]
-        batch = self.views.batch(made, indices)
-        for name in ("index", "label"):
-            if name in batch:
-                batch[name] = send(batch[name], self.device)
+        views = [self._made(plan, indices) for plan in self.views.plans(epoch, indices)]
+        batch = self.views.batch(views, indices)
+        batch["index"] = send(batch["index"], self.device)
+        if "label" in batch:
+            batch["label"] = send(batch["label"], self.device)
         return batch
 
     def compile(self) -> None:
         """Compile what most of the time of colours goes to."""
-        self.kernels = tuple(torch.compile(kernel, dynamic=True) for kernel in KERNELS)
+        self.kernels = Kernels(
+            torch.compile(blend, dynamic=True), torch.compile(turn_hue, dynamic=True)
+        )
 
     def leave(self) -> None:
         """Free the images, because memory ran out, and log a warning."""
-        self.images = None
+        del self.images
+        self.place = LOADER
         log.warning(NO_MEMORY)
 
-    def _made(self, plan: ViewPlan, indices: ndarray) -> Tensor:
+    def _made(self, plan: ViewPlan, indices: Integers) -> Tensor:
         """Return normalised views, float32 [B, count, len(mean), S, S]."""
         numbers = np.repeat(indices, len(plan.box) // len(indices))
         crops = self.images.crops(plan, numbers, self.views.size)  # [V, C, S, S]
@@ -390,6 +417,6 @@ class DeviceViews:
         out = crops[:, : len(self.mean)]
         for first in range(0, len(crops), at_once):
             part = slice(first, first + at_once)
-            some = ViewPlan(**{name: values[part] for name, values in vars(plan).items()})
-            out[part] = normalise(recolour(crops[part], some, self.kernels), self.mean, self.std)
-        return out.unflatten(0, (len(indices), -1))
+            coloured = recolour(crops[part], plan.part(part), self.kernels)
+            out[part] = normalise(coloured, self.mean, self.std)
+        return out.reshape(len(indices), -1, *out.shape[1:])

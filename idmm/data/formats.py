@@ -12,13 +12,14 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import imagecodecs
 import numpy as np
 import tifffile
-from numpy import ndarray
-from PIL import Image, PngImagePlugin, UnidentifiedImageError
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError, _imaging
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .bmp .dib .gif .tif .tiff .webp .ppm .pgm .pbm .pnm .pfm"
@@ -26,32 +27,19 @@ SUFFIXES = frozenset(
 )
 # No EPS, PDF or WMF (they run other programs), no TGA or PCX (they take nearly any bytes for an
 # image).
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "BMP",
-    "DIB",
-    "GIF",
-    "TIFF",
-    "WEBP",
-    "PPM",
-    "JPEG2000",
-    "ICO",
-    "AVIF",
-    "QOI",
-)
+FORMATS = "JPEG PNG BMP DIB GIF TIFF WEBP PPM JPEG2000 ICO AVIF QOI".split()
 PICTURE_CHANNELS = (1, 3)  # of an array
 MAX_PIXELS = 2**28  # larger images are refused by their header, as they may be decompression bombs
 _ORIENTATION = 0x0112  # EXIF's tag, which TIFF has, too
+_ON_THE_SIDE = (5, 6, 7, 8)  # orientations whose rows are stored as columns
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 _HEIC = re.compile(rb".{4}ftyp(?!.{,40}avif)(he|mif|msf)", re.DOTALL)
 _NUMPY = b"\x93NUMPY"
 # the bits of the first component, less one
 _J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)
-_large = threading.RLock()
-_thread = threading.local()
-# of TIFF, that tifffile reads as grey or RGB
+# kinds of a TIFF that tifffile reads as grey or RGB
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")
+_one_large_image = threading.RLock()
 
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow refuses more than twice as many
 # Pillow refuses a PNG whose texts or colour profile are longer (bytes). Image editors write more
@@ -63,13 +51,19 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 for _name in ("tifffile", "PIL"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # errors are raised, too
 with suppress(OSError, AttributeError):  # libtiff prints the same. Some builds hide its functions
-    _libtiff = ctypes.CDLL(Image.core.__file__)
-    _libtiff.TIFFSetErrorHandler(None), _libtiff.TIFFSetWarningHandler(None)
+    _libtiff = ctypes.CDLL(_imaging.__file__)
+    _libtiff.TIFFSetErrorHandler(None)
+    _libtiff.TIFFSetWarningHandler(None)
+
+Pixels = NDArray[Any]  # numbers of any type
 
 
 class BadImage(ValueError):
-    """A file that cannot be used as an image. ``reason`` is a short phrase without the file's
-    name."""
+    """A file that cannot be used as an image.
+
+    Attributes:
+        reason: A short phrase without the file's name.
+    """
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -85,16 +79,19 @@ class NoPicture(BadImage):
 
 
 def channels_flag(channels: int) -> str:
-    """Return the flag that uses all of a file's channels as they are. Without ``bands``, 1 and 3
-    mean pictures."""
+    """Return the flag that uses all of a file's channels as they are.
+
+    Without ``bands``, 1 and 3 mean pictures.
+    """
     if channels in PICTURE_CHANNELS:
         return f"--data.bands '{list(range(channels))}'"
     return f"--data.in_chans {channels}"
 
 
-def decode(item: bytes | ndarray | Image.Image, picture: bool) -> ndarray:
-    """Return an image's values, upright by EXIF's orientation, [H, W, C], in the file's own
-    numbers. Bool is uint8.
+def decode(item: bytes | Pixels | Image.Image, picture: bool) -> Pixels:
+    """Return an image's values in the file's own numbers, [H, W, C].
+
+    They are upright by EXIF's orientation. Of true and false they are uint8.
 
     Args:
         item: Content of the file, an array [H, W] or [H, W, C], or an open image of Pillow's, which
@@ -107,7 +104,7 @@ def decode(item: bytes | ndarray | Image.Image, picture: bool) -> ndarray:
             cannot be met.
     """
     with reporting():
-        if isinstance(item, ndarray):
+        if isinstance(item, np.ndarray):
             values = item
         elif isinstance(item, Image.Image):
             values = _from_pillow(item, picture)
@@ -123,8 +120,6 @@ def decode(item: bytes | ndarray | Image.Image, picture: bool) -> ndarray:
             )
         if values.dtype == bool:
             values = values.astype(np.uint8) * 255
-        else:
-            values = values
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
         if values.ndim == 2:
             return values[:, :, None]
@@ -142,24 +137,29 @@ def read_header(content: bytes) -> Header:
     """Return size and orientation of a file's image by its header. BadImage as :func:`decode`."""
     with reporting():
         if content.startswith(_NUMPY):
-            return Header(_npy_header(content)[:2], 1)
+            array = _npy_header(content)
+            return Header((array.height, array.width), 1)
         if content.startswith(_TIFF):
             page = _tiff_pages(content)[0]
-            size = page.imagelength, page.imagewidth
+            size = (page.imagelength, page.imagewidth)
             orientation = page.tags.valueof(_ORIENTATION, 1)
         else:
             image = pillow_image(content)
-            size = image.height, image.width
+            size = (image.height, image.width)
             orientation = exif_orientation(image)
-        if orientation in (5, 6, 7, 8):
-            return Header(size[::-1], orientation)
-        return Header(size, orientation if orientation in (2, 3, 4) else 1)
+        if orientation not in range(1, 9):
+            orientation = 1
+        if orientation in _ON_THE_SIDE:
+            size = size[::-1]
+        return Header(size, orientation)
 
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """Raise any fault of an image file inside the block as a BadImage. Out of memory stays the
-    machine's fault."""
+    """Raise any fault of an image file inside the block as a BadImage.
+
+    Out of memory stays the machine's fault.
+    """
     try:
         yield
     except (BadImage, MemoryError):
@@ -179,72 +179,94 @@ def check_pixels(width: int, height: int) -> None:
         raise BadImage(
             f"{width} x {height} pixels are more than {MAX_PIXELS}, expected smaller tiles"
         )
-    if width * height > MAX_PIXELS // 8 and hasattr(_thread, "images"):
-        _thread.images.enter_context(_large)
+    if width * height > MAX_PIXELS // 8 and _thread.held is not None:
+        _thread.held.enter_context(_one_large_image)
+
+
+class _Thread(threading.local):
+    """What a thread holds while it reads an image inside :func:`large_one_by_one`."""
+
+    held: ExitStack | None = None
+
+
+_thread = _Thread()
 
 
 @contextmanager
 def large_one_by_one() -> Iterator[None]:
     """Inside the block a large image waits until no other thread has one: it may take gigabytes."""
-    with ExitStack() as _thread.images:
+    with ExitStack() as _thread.held:
         yield
 
 
-def _upright(array: ndarray, orientation: int) -> ndarray:
+def _upright(array: Pixels, orientation: int) -> Pixels:
     """Turn an image [H, W, ...] by EXIF's orientation."""
-    if orientation in (5, 6, 7, 8):
+    if orientation in _ON_THE_SIDE:
         array = array.swapaxes(0, 1)
-    rows = orientation in (3, 4, 7, 8)
-    columns = orientation in (2, 3, 6, 7)
-    return array[:: -1 if rows else 1, :: -1 if columns else 1]
+    if orientation in (3, 4, 7, 8):
+        array = array[::-1]
+    if orientation in (2, 3, 6, 7):
+        array = array[:, ::-1]
+    return array
 
 
 # ---------------------------------------------------------------------- arrays
-def _from_npy(content: bytes, picture: bool) -> ndarray:
-    _, _, channels, first = _npy_header(content)
-    if picture and channels not in PICTURE_CHANNELS:
-        raise NoPicture(f"an array of {channels} channels, expected [H, W] or [H, W, 3]", channels)
-    array = np.lib.format.read_array(io.BytesIO(content))  # no pickles. ValueError: cut short
-    if first:
+class _ArrayHeader(NamedTuple):
+    """The shape in the header of a .npy file."""
+
+    height: int
+    width: int
+    channels: int
+    channels_first: bool  # the channels are the shorter end of the shape
+
+
+def _from_npy(content: bytes, picture: bool) -> Pixels:
+    header = _npy_header(content)
+    if picture and header.channels not in PICTURE_CHANNELS:
+        raise NoPicture(
+            f"an array of {header.channels} channels, expected [H, W] or [H, W, 3]", header.channels
+        )
+    array: Pixels = npy.read_array(io.BytesIO(content))  # no pickles. ValueError: cut short
+    if header.channels_first:
         return np.moveaxis(array, 0, 2)
     return array
 
 
-def _npy_header(content: bytes) -> tuple[int, int, int, bool]:
-    """Return height, width and channels of a .npy file, and if the channels come first: they are
-    the shorter end."""
+def _npy_header(content: bytes) -> _ArrayHeader:
     file = io.BytesIO(content)
-    form = np.lib.format
-    if form.read_magic(file) == (1, 0):
-        read_header = form.read_array_header_1_0
+    if npy.read_magic(file) == (1, 0):
+        shape, *_ = npy.read_array_header_1_0(file)
     else:
-        read_header = form.read_array_header_2_0
-    shape = read_header(file)[0]
+        shape, *_ = npy.read_array_header_2_0(file)
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise BadImage(f"an array of shape {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]")
-    shape = (*shape, 1)[:3]
-    first = shape[0] < shape[2]
-    height, width, channels = (*shape[1:], shape[0]) if first else shape
+    height, width, channels = (*shape, 1)[:3]
+    channels_first = height < channels
+    if channels_first:
+        channels, height, width = shape
     check_pixels(width, height)
-    return height, width, channels, first
+    return _ArrayHeader(height, width, channels, channels_first)
 
 
 # ---------------------------------------------------------------------- Pillow
-def _from_picture_file(content: bytes, picture: bool) -> ndarray:
+def _from_picture_file(content: bytes, picture: bool) -> Pixels:
     image = pillow_image(content)
-    args = image.tile[0].args if getattr(image, "tile", None) else ""
-    if image.format == "PNG" and ";16" in args:
+    if image.format == "PNG" and image.tile and ";16" in str(image.tile[0].args):
         values = imagecodecs.png_decode(content)
-    elif (
-        image.format == "JPEG2000" and (header := _J2K.search(content)) and header[1][0] & 0x7F > 7
-    ):
+    elif image.format == "JPEG2000" and _is_deep_jpeg2000(content):
         values = imagecodecs.jpeg2k_decode(content)
     else:
         return _from_pillow(image, picture)
     return _upright(values, exif_orientation(image))
 
 
-def pillow_image(content: bytes) -> Image.Image:
+def _is_deep_jpeg2000(content: bytes) -> bool:
+    """Return whether a JPEG 2000 has more than 8 bits."""
+    header = _J2K.search(content)
+    return header is not None and header[1][0] & 0x7F > 7
+
+
+def pillow_image(content: bytes) -> ImageFile.ImageFile:
     """Open a file's content by one of :data:`FORMATS`, which run no other programs, or as HEIC."""
     formats = FORMATS
     if _HEIC.match(content):
@@ -255,25 +277,29 @@ def pillow_image(content: bytes) -> Image.Image:
                 "HEIC, which needs pillow-heif. Install it with: pip install -e '.[heic]'"
             ) from None
         register_heif_opener()
-        formats += ("HEIF",)
+        formats = [*FORMATS, "HEIF"]
     image = Image.open(io.BytesIO(content), formats=formats)
     check_pixels(*image.size)
     return image
 
 
-def _from_pillow(image: Image.Image, picture: bool) -> ndarray:
-    """Read an image that Pillow has opened or made. Pillow turns a TIFF upright itself and drops
-    its tag."""
-    if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image)  # Pillow reads 16 bits of a PGM as 32
-        if (image.format, image.mode) == ("PPM", "I"):
+def _from_pillow(image: Image.Image, picture: bool) -> Pixels:
+    """Read an image that Pillow has opened or made.
+
+    Pillow turns a TIFF upright itself and drops its tag.
+    """
+    mode = image.mode
+    if mode.startswith("I") or mode == "F":
+        values = np.asarray(image)
+        if (image.format, mode) == ("PPM", "I"):  # Pillow reads 16 bits of a PGM as 32
             values = values.astype(np.uint16)
-        else:
-            values = values
-    elif picture or image.mode not in ("L", "LA", "RGB", "RGBA", "CMYK", "1"):
-        values = np.array(image.convert("RGBA" if image.has_transparency_data else "RGB"))
+    elif picture or mode not in ("L", "LA", "RGB", "RGBA", "CMYK", "1"):
+        mode = "RGBA" if image.has_transparency_data else "RGB"
+        values = np.array(image.convert(mode))
+    elif mode == "1":
+        values = np.asarray(image.convert("L"))
     else:
-        values = np.asarray(image.convert("L") if image.mode == "1" else image)
+        values = np.asarray(image)
     return _upright(values, exif_orientation(image))
 
 
@@ -286,25 +312,25 @@ def exif_orientation(image: Image.Image) -> int:
 
 
 # ---------------------------------------------------------------------- TIFF
-def _from_tiff(content: bytes, picture: bool) -> ndarray:
-    """Read a TIFF. The samples of all its pages are channels. Pillow reads one page of 8 bits as a
-    picture."""
+def _from_tiff(content: bytes, picture: bool) -> Pixels:
+    """Read a TIFF. The samples of all its pages are channels.
+
+    Pillow reads one page of 8 bits as a picture.
+    """
     pages = _tiff_pages(content)
     page = pages[0]
-    samples = pages[0].samplesperpixel
-    colours = getattr(page.photometric, "name", page.photometric)
-    alpha = {1, 2}.intersection(page.extrasamples)
+    samples = page.samplesperpixel
+    colours = getattr(page.photometric, "name", page.photometric)  # a number is not standard
+    has_opacity = not {1, 2}.isdisjoint(page.extrasamples)
     if page.dtype in (np.uint8, bool) and len(pages) == 1:
-        packed = page.bitspersample != 8 or colours == "PALETTE"
-        if packed or (picture and samples <= 4 and (alpha or samples != 2)):
+        is_packed = page.bitspersample != 8 or colours == "PALETTE"
+        if is_packed or (picture and samples <= 4 and (has_opacity or samples != 2)):
             with suppress(UnidentifiedImageError):  # of Pillow, which knows fewer kinds
                 image = pillow_image(content)
                 image.seek(page.index)
                 return _from_pillow(image, picture)
-    is_picture = (
-        len(pages) == 1 and colours in _COLOURS and samples in ((1, 2, 3, 4) if alpha else (1, 3))
-    )
-    if picture and not is_picture:
+    is_picture = colours in _COLOURS and samples in ((1, 2, 3, 4) if has_opacity else (1, 3))
+    if picture and not (is_picture and len(pages) == 1):
         channels = samples * len(pages)
         raise NoPicture(
             f"a TIFF of {channels} channels ({colours}), expected a page of grey, RGB or RGBA",
@@ -313,21 +339,22 @@ def _from_tiff(content: bytes, picture: bool) -> ndarray:
     values = np.concatenate([_page_values(one) for one in pages], axis=2)
     # as Pillow does with 8 bits
     if picture and colours == "MINISWHITE" and values.dtype.kind == "u":
-        values[:, :, 0] = values.dtype.type(2**page.bitspersample - 1) - values[:, :, 0]
+        white = values.dtype.type(2**page.bitspersample - 1)
+        values[:, :, 0] = white - values[:, :, 0]
     return _upright(values, page.tags.valueof(_ORIENTATION, 1))
 
 
 def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:
+    """Return the pages of a TIFF without smaller copies and masks."""
     tif = tifffile.TiffFile(io.BytesIO(content))
-    every_page = list(tif.pages)
-    # smaller copies and masks are no pages
+    every_page = [page.aspage() for page in tif.pages]
     pages = [page for page in every_page if not (page.is_reduced or page.is_mask)] or every_page[:1]
     for page in pages:
         check_pixels(page.imagewidth, page.imagelength)
     return pages
 
 
-def _page_values(page: tifffile.TiffPage) -> ndarray:
+def _page_values(page: tifffile.TiffPage) -> Pixels:
     """Return the samples of a page, [H, W, S]."""
     planes, _, height, width, samples = page.shaped
     # one thread: several images are read at the same time

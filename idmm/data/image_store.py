@@ -1,9 +1,9 @@
-"""The decoded images of a split: each file is read once, checked, hashed, reduced, and kept in the
-cache folder.
+"""The decoded images of a split.
 
-An entry of the cache is a folder for one split of a dataset at one size. It holds
-``SIGNATURE.pixels`` (all images end to end) and ``SIGNATURE.npz`` (the index, which is written
-last), named by the signature of the images' files.
+Each file is read once, checked, hashed, reduced, and kept in the cache folder. An entry of the
+cache is a folder for one split of a dataset at one size. It holds ``SIGNATURE.pixels`` (all images
+end to end) and ``SIGNATURE.npz`` (the index, which is written last), named by the signature of the
+images' files.
 """
 
 import functools
@@ -15,22 +15,22 @@ import warnings
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import PIL
 import tifffile
 import torch
-from numpy import ndarray
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from idmm import config
 from idmm.data import images
-from idmm.data.formats import BadImage
+from idmm.data.formats import BadImage, Pixels
 from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, RangeUnknown, StoredSize, ValueRange
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
-from idmm.errors import RunError, UserError, reason
+from idmm.errors import Fault, RunError, UserError, reason
 from idmm.files import Lock, expand_home, replacing, sweep
 from idmm.text import by_reason, capped, counted
 
@@ -42,7 +42,7 @@ _FORMAT = "11"  # of the cache's files and of what is done to the pixels
 class BadImages(UserError):
     """Images that cannot be used, with the reason of each by its name."""
 
-    def __init__(self, reasons: dict[str, str], *faults: str):
+    def __init__(self, reasons: dict[str, str], *faults: Fault):
         super().__init__(*faults)
         self.reasons = reasons
 
@@ -62,7 +62,7 @@ class Reading:
             return self.bands.used
         return 3
 
-    def read(self, item: str | ndarray) -> Decoded:
+    def read(self, item: str | Pixels) -> Decoded:
         """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
         decoded = images.read_image(item, self.value_range, self.bands)
         return decoded._replace(pixels=images.fitted(decoded.pixels, self.stored_size))
@@ -72,22 +72,21 @@ class Reading:
 class Index:
     """Facts about the decoded images of a split, without their pixels."""
 
-    sizes: ndarray  # height and width of each image, int64 [N, 2] (pixels)
-    digests: ndarray  # BLAKE2b of each image's file, uint8 [N, 16]
-    pixel_bytes: ndarray  # bytes per pixel of each image, all channels, int64 [N]
-    range: ndarray  # value range if it was measured, float64 [2], of bands [C, 2]. Else [0]
+    sizes: NDArray[np.int64]  # height and width of each image, [N, 2] (pixels)
+    digests: NDArray[np.uint8]  # BLAKE2b of each image's file, [N, 16]
+    pixel_bytes: NDArray[np.int64]  # bytes per pixel of each image, all channels, [N]
+    range: NDArray[np.float64]  # value range if it was measured, [2], of bands [C, 2]. Else [0]
 
     @property
-    def ends(self) -> ndarray:
-        """End of each image in the file of pixels, int64 [N] (bytes)."""
+    def ends(self) -> NDArray[np.int64]:
+        """End of each image in the file of pixels, [N] (bytes)."""
         return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
 
 
 class ImageStore:
-    """The images of a split as uint8 or uint16 tensors, in the split's order. :func:`store_split`
-    makes it.
+    """The images of a split as uint8 or uint16 tensors, in the split's order.
 
-    It holds flat buffers only, which forked loader workers share.
+    :func:`store_split` makes it. It holds flat buffers only, which forked loader workers share.
 
     Args:
         split: The images.
@@ -119,22 +118,25 @@ class ImageStore:
         self.bands = reading.bands
         self.stored_size = reading.stored_size
         self.high_bit = int((index.pixel_bytes > self.channels).sum())
-        self.value_range = reading.value_range if self.high_bit else None
-        if self.value_range == AUTO:
-            self.value_range = index.range.tolist()
-        self.decodes = pixels is None and not isinstance(split.items, ndarray)
-        self._index, self._ends, self._reading = (
-            index,
-            index.ends,
-            replace(reading, value_range=self.value_range),
-        )
-        self._file = pixels
-        self._items = split.items if pixels is None else None
-        if pixels is not None:  # stays mapped if another process removes the file
-            _mapped(pixels, int(self._ends[-1]))
-        # workers would copy the shared pages of strings to count references
-        if isinstance(self._items, list):
-            self._items = np.array([os.fsencode(path) for path in self._items])
+        self.value_range: ValueRange = None
+        if self.high_bit:
+            self.value_range = reading.value_range
+            if reading.value_range == AUTO:
+                self.value_range = index.range.tolist()
+        self.decodes = pixels is None and isinstance(split.items, list)
+        self._index = index
+        self._ends = index.ends
+        self._reading = replace(reading, value_range=self.value_range)
+        # the file of pixels, or the paths or images that are decoded
+        self._source: Path | NDArray[Any]
+        if pixels is not None:
+            self._source = pixels
+            _mapped(pixels, int(self._ends[-1]))  # it stays so if another process removes the file
+        elif isinstance(split.items, list):
+            # workers would copy the shared pages of strings to count references
+            self._source = np.array([os.fsencode(path) for path in split.items])
+        else:
+            self._source = split.items
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -154,30 +156,36 @@ class ImageStore:
             RunError: Its file is gone or was changed since it was loaded (only if it is decoded at
                 each use).
         """
-        if self._file is not None:
-            (h, w), pixel_bytes, end = (
-                self.sizes[i].tolist(),
-                int(self.pixel_bytes[i]),
-                int(self._ends[i]),
-            )
-            flat = _mapped(self._file, int(self._ends[-1]))[end - h * w * pixel_bytes : end]
-            if pixel_bytes > self.channels:
-                flat = (flat.clone() if flat.storage_offset() % 2 else flat).view(torch.uint16)
-            image = flat.view(h, w, self.channels)
+        source = self._source
+        if isinstance(source, Path):
+            image = self._mapped_image(source, i)  # [H, W, C]
         else:
-            image = torch.from_numpy(self._decode(i))  # [H, W, C]
+            image = torch.from_numpy(self._decoded(source[i], i))
         crop = self.stored_size
         # a small image is stored whole
         if isinstance(crop, CentreCrop) and image.shape[:2] != (crop.size, crop.size):
             image = torch.from_numpy(crop(image.numpy()))
         return image.permute(2, 0, 1)  # [C, H, W]
 
-    def picture(self, i: int) -> ndarray:
+    def picture(self, i: int) -> NDArray[np.uint8]:
         """Return a picture of image ``i`` for people, uint8 [H, W, 3]."""
         return images.composite(self.image(i).permute(1, 2, 0).numpy())
 
-    def _decode(self, i: int) -> ndarray:
-        item = self._items[i]
+    def _mapped_image(self, file: Path, i: int) -> torch.Tensor:
+        """Return image ``i`` of the file of pixels, [H, W, C]."""
+        height, width = self.sizes[i].tolist()
+        pixel_bytes = int(self.pixel_bytes[i])
+        end = int(self._ends[i])
+        start = end - height * width * pixel_bytes
+        values = _mapped(file, int(self._ends[-1]))[start:end]
+        if pixel_bytes > self.channels:
+            if start % 2:  # where no view of 16 bits may start
+                values = values.clone()
+            values = values.view(torch.uint16)
+        return values.view(height, width, self.channels)
+
+    def _decoded(self, item: bytes | Pixels, i: int) -> Pixels:
+        """Return image ``i`` from its path or pixels, [H, W, C]."""
         try:
             decoded = self._reading.read(os.fsdecode(item) if isinstance(item, bytes) else item)
         except BadImage as error:
@@ -191,13 +199,17 @@ class ImageStore:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(file: Path, size: int) -> torch.Tensor:
-    """Map a file of pixels in this process, uint8 [size], read when used. RunError: gone or cut
-    short."""
+    """Map a file of pixels in this process, uint8 [size], read when used.
+
+    Raises:
+        RunError: It is gone or cut short.
+    """
     try:
         pages = np.memmap(file, mode="r", shape=size)  # a writable map would need memory
     except (OSError, ValueError) as error:  # ValueError: cut short
         raise RunError(
-            f"{file}: decoded images cannot be read ({reason(error)}). The next run decodes them again"
+            f"{file}: decoded images cannot be read ({reason(error)}). "
+            "The next run decodes them again"
         ) from None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -214,8 +226,7 @@ def store_split(
     value_range: ValueRange = None,
     bands: Bands | None = None,
 ) -> ImageStore:
-    """Read, check, hash and decode all images of a split in parallel, or find that done in the
-    cache.
+    """Read, check, hash and decode all images of a split in parallel, or find that done.
 
     Args:
         stored_size: Longest short side (pixels), or the centre crop, that is stored of each image.
@@ -230,13 +241,8 @@ def store_split(
         RunError: An image does not fit into memory.
     """
     bands = bands or images.bands_of(data.in_chans, data.bands)
-    if bands is not None and bands.count is None:  # that of the first readable file
-        for item in split.items:
-            with suppress(BadImage):
-                bands = bands._replace(
-                    count=images.read_image(item, (0, 1), Bands()).pixels.shape[2]
-                )
-                break
+    if bands is not None and bands.count is None:
+        bands = replace(bands, count=_channels_of_files(split))
     reading = Reading(stored_size, value_range or data.range, bands)
     if data.cache == "auto" and isinstance(split.items, list):
         try:
@@ -244,6 +250,15 @@ def store_split(
         except RunError as error:
             log.warning("%s: images are decoded at each use", str(error))
     return ImageStore(split, _decode_split(split, reading, None), None, reading)
+
+
+def _channels_of_files(split: Split) -> int | None:
+    """Return the channels of the first readable file, None if there is none."""
+    for item in split.items:
+        with suppress(BadImage):
+            pixels = images.read_image(item, (0, 1), Bands()).pixels
+            return int(pixels.shape[2])
+    return None
 
 
 def _decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
@@ -267,26 +282,22 @@ def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> In
     sizes = []
     digests = []
     pixel_bytes = []
-    bad: dict[int, str] = {}  # image -> reason
+    reasons: dict[int, str] = {}  # of bad images
     results = parallel_map(
         lambda i: reading.read(split.items[i]), len(split), split.place, "reading images"
     )
     with closing(results):
         for i, result in enumerate(results):
             if isinstance(result, BadImage):
-                bad[i] = result.reason
+                reasons[i] = result.reason
                 continue
             if file is not None:
                 file.write(result.pixels.data)
             sizes.append(result.pixels.shape[:2])
             pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
             digests.append(result.digest)
-    if bad:
-        count = f"{len(bad)} of {counted(len(split), 'image')}"
-        lines = capped([f"  {line}" for line in by_reason(map(split.place, bad), bad.values())])
-        how = "'idmm data check --root DIR --out runs/check' writes a file for --data.exclude that leaves them out"
-        reasons = {split.names[i]: why for i, why in bad.items()}
-        raise BadImages(reasons, f"data.root: {count} cannot be used ({how}):", *lines)
+    if reasons:
+        raise _bad_images(split, reasons)
     return Index(
         sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
         digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16),
@@ -295,7 +306,21 @@ def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> In
     )
 
 
-def measure_range(split: Split, bands: Bands | None) -> ValueRange:
+def _bad_images(split: Split, reasons: dict[int, str]) -> BadImages:
+    """Return the error for the images with these numbers."""
+    summary = Fault(
+        "data.root",
+        f"{len(reasons)} of {counted(len(split), 'image')} cannot be used "
+        "('idmm data check --root DIR --out runs/check' writes a file for --data.exclude "
+        "that leaves them out):",
+    )
+    rows = by_reason(map(split.place, reasons), reasons.values())
+    faults = [Fault("", row) for row in capped([f"  {row}" for row in rows])]
+    by_name = {split.names[i]: reason for i, reason in reasons.items()}
+    return BadImages(by_name, summary, *faults)
+
+
+def measure_range(split: Split, bands: Bands | None) -> list[float] | list[list[float]]:
     """Return the value range of a split's images of more than 8 bits, of bands one per channel."""
     results = parallel_map(
         lambda i: images.min_max_of(split.items[i], bands),
@@ -303,16 +328,17 @@ def measure_range(split: Split, bands: Bands | None) -> ValueRange:
         split.place,
         "measuring values",
     )
-    # [D, 1 or C, 2]
-    pairs = np.array([one for one in results if one and not isinstance(one, BadImage)])
-    ranges = np.stack([pairs[..., 0].min(axis=0), pairs[..., 1].max(axis=0)], axis=-1).tolist()
+    pairs = np.array([pair for pair in results if pair and not isinstance(pair, BadImage)])
+    lowest = pairs[..., 0].min(axis=0)  # [1 or C]
+    highest = pairs[..., 1].max(axis=0)
+    ranges: list[list[float]] = np.stack([lowest, highest], axis=-1).tolist()
     value_range = ranges if bands else ranges[0]
     tops = pairs[..., 1].max(axis=1)
-    dark = (tops < tops.max() / 8).sum()
     log.info(
-        "data.range: %s is 0 to 1, %d of %d images stay in its lowest eighth. Set it by --data.range '[LOW, HIGH]'",
+        "data.range: %s is 0 to 1, %d of %d images stay in its lowest eighth. "
+        "Set it by --data.range '[LOW, HIGH]'",
         str(value_range),
-        dark,
+        (tops < tops.max() / 8).sum(),
         len(pairs),
     )
     return value_range
@@ -333,17 +359,11 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
     Raises:
         RunError: The cache folder cannot be written, or there is no room.
     """
-    if data.root:
-        root = os.path.realpath(os.path.expanduser(data.root))
-    else:
-        root = None
+    root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
     # a whole split keeps its entry when images are added
-    if split.whole:
-        names = ()
-    else:
-        names = split.names
-    name = f"{data.name}-{part}-{_hashed(_FORMAT, data.name, root, part, names, reading)[:10]}"
-    folder = cache_folder(data.cache_dir) / name
+    names = () if split.whole else split.names
+    key = _hashed(_FORMAT, data.name, root, part, names, reading)[:10]
+    folder = cache_folder(data.cache_dir) / f"{data.name}-{part}-{key}"
     pixels = folder / f"{_signature(split)}.pixels"
     if index := _read_index(pixels):
         return index, pixels
@@ -356,37 +376,50 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
             sweep(folder)  # what a kill left
         except OSError as error:
             raise RunError(f"cannot write to '{folder.parent}' ({reason(error)})") from None
-        if index := _read_index(pixels):
-            return index, pixels
-        sampled = split.sample()
-        # need: by the headers of a sample
-        need = 0
-        free = shutil.disk_usage(folder).free
-        for item in sampled:
-            with suppress(BadImage):  # bad images take no room
-                size = images.fitted_size(*images.image_size(item), reading.stored_size)
-                need += math.prod(size) * reading.channels * (2 if reading.bands else 1)
-        need = round(need * len(split) / len(sampled))
-        size = tqdm.format_sizeof(need, "B")
-        if need > free // 2:
-            raise RunError(
-                f"cache: '{folder.parent}' has {tqdm.format_sizeof(free, 'B')} free, "
-                f"the decoded images need about {size}"
-            )
-        log.info(
-            "cache: '%s' is filled, decoding %s, about %s",
-            folder,
-            counted(len(split), "image"),
-            size,
-        )
-        with replacing(pixels) as file:
-            index = _decode_split(split, reading, file)
-        with replacing(pixels.with_suffix(".npz")) as file:
-            np.savez(file, **vars(index))
-        for path in folder.glob("[!.]*"):
-            if path.stem != pixels.stem:
-                path.unlink(missing_ok=True)
+        index = _read_index(pixels) or _fill(pixels, split, reading)
         return index, pixels
+
+
+def _fill(pixels: Path, split: Split, reading: Reading) -> Index:
+    """Decode a split into a file of pixels, write its index, and delete older ones.
+
+    Raises:
+        RunError: There is no room.
+    """
+    folder = pixels.parent
+    needed = _bytes_of(split, reading)
+    size = tqdm.format_sizeof(needed, "B")
+    free = shutil.disk_usage(folder).free
+    if needed > free // 2:
+        raise RunError(
+            f"cache: '{folder.parent}' has {tqdm.format_sizeof(free, 'B')} free, "
+            f"the decoded images need about {size}"
+        )
+    log.info(
+        "cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size
+    )
+    with replacing(pixels) as file:
+        index = _decode_split(split, reading, file)
+    with replacing(pixels.with_suffix(".npz")) as file:
+        np.savez(file, **vars(index))
+    for path in folder.glob("[!.]*"):
+        if path.stem != pixels.stem:
+            path.unlink(missing_ok=True)
+    return index
+
+
+def _bytes_of(split: Split, reading: Reading) -> int:
+    """Return about how many bytes a decoded split takes, by the headers of a sample."""
+    pixel_bytes = reading.channels
+    if reading.bands:
+        pixel_bytes *= 2
+    sample = split.sample()
+    total = 0
+    for item in sample:
+        with suppress(BadImage):  # bad images take no room
+            size = images.fitted_size(*images.image_size(item), reading.stored_size)
+            total += math.prod(size) * pixel_bytes
+    return round(total * len(split) / len(sample))
 
 
 def _read_index(pixels: Path) -> Index | None:
@@ -396,16 +429,17 @@ def _read_index(pixels: Path) -> Index | None:
             index = Index(**arrays)
         if pixels.stat().st_size == index.ends[-1:].sum():
             return index
-        return None
     except Exception as error:  # not there, or torn: numpy and zipfile raise a dozen types
         log.debug("%s: %s", pixels, error)
-        return None
+    return None
 
 
 def _signature(split: Split) -> str:
-    """Return a hash that differs if any file was added, removed, renamed, written to, or would be
-    read differently."""
-    states = []
+    """Return a hash of the files of a split and of what reads them.
+
+    It differs if any file was added, removed, renamed, written to, or would be read differently.
+    """
+    states: list[tuple[int, int, int] | int | None] = []
     for path in split.items:
         try:
             status = os.stat(path)

@@ -10,16 +10,20 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy import ndarray
+from numpy.typing import NDArray
 from PIL import Image
 
-from idmm.data.formats import PICTURE_CHANNELS, BadImage, Header, decode, read_header
+from idmm.data.formats import PICTURE_CHANNELS, BadImage, Header, Pixels, decode, read_header
 from idmm.errors import reason
 from idmm.files import AnyPath
 from idmm.text import counted
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RATIO = (3 / 4, 4 / 3)  # aspect ratios of a random crop, as torchvision's RandomResizedCrop
 # share of an image's pixels at either end that its smallest and largest value leave out
@@ -27,7 +31,7 @@ _TRIMMED = 1e-4
 _SHOWN = (1, 99)  # percentiles of a channel that are black and full colour in pictures for people
 AUTO = "auto"
 # AUTO, smallest and largest value, both for each channel, or None: the full range of 16 bits
-ValueRange = str | list[float] | list[list[float]] | None
+ValueRange = str | Sequence[float] | Sequence[Sequence[float]] | None
 WHITE = 65535  # stands for 1 in stored images of more than 8 bits
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
 
@@ -36,7 +40,8 @@ class RangeUnknown(Exception):
     """An image has more than 8 bits, and their value range is not known yet."""
 
 
-class Bands(NamedTuple):
+@dataclass(frozen=True)
+class Bands:
     """Channels that are used as they are."""
 
     count: int | None = None  # that a file must have. None: any number that includes those chosen
@@ -44,17 +49,19 @@ class Bands(NamedTuple):
 
     @property
     def used(self) -> int:
-        """Number of channels that are used."""
+        """Number of channels that are used. 0: it depends on the file."""
         if self.chosen:
             return len(self.chosen)
-        return self.count
+        return self.count or 0
 
 
 def bands_of(
     in_chans: int | None, bands: Sequence[int] | None, count: int | None = None
 ) -> Bands | None:
     """Return the bands of ``data.in_chans`` and ``data.bands`` for files of ``count`` channels.
-    None: pictures."""
+
+    None: pictures.
+    """
     if bands is not None:
         return Bands(count, tuple(bands))
     if in_chans in (None, *PICTURE_CHANNELS):
@@ -66,13 +73,16 @@ class Decoded(NamedTuple):
     """An image."""
 
     # uint8 or, of more than 8 bits, uint16 [H, W, C], contiguous. The largest value stands for 1
-    pixels: ndarray
+    pixels: Pixels
     digest: bytes  # BLAKE2b of its file, or of the pixels if it has none
 
 
 def read(path: AnyPath) -> bytes:
-    """Return a file's bytes. BadImage if it is gone, no regular file, may not be read, or is
-    empty."""
+    """Return a file's bytes.
+
+    Raises:
+        BadImage: It is gone, no regular file, may not be read, or is empty.
+    """
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise BadImage("not a regular file")
     try:
@@ -91,7 +101,7 @@ def digest(content: bytes) -> bytes:
 
 
 # a file's content or path, numbers, or an open image
-Item = bytes | AnyPath | ndarray | Image.Image
+Item = bytes | AnyPath | Pixels | Image.Image
 
 
 def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
@@ -112,90 +122,103 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
             expected, as a picture several pages, values that are not finite or without a range.
         RangeUnknown: It has more than 8 bits, and ``value_range`` is AUTO.
     """
-    content = read(item) if isinstance(item, AnyPath) else item
-    values, alpha = _values(content, bands)
+    if isinstance(item, AnyPath):
+        item = read(item)
+    values, opacity = _values(item, bands)
     if values.dtype != np.uint8:
-        if value_range == AUTO:
-            raise RangeUnknown
-        value_range = value_range or ([0, WHITE] if values.dtype == np.uint16 else None)
-        if value_range is None:
+        values = _in_16_bits(values, value_range)
+    if opacity is not None and (opacity > 0).any():
+        values = _on_white(values, opacity)
+    if bands is None and values.shape[2] == 1:
+        values = np.repeat(values, 3, axis=2)
+    content = item if isinstance(item, bytes) else item.tobytes()
+    return Decoded(np.ascontiguousarray(values), digest(content))
+
+
+def _in_16_bits(values: Pixels, value_range: ValueRange) -> NDArray[np.uint16]:
+    """Return the numbers of a file [H, W, C] by their range, whose ends become 0 and WHITE."""
+    if value_range == AUTO:
+        raise RangeUnknown
+    if not value_range:
+        if values.dtype != np.uint16:
             raise BadImage(
                 f"has values of type {values.dtype}, which need a range, expected 8 or 16 bits"
             )
-        low, high = np.array(value_range, dtype=np.float64).T  # [] or [C]
-        factor = np.divide(WHITE, high - low, out=np.zeros_like(high), where=high > low)
-        values = np.clip(np.rint((values.astype(np.float64) - low) * factor), 0, WHITE).astype(
-            np.uint16
-        )
-    if alpha is not None and (alpha > 0).any():
-        values = _on_white(values, alpha)
-    if bands is None and values.shape[2] == 1:
-        values = np.repeat(values, 3, axis=2)
-    pixels = np.ascontiguousarray(values)
-    return Decoded(pixels, digest(content if isinstance(content, bytes) else content.tobytes()))
+        value_range = (0, WHITE)
+    low, high = np.array(value_range, dtype=np.float64).T  # [] or [C]
+    factor = np.divide(WHITE, high - low, out=np.zeros_like(high), where=high > low)
+    scaled = np.rint((values.astype(np.float64) - low) * factor)
+    deep: NDArray[np.uint16] = np.clip(scaled, 0, WHITE).astype(np.uint16)
+    return deep
 
 
-def _on_white(values: ndarray, alpha: ndarray) -> ndarray:
-    """Return an image, uint8 or uint16 [H, W, C], blended with white by its opacity in the file's
-    numbers [H, W, 1]."""
-    if alpha.dtype.kind == "f":
-        opaque = 1.0
-    else:
-        opaque = np.iinfo(alpha.dtype).max
-    if (alpha >= opaque).all():
+def _on_white(values: Pixels, opacity: Pixels) -> Pixels:
+    """Return an image [H, W, C], uint8 or uint16, blended with white.
+
+    ``opacity`` is in the file's numbers, [H, W, 1].
+    """
+    opaque = 1.0
+    if opacity.dtype.kind != "f":
+        opaque = np.iinfo(opacity.dtype).max
+    if (opacity >= opaque).all():
         return values
     if values.dtype == np.uint8:  # 65152: 255 * 255 + 127, which rounds
-        return ((65152 - (255 - values).astype(np.uint16) * alpha) // 255).astype(np.uint8)
-    opacity = np.clip(alpha / opaque, 0, 1)
-    return np.rint(WHITE - (WHITE - values.astype(np.float64)) * opacity).astype(np.uint16)
+        blended = (65152 - (255 - values).astype(np.uint16) * opacity) // 255
+        return blended.astype(np.uint8)
+    share = np.clip(opacity / opaque, 0, 1)
+    return np.rint(WHITE - (WHITE - values.astype(np.float64)) * share).astype(np.uint16)
 
 
-def min_max_of(path: Item, bands: Bands | None) -> list[list[float]]:
-    """Return smallest and largest value of an image of more than 8 bits, of bands one pair per
-    channel. Else [].
+def min_max_of(path: AnyPath, bands: Bands | None) -> list[list[float]]:
+    """Return smallest and largest value of an image of more than 8 bits. Of 8 bits: [].
 
-    The most extreme pixels do not count.
+    Bands have one pair per channel. The most extreme pixels do not count.
     """
     values, _ = _values(read(path), bands)
     if values.dtype == np.uint8:
         return []
-    if bands is None:
-        channels = values.reshape(1, -1)
-    else:
-        channels = np.moveaxis(values, 2, 0).reshape(values.shape[2], -1)
-    cut = int(channels.shape[1] * _TRIMMED)
-    ends = [cut, channels.shape[1] - 1 - cut]
-    return np.partition(channels, ends, axis=1)[:, ends].astype(np.float64).tolist()
+    channels = 1 if bands is None else values.shape[2]
+    rows = values.reshape(-1, channels)
+    cut = int(len(rows) * _TRIMMED)
+    ends = [cut, len(rows) - 1 - cut]
+    pairs: list[list[float]] = np.partition(rows, ends, axis=0)[ends].astype(np.float64).T.tolist()
+    return pairs
 
 
 def _values(
-    content: bytes | ndarray | Image.Image, bands: Bands | None
-) -> tuple[ndarray, ndarray | None]:
-    """Return the used channels [H, W, C] in the numbers of the file, and the opacity of a picture
-    [H, W, 1]."""
-    values = decode(content, picture=bands is None)
-    alpha = None
+    item: bytes | Pixels | Image.Image, bands: Bands | None
+) -> tuple[Pixels, Pixels | None]:
+    """Return the used channels [H, W, C] and the opacity of a picture [H, W, 1].
+
+    Both are in the numbers of the file.
+    """
+    values = decode(item, picture=bands is None)
+    opacity = None
+    channels = values.shape[2]
     if bands is not None:
-        channels = values.shape[2]
-        chosen = list(bands.chosen or range(values.shape[2]))
+        chosen = list(bands.chosen or range(channels))
         if bands.count not in (None, channels):
             raise BadImage(f"has {counted(channels, 'channel')}, expected {bands.count}")
         if max(chosen) >= channels:
             raise BadImage(
-                f"has {counted(channels, 'channel')}, and data.bands has {max(chosen)}, counted from 0"
+                f"has {counted(channels, 'channel')}, "
+                f"and data.bands has {max(chosen)}, counted from 0"
             )
         values = values[:, :, chosen]
-    elif values.shape[2] in (2, 4):
-        values, alpha = values[:, :, :-1], values[:, :, -1:]
+    elif channels in (2, 4):
+        opacity = values[:, :, -1:]
+        values = values[:, :, :-1]
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise BadImage("has values that are not finite (NaN or infinite)")
-    return values, alpha
+    return values, opacity
 
 
-def image_size(item: Item) -> tuple[int, int]:
-    """Return height and width of an image in upright position (pixels). BadImage as
-    :func:`read_image`."""
-    if isinstance(item, ndarray):
+def image_size(item: AnyPath | Pixels) -> tuple[int, int]:
+    """Return height and width of an image in upright position (pixels).
+
+    An array is [H, W, C]. BadImage as :func:`read_image`.
+    """
+    if isinstance(item, np.ndarray):
         return item.shape[:2]
     return image_header(item).size
 
@@ -206,60 +229,74 @@ def image_header(path: AnyPath) -> Header:
 
 
 # ---------------------------------------------------------------------- values
-def unit(image):
+def unit(image: "Tensor") -> "Tensor":
     """Return an image as float32 in [0, 1], from a tensor uint8 or uint16 of any shape."""
-    return image.float().div_(WHITE if image.element_size() == 2 else 255)
+    white = WHITE if image.element_size() == 2 else 255
+    return image.float().div_(white)
 
 
 # ---------------------------------------------------------------------- sizes
-def resized(pixels: ndarray, height: int, width: int) -> ndarray:
-    """Resize an image, bicubic with antialiasing, uint8 or uint16 [H, W, C] -> [height, width,
-    C]."""
+def resized(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Resize an image, bicubic with antialiasing.
+
+    Args:
+        pixels: uint8 or uint16 [H, W, C].
+
+    Returns:
+        The same type, [height, width, C].
+    """
     bicubic = Image.Resampling.BICUBIC
     if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
         return np.array(Image.fromarray(pixels).resize((width, height), bicubic))
-    if pixels.dtype == np.uint8:
-        planes = pixels
-    else:
-        planes = pixels.astype(np.float32)
-    planes = [
-        Image.fromarray(planes[:, :, c]).resize((width, height), bicubic)
-        for c in range(pixels.shape[2])
-    ]
-    made = np.stack([np.asarray(plane) for plane in planes], axis=2)  # [height, width, C]
-    if pixels.dtype == np.uint8:
-        return made
-    return np.clip(np.rint(made), 0, WHITE).astype(pixels.dtype)
+    is_deep = pixels.dtype != np.uint8
+    values = pixels.astype(np.float32) if is_deep else pixels
+    planes = []
+    for channel in range(pixels.shape[2]):
+        plane = Image.fromarray(values[:, :, channel])
+        planes.append(np.asarray(plane.resize((width, height), bicubic)))
+    made = np.stack(planes, axis=2)
+    if is_deep:
+        made = np.clip(np.rint(made), 0, WHITE).astype(np.uint16)
+    return made
+
+
+class Cut(NamedTuple):
+    """How a centre crop is made: the image is resized, then a part is cut out."""
+
+    sides: tuple[int, int]  # height and width that it is resized to (pixels)
+    rows: slice
+    columns: slice
 
 
 class CentreCrop(NamedTuple):
-    """The image for evaluation: its short side is resized to size / crop_pct, then the centre is
-    cut out."""
+    """The image for evaluation: its short side becomes size / crop_pct, its centre is cut out."""
 
     size: int  # side of the result (pixels)
     crop_pct: float  # share of the resized short side that the result covers, in (0, 1]
 
-    def __call__(self, array: ndarray) -> ndarray:
+    def __call__(self, array: Pixels) -> Pixels:
         """Return the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].
 
         For a picture of 8 bits it equals timm's ``create_transform(size, crop_pct=crop_pct,
         interpolation="bicubic")`` to the last bit, before the tensor is made.
         """
-        (h, w), (rows, columns) = self.place(*array.shape[:2])
-        return np.ascontiguousarray(resized(array, h, w)[rows, columns])
+        cut = self.cut(*array.shape[:2])
+        return np.ascontiguousarray(resized(array, *cut.sides)[cut.rows, cut.columns])
 
-    def place(self, h: int, w: int) -> tuple[tuple[int, int], tuple[slice, slice]]:
-        """Return the sides (pixels) that an image of ``h`` x ``w`` is resized to, and the rows and
-        columns of the crop.
+    def cut(self, height: int, width: int) -> Cut:
+        """Return how an image of these sides (pixels) is resized and cut.
 
         As in timm, sides are rounded down, and margins of half a pixel to the even number.
         """
-        size = self.size
         short = math.floor(self.size / self.crop_pct)
-        h, w = (short, int(short * w / h)) if h <= w else (int(short * h / w), short)
-        top = round((h - size) / 2)
-        left = round((w - size) / 2)
-        return (h, w), (slice(top, top + size), slice(left, left + size))
+        shortest = min(height, width)
+        sides = (int(short * height / shortest), int(short * width / shortest))
+        return Cut(sides, _middle(sides[0], self.size), _middle(sides[1], self.size))
+
+
+def _middle(side: int, size: int) -> slice:
+    start = round((side - size) / 2)
+    return slice(start, start + size)
 
 
 # What is stored of an image: a short side up to so many pixels, its centre crop, or with None all
@@ -272,42 +309,39 @@ def short_side_bound(size: int, smallest_scale: float) -> int:
     return int(np.ceil(size / np.sqrt(smallest_scale * RATIO[0])))
 
 
-def fitted(array: ndarray, stored_size: StoredSize) -> ndarray:
+def fitted(array: Pixels, stored_size: StoredSize) -> Pixels:
     """Return an image, uint8 or uint16 [H, W, C], at its stored size. It is never enlarged.
 
     A longer short side is shrunk, bicubic with antialiasing, the aspect kept to the nearest pixel.
     An image of fewer pixels than its centre crop stays as it is.
     """
-    size = fitted_size(*array.shape[:2], stored_size)
-    if isinstance(stored_size, CentreCrop):
-        if size == (stored_size.size, stored_size.size):
-            return stored_size(array)
+    height, width = array.shape[:2]
+    sides = fitted_size(height, width, stored_size)
+    if isinstance(stored_size, CentreCrop) and sides == (stored_size.size, stored_size.size):
+        return stored_size(array)
+    if sides == (height, width):
         return array
-    if size == array.shape[:2]:
-        return array
-    return resized(array, *size)
+    return resized(array, *sides)
 
 
-def fitted_size(h: int, w: int, stored_size: StoredSize) -> tuple[int, int]:
+def fitted_size(height: int, width: int, stored_size: StoredSize) -> tuple[int, int]:
     """Return height and width (pixels) that :func:`fitted` gives to an image."""
     if isinstance(stored_size, CentreCrop):
-        if h * w >= stored_size.size**2:
+        if height * width >= stored_size.size**2:
             return (stored_size.size, stored_size.size)
-        return (h, w)
-    if stored_size is None or min(h, w) <= stored_size:
-        return h, w
-    if w <= h:
-        return (round(h * stored_size / w), stored_size)
-    return (stored_size, round(w * stored_size / h))
+        return (height, width)
+    shortest = min(height, width)
+    if stored_size is None or shortest <= stored_size:
+        return (height, width)
+    return (round(height * stored_size / shortest), round(width * stored_size / shortest))
 
 
 # ---------------------------------------------------------------------- for people
-def composite(image: ndarray) -> ndarray:
-    """Return a picture of an image for people: three channels as colours, two as red and green, one
-    as grey.
+def composite(image: Pixels) -> NDArray[np.uint8]:
+    """Return a picture of an image for people.
 
-    8-bit RGB and grey stay as they are. All else is stretched, each channel between its 1st and
-    99th percentile.
+    Three channels are its colours, two are red and green, and one is grey. 8-bit RGB and grey stay
+    as they are. All else is stretched, each channel between its 1st and 99th percentile.
 
     Args:
         image: [H, W, C], uint8, uint16 or floats.

@@ -1,5 +1,4 @@
-"""From image numbers to batches: the order of an epoch, its split into micro-batches, the loader
-workers."""
+"""From image numbers to batches: the order of an epoch, micro-batches, the loader workers."""
 
 import contextlib
 import itertools
@@ -8,31 +7,43 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import psutil
 import torch
-from numpy import ndarray
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from idmm import distributed
-from idmm.data.device_views import DeviceViews
+from idmm.batch import Batch, BatchFn
+from idmm.data.device_views import Device, DeviceViews
 from idmm.data.image_store import ImageStore
 from idmm.data.images import CentreCrop, unit
 from idmm.data.parallel import cores
-from idmm.data.views import normalise, numbered, resize
+from idmm.data.view_plan import Integers
+from idmm.data.views import normalise, resize, with_labels
 from idmm.errors import RunError
 from idmm.seeding import numpy_rng
 
 log = logging.getLogger(__name__)
 
-BatchFn = Callable[[int, ndarray], dict]  # (epoch, image numbers) -> a batch
 AHEAD = 2  # finished batches that a worker holds
 # open files of a worker (9 were measured) and of the rest of a process
 WORKER_FILES = 16
 OTHER_FILES = 64
+
+
+class Request(NamedTuple):
+    """A micro-batch to make."""
+
+    epoch: int
+    images: Integers  # [B]
+    # factor for its mean loss. With it the gradient, averaged over processes, is that of the mean
+    # over all images of the step, however unevenly they divide
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -56,43 +67,43 @@ class BatchPlan:
         """Images of a step."""
         return min(self.batch_size, self.count - step * self.batch_size)
 
-    def step_images(self, epoch: int, step: int, order: ndarray | None = None) -> ndarray:
-        """Return the numbers of the images of one step over all processes, in order."""
-        if order is None:
-            order = numpy_rng(self.seed, "order", epoch).permutation(self.count)
-        else:
-            order = order
-        return order[step * self.batch_size : (step + 1) * self.batch_size]
+    def requests(self, epoch: int = 0, step: int = 0) -> Iterator[Request]:
+        """Yield this process's micro-batches from a step of an epoch to the end of all epochs.
 
-    def micro_batches(self, images: ndarray) -> list[tuple[ndarray, float]]:
-        """Split a step's images into this process's micro-batches.
-
-        Returns:
-            For each the image numbers and the factor for its mean loss. With it the gradient,
-            averaged over processes, is that of the mean over all images of the step, however
-            unevenly they divide. A process without an image runs the first one at factor 0, because
-            it has to take part.
+        Each step has ``accumulate`` of them. One without an image runs the step's first image at
+        factor 0, because all processes have to take part.
         """
-        mine = np.array_split(images[self.rank :: self.world], self.accumulate)
-        weight = self.world / len(images)
-        return [(part, len(part) * weight) if len(part) else (images[:1], 0.0) for part in mine]
+        for number in range(epoch, self.epochs):
+            order = numpy_rng(self.seed, "order", number).permutation(self.count)
+            for start in range(step * self.batch_size, self.count, self.batch_size):
+                images = order[start : start + self.batch_size]
+                weight = self.world / len(images)
+                for part in np.array_split(images[self.rank :: self.world], self.accumulate):
+                    if len(part):
+                        yield Request(number, part, len(part) * weight)
+                    else:
+                        yield Request(number, images[:1], 0.0)
+            step = 0
 
 
-class _Batches(Dataset):
-    """A map-style dataset of whole batches. A batch's key is its epoch, image numbers and
-    weight."""
+class _Batches(Dataset[Batch]):
+    """A map-style dataset of whole batches. A batch's key is its request."""
 
     def __init__(self, batch_fn: BatchFn):
         self.batch_fn = batch_fn
 
-    def __getitem__(self, request: tuple[int, ndarray, float]) -> dict:
-        epoch, indices, weight = request
+    def __getitem__(self, request: Request) -> Batch:
         try:
             # reductions round differently on more. Results must not depend on the workers
             with one_thread():
-                return {**self.batch_fn(epoch, indices), "weight": weight}
+                return _weighted(self.batch_fn, request)
         except RunError as error:  # a worker's exception would come wrapped in its traceback
             return {"failed": str(error)}
+
+
+def _weighted(batch_fn: BatchFn, request: Request) -> Batch:
+    batch = batch_fn(request.epoch, request.images)
+    return {**batch, "weight": request.weight}
 
 
 @contextlib.contextmanager
@@ -108,48 +119,42 @@ def one_thread() -> Iterator[None]:
 
 def training_batches(
     batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0
-) -> Generator[dict, None, None]:
-    """Yield the micro-batches of all steps from (epoch, step) to the stage's end.
+) -> Generator[Batch, None, None]:
+    """Return the micro-batches of all steps from a step of an epoch to the end of all epochs.
 
-    One loader serves the whole stage: workers start once, not every epoch. A device that makes the
-    views needs none. If it runs out of memory, workers continue. A step without memory throws that
-    error into the generator. It gets its batch again if memory was freed, else the error.
+    One loader serves all epochs: workers start once. A device that makes the views needs none. If
+    it runs out of memory, workers continue. A step without memory throws that error into the
+    generator. It gets its batch again if memory was freed, else the error.
     """
-
-    def requests() -> Iterator[tuple[int, ndarray, float]]:
-        for number in range(epoch, plan.epochs):
-            order = numpy_rng(plan.seed, "order", number).permutation(plan.count)
-            for position in range(step if number == epoch else 0, plan.steps_per_epoch):
-                for indices, weight in plan.micro_batches(
-                    plan.step_images(number, position, order)
-                ):
-                    yield number, indices, weight
-
+    requests = plan.requests(epoch, step)
     if isinstance(batch_fn, DeviceViews):
-        return _made_on_device(batch_fn, requests())
-    return _load(batch_fn, requests(), workers)
+        return _made_on_device(batch_fn, requests)
+    return _load(batch_fn, requests, workers)
 
 
-def _made_on_device(made: DeviceViews, requests: Iterator[tuple]) -> Iterator[dict]:
+def _made_on_device(
+    device_views: DeviceViews, requests: Iterator[Request]
+) -> Generator[Batch, None, None]:
     """Yield the batches of requests, see :func:`training_batches`."""
     for request in requests:
-        epoch, indices, weight = request
         try:
-            yield {**made(epoch, indices), "weight": weight}
+            yield _weighted(device_views, request)
         except torch.OutOfMemoryError:
-            made.leave()
+            device_views.leave()
             break
     else:
         return
-    workers = choose_workers(made.workers, made.views, indices)
-    yield from _load(made.views, itertools.chain([request], requests), workers)
+    views = device_views.views
+    workers = choose_workers(device_views.workers, views, request.images)
+    yield from _load(views, itertools.chain([request], requests), workers)
 
 
-def on_device(batch: dict, device) -> dict:
+def on_device(batch: Batch, device: Device) -> Batch:
     """Send a batch to the device."""
     from accelerate.utils import send_to_device  # an evaluation need not wait for its import
 
-    return send_to_device(batch, device, non_blocking=True)
+    sent: Batch = send_to_device(batch, device, non_blocking=True)
+    return sent
 
 
 class EvalTransform:
@@ -158,73 +163,77 @@ class EvalTransform:
     Images to evaluate on are stored as such crops. Training images are stored larger.
     """
 
-    def __init__(self, store, size: int, crop_pct: float, mean, std):
+    def __init__(
+        self,
+        store: ImageStore,
+        size: int,
+        crop_pct: float,
+        mean: Sequence[float],
+        std: Sequence[float],
+    ):
         self.store = store
-        self.size = size
-        self.crop_pct = crop_pct
+        self.crop = CentreCrop(size, crop_pct)
         self.mean = mean
         self.std = std
-        self.finished = store.stored_size == CentreCrop(size, crop_pct)
 
-    def __call__(self, epoch: int, indices: ndarray) -> dict:
-        """Return ``images`` (float [B, C, size, size]), ``index`` and ``label``."""
-        images = [self.store.image(i) for i in indices]
-        if not self.finished:
-            places = [
-                CentreCrop(self.size, self.crop_pct).place(*image.shape[1:]) for image in images
-            ]
-            crops = zip(images, places, strict=True)
-            images = [
-                resize(image, list(sides))[:, rows, columns]
-                for image, (sides, (rows, columns)) in crops
-            ]
-        if all(image.dtype == torch.uint8 for image in images):  # the usual case, copied as bytes
-            images = unit(torch.stack(images))
+    def __call__(self, epoch: int, indices: Integers) -> Batch:
+        """Return ``images`` (float32 [B, C, size, size]), ``index`` and ``label``."""
+        crops = [self._crop(self.store.image(i)) for i in indices]
+        if all(crop.dtype == torch.uint8 for crop in crops):
+            images = unit(torch.stack(crops))  # the usual case, copied as bytes
         else:
             images = torch.stack(
-                [image if image.is_floating_point() else unit(image) for image in images]
+                [crop if crop.is_floating_point() else unit(crop) for crop in crops]
             )
-        return numbered({"images": normalise(images, self.mean, self.std)}, self.store, indices)
+        return with_labels({"images": normalise(images, self.mean, self.std)}, self.store, indices)
+
+    def _crop(self, image: Tensor) -> Tensor:
+        """Return an image [C, H, W] as its centre crop [C, size, size], which it may be already."""
+        if self.store.stored_size == self.crop:
+            return image
+        cut = self.crop.cut(*image.shape[1:])
+        return resize(image, cut.sides)[:, cut.rows, cut.columns]
 
 
 def centre_crops(
     store: ImageStore,
     size: int,
     crop_pct: float,
-    mean,
-    std,
+    mean: Sequence[float],
+    std: Sequence[float],
     batch_size: int,
     workers: int | None = None,
-    images: ndarray | None = None,
-) -> Iterator[dict]:
+    images: Integers | None = None,
+) -> Iterator[Batch]:
     """Yield this process's share of a split, centre-cropped. ``images``: only those numbers."""
-    images = np.arange(len(store)) if images is None else images
+    if images is None:
+        images = np.arange(len(store))
     crops = EvalTransform(store, size, crop_pct, mean, std)
-    return own_share(crops, images, batch_size, workers, batch_size * len(mean) * size**2 * 4)
+    return own_batches(crops, images, batch_size, workers, batch_size * len(mean) * size**2 * 4)
 
 
-def own_share(
-    batch_fn: BatchFn, images: ndarray, batch_size: int, workers: int | None, nbytes: int
-) -> Iterator:
-    """Yield this process's share of the image numbers ``images`` [n] in order, in batches of
-    ``nbytes`` each.
+def own_batches(
+    batch_fn: BatchFn, images: Integers, batch_size: int, workers: int | None, nbytes: int
+) -> Iterator[Batch]:
+    """Yield the batches of this process's share of ``images`` [n], in order.
 
     Few images are loaded without ``workers``.
+
+    Args:
+        nbytes: Bytes of a batch.
     """
-    mine = images[distributed.rank() :: distributed.world()]
-    # more would start for longer
-    workers = min(worker_count(workers, nbytes)[0], (len(mine) - 1) // (2 * batch_size))
-    return _load(
-        batch_fn,
-        [(0, mine[i : i + batch_size], 1.0) for i in range(0, len(mine), batch_size)],
-        workers,
-    )
+    share = images[distributed.rank() :: distributed.world()]
+    few = (len(share) - 1) // (2 * batch_size)  # more would start for longer
+    most, _ = worker_count(workers, nbytes)
+    starts = range(0, len(share), batch_size)
+    requests = [Request(0, share[start : start + batch_size], 1.0) for start in starts]
+    return _load(batch_fn, requests, min(most, few))
 
 
 def most_workers() -> int:
-    """Return the largest number of loader workers of ``data.workers`` null, per process of this
-    machine."""
-    return max(0, min(16, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1))
+    """Return the largest number of loader workers per process that ``data.workers`` null means."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # of this machine
+    return max(0, min(16, cores() // processes - 1))
 
 
 def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | None]:
@@ -233,52 +242,59 @@ def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | 
     Workers hand batches over in shared memory. Containers often have 64 MiB of it, and a worker
     that runs out dies. Each batch is an open file.
     """
-    workers = most_workers() if workers is None else workers
+    if workers is None:
+        workers = most_workers()
     if not os.path.isdir("/dev/shm"):
         return workers, None
-    each = (AHEAD + 1) * bytes_per_batch  # one more is in the making
+    worker_bytes = (AHEAD + 1) * bytes_per_batch  # one more is in the making
     free = shutil.disk_usage("/dev/shm").free
     files = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)[0] % 2**31  # -1: no limit
-    most = min(free // max(1, each), max(0, files - OTHER_FILES) // WORKER_FILES)
+    most = min(free // max(1, worker_bytes), max(0, files - OTHER_FILES) // WORKER_FILES)
     if workers <= most:
         return workers, None
-    memory = f"{workers * each / 2**20:.0f} MiB of shared memory ({free / 2**20:.0f} MiB are free)"
-    held = (
-        f"{memory} and {OTHER_FILES + WORKER_FILES * workers} open files ({files} by 'ulimit -n')"
+    return most, (
+        f"data.workers {workers} would need {workers * worker_bytes / 2**20:.0f} MiB of shared "
+        f"memory ({free / 2**20:.0f} MiB are free) and {OTHER_FILES + WORKER_FILES * workers} open "
+        f"files ({files} by 'ulimit -n'): {most or 'none'} used instead"
     )
-    return most, f"data.workers {workers} would need {held}: {most or 'none'} used instead"
 
 
-def choose_workers(wanted: int | None, batch_fn: BatchFn, images: ndarray) -> int:
-    """Resolve ``data.workers``: null is as many as there may be. Fewer, with a warning, if shared
-    memory is too small for their batches of ``images``, a micro-batch. None if a device makes the
-    batches."""
-    if isinstance(batch_fn, DeviceViews) or not (most_workers() if wanted is None else wanted):
+def choose_workers(wanted: int | None, batch_fn: BatchFn, images: Integers) -> int:
+    """Resolve ``data.workers``: null is as many as there may be, none if a device makes batches.
+
+    They are fewer, with a warning, if shared memory is too small for their batches of ``images``, a
+    micro-batch.
+    """
+    if wanted is None:
+        wanted = most_workers()
+    if isinstance(batch_fn, DeviceViews) or not wanted:
         return 0
-    one = batch_fn(0, images[:1])
-    tensors = [
-        tensor for part in one.values() for tensor in (part if isinstance(part, list) else [part])
-    ]
-    workers, why = worker_count(
-        wanted, len(images) * sum(getattr(tensor, "nbytes", 0) for tensor in tensors)
-    )
-    if why:
-        log.warning("%s", why)
+    image_bytes = 0
+    for value in batch_fn(0, images[:1]).values():
+        for tensor in value if isinstance(value, list) else [value]:
+            if isinstance(tensor, Tensor):
+                image_bytes += tensor.nbytes
+    workers, warning = worker_count(wanted, len(images) * image_bytes)
+    if warning:
+        log.warning("%s", warning)
     return workers
 
 
-def _load(batch_fn: BatchFn, requests, workers: int) -> Iterator[dict]:
+def _load(
+    batch_fn: BatchFn, requests: Iterable[Request], workers: int
+) -> Generator[Batch, None, None]:
     # the images are shared with forked workers, not copied
-    forked = workers > 0 and sys.platform == "linux"
+    is_forked = workers > 0 and sys.platform == "linux"
     loader = DataLoader(
         _Batches(batch_fn),
         sampler=requests,
         batch_size=None,
         num_workers=workers,
         prefetch_factor=AHEAD if workers else None,
-        multiprocessing_context="fork" if forked else None,
+        multiprocessing_context="fork" if is_forked else None,
         worker_init_fn=_own_process_group,
-        pin_memory=torch.cuda.is_initialized(),  # not in a run on the CPU
+        # not in a run on the CPU
+        pin_memory=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # torch's own
     )
     try:
         for batch in loader:

@@ -1,9 +1,10 @@
 """A function of images on several threads, with the results in order."""
 
 import os
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from idmm.data.formats import BadImage, large_one_by_one
@@ -15,7 +16,7 @@ Result = TypeVar("Result")
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
+    if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
@@ -26,7 +27,7 @@ def parallel_map(
     place: Callable[[int], str],
     label: str | None,
     ahead: int = 0,
-) -> Iterator[Result | BadImage]:
+) -> Generator[Result | BadImage, None, None]:
     """Yield ``work(i)`` for each of ``count`` images in order, or the BadImage that it raised.
 
     Threads work on a few images ahead of the caller, so memory stays bounded. Pillow decodes
@@ -40,6 +41,7 @@ def parallel_map(
     Raises:
         RunError: An image does not fit into memory.
     """
+    from idmm import distributed  # torch, which lists of images do not need
 
     def attempt(i: int) -> Result | BadImage:
         try:
@@ -48,13 +50,11 @@ def parallel_map(
         except BadImage as error:
             return error
         except MemoryError as error:
-            why = f"out of memory while decoding '{place(i)}'"
-            raise RunError(why) from error
-
-    from idmm import distributed  # torch, which lists of images do not need
+            raise RunError(f"out of memory while decoding '{place(i)}'") from error
 
     threads = cores()
-    waiting = deque()
+    most_waiting = 4 * threads + ahead
+    waiting: deque[Future[Result | BadImage]] = deque()
     bar = Bar(
         total=count,
         desc=label,
@@ -66,8 +66,11 @@ def parallel_map(
         try:
             for i in range(count):
                 waiting.append(pool.submit(attempt, i))
-                while waiting and (len(waiting) >= 4 * threads + ahead or i == count - 1):
+                if len(waiting) == most_waiting:
                     yield waiting.popleft().result()
                     bar.update()
+            while waiting:
+                yield waiting.popleft().result()
+                bar.update()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for the queue

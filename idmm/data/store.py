@@ -2,24 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy import ndarray
+from numpy.typing import NDArray
 
 from idmm import config, distributed
 from idmm.data.fingerprint import fingerprint
-from idmm.data.folder import PARTS
+from idmm.data.formats import BadImage, Pixels
 from idmm.data.image_store import ImageStore, store_split
-from idmm.data.images import AUTO, LUMA, WHITE, StoredSize, ValueRange
+from idmm.data.images import AUTO, LUMA, WHITE, Bands, StoredSize, ValueRange
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Split
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 
 
 @dataclass(frozen=True)
 class Stores:
-    """The decoded images of a run: to train on, to evaluate between epochs, to report at the
-    end."""
+    """The decoded images of a run: to train on, to evaluate on, to report at the end."""
 
     train: ImageStore
     # ``val`` and ``test`` at each size (pixels), if there are any
@@ -28,22 +28,23 @@ class Stores:
     value_range: ValueRange
     mean: list[float]  # of each channel, on values in [0, 1]
     std: list[float]
-    remarks: dict  # entries of ``result.json`` about the data
+    remarks: dict[str, Any]  # entries of ``result.json`` about the data
     val: ImageStore | None = None  # those of ``crops`` at one size, see :meth:`at`
     test: ImageStore | None = None
 
     @property
     def parts(self) -> dict[str, ImageStore]:
         """The stores that there are, by name."""
-        return {part: store for part in PARTS if (store := getattr(self, part)) is not None}
+        stores = {"train": self.train, "val": self.val, "test": self.test}
+        return {part: store for part, store in stores.items() if store is not None}
 
     def at(self, size: int) -> "Stores":
         """Return the same with ``val`` and ``test`` at a size (pixels)."""
-        return replace(self, **self.crops[size])
+        crops = self.crops[size]
+        return replace(self, val=crops.get("val"), test=crops.get("test"))
 
-    def fingerprint(self) -> dict:
-        """Return what a resumed run must find unchanged, for JSON: images, value range, mean and
-        std."""
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what a resumed run must find unchanged, for JSON: images, range, mean and std."""
         images = {part: fingerprint(store, store.digests) for part, store in self.parts.items()}
         return {**images, "range": self.value_range, "mean": self.mean, "std": self.std}
 
@@ -58,8 +59,9 @@ def store_images(
     mean: list[float] | None = None,
     std: list[float] | None = None,
 ) -> Stores:
-    """Read every image, and decide value range, mean and standard deviation once. All processes
-    must call together.
+    """Read every image, and decide value range, mean and standard deviation once.
+
+    All processes must call together.
 
     Args:
         train_size: What is stored of training images, see :class:`idmm.data.image_store.Reading`.
@@ -72,57 +74,86 @@ def store_images(
         UserError: Bad images of all splits in one.
         RunError: An image does not fit into memory.
     """
-    evaluated = {part: split for part, split in listing.parts.items() if part in ("val", "test")}
-    faults = []
-
-    def store(split: Split, part: str, stored_size: StoredSize, **values) -> ImageStore | None:
-        try:
-            return store_split(split, stored_size=stored_size, data=data, part=part, **values)
-        except UserError as error:
-            faults.extend(fault for fault in error.faults if fault not in faults)
-
-    train = store(listing.train, "train", train_size, value_range=value_range)
-    values = {
-        "value_range": (train and train.value_range) or value_range,
-        "bands": train and train.bands,
-    }
-    if train and not train.high_bit and value_range == AUTO:
-        # as predictions have it: the training images give no range
-        values["value_range"] = [0, WHITE]
-    crops = {
-        size: {part: store(split, part, stored, **values) for part, split in evaluated.items()}
-        for size, stored in eval_sizes.items()
-    }
-    if faults:
+    faults: list[Fault] = []
+    train = _store(listing.train, "train", train_size, data, value_range, None, faults)
+    eval_range = value_range
+    bands = None
+    if train is not None:
+        bands = train.bands
+        if train.high_bit:
+            eval_range = train.value_range
+        elif value_range == AUTO:
+            eval_range = [0, WHITE]  # as predictions have it: training images give no range
+    crops: dict[int, dict[str, ImageStore]] = {size: {} for size in eval_sizes}
+    for size, stored_size in eval_sizes.items():
+        for part, split in listing.parts.items():
+            if part in ("val", "test"):
+                store = _store(split, part, stored_size, data, eval_range, bands, faults)
+                if store is not None:
+                    crops[size][part] = store
+    if train is None or faults:
         raise UserError(*faults)
     if mean is None or std is None:
-        grey = data.channels == 1 and train.bands is None  # of the brightness
-        measured = None
-        if distributed.rank() == 0:
-            place = train.names.__getitem__
-            count = len(train)
-            results = parallel_map(
-                lambda i: moments(train.image(i).numpy(), grey), count, place, "measuring mean"
-            )
-            measured = mean_and_std(sum(results))  # of [C, 3]
-        measured = distributed.broadcast(measured)
-        mean = mean or measured[0]
-        std = std or measured[1]
-    is_deep = any(
-        one.high_bit
-        for one in (train, *(one for at_size in crops.values() for one in at_size.values()))
-    )
-    if is_deep or value_range != AUTO:
-        known_range = values["value_range"]
-    else:
-        known_range = None
-    return Stores(train, crops, known_range, mean, std, listing.remarks)
+        measured_mean, measured_std = _measured(train, data.channels == 1 and bands is None)
+        mean = mean or measured_mean
+        std = std or measured_std
+    stores = [train, *(store for at_size in crops.values() for store in at_size.values())]
+    if value_range == AUTO and not any(store.high_bit for store in stores):
+        eval_range = None
+    return Stores(train, crops, eval_range, mean, std, listing.remarks)
+
+
+def _store(
+    split: Split,
+    part: str,
+    stored_size: StoredSize,
+    data: config.Data,
+    value_range: ValueRange,
+    bands: Bands | None,
+    faults: list[Fault],
+) -> ImageStore | None:
+    """Return a split's images, or None after adding what is wrong with them to ``faults``."""
+    try:
+        return store_split(
+            split,
+            stored_size=stored_size,
+            data=data,
+            part=part,
+            value_range=value_range,
+            bands=bands,
+        )
+    except UserError as error:
+        faults.extend(fault for fault in error.faults if fault not in faults)
+        return None
 
 
 # ---------------------------------------------------------------------- mean and standard deviation
-def moments(pixels: ndarray, grey: bool) -> ndarray:
-    """Return number of pixels, sum and sum of squares of each channel, values in [0, 1], float64
-    [C, 3].
+def _measured(train: ImageStore, grey: bool) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of the images, see :func:`moments`.
+
+    The first process measures them for all.
+    """
+    measured = None
+    if distributed.rank() == 0:
+        total = np.zeros((1, 3))
+        results = parallel_map(
+            lambda i: moments(train.image(i).numpy(), grey),
+            len(train),
+            train.names.__getitem__,
+            "measuring mean",
+        )
+        for result in results:
+            if not isinstance(result, BadImage):  # a store has none
+                total = total + result
+        measured = mean_and_std(total)
+    values: tuple[list[float], list[float]] = distributed.broadcast(measured)
+    return values
+
+
+def moments(pixels: Pixels, grey: bool) -> NDArray[np.float64]:
+    """Return number of pixels, sum and sum of squares of each channel, [C, 3].
+
+    Values are in [0, 1].
 
     Args:
         pixels: uint8 or uint16 [C, H, W].
@@ -131,18 +162,17 @@ def moments(pixels: ndarray, grey: bool) -> ndarray:
     values = pixels / np.iinfo(pixels.dtype).max
     if grey:
         values = np.rint(np.tensordot(LUMA, values, axes=1) * WHITE)[None] / WHITE
-    else:
-        values = values
-    return np.stack(
-        [np.full(len(values), values[0].size), values.sum((1, 2)), (values * values).sum((1, 2))],
-        axis=1,
-    )
+    count = np.full(len(values), values[0].size)
+    return np.stack([count, values.sum((1, 2)), (values * values).sum((1, 2))], axis=1)
 
 
-def mean_and_std(total: ndarray) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation (of a constant 1) per channel from the sum of
-    :func:`moments`."""
-    mean = total[:, 1] / total[:, 0]
-    square = total[:, 2] / total[:, 0]
-    std = np.sqrt(np.maximum(square - mean * mean, 0))
-    return [float(f"{m:.6g}") for m in mean], [float(f"{s:.6g}") if s > 1e-6 else 1.0 for s in std]
+def mean_and_std(total: NDArray[np.float64]) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation per channel from the sum of :func:`moments`, [C, 3].
+
+    The deviation of a constant is 1.
+    """
+    count, values, squares = total.T
+    mean = values / count
+    std = np.sqrt(np.maximum(squares / count - mean * mean, 0))
+    std = np.where(std > 1e-6, std, 1.0)
+    return [float(f"{m:.6g}") for m in mean], [float(f"{s:.6g}") for s in std]

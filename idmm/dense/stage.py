@@ -15,7 +15,7 @@ from torch import nn
 from idmm import distributed
 from idmm.config import DetectConfig, SegmentConfig, parsing
 from idmm.data.image_store import ImageStore
-from idmm.data.loaders import own_share
+from idmm.data.loaders import own_batches
 from idmm.dense.evaluate import (
     Scores,
     classes_on_file,
@@ -242,7 +242,7 @@ class DenseEvaluator(Evaluator):
             self.store, self.size, spec.mean, spec.std, only_images=True, short=self.short
         )
         batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * self.size**2
-        batches = own_share(
+        batches = own_batches(
             transform, np.arange(len(self.store)), self.batch_size, run.workers, batch_bytes
         )
         batches = run.interrupts.watch(batches)

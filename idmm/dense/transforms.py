@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as F
 from idmm.config.dense import STEP
 from idmm.data.image_store import ImageStore
 from idmm.data.images import unit
-from idmm.data.views import normalise, numbered, resize
+from idmm.data.views import normalise, resize, with_labels
 from idmm.dense.targets import IGNORED, BoxTarget, Size, nearest, outlined
 from idmm.models.base import Tensors
 from idmm.seeding import derive, seeded
@@ -78,7 +78,7 @@ def on_canvas(array: Tensor, canvas: Size, fill: int = 0) -> Tensor:
 
 @dataclass(eq=False)
 class DenseTransform:
-    """Makes a batch of letterboxed images, as a :data:`idmm.data.loaders.BatchFn`.
+    """Makes a batch of letterboxed images, as a :data:`idmm.batch.BatchFn`.
 
     With ``augment`` each image has a seed of its own from (key, epoch, image). It is letterboxed
     times a random scale, cropped at random if it is larger than the canvas, flipped and recoloured,
@@ -138,7 +138,7 @@ class DenseTransform:
         elif "masks" in samples[0]:
             masks = [on_canvas(sample["masks"], canvas, IGNORED) for sample in samples]
             batch["mask"] = torch.cat(masks).long()
-        return numbered(batch, self.store, indices)
+        return with_labels(batch, self.store, indices)
 
     def _sample(self, epoch: int, i: int) -> Tensors:
         if self.augment is None:

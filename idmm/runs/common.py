@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from idmm import distributed
+from idmm.batch import BatchFn
 from idmm.data.fingerprint import listed_again
 from idmm.data.image_store import ImageStore
-from idmm.data.loaders import BatchFn, BatchPlan, centre_crops
+from idmm.data.loaders import BatchPlan, centre_crops
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing
 from idmm.data.store import Stores, store_images

@@ -42,7 +42,7 @@ class Loop:
         self.train = run.train
         self.batches: BatchPlan = plan.batches
         self.steps = plan.phase.epochs * self.batches.steps_per_epoch  # of the schedules
-        images = plan.batches.micro_batches(plan.batches.step_images(0, 0))[0][0]
+        images = next(plan.batches.requests()).images
         with self._memory():
             run.start(method, plan.transform, images)
         self.accelerator = run.accelerator

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from idmm.batch import BatchFn
 from idmm.config import Train
-from idmm.data.loaders import BatchFn, BatchPlan
+from idmm.data.loaders import BatchPlan
 from idmm.evaluation.evaluators import Evaluator
 from idmm.training.clock import Timer
 from idmm.training.stage import Phase

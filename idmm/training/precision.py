@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from idmm import distributed
-from idmm.data.loaders import BatchFn, on_device, one_thread
+from idmm.batch import BatchFn
+from idmm.data.loaders import on_device, one_thread
 from idmm.methods.base import Method
 from idmm.progress import log
 from idmm.seeding import seeded

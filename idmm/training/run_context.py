@@ -10,8 +10,8 @@ from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
 from accelerate.state import AcceleratorState
 
 from idmm import distributed
+from idmm.batch import BatchFn
 from idmm.data.device_views import place_of, place_views
-from idmm.data.loaders import BatchFn
 from idmm.errors import UserError, in_short
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
