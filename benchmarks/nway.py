@@ -56,16 +56,18 @@ def layer(instances: int, width: int, way: str, device: str):
     return InstanceClassifier(instances, width, config.METHODS["idmm"](classifier=kind)).to(device)
 
 
-def views(instances: int, width: int, count: int, device: str) -> list[tuple]:
-    """Return two groups of features with their instances, those mixed into them and the share."""
+def views(instances: int, width: int, count: int, device: str) -> list:
+    """Return two groups of mixed crops, with features as their views."""
     import torch
+
+    from idmm.methods.mixing import MixedCrops
 
     generator = torch.Generator().manual_seed(1)
     groups = []
     for size in (count // 3, count - count // 3):
         z = torch.randn(size, width, generator=generator).to(device).requires_grad_()
         own, other = torch.randint(instances, (2, size), generator=generator).to(device)
-        groups.append((z, own, other, 0.7))
+        groups.append(MixedCrops(z, own, other, 0.7))
     return groups
 
 
@@ -78,7 +80,7 @@ def measured_time(
     module = layer(instances, width, way, device)
     groups = views(instances, width, count, device)
     w = module.weight.detach()
-    z = torch.cat([group[0].detach() for group in groups])
+    z = torch.cat([group.views.detach() for group in groups])
     clock = (
         time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     )

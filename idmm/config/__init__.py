@@ -5,7 +5,7 @@ are read from the classes of this package. pydantic checks all fields of a confi
 all faults are reported together.
 """
 
-from idmm.config.base import PATHS, RESUME_IGNORED
+from idmm.config.base import PATHS, RESUME_IGNORED, section
 from idmm.config.data import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -18,6 +18,7 @@ from idmm.config.data import (
 )
 from idmm.config.dense import DenseConfig, DetectConfig, SegmentConfig
 from idmm.config.methods import METHODS, Method
+from idmm.config.register import register_options
 from idmm.config.stages import (
     DrLoc,
     FinetuneConfig,
@@ -32,4 +33,5 @@ __all__ = [
     "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "PATHS", "RESUME_IGNORED", "Augment", "CropGroup", "Data",
     "DenseConfig", "DetectConfig", "DrLoc", "FinetuneConfig", "FinetuneTrain", "Method", "Model", "PretrainConfig",
     "PretrainTrain", "SegmentConfig", "Subset", "Train", "Views", "global_groups",
+    "register_options", "section",
 ]  # fmt: skip

@@ -61,12 +61,17 @@ def section(cls: type) -> type:
     """
     cls.__annotations__ = {name: _strict(kind) for name, kind in get_annotations(cls).items()}
     made = _frozen(cls)
-    for name, info in made.__pydantic_fields__.items():
-        bases = [getattr(base, "__pydantic_fields__", {}).get(name) for base in made.__mro__]
+    inherit_help(made)
+    return made
+
+
+def inherit_help(kind: Any) -> None:
+    """Give the fields of a section without a docstring those of its base classes."""
+    for name, info in kind.__pydantic_fields__.items():
+        bases = [getattr(base, "__pydantic_fields__", {}).get(name) for base in kind.__mro__]
         info.description = next(
             (base.description for base in bases if base and base.description), None
         )
-    return made
 
 
 def _no_bool(kind: type, fault: str) -> Any:

@@ -202,7 +202,7 @@ AnyMethod = IDMM | SimCLR | SupCon | MoCoV2 | MoCoV3 | DINO | Supervised
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in get_args(AnyMethod)}
 
 
-_named = BeforeValidator(
+with_name = BeforeValidator(
     lambda options: {"name": "idmm", **options} if isinstance(options, dict) else options
 )
-MethodOptions = Annotated[AnyMethod, Field(discriminator="name"), _named]
+MethodOptions = Annotated[AnyMethod, Field(discriminator="name"), with_name]

@@ -1,14 +1,20 @@
 """The interface of a method for the training loop: a loss for a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
 
 import torch
 from torch import Tensor, nn
 
+from idmm.batch import Batch
+from idmm.methods.common import MomentumEncoder, in_one_pass
 from idmm.methods.drloc import Localization
+from idmm.models import Backbone
 from idmm.models.build import one_image_norms
+
+# of a backbone, with an extra loss and values for the log
+Output = tuple[Tensor, Tensor | float, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,7 @@ class RunInfo:
 
 
 class Method(nn.Module):
-    """A backbone (a timm model that is trained and averaged by EMA) with the modules that a method
-    adds.
+    """A backbone, which is trained and averaged by EMA, with the modules that a method adds.
 
     Attributes:
         localization: An extra loss on the grid of embeddings of all images that need gradients, or
@@ -36,23 +41,24 @@ class Method(nn.Module):
         scheduled_epoch: Progress in the recipe's epochs, which the loop sets with
             ``train.minutes``. None: schedules follow the epoch.
         starts_from_features: Whether a new run calls :meth:`prepare` before its first step.
-        teacher: A :class:`idmm.methods.common.MomentumEncoder` of backbone and head, or None.
+        teacher: Of backbone and head, or None.
         lr_scales: Learning rates of child modules by name, as multiples of the run's; 1 if not
             named.
     """
 
     localization: Localization | None
+    teacher: MomentumEncoder | None
 
-    def __init__(self, backbone: nn.Module):
+    def __init__(self, backbone: Backbone):
         super().__init__()
         self.backbone = backbone
         # first after the backbone, so second in the optimizer's groups
         self.register_module("localization", None)
         self.head: nn.Module = nn.Identity()
-        self.lr_scales = {}
+        self.lr_scales: dict[str, float] = {}
         self.scheduled_epoch: float | None = None
         self.starts_from_features = False
-        self.teacher: nn.Module | None = None
+        self.teacher = None
 
     def scheduled(self, epoch: int) -> float:
         """Return the position of schedules in an epoch, counted from 0."""
@@ -65,7 +71,7 @@ class Method(nn.Module):
         """The backbone to export. The default is the one in training."""
         return self.backbone
 
-    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
         """Compute the loss of a batch.
 
         Args:
@@ -81,10 +87,10 @@ class Method(nn.Module):
 
     def features(
         self,
-        images: Tensor | Sequence[Tensor],
+        images: Tensor | list[Tensor],
         key: int,
         head: Callable[[Tensor], Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
+    ) -> Output:
         """Run the backbone once.
 
         Args:
@@ -97,37 +103,31 @@ class Method(nn.Module):
             for the log.
         """
         backbone = self.backbone
-        if isinstance(images, Tensor):
-            images = images
-        else:
-            images = torch.cat(images)
+        images = in_one_pass(images)
         with one_image_norms(backbone, images):
             if self.localization is not None:
-                return self.localization(backbone, images, key, head)
-            return (
-                backbone(images) if head is None else head(backbone.forward_features(images)),
-                0.0,
-                {},
-            )
+                output: Output = self.localization(backbone, images, key, head)
+                return output
+            if head is None:
+                return backbone(images), 0.0, {}
+            return head(backbone.forward_features(images)), 0.0, {}
 
     def prepare(self, features: Tensor) -> None:
         """Start from the features [N, d] of all training images, on the CPU."""
 
     def compile(self) -> None:
-        """Compile what most of a step's time goes to by torch.compile. The default is the
-        backbone's features."""
+        """Compile what most of a step's time goes to by torch.compile: the backbone's features."""
         backbone = self.backbone  # methods call its features and its head one by one
-        compiled = torch.compile(backbone.forward_features.__func__)
+        compiled = torch.compile(type(backbone).forward_features)
         # bound to the copy of a copied backbone
-        backbone.forward_features = MethodType(compiled, backbone)
+        bound = MethodType(compiled, backbone)
+        backbone.forward_features = bound  # type: ignore[method-assign]  # of this object only
 
     def before_step(self, epoch: int) -> None:
-        """Act between the backward pass and the optimizer step, e.g. drop gradients. The default
-        does nothing."""
+        """Act between backward pass and optimizer step, e.g. drop gradients. Nothing by default."""
 
     def after_step(self, step: float) -> None:
-        """Act after an optimizer step, counted from 0. The default moves the momentum encoder, if
-        there is one.
+        """Act after an optimizer step, counted from 0. The default moves the teacher, if any.
 
         With ``train.minutes``, ``step`` is the progress times the recipe's steps.
         """
@@ -135,14 +135,18 @@ class Method(nn.Module):
             self.teacher.update(step, self.backbone, self.head)
 
     def embed(self, features: Tensor) -> Tensor:
-        """Return the embeddings that the loss compares, from pooled features [B, d] of
-        ``exported``.
+        """Return the embeddings that the loss compares, from pooled features of ``exported``.
 
-        A collapse shows there first.
+        [B, d] -> [B, D]. A collapse shows there first.
         """
-        return self.head(features)
+        embeddings: Tensor = self.head(features)
+        return embeddings
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
-        """Return the method's own measures, from pooled features [B, d] of ``exported`` and numbers
-        of images [B]."""
+        """Return the method's own measures.
+
+        Args:
+            features: Pooled, of ``exported``, [B, d].
+            index: Numbers of the images, int64 [B].
+        """
         return {}

@@ -1,5 +1,7 @@
-"""DINO (Caron et al., ICCV 2021): the student's softmax follows that of a momentum teacher, centred
-and sharpened."""
+"""DINO (Caron et al., ICCV 2021): a student's softmax follows a teacher's.
+
+The teacher has momentum weights. Its outputs are centred and sharpened.
+"""
 
 import warnings
 
@@ -7,18 +9,18 @@ from lightly.loss import DINOLoss
 from lightly.models.modules import DINOProjectionHead
 from torch import Tensor, nn
 
-from idmm import config
+from idmm.batch import Batch
+from idmm.config import methods as options
 from idmm.methods.base import Method, RunInfo
-from idmm.methods.common import MomentumEncoder, at_least_fp32, crops_of, full_precision, width_of
+from idmm.methods.common import MomentumEncoder, at_least_fp32, crops_of, full_precision
+from idmm.models import Backbone, feature_width
 from idmm.progress import log
 
 OUTPUTS = 65_536  # of the paper's head
 WARMUP_TEMPERATURE = 0.04
-# epochs for which the teacher's temperature rises and the head's last layer is frozen. In short
-# runs a tenth at most
-WARMUP_EPOCHS = 30
-FROZEN_EPOCHS = 1
-SHORT = 10
+WARMUP_EPOCHS = 30  # for which the teacher's temperature rises
+FROZEN_EPOCHS = 1  # for which the head's last layer is frozen
+SHORT = 10  # both take at most this part of a run, a tenth
 
 
 class DINO(Method):
@@ -28,10 +30,13 @@ class DINO(Method):
     teacher's backbone is exported, as in the paper.
     """
 
-    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+    head: DINOProjectionHead
+    teacher: MomentumEncoder
+
+    def __init__(self, backbone: Backbone, info: RunInfo, config: options.DINO):
         super().__init__(backbone)
         outputs = config.outputs or _outputs(info)
-        self.head = _head(*width_of(backbone, config), config.dim, outputs)
+        self.head = _head(feature_width(backbone), config.hidden_dim, config.dim, outputs)
         self.head.freeze_last_layer = min(FROZEN_EPOCHS, info.epochs // SHORT)
         self.teacher = MomentumEncoder(backbone, self.head, config.momentum, info.steps)
         self.warmup = min(WARMUP_EPOCHS, info.epochs // SHORT)
@@ -47,26 +52,25 @@ class DINO(Method):
         return self.teacher.copies[0]
 
     def temperature(self, epoch: float) -> float:
-        """The teacher's temperature in an epoch, counted from 0: linear from 0.04 in the warm-up's
-        first to the end in its last."""
+        """The teacher's temperature in an epoch, counted from 0.
+
+        It rises linearly from 0.04 in the warm-up's first epoch to the end in its last.
+        """
+        share = 1.0
         if self.warmup:
             share = min(1.0, epoch / max(1, self.warmup - 1))
-        else:
-            share = 1.0
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
 
-    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Compute the loss of all crops in ``batch["views"]``, of which the teacher sees the global
-        ones."""
+    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+        """Compute the loss of all crops in ``views``, of which the teacher sees the global ones."""
         crops = crops_of(batch)
         features, extra, logs = self.features(crops, key)  # [V*B, d]
         student = at_least_fp32(self.head(features)).chunk(len(crops))  # [B, K] each
-        seen = crops[: sum(views.shape[1] for views in batch["views"][: self.global_groups])]
-        teacher = at_least_fp32(self.teacher(seen)).chunk(len(seen))  # [B, K] each
+        count = sum(views.shape[1] for views in batch["views"][: self.global_groups])
+        teacher = at_least_fp32(self.teacher(crops[:count])).chunk(count)  # [B, K] each
+        temperature = self.temperature(self.scheduled(epoch))
         with full_precision(student[0]):
-            loss = self.loss(
-                list(teacher), list(student), teacher_temp=self.temperature(self.scheduled(epoch))
-            )
+            loss = self.loss(list(teacher), list(student), teacher_temp=temperature)
         return {"loss": loss + extra, **logs}
 
     def before_step(self, epoch: int) -> None:
@@ -74,10 +78,13 @@ class DINO(Method):
         self.head.cancel_last_layer_gradients(self.scheduled(epoch))
 
     def embed(self, features: Tensor) -> Tensor:
-        """Return the student's targets, of the teacher's features: centred, as sharp as after the
-        warm-up, [B, K]."""
-        centred = at_least_fp32(self.teacher.copies[1](features)) - self.loss.center[0]
-        return (centred / self.teacher_temperature).softmax(1)
+        """Return the student's targets [B, K] of the teacher's features [B, d].
+
+        They are centred, and as sharp as after the warm-up.
+        """
+        outputs = at_least_fp32(self.teacher.copies[1](features))
+        centre: Tensor = self.loss.center[0]
+        return ((outputs - centre) / self.teacher_temperature).softmax(1)
 
 
 def _head(width: int, hidden: int, dim: int, outputs: int) -> DINOProjectionHead:

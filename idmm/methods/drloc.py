@@ -1,5 +1,4 @@
-"""Dense relative localization as an extra term of a method's loss. Its head is here, never in the
-backbone."""
+"""Dense relative localization as an extra term of a method's loss, with the head that it needs."""
 
 from collections.abc import Callable
 
@@ -7,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from idmm.config import DrLoc
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 from idmm.losses.drloc import DenseRelativeLocalization
+from idmm.models import Backbone
 from idmm.models.build import black_image
 from idmm.models.grid import as_grid, block_outputs
 from idmm.seeding import numpy_rng
@@ -24,41 +24,45 @@ class Localization(nn.Module):
             has no transformer blocks.
     """
 
-    def __init__(self, backbone: nn.Module, config: DrLoc, size: int, in_chans: int):
+    def __init__(self, backbone: Backbone, config: DrLoc, size: int, in_chans: int):
         super().__init__()
         self.config = config
         grids = self._probe(backbone, size, in_chans)
-        if min(grids[-1].shape[2:]) < 2:
-            rows, columns = grids[-1].shape[2:]
-            why = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
-            raise UserError(
-                f"drloc.weight: {why}. Give larger images, a backbone with finer grids or --drloc.weight 0"
-            )
+        rows, columns = grids[-1].shape[2:]
+        if min(rows, columns) < 2:
+            text = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
+            remedy = "Give larger images, a backbone with finer grids or --drloc.weight 0"
+            raise UserError(Fault("drloc.weight", text, remedy))
         widths = [grid.shape[1] for grid in grids]
         self.loss = DenseRelativeLocalization(
             widths, config.mode, config.pairs, config.hidden_dim, config.grid_size
         )
 
     def forward(
-        self, backbone: nn.Module, images: Tensor, key: int, head: Callable | None = None
-    ) -> tuple[Tensor, Tensor, dict]:
-        """Return the backbone's output for images [B, C, S, S], the weighted loss on its grid, and
-        values for the log.
+        self,
+        backbone: Backbone,
+        images: Tensor,
+        key: int,
+        head: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the backbone's output, the weighted loss on its grid, and values for the log.
 
-        ``key`` seeds the pairs; ``head`` takes the place of ``backbone.forward_head``.
+        Args:
+            backbone: Run once.
+            images: [B, C, S, S].
+            key: Seed of the pairs.
+            head: Replaces ``backbone.forward_head``.
         """
         features, grids = self._run(backbone, images)
         loss = self.loss(grids, numpy_rng(key, "drloc"))
-        return (
-            (head or backbone.forward_head)(features),
-            self.config.weight * loss,
-            {"drloc": loss.detach()},
-        )
+        if head is None:
+            head = backbone.forward_head
+        return head(features), self.config.weight * loss, {"drloc": loss.detach()}
 
-    def _run(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return features and the grids that the loss is for, the final one or one for each
-        block."""
-        size = images.shape[-2:]
+    def _run(self, backbone: Backbone, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return features and the grids of the loss: the final one, or one for each block."""
+        height, width = images.shape[-2:]
+        size = (height, width)
         if self.config.mode != "l1_all":
             features = backbone.forward_features(images)
             return features, [as_grid(backbone, features, size)]
@@ -67,7 +71,7 @@ class Localization(nn.Module):
         return features, [as_grid(backbone, output, size) for output in outputs]
 
     @torch.no_grad()
-    def _probe(self, backbone: nn.Module, size: int, in_chans: int) -> list[Tensor]:
+    def _probe(self, backbone: Backbone, size: int, in_chans: int) -> list[Tensor]:
         """Return the grids of a black image."""
         training = backbone.training
         try:

@@ -1,21 +1,24 @@
-"""Stage 2: supervised training of a classifier, with Mixup and CutMix through the same sparse
-mixing as stage 1."""
+"""Supervised training of a classifier, with the sparse Mixup and CutMix of pretraining."""
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
+from idmm.batch import Batch
 from idmm.config import Augment
 from idmm.methods.base import Method
 from idmm.methods.common import mixed_cross_entropy
-from idmm.methods.mixing import Mix, draw_cutmix, draw_mixup, mix_images
+from idmm.methods.mixing import Mix, draw_cutmix, draw_mixup, mixed_crops
+from idmm.models import Backbone
 from idmm.models.build import classifiers
 from idmm.seeding import numpy_rng
 
 
 class Finetune(Method):
-    """Cross-entropy on mixed images. By default Mixup is on even epochs and CutMix on odd ones, as
-    released.
+    """Cross-entropy on mixed images. By default even epochs have Mixup and odd ones CutMix.
+
+    So it was released.
 
     Args:
         backbone: A timm model with a classifier: images [B, C, S, S] -> logits [B, K].
@@ -30,7 +33,7 @@ class Finetune(Method):
 
     class_weight: Tensor | None
 
-    def __init__(self, backbone: nn.Module, config: Augment, freeze: bool = False):
+    def __init__(self, backbone: Backbone, config: Augment, freeze: bool = False):
         super().__init__(backbone)
         self.config = config
         # set once the images are known
@@ -48,21 +51,13 @@ class Finetune(Method):
             self.backbone.eval()
         return self
 
-    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Compute the loss of ``batch["images"]`` [B, C, S, S] with classes ``batch["label"]``
-        [B]."""
-        images = batch["images"]
-        label = batch["label"]
-        mix = self._draw(images, epoch, numpy_rng(key, "mixing"))
-        other = None
-        lam = 1.0
-        if mix is not None:
-            images = mix_images(images, mix)
-            other = label[mix.partner_on(label.device)]
-            lam = mix.lam
-        logits, extra, logs = self.features(images, key)  # [B, K]
+    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+        """Compute the loss of ``images`` [B, C, S, S] with classes ``label`` [B]."""
+        mix = self._draw(batch["images"], epoch, numpy_rng(key, "mixing"))
+        mixed = mixed_crops(batch["images"], batch["label"], mix)
+        logits, extra, logs = self.features(mixed.views, key)  # [B, K]
         smoothing = self.config.label_smoothing
-        loss = mixed_cross_entropy(logits.float(), label, other, lam, smoothing, self.class_weight)
+        loss = mixed_cross_entropy(logits.float(), mixed, smoothing, self.class_weight)
         return {"loss": loss + extra, **logs}
 
     def _draw(self, images: Tensor, epoch: int, rng: np.random.Generator) -> Mix | None:
@@ -74,11 +69,12 @@ class Finetune(Method):
         if mixup and (number % 2 == 0 or not cutmix):
             return draw_mixup(len(images), mixup, rng)
         if cutmix:
-            return draw_cutmix(len(images), *images.shape[-2:], cutmix, rng)
+            count, _, height, width = images.shape
+            return draw_cutmix(count, height, width, cutmix, rng)
         return None
 
 
-def balanced_weights(labels: np.ndarray, classes: int) -> Tensor:
+def balanced_weights(labels: NDArray[np.int64], classes: int) -> Tensor:
     """Return a weight for each of K classes by the training images' labels [n], float32 [K].
 
     w_c = n / (K n_c), n_c images of class c (King and Zeng, Political Analysis 9, 2001;
@@ -86,7 +82,7 @@ def balanced_weights(labels: np.ndarray, classes: int) -> Tensor:
     an image is 1; of the others w_c is 0.
     """
     count = np.bincount(labels, minlength=classes)
-    weights = np.divide(
-        len(labels), (count > 0).sum() * count, out=np.zeros(classes), where=count > 0
-    )
+    present = count > 0
+    weights = np.zeros(classes)
+    weights[present] = len(labels) / (present.sum() * count[present])
     return torch.from_numpy(weights).float()

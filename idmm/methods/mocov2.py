@@ -1,10 +1,10 @@
-"""MoCo v2 (He et al., CVPR 2020; Chen et al., arXiv:2003.04297): a queue of keys from a momentum
-encoder."""
+"""MoCo v2 (He et al., CVPR 2020; Chen et al., arXiv:2003.04297): a queue of earlier keys."""
 
 from lightly.loss import NTXentLoss
-from torch import Tensor, nn
+from torch import Tensor
 
-from idmm import config
+from idmm.batch import Batch
+from idmm.config import methods as options
 from idmm.methods.base import Method, RunInfo
 from idmm.methods.common import (
     MomentumEncoder,
@@ -14,19 +14,22 @@ from idmm.methods.common import (
     head_dim,
     projection_head,
 )
+from idmm.models import Backbone
 from idmm.progress import log
 
 QUEUE = 2048  # Table 10 of the IDMM paper
 
 
 class MoCoV2(Method):
-    """InfoNCE (Eq. 1) of the first crop's query against the second's key and the queue, which
-    starts at random.
+    """InfoNCE (Eq. 1) of the first crop's query against the second's key and the queue.
 
-    Keys are not shuffled between processes: heads have no batch norm to learn from it.
+    The keys are a momentum encoder's, and the queue starts at random. Keys are not shuffled between
+    processes: heads have no batch norm to learn from it.
     """
 
-    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+    teacher: MomentumEncoder
+
+    def __init__(self, backbone: Backbone, info: RunInfo, config: options.MoCoV2):
         super().__init__(backbone)
         self.head = projection_head(backbone, config)
         self.teacher = MomentumEncoder(backbone, self.head, config.momentum)
@@ -36,7 +39,7 @@ class MoCoV2(Method):
         for name, buffer in list(self.loss.memory_bank.named_buffers()):
             self.loss.memory_bank.register_buffer(name, buffer, persistent=True)
 
-    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
         """Compute the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
         one, other = crops_of(batch)
         features, extra, logs = self.features(one, key)  # [B, d]

@@ -1,35 +1,40 @@
-"""Supervised pretraining on stage 1's views, to measure the value of labels (Table 6 of the IDMM
-paper)."""
+"""Supervised pretraining on the views of pretraining, to measure the value of labels.
+
+It is that of Table 6 of the IDMM paper.
+"""
 
 from torch import Tensor, nn
 
-from idmm import config
+from idmm.batch import Batch
+from idmm.config import methods as options
 from idmm.methods.base import Method, RunInfo
-from idmm.methods.common import at_least_fp32, mixed_cross_entropy, mixed_groups
-from idmm.models import feature_width
+from idmm.methods.common import (
+    added,
+    at_least_fp32,
+    mixed_cross_entropy,
+    mixed_groups,
+    rows_of,
+)
+from idmm.models import Backbone, feature_width
 
 
 class Supervised(Method):
-    """Cross-entropy of all crops with the image's class, each group CutMixed on its own; groups'
-    means are added."""
+    """Cross-entropy of all crops with the image's class. Groups' means are added.
 
-    def __init__(self, backbone: nn.Module, info: RunInfo, config: config.Method):
+    Each group is CutMixed on its own.
+    """
+
+    def __init__(self, backbone: Backbone, info: RunInfo, config: options.Supervised):
         super().__init__(backbone)
         self.config = config
-        self.classifier = nn.Linear(feature_width(backbone), info.classes)
+        self.classifier = nn.Linear(feature_width(backbone), info.classes or 0)
 
-    def forward(self, batch: dict, key: int, epoch: int) -> dict[str, Tensor]:
-        """Compute the loss of all crops in ``batch["views"]`` with classes ``batch["label"]``
-        [B]."""
-        groups = list(mixed_groups(batch, batch["label"], self.config.cutmix_alpha, key))
-        features, extra, logs = self.features([views for views, *_ in groups], key)  # [V, d]
-        # [B*count, K]
-        logits = at_least_fp32(self.classifier(features)).split(
-            [len(views) for views, *_ in groups]
-        )
-        smoothing = self.config.label_smoothing
-        losses = [
-            mixed_cross_entropy(rows, *of, smoothing)
-            for rows, (_, *of) in zip(logits, groups, strict=True)
-        ]
-        return {"loss": sum(losses) + extra, **logs}
+    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+        """Compute the loss of all crops in ``views`` with classes ``label`` [B]."""
+        groups = mixed_groups(batch, batch["label"], self.config.cutmix_alpha, key)
+        features, extra, logs = self.features([group.views for group in groups], key)  # [V, d]
+        logits = at_least_fp32(self.classifier(features))  # [V, K]
+        losses = []
+        for group, rows in zip(groups, rows_of(groups, logits), strict=True):
+            losses.append(mixed_cross_entropy(rows, group, self.config.label_smoothing))
+        return {"loss": added(losses) + extra, **logs}
