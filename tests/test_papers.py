@@ -77,7 +77,7 @@ def planned(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "command", "jobs"), GRIDS, ids=lambda text: text[:40])
 def test_grids_have_the_jobs_of_their_line(planned, name, command, jobs):
     remaining, _ = planned(*shlex.split(re.match("`([^`]*)`", command)[1]))
-    stages = [job.stage for job in remaining]
+    stages = [job.command for job in remaining]
     counts = [stages.count(stage) for stage in ("pretrain", "finetune") if stage in stages]
     assert counts == [int(count) for count in jobs.split(" + ")]
 

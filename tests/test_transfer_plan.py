@@ -47,7 +47,7 @@ def plan(config, finished=()):
 
 def keys(**changes):
     """The key of each job by its stage and title."""
-    return {(job.stage, job.title): job.key for job in plan(grid(**changes))}
+    return {(job.command, job.title): job.key for job in plan(grid(**changes))}
 
 
 def cells(**changes):
@@ -76,7 +76,7 @@ def test_against_a_naive_enumeration():
     for cell, job in jobs.items():
         start = starts[cell]
         config = parsing.build(FinetuneConfig, job.config)
-        assert (job.stage, config.seed, config.init) == ("finetune", cell.seed, None)
+        assert (job.command, config.seed, config.init) == ("finetune", cell.seed, None)
         assert (config.data.subset is None) == (cell.target == "digits")
         assert config.model.kwargs == BACKBONE["kwargs"]
         assert (start is None) == (cell.source == "scratch")
@@ -322,7 +322,7 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
         "pretrain": {"config": str(tmp_path / "none.yaml")},
         "finetune": {"train": {"epoch": 3, "lr": -1}},
     }  # fmt: skip
-    lines = GridPlan(grid(**bad)).faults
+    lines = [str(fault) for fault in GridPlan(grid(**bad)).faults]
     names = ", ".join(DATASETS)
     assert lines == [
         "sources[3]: got {'label': 'x'}, expected a name or a mapping with 'name'",
@@ -376,4 +376,4 @@ def test_all_faults_together_each_where_it_stands(tmp_path):
     ],
 )
 def test_faults_one_by_one(change, fault):
-    assert any(line.startswith(fault) for line in GridPlan(grid(**change)).faults)
+    assert any(str(one).startswith(fault) for one in GridPlan(grid(**change)).faults)

@@ -180,7 +180,7 @@ def test_an_interrupt_leaves_what_can_be_gone_on_with(joined, tmp_path, monkeypa
     train = {**GRID["pretrain"]["train"], "epochs": 5000, "save_minutes": 60}
     pretrain = {**GRID["pretrain"], "train": train}
     grid = make(tmp_path / "out", sources=GRID["sources"][1:], scratch=False, pretrain=pretrain)
-    (pretraining,) = (job for job in grid.remaining() if job.stage == "pretrain")
+    (pretraining,) = (job for job in grid.remaining() if job.command == "pretrain")
     folder = grid.out / pretraining.folder
 
     def stop(grid):

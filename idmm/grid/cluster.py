@@ -2,6 +2,7 @@
 path."""
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from idmm.data.parallel import cores
-from idmm.errors import Interrupted, UserError, in_short
+from idmm.errors import Fault, Interrupted, UserError, in_short
 from idmm.grid.config import Ray
 from idmm.grid.plan import Job
 from idmm.grid.run import DEATHS, Grid, attempt
@@ -39,13 +40,14 @@ def run(grid: Grid) -> None:
         }
         task = ray.remote(**limits)(_run_job)
         grid_ref = ray.put(grid)
-        futures = {}  # by key of the job
-        running = {}  # by future
+        futures: dict[str | None, Any] = {}  # by key of the job
+        running: dict[Any, Job] = {}  # by future
         for job in grid.remaining():  # each after the one that it needs
             future = task.options(name=job.title).remote(
                 grid_ref, job, os.getcwd(), futures.get(job.needs)
             )
-            futures[job.key], running[future] = future, job
+            futures[job.key] = future
+            running[future] = job
         try:
             while running:
                 for future in ray.wait(list(running), timeout=POLL)[0]:
@@ -87,9 +89,13 @@ def _run_job(grid: Grid, job: Job, folder: str, needs_error: str | None) -> str 
     with contextlib.suppress(OSError):
         os.chdir(folder)
     if not (grid.out / "grid.yaml").exists():
-        out = grid.out.absolute()
-        line = f"out: node {socket.gethostname()} does not see '{out}'"
-        raise UserError(f"{line}. Name a folder that all nodes see at the same path")
+        raise UserError(
+            Fault(
+                "out",
+                f"node {socket.gethostname()} does not see '{grid.out.absolute()}'",
+                "Name a folder that all nodes see at the same path",
+            )
+        )
     return attempt(grid, job)
 
 
@@ -122,37 +128,56 @@ def connected(config: Ray) -> Iterator[tuple[Any, float]]:
 
 
 def _join(ray: Any, config: Ray) -> None:
-    address = config.address or "local"
-    options = {}
-    problem = f"ray.address: cannot join the cluster '{address}'"
-    cure = "Start one with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, or leave ray.address out"
-    if config.address is None:
-        options = {"num_cpus": cores(), "include_dashboard": False, "object_store_memory": STORE}
-        problem = "engine: Ray does not start on this machine"
-        cure = "Join a running cluster with --ray.address"
+    """Join the cluster of a config, or start one on this machine. UserError: there is none."""
+    start = functools.partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        if config.address is None:
+            start("local", num_cpus=cores(), include_dashboard=False, object_store_memory=STORE)
+        else:
+            start(config.address)
     except Exception as error:  # of many kinds
-        raise UserError(f"{problem} ({in_short(error)}). {cure}") from None
+        if config.address is None:
+            fault = Fault(
+                "engine",
+                f"Ray does not start on this machine ({in_short(error)})",
+                "Join a running cluster with --ray.address",
+            )
+        else:
+            fault = Fault(
+                "ray.address",
+                f"cannot join the cluster '{config.address}' ({in_short(error)})",
+                "Start one with 'ray start --head', set RAY_AUTH_MODE=token if it needs one, "
+                "or leave ray.address out",
+            )
+        raise UserError(fault) from None
 
 
 def _check_resources(ray: Any, config: Ray) -> float:
     """Log the cluster's size, and return the GPUs per job. UserError if no node can run a job and
     none can join."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+    cpus = sum(node.get("CPU", 0) for node in nodes)
+    gpus = sum(node.get("GPU", 0) for node in nodes)
     log.info("ray: %d nodes, %g cores, %g GPUs", len(nodes), cpus, gpus)
+    num_cpus = config.num_cpus
+    num_gpus = config.num_gpus
     # with 0, Ray would let every job see all GPUs, and all would use the first
-    if config.num_gpus is None:
+    if num_gpus is None:
         num_gpus = float(gpus > 0)
-    else:
-        num_gpus = config.num_gpus
-    if any(
-        node.get("CPU", 0) >= config.num_cpus and node.get("GPU", 0) >= num_gpus for node in nodes
-    ):
-        return num_gpus
-    line = f"ray: a job needs {config.num_cpus:g} cores and {num_gpus:g} GPUs, and no node has them"
+    for node in nodes:
+        if node.get("CPU", 0) >= num_cpus and node.get("GPU", 0) >= num_gpus:
+            return num_gpus
     if config.address is None:
-        raise UserError(f"{line}. Lower --ray.num_cpus or --ray.num_gpus")
-    log.warning("%s yet. Waiting for one to join", line)
+        raise UserError(
+            Fault(
+                "ray",
+                f"a job needs {num_cpus:g} cores and {num_gpus:g} GPUs, and no node has them",
+                "Lower --ray.num_cpus or --ray.num_gpus",
+            )
+        )
+    log.warning(
+        "ray: a job needs %g cores and %g GPUs, and no node has them yet. Waiting for one to join",
+        num_cpus,
+        num_gpus,
+    )
     return num_gpus

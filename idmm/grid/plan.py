@@ -5,19 +5,30 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 from idmm.config import PATHS, RESUME_IGNORED, parsing, reading
-from idmm.config.schema import merged
-from idmm.errors import UserError
+from idmm.config.schema import Json, flatten, merged
+from idmm.errors import Fault, UserError
 from idmm.files import expand_home, is_public
 from idmm.grid.config import TRAINING, GridConfig
 from idmm.grid.entries import NONE, SCRATCH, Entry, read_entries
 from idmm.runs import STAGES
+
+# the list of the grid that decides a key, by command
+DECIDED_BY = {
+    "pretrain": {"data.name": "sources", "method.name": "methods"},
+    "finetune": {"data.name": "targets", "method.name": "methods", "init": "weights"},
+}
+ALWAYS_DECIDED_BY = {
+    "model.name": "backbones",
+    "model.kwargs": "backbones",
+    "seed": "seeds",
+    "out": "out",
+}
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a stage."""
+    """One run of a command."""
 
     key: str  # hash of what it computes
-    stage: str
-    config: dict  # plain, without ``out``, and without ``init`` if it needs another job
+    command: str
+    config: Json  # plain, without ``out``, and without ``init`` if it needs another job
     title: str  # in messages and folder names
     needs: str | None  # key of the job whose backbone it starts from
     folder: str  # under the grid's folder
@@ -46,12 +57,12 @@ class Job:
 
 @dataclass(frozen=True)
 class _Row:
-    """The start of stage 2: a job, a file, or nothing."""
+    """What fine-tuning starts from: a job, a file, or nothing."""
 
     source: str
-    method: str
-    pretrain_seed: int | None
-    seeds: tuple[int, ...]
+    seeds: Sequence[int]  # of fine-tuning
+    method: str = NONE
+    pretrain_seed: int | None = None
     needs: str | None = None
     init: str | None = None
     entries: tuple[Entry, ...] = ()  # whose options it takes
@@ -64,175 +75,212 @@ class GridPlan:
         entries: The valid ones of each list.
         jobs: By key. A job follows the one that it needs.
         cells: The key of the job of each cell, without the cells that have faults.
-        faults: Faults of the grid, a line each.
+        faults: Faults of the grid.
         notes: Lines for the log, as keys.
     """
 
     def __init__(self, grid: GridConfig):
         self.grid = grid
-        self.jobs = {}
-        self.cells = {}
-        self.faults = []
-        self.notes = {}
-        self._places = {}  # by stage and fault of its options: where it occurred first
-        self._recipes = {}
+        self.jobs: dict[str, Job] = {}
+        self.cells: dict[Cell, str] = {}
+        self.faults: list[Fault] = []
+        self.notes: dict[str, None] = {}
+        # by command and fault of its options: where it occurred first
+        self._places: dict[tuple[str, Fault], str] = {}
+        self._recipes: dict[tuple[str, str], Json] = {}
         self._seed_pairs = _seed_pairs(grid)
         self.entries = read_entries(grid, self.faults)
-        for stage in TRAINING:
-            self._check_options(stage)
+        for command in TRAINING:
+            self._check_options(command)
         for backbone in self.entries["backbones"]:
-            rows = self._rows(backbone)
-            sizes = {
-                row.needs: self.jobs[row.needs].config["views"]["size"] for row in rows if row.needs
-            }
-            sizes[None] = next(iter(sizes.values()), None)  # of probes without a pretraining
-            for row, target in product(rows, self.entries["targets"]):
-                if grid.pairs == "all" or row.needs is None or target.label == row.source:
-                    self._add_cells(row, backbone, target, sizes[row.needs])
-        self.faults += [f"{place}: {fault}" for (_, fault), place in self._places.items()]
+            self._add_backbone(backbone)
+        self.faults += [fault.within(place) for (_, fault), place in self._places.items()]
 
     def remaining(self, finished: Collection[str] = ()) -> list[Job]:
         """Return the jobs that cells still need if ``finished`` (keys) are done, each after the one
         it needs."""
-        keys = set(self.cells.values()) - set(finished)
-        keys |= {self.jobs[key].needs for key in keys} - set(finished)
-        return [job for key, job in self.jobs.items() if key in keys]
+        keys = {*self.cells.values()} - {*finished}
+        needed = {self.jobs[key].needs for key in keys} - {*finished}
+        return [job for key, job in self.jobs.items() if key in keys | needed]
 
     # -------------------------------------------------------------- rows and cells
+    def _add_backbone(self, backbone: Entry) -> None:
+        """Add the cells of a backbone, and their jobs."""
+        rows = self._rows(backbone)
+        # image size of a probe, by the pretraining it starts from
+        sizes: dict[str | None, int] = {}
+        for row in rows:
+            if row.needs is not None:
+                sizes[row.needs] = self.jobs[row.needs].config["views"]["size"]
+        first_size = next(iter(sizes.values()), None)
+        for row, target in product(rows, self.entries["targets"]):
+            if self.grid.pairs == "all" or row.needs is None or target.label == row.source:
+                self._add_cells(row, backbone, target, sizes.get(row.needs, first_size))
+
     def _rows(self, backbone: Entry) -> list[_Row]:
         """Return the rows of a backbone, and add their pretraining to the jobs."""
-        grid = self.grid
-        entries = self.entries
-        seeds = tuple(dict.fromkeys(seed for _, seed in self._seed_pairs))
-        rows = [_Row(SCRATCH, NONE, None, seeds)] if grid.scratch else []
-        for entry in entries["weights"]:
+        seeds = [*dict.fromkeys(seed for _, seed in self._seed_pairs)]
+        rows = []
+        if self.grid.scratch:
+            rows.append(_Row(SCRATCH, seeds))
+        for entry in self.entries["weights"]:
             if entry.values["backbone"] == backbone.label:
                 path = entry.values["path"]
-                if is_public(path):
-                    init = path
-                else:
-                    init = str(expand_home(path).absolute())
-                rows.append(_Row(entry.label, NONE, None, seeds, init=init, entries=(entry,)))
+                if not is_public(path):
+                    path = str(expand_home(path).absolute())
+                rows.append(_Row(entry.label, seeds, init=path, entries=(entry,)))
         pretrain_seeds = dict.fromkeys(seed for seed, _ in self._seed_pairs)
-        for source, method, seed in product(entries["sources"], entries["methods"], pretrain_seeds):
-            layers = [
-                grid.pretrain,
-                *(entry.values.get("pretrain", {}) for entry in (source, method, backbone)),
-            ]
-            decided = {
-                "data": source.data(grid),
-                "method": {"name": method.name},
-                "model": _model(backbone),
-            }
-            place = f"pretrain of {method.label} on {source.label}"
-            config = self._resolved("pretrain", place, layers, {**decided, "seed": seed})
-            if config is not None:
-                title = f"{source.label}-{method.label}-{backbone.label}-s{seed}"
-                key = self._add_job("pretrain", parsing.to_dict(config), title)
-                seeds = tuple(second for first, second in self._seed_pairs if first == seed)
+        sources = self.entries["sources"]
+        for source, method, seed in product(sources, self.entries["methods"], pretrain_seeds):
+            key = self._add_pretraining(source, method, backbone, seed)
+            if key is not None:
                 rows.append(
-                    _Row(source.label, method.label, seed, seeds, key, entries=(source, method))
+                    _Row(
+                        source.label,
+                        [second for first, second in self._seed_pairs if first == seed],
+                        method.label,
+                        seed,
+                        needs=key,
+                        entries=(source, method),
+                    )
                 )
         return rows
 
+    def _add_pretraining(
+        self, source: Entry, method: Entry, backbone: Entry, seed: int
+    ) -> str | None:
+        """Add the job of a pretraining and return its key, or None if it has faults."""
+        config = self._resolved(
+            "pretrain",
+            f"pretrain of {method.label} on {source.label}",
+            [source, method, backbone],
+            {
+                "data": source.data(self.grid),
+                "method": {"name": method.name},
+                "model": _model(backbone),
+                "seed": seed,
+            },
+        )
+        if config is None:
+            return None
+        title = f"{source.label}-{method.label}-{backbone.label}-s{seed}"
+        return self._add_job("pretrain", config, title)
+
     def _add_cells(self, row: _Row, backbone: Entry, target: Entry, probe_size: int | None) -> None:
         protocol = self.grid.target.protocol
-        entries = (*row.entries, backbone, target)
-        layers = [self.grid.finetune, *(entry.values.get("finetune", {}) for entry in entries)]
-        decided = {"data": target.data(self.grid), "model": _model(backbone)}
-        decided["init"] = row.init or row.needs  # a job's key, as only its runner knows its folder
+        start = row.source
+        if row.pretrain_seed is not None:
+            start = f"{row.source}-{row.method}-s{row.pretrain_seed}"
         for seed in row.seeds:
             config = self._resolved(
-                "finetune", f"finetune on {target.label}", layers, {**decided, "seed": seed}
+                "finetune",
+                f"finetune on {target.label}",
+                [*row.entries, backbone, target],
+                {
+                    "data": target.data(self.grid),
+                    "model": _model(backbone),
+                    # a job's key, as only its runner knows its folder
+                    "init": row.init or row.needs,
+                    "seed": seed,
+                },
             )
             if config is None:
                 return
-            values = parsing.to_dict(config)
             if protocol == "probe":
-                values = _probe(values, probe_size)
-            if row.pretrain_seed is None:
-                start = ""
-            else:
-                start = f"{row.method}-s{row.pretrain_seed}-"
-            title = f"{row.source}-{start}{backbone.label}-to-{target.label}-s{seed}"
+                config = _probe(config, probe_size)
+            title = f"{start}-{backbone.label}-to-{target.label}-s{seed}"
             cell = Cell(
                 row.source, row.method, backbone.label, target.label, row.pretrain_seed, seed
             )
-            self.cells[cell] = self._add_job(protocol, values, title, row.needs)
+            self.cells[cell] = self._add_job(protocol, config, title, row.needs)
 
-    def _add_job(self, stage: str, values: dict, title: str, needs: str | None = None) -> str:
+    def _add_job(self, command: str, config: Json, title: str, needs: str | None = None) -> str:
         """Add a job if no other one computes the same, and return its key."""
         if needs is not None:
-            values = {**values, "init": None}
-        options = {
-            key: _identity(value, self.grid.out) if key in PATHS else value
-            for key, value in parsing.flatten(values).items()
-            if key not in RESUME_IGNORED
-        }
-        text = json.dumps([stage, options, needs], sort_keys=True, default=str)
+            config = {**config, "init": None}
+        options = {}
+        for name, value in flatten(config).items():
+            if name in PATHS:
+                options[name] = _identity(value, self.grid.out)
+            elif name not in RESUME_IGNORED:
+                options[name] = value
+        text = json.dumps([command, options, needs], sort_keys=True, default=str)
         key = hashlib.sha256(text.encode()).hexdigest()[:12]
         name = "".join(c if c.isalnum() or c in "._" else "-" for c in title)[:80]
-        self.jobs.setdefault(
-            key, Job(key, stage, values, title, needs, folder=f"runs/{stage}/{name}-{key}")
-        )
+        folder = f"runs/{command}/{name}-{key}"
+        self.jobs.setdefault(key, Job(key, command, config, title, needs, folder))
         return key
 
-    def _resolved(self, stage: str, place: str, layers: list[dict], decided: dict) -> Any:
-        """Merge the recipe of the last layer that names one, the layers' keys, and the keys that
-        the grid decides.
+    # -------------------------------------------------------------- options
+    def _resolved(
+        self, command: str, place: str, entries: Sequence[Entry], decided: Json
+    ) -> Json | None:
+        """Merge a recipe, the keys of the grid and of entries, and the keys that the grid decides.
 
-        Return the config, or None if it has faults. ``place`` names the layers in messages on them.
+        The recipe is that of the last entry that names one.
+
+        Args:
+            place: Name of the run in messages on its keys.
+
+        Returns:
+            The config, or None if it has faults.
         """
-        recipe = next((layer["config"] for layer in reversed(layers) if layer.get("config")), None)
+        layers = [getattr(self.grid, command)]
+        layers += [entry.values.get(command, {}) for entry in entries]
+        recipe = None
+        options = []
+        for layer in layers:
+            layer = dict(layer)
+            recipe = layer.pop("config", None) or recipe
+            options.append(layer)
         try:
-            if not isinstance(recipe, str | None):
-                raise UserError(f"--config: got {recipe!r}, expected the path of one YAML file")
-            if recipe is not None and (stage, recipe) not in self._recipes:
-                self._recipes[stage, recipe] = reading.recipe(STAGES[stage].CONFIG, recipe)
-            values = self._recipes.get((stage, recipe), {})
-            if method := decided.get("method"):
-                values, notes = reading.of_method(values, method["name"], recipe)
-                self.notes |= dict.fromkeys(notes)
-            layers = [
-                {key: value for key, value in layer.items() if key != "config"} for layer in layers
-            ]
-            config = STAGES[stage].build(
-                merged(values, *layers, {**decided, "out": None, "resume": "auto"})
+            values = self._recipe(command, recipe)
+            if "method" in decided:
+                values, note = reading.of_method(values, decided["method"]["name"], recipe)
+                if note:
+                    self.notes[note] = None
+            config = STAGES[command].build(
+                merged(values, *options, decided, {"out": None, "resume": "auto"})
             )
-            return STAGES[stage](config).fill_names()[0]
+            filled, _ = STAGES[command](config).fill_names()
+            resolved: Json = parsing.to_dict(filled)
+            return resolved
         except UserError as error:
-            for fault in error.faults:  # the flag that a recipe's reader blames is a key here
-                fault = str(fault).removeprefix("config: ").replace("--config: ", "config: ", 1)
-                self._places.setdefault((stage, fault), place)
+            for fault in error.faults:
+                self._places.setdefault((command, _of_grid(fault)), place)
+            return None
 
-    def _check_options(self, stage: str) -> None:
-        """Find options for a stage, of the grid or of an entry, that the grid's lists decide."""
-        lists = {
-            "data.name": "sources" if stage == "pretrain" else "targets",
-            "method.name": "methods",
-        }
-        lists |= {
-            "model.name": "backbones",
-            "model.kwargs": "backbones",
-            "seed": "seeds",
-            "out": "out",
-        }
-        if stage == "finetune":
-            lists["init"] = "weights"
-        layers = {stage: getattr(self.grid, stage)}
+    def _recipe(self, command: str, name: object) -> Json:
+        """Return the keys of a recipe, {} without a name. Each is read once."""
+        if name is None:
+            return {}
+        if not isinstance(name, str):
+            raise UserError(Fault("--config", f"got {name!r}, expected the path of one YAML file"))
+        if (command, name) not in self._recipes:
+            self._recipes[command, name] = reading.recipe(STAGES[command].CONFIG, name)
+        return self._recipes[command, name]
+
+    def _check_options(self, command: str) -> None:
+        """Find options for a command, of the grid or of an entry, that the grid's lists decide."""
+        lists = DECIDED_BY[command] | ALWAYS_DECIDED_BY
+        layers = {command: getattr(self.grid, command)}
         for entry in chain(*self.entries.values()):
-            layers[f"{entry.place}.{stage}"] = entry.values.get(stage, {})
+            layers[f"{entry.place}.{command}"] = entry.values.get(command, {})
         for place, layer in layers.items():
-            for key, value in parsing.flatten(merged(layer)).items():
+            for key, value in flatten(merged(layer)).items():
                 if key in lists and value not in (None, {}):
-                    line = (
-                        f"{key}: {value!r}, but the grid's '{lists[key]}' decides it. Set it there"
-                    )
-                    self.faults.append(f"{place}: {line}")
+                    text = f"{value!r}, but the grid's '{lists[key]}' decides it"
+                    self.faults.append(Fault(f"{place}: {key}", text, "Set it there"))
+
+
+def _of_grid(fault: Fault) -> Fault:
+    """Return a fault by the grid's name of its field: the flag --config is a key of a grid."""
+    names = {"--config": "config", "config": ""}
+    return replace(fault, field=names.get(fault.field, fault.field))
 
 
 def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
-    """Return the pairs of seeds of stage 1 and stage 2."""
+    """Return the pairs of seeds of pretraining and fine-tuning."""
     if grid.pretrain_seeds is None and grid.finetune_seeds is None:
         return [(seed, seed) for seed in grid.seeds]
     return list(
@@ -240,36 +288,39 @@ def _seed_pairs(grid: GridConfig) -> list[tuple[int, int]]:
     )
 
 
-def _model(backbone: Entry) -> dict:
+def _model(backbone: Entry) -> Json:
     return {"name": backbone.name, "kwargs": backbone.values.get("kwargs", {})}
 
 
-def _probe(values: dict, size: int | None) -> dict:
+def _probe(values: Json, size: int | None) -> Json:
     """Return the part of a fine-tuning's config that a probe has, with its image size (pixels)."""
     model = {name: values["model"][name] for name in ("name", "kwargs", "drop_path")}
     common = {name: values[name] for name in ("init", "seed", "data")}
     return {**common, "model": model, "device": values["train"]["device"], "size": size}
 
 
-def _identity(path: str | None, out: str) -> Any:
+def _identity(path: str | None, out: str) -> str | list[str] | None:
     """Return a path with the hash of its file, so that another file with the same name is another
     job.
 
     The path is relative to the grid's folder ``out``, which may move with its images. A pattern
     stays.
     """
+    if path is None:
+        return None
     if is_public(path):
         # torch, which plans without public weights do not need
         from idmm.models.weights import public_file
 
         place = path
         file = public_file(path)
-    elif path is None or not expand_home(path).exists():
-        return path
-    else:
+    elif expand_home(path).exists():
         file = expand_home(path).resolve()
         place = os.path.relpath(file, Path(out).resolve())
-        file = file / "backbone.safetensors" if file.is_dir() else file
+        if file.is_dir():
+            file = file / "backbone.safetensors"
+    else:
+        return path
     if file.is_file():
         return [place, _digest(file, file.stat().st_size, file.stat().st_mtime_ns)]
     return place

@@ -5,10 +5,11 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from idmm.config import parsing
-from idmm.errors import UserError, needed
+from idmm.config.commands import ProbeConfig
+from idmm.errors import Fault, UserError, needed
 from idmm.files import output_path
 from idmm.grid.config import GridConfig
 from idmm.grid.plan import GridPlan, Job
@@ -18,12 +19,14 @@ from idmm.runs.resolve import check_place, fill_classifier_init
 from idmm.training.device import choose_device, pick_device
 from idmm.training.stage import RunSetup, Stage
 
+T = TypeVar("T")
+
 
 def check(grid: GridConfig, plan: GridPlan) -> None:
     """Open every dataset of a plan and build every backbone once.
 
     Raises:
-        UserError: All faults, those of the plan first, a line each.
+        UserError: All faults, those of the plan first.
     """
     checks = _Checks(grid, list(plan.faults))
     # of a grid, or one that starts
@@ -33,40 +36,45 @@ def check(grid: GridConfig, plan: GridPlan) -> None:
         checks.once("ray", "", needed, "engine: ray", ["ray"], "ray")
     for cell, key in plan.cells.items():
         job = plan.jobs[key]
+        backbone = f"backbones '{cell.backbone}'"
         if job.config["init"]:
             backbone = f"weights '{cell.source}'"
-        else:
-            backbone = f"backbones '{cell.backbone}'"
         if job.needs is not None:
             checks.check_job(plan.jobs[job.needs], f"sources '{cell.source}'", backbone)
         checks.check_job(job, f"targets '{cell.target}'", backbone)
     if checks.faults:
-        raise UserError(*dict.fromkeys(checks.faults))
+        raise UserError(*checks.faults)
 
 
 class _Checks:
-    """Checks that are done once for all jobs that need them."""
+    """Checks that are done once for all jobs that need them.
 
-    def __init__(self, grid: GridConfig, faults: list[str]):
+    Attributes:
+        faults: Those that were found, with repetitions.
+    """
+
+    def __init__(self, grid: GridConfig, faults: list[Fault]):
         self.grid = grid
         self.faults = faults
-        self._results = {}  # of each check: its value and faults
+        self._results: dict[str, tuple[Any, tuple[Fault, ...]]] = {}  # of each check
+        self._reported: set[Fault] = set()  # without their entries
 
     def check_job(self, job: Job, side: str, backbone: str) -> None:
         """Check the needs of a job. ``side`` and ``backbone`` name the entries of its data and
         model."""
-        config = STAGES[job.stage].build(job.config)
+        config = STAGES[job.command].build(job.config)
         stage = stage_of(config)
         data = ["data", parsing.to_dict(config.data), stage.needs]
         self.once(["out", *data], "", check_place, replace(config, out=self.grid.out))
         self.once(data, side, stage.list_images)
         if self.grid.engine == "local":
-            train = getattr(config, "train", None)  # a probe has none
-            if train is None:
-                device = (pick_device, config.device, "train.device")
-            else:
-                device = (choose_device, train)
-            self.once([job.stage, device[1:]], job.stage, *device)
+            try:
+                if isinstance(config, ProbeConfig):
+                    pick_device(config.device, "train.device")
+                else:
+                    choose_device(config.train)
+            except UserError as error:
+                self.faults += [fault.within(job.command) for fault in error.faults]
         self._check_model(job, stage, backbone)
 
     def _check_model(self, job: Job, stage: Stage, backbone: str) -> None:
@@ -85,28 +93,32 @@ class _Checks:
         spec = self.once([*model, data.mean, data.std, "spec"], backbone, model_spec, config, "")
         if spec is None:
             return
-        if job.stage == "finetune":
+        if job.command == "finetune":
             key = [*model, "classifier", config.train.classifier_init]
             self.once(key, backbone, fill_classifier_init, config, spec)
         setup = RunSetup(stage, spec, tuple(stage.phases))
-        model.append(job.stage == "pretrain")
+        model.append(job.command == "pretrain")
         for phase in setup.phases:
             key = [*model, phase.size, phase.other_sizes, drloc if drloc.get("weight") else 0]
             self.once(key, backbone, common.try_model, setup, phase, True)
 
-    def once(self, key: Any, place: str, call: Callable, *args) -> Any:
-        """Return ``call(*args)``, or None after a user's mistake. Its lines begin with
-        ``place``."""
+    def once(self, key: Any, entry: str, call: Callable[..., T], *args: Any) -> T | None:
+        """Return ``call(*args)``, or None after a user's mistake. Its faults belong to ``entry``.
+
+        A fault of a source that is a target as well is reported once.
+        """
         name = json.dumps(key, sort_keys=True, default=str)
         if name not in self._results:
             try:
                 self._results[name] = call(*args), ()
             except UserError as error:
-                self._results[name] = None, tuple(map(str, error.faults))
+                self._results[name] = None, error.faults
+        value: T | None
         value, faults = self._results[name]
-        # of a source that is a target as well
-        reported = {fault.partition("': ")[2] for fault in self.faults}
-        self.faults += [
-            f"{place}: {fault}" if place else fault for fault in faults if fault not in reported
-        ]
+        for fault in faults:
+            if entry and fault not in self._reported:
+                self._reported.add(fault)
+                self.faults.append(fault.within(entry))
+            elif not entry:
+                self.faults.append(fault)
         return value

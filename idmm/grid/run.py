@@ -5,10 +5,12 @@ import gc
 import json
 import re
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from idmm.config import parsing
+from idmm.config.schema import Json
 from idmm.errors import Interrupted, RunError, UserError
 from idmm.files import REWRITE, idmm_version, read_json, write_json, write_text
 from idmm.grid.config import GridConfig
@@ -19,9 +21,12 @@ from idmm.runs import STAGES
 from idmm.runs.resolve import run_stage
 
 DEATHS = 2  # of the process during a job, after which the job has failed
-MEASURED = ("top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1",
-            "baseline_train_size", "start_top1", "start_knn", "test_size", "test_groups", "seconds", "params",
-            "backbone_params")  # fmt: skip
+MEASURED = (
+    "top1", "top1_interval", "top5", "mean_per_class", "knn", "largest_class", "baseline_top1",
+    "baseline_train_size", "start_top1", "start_knn", "test_size", "test_groups", "seconds",
+    "params", "backbone_params",
+)  # fmt: skip
+_FLAG = re.compile(r"--(?=[a-z]+\.)")  # of a section's key
 
 
 class Grid:
@@ -38,11 +43,9 @@ class Grid:
         self._logged = ""  # progress
         # a job continues in its folder, even if its title has changed
         for path in sorted((self.out / "runs").glob("*/*")):
-            key = path.name.rpartition("-")[2]
-            if key in self.plan.jobs and path.is_dir():
-                self.plan.jobs[key] = replace(
-                    self.plan.jobs[key], folder=str(path.relative_to(self.out))
-                )
+            job = plan.jobs.get(path.name.rpartition("-")[2])
+            if job is not None and path.is_dir():
+                plan.jobs[job.key] = replace(job, folder=str(path.relative_to(self.out)))
 
     def start(self) -> None:
         """Write ``grid.yaml``, which marks the folder as a grid's, and ``cells.json`` for its
@@ -50,30 +53,34 @@ class Grid:
 
         Jobs that failed before are tried again.
         """
-        jobs = [self.plan.jobs[key] for key in self.plan.cells.values()]
-        folders = [
-            [job.folder, self.plan.jobs[job.needs].folder if job.needs else None] for job in jobs
-        ]
+        folders: list[list[str | None]] = []
+        for key in self.plan.cells.values():
+            job = self.plan.jobs[key]
+            start = self._start_of(job)
+            folders.append([job.folder, start.folder if start else None])
         write_text(self.out / "grid.yaml", parsing.dump(self.config))
         write_json(self.out / "cells.json", folders)
         for path in self.out.glob("jobs/*.failed.json"):
             path.unlink()
 
+    def _start_of(self, job: Job) -> Job | None:
+        """Return the pretraining that a job starts from."""
+        if job.needs is None:
+            return None
+        return self.plan.jobs[job.needs]
+
     def finished(self) -> set[str]:
         """Return the keys of the jobs that have a result."""
-        return {
-            key
-            for key, job in self.plan.jobs.items()
-            if (self.out / job.folder / "result.json").exists()
-        }
+        keys = set()
+        for key, job in self.plan.jobs.items():
+            if (self.out / job.folder / "result.json").exists():
+                keys.add(key)
+        return keys
 
-    def failures(self) -> dict[str, Failure]:
+    def failures(self) -> dict[str | None, Failure]:
         """Return the jobs of the plan that failed, by key."""
-        return {
-            key: failure
-            for key, failure in read_failures(self.out).items()
-            if key in self.plan.jobs
-        }
+        failures = read_failures(self.out)
+        return {key: failures[key] for key in failures if key in self.plan.jobs}
 
     def starts(self, key: str) -> int:
         """Return how often an unfinished job was started, or 0 if it is not running."""
@@ -99,24 +106,28 @@ class Grid:
 
     def log_progress(self) -> None:
         """Log the finished and failed cells, if they have changed."""
-        line = progress(self.out)
-        if line != self._logged:
-            log.info("%s", line)
-        self._logged = line
+        text = progress(self.out)
+        if text != self._logged:
+            log.info("%s", text)
+        self._logged = text
 
-    def result(self, job: Job) -> dict:
+    def result(self, job: Job | None) -> Json:
         """Return the content of a job's result.json, empty before it is finished."""
+        if job is None:
+            return {}
         file = self.out / job.folder / "result.json"
-        if file.exists():
-            return read_json(file, REWRITE)
-        return {}
+        if not file.exists():
+            return {}
+        result: Json = read_json(file, REWRITE)
+        return result
 
-    def results(self) -> dict:
+    def results(self) -> Json:
         """Return the content of grid.json."""
         failures = self.failures()
         cells = [self._cell(cell, failures) for cell in self.plan.cells]
-        labels = {f"{name}s": list(dict.fromkeys(cell[name] for cell in cells)) for name in
-                  ("source", "method", "backbone", "target")}  # fmt: skip
+        labels = {}
+        for name in ("source", "method", "backbone", "target"):
+            labels[f"{name}s"] = list(dict.fromkeys(cell[name] for cell in cells))
         return {
             "version": idmm_version(),
             "protocol": self.config.target.protocol,
@@ -124,68 +135,81 @@ class Grid:
             "cells": cells,
         }
 
-    def _cell(self, cell: Cell, failures: dict) -> dict:
+    def _cell(self, cell: Cell, failures: Mapping[str | None, Failure]) -> Json:
         job = self.plan.jobs[self.plan.cells[cell]]
-        start = self.plan.jobs[job.needs] if job.needs else None
+        start = self._start_of(job)
         result = self.result(job)
-        pretraining = self.result(start) if start else {}
-        if result:
-            failure = None
-        else:
+        pretraining = self.result(start)
+        failure = None
+        if not result:
             failure = failures.get(job.key) or failures.get(job.needs)
         return {
             **vars(cell),
-            "protocol": job.stage,
+            "protocol": job.command,
             **{name: result.get(name) for name in MEASURED},
             "status": cell_status(bool(result), failure is not None),
-            "error": failure.error if failure else None,
-            "log": failure.log if failure else None,
+            "error": failure and failure.error,
+            "log": failure and failure.log,
             "folder": job.folder,
             "key": job.key,
-            "pretrain_folder": start.folder if start else None,
+            "pretrain_folder": start and start.folder,
             "source_size": pretraining.get("train_size"),
             "pretrain_seconds": pretraining.get("seconds"),
             "config": job.config,
-            "pretrain_config": start.config if start else None,
+            "pretrain_config": start and start.config,
         }
 
 
 def attempt(grid: Grid, job: Job) -> str | None:
-    """Run a job that is not finished, and return why it failed. Interrupted after Ctrl-C or another
-    stop signal."""
+    """Run a job that is not finished, and return why it failed.
+
+    Raises:
+        Interrupted: Ctrl-C or another stop signal.
+    """
     if grid.result(job):
         return None
-    if grid.starts(job.key) >= DEATHS:
+    starts = grid.starts(job.key)
+    if starts >= DEATHS:
         return f"its process died, {DEATHS} times: killed from outside, or too large for the memory"
-    log.info("%s: %s", job.stage, job.title)
+    log.info("%s: %s", job.command, job.title)
     out = grid.out.absolute()
     config = {**job.config, "out": str(out / job.folder)}
     if job.needs is not None:
         config["init"] = str(out / grid.plan.jobs[job.needs].folder)
     started = out / "jobs" / f"{job.key}.started"
     with drawing(started.name, "written"):
-        write_text(started, str(grid.starts(job.key) + 1))
+        write_text(started, str(starts + 1))
     try:
-        run_stage(STAGES[job.stage].build(config))
+        run_stage(STAGES[job.command].build(config))
         return None
     except Interrupted:
         raise
+    except (UserError, RunError) as error:
+        if not (out / job.folder / "log.txt").exists():  # else the run has logged it
+            _log_error(out / job.folder, str(error))
+        return _with_flags_of_grid(str(error), job)
     except Exception as error:  # the other jobs continue
-        is_known = isinstance(error, (UserError, RunError))
-        file = out / job.folder / "log.txt"
-        if not (is_known and file.exists()):  # a run logs such an error itself
-            with drawing("log.txt", "written"):
-                before = file.read_text() if file.exists() else ""
-                write_text(
-                    file, before + (str(error) if is_known else traceback.format_exc()) + "\n"
-                )
-        text = " ".join((str(error) if is_known else f"{type(error).__name__}: {error}").split())
-        # with the grid's flags. A changed option is another job, so no new folder is needed
-        flag = "--pretrain." if job.stage == "pretrain" else "--finetune."
-        return re.sub(r"--(?=[a-z]+\.)", flag, text.removesuffix(", in a new --out"))
+        _log_error(out / job.folder, traceback.format_exc())
+        return " ".join(f"{type(error).__name__}: {error}".split())
     finally:  # a kill leaves it
         with drawing(started.name, "removed"):
             started.unlink(missing_ok=True)
+
+
+def _log_error(folder: Path, text: str) -> None:
+    file = folder / "log.txt"
+    with drawing("log.txt", "written"):
+        before = file.read_text() if file.exists() else ""
+        write_text(file, f"{before}{text}\n")
+
+
+def _with_flags_of_grid(text: str, job: Job) -> str:
+    """Return the error of a run in one line, with the flags as the grid takes them."""
+    # a changed option is another job, so no new folder is needed
+    text = " ".join(text.split()).removesuffix(", in a new --out")
+    if job.command == "pretrain":
+        return _FLAG.sub("--pretrain.", text)
+    return _FLAG.sub("--finetune.", text)
 
 
 def run(grid: Grid) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 from idmm.files import read_json, reading
 from idmm.grid.config import StatusConfig
 
@@ -23,9 +23,8 @@ class Failure:
 
 def read_failures(out: Path) -> dict[str, Failure]:
     """Return the failed jobs of a grid's folder, by key."""
-    paths = sorted(out.glob("jobs/*.failed.json"))
     failures = {}
-    for path in paths:
+    for path in sorted(out.glob("jobs/*.failed.json")):
         with reading(path, RESTART):
             failures[path.name.partition(".")[0]] = Failure(**read_json(path, RESTART))
     return failures
@@ -35,7 +34,9 @@ def cell_status(is_finished: bool, has_failed: bool) -> str:
     """Return the status of a cell: ok, failed (its job or its pretraining did) or missing."""
     if is_finished:
         return "ok"
-    return "failed" if has_failed else "missing"
+    if has_failed:
+        return "failed"
+    return "missing"
 
 
 def progress(out: Path) -> str:
@@ -44,14 +45,13 @@ def progress(out: Path) -> str:
     failed = {str(Path(failure.log).parent) for failure in read_failures(out).values()}
     # for each the folders of its job and of its pretraining
     cells = read_json(out / "cells.json", RESTART, list)
-    counts = Counter(
-        cell_status((out / folders[0] / "result.json").exists(), not failed.isdisjoint(folders))
-        for folders in cells
-    )
-    line = f"grid: {counts['ok']} of {len(cells)} cells"
+    counts: Counter[str] = Counter()
+    for folders in cells:
+        is_finished = (out / folders[0] / "result.json").exists()
+        counts[cell_status(is_finished, not failed.isdisjoint(folders))] += 1
     if counts["failed"]:
-        return f"{line}, {counts['failed']} failed"
-    return line
+        return f"grid: {counts['ok']} of {len(cells)} cells, {counts['failed']} failed"
+    return f"grid: {counts['ok']} of {len(cells)} cells"
 
 
 def status(config: StatusConfig) -> str:
@@ -62,7 +62,9 @@ def status(config: StatusConfig) -> str:
     """
     out = Path(config.out)
     if not (out / "cells.json").exists():
-        raise UserError(f"out: '{out}' holds no grid, expected the folder of a transfer run")
+        raise UserError(
+            Fault("out", f"'{out}' holds no grid, expected the folder of a transfer run")
+        )
     lines = [progress(out)]
     running = set()
     for path in sorted(out.glob("jobs/*.started")):
@@ -73,10 +75,11 @@ def status(config: StatusConfig) -> str:
             with contextlib.suppress(FileNotFoundError):  # the job has just ended
                 lines.append(f"  running, or killed: {run.name}, start {path.read_text()}")
     failures = read_failures(out).values()
-    stopped = {path.parent.name for path in out.glob("runs/*/*/config.yaml")}
-    stopped -= {path.parent.name for path in out.glob("runs/*/*/result.json")}
-    stopped -= {Path(failure.log).parent.name for failure in failures} | running
-    lines += [f"  stopped: {run}. Repeat the command to continue it" for run in sorted(stopped)]
+    failed = {Path(failure.log).parent.name for failure in failures}
+    begun = {path.parent.name for path in out.glob("runs/*/*/config.yaml")}
+    finished = {path.parent.name for path in out.glob("runs/*/*/result.json")}
+    for name in sorted(begun - finished - failed - running):
+        lines.append(f"  stopped: {name}. Repeat the command to continue it")
     for failure in failures:
         lines.append(f"  failed: {failure.title}: {failure.error} ({out / failure.log})")
     if (out / "grid.md").exists():

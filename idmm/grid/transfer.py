@@ -1,9 +1,11 @@
 """Stage 3, from top to bottom: check, plan, run, report."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
 
 from idmm.config import parsing
+from idmm.config.schema import Json
 from idmm.display import show
 from idmm.files import Lock, write_json
 from idmm.grid import cluster
@@ -16,7 +18,7 @@ from idmm.text import listed
 from idmm.training.log import logging_to
 
 
-def transfer(config: GridConfig | dict | str) -> dict:
+def transfer(config: GridConfig | Json | str) -> Json:
     """Fill a transfer grid and write its tables and pictures to ``config.out``.
 
     Args:
@@ -49,19 +51,15 @@ def transfer(config: GridConfig | dict | str) -> dict:
         try:
             grid.log_progress()
             if grid.remaining():
-                run_jobs = cluster.run if config.engine == "ray" else run
-                run_jobs(grid)
+                if config.engine == "ray":
+                    cluster.run(grid)
+                else:
+                    run(grid)
         finally:
             results = grid.results()
             write_json(grid.out / "grid.json", results)
             text = render.write(grid.out, results)
-        for target in results["targets"]:
-            sizes = {cell["test_size"] for cell in results["cells"] if cell["target"] == target} - {
-                None
-            }
-            if len(sizes) > 1:
-                line = "target '%s': its images changed between runs (%s test images). Rerun it in a new --out"
-                log.warning(line, target, listed(map(str, sorted(sizes))))
+        _warn_of_changes(results["cells"])
         for failure in grid.failures().values():
             log.error("failed: %s: %s (%s)", failure.title, failure.error, grid.out / failure.log)
     show(text)
@@ -74,6 +72,22 @@ def command(config: GridConfig) -> int:
     return int(not config.plan and any(cell["status"] != "ok" for cell in cells))
 
 
+def _warn_of_changes(cells: list[Json]) -> None:
+    """Warn of targets whose runs had different numbers of test images."""
+    sizes = defaultdict(set)
+    for cell in cells:
+        if cell["test_size"] is not None:
+            sizes[cell["target"]].add(cell["test_size"])
+    for target, counts in sizes.items():
+        if len(counts) > 1:
+            log.warning(
+                "target '%s': its images changed between runs (%s test images). "
+                "Rerun it in a new --out",
+                target,
+                listed(map(str, sorted(counts))),
+            )
+
+
 def _planned(grid: Grid) -> Iterator[str]:
     """Yield a line for each remaining job, with the job that it waits for, then the counts."""
     jobs = grid.plan.jobs
@@ -82,16 +96,23 @@ def _planned(grid: Grid) -> Iterator[str]:
     # a start retries the failed ones
     remaining = {job.key: job for job in grid.plan.remaining(grid.finished())}
     for key, job in remaining.items():
-        line = f"{job.stage:9} {key}  {job.title}"
-        if job.stage == "pretrain":
-            train = job.config["train"]
-            if train["minutes"] is None:
-                length = f"{train['epochs']} epochs"
-            else:
-                length = f"{train['minutes']:g} min"
-            line += f"  {length}, batches of {train['batch_size']}, {train['optimizer']}"
+        columns = [f"{job.command:9} {key}", job.title]
+        if job.command == "pretrain":
+            columns.append(_training(**job.config["train"]))
         if job.needs in remaining:
-            line += f"  after {jobs[job.needs].title}"
-        yield f"{line}, failed before" if key in failures else line
+            columns.append(f"after {jobs[job.needs].title}")
+        text = "  ".join(columns)
+        if key in failures:
+            text += ", failed before"
+        yield text
     missing = sum(key in remaining for key in cells.values())
     yield f"{len(remaining)} jobs for {missing} cells, {len(cells) - missing} cells are done"
+
+
+def _training(
+    *, minutes: float | None, epochs: int, batch_size: int, optimizer: str, **_: object
+) -> str:
+    """Return the main keys of a config's ``train`` as text."""
+    if minutes is None:
+        return f"{epochs} epochs, batches of {batch_size}, {optimizer}"
+    return f"{minutes:g} min, batches of {batch_size}, {optimizer}"
