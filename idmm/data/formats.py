@@ -73,8 +73,9 @@ class BadImage(ValueError):
 class NoPicture(BadImage):
     """An image of ``channels`` that are neither grey nor RGB. It can be used by its channels."""
 
-    def __init__(self, reason: str, channels: int):
-        super().__init__(f"{reason}, or {channels_flag(channels)}")
+    def __init__(self, problem: str, channels: int):
+        super().__init__(f"{problem}, or {channels_flag(channels)}")
+        self.problem = problem
         self.channels = channels
 
 

@@ -1,5 +1,4 @@
-"""The baseline of every accuracy: logistic regression on hand-made features
-(:mod:`idmm.models.hog`)."""
+"""The baseline of every accuracy: logistic regression on the features of :mod:`idmm.models.hog`."""
 
 import contextlib
 import time
@@ -7,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
+from idmm.batch import Batch
+from idmm.evaluation import Floats, Integers, Names
 from idmm.evaluation.evaluate import choose_strength, probe_predict
 from idmm.evaluation.network import extract_features
-from idmm.models import create_backbone
+from idmm.models.hog import Hog
 from idmm.progress import duration, log
 from idmm.seeding import numpy_rng
 
@@ -21,12 +21,11 @@ BASELINE_SIZE = "baseline_train_size"
 MOST = 5000  # most images to fit to, whether or not they are decoded at each use
 WEIGHTS = 400_000  # images times classes that a fit takes in seconds
 EACH = 5  # images of each class that are always used
-# most images, and most of their classes, to choose C on
-CHOSEN = 500
-CLASSES = 50
+MOST_TO_CHOOSE = 500  # images to choose C on
+CLASSES_TO_CHOOSE = 50  # most of their classes
 
 
-def sample(labels: ndarray, most: int) -> ndarray:
+def sample(labels: Integers, most: int) -> Integers:
     """Return the numbers of at most ``most`` images that have a label, in order.
 
     Each class keeps its share of ``labels`` [N], and at least one image if ``most`` allows it.
@@ -35,39 +34,41 @@ def sample(labels: ndarray, most: int) -> ndarray:
     if len(labelled) <= most:
         return labelled
     shuffled = numpy_rng(0, "baseline").permutation(labelled)
-    place = np.empty(len(shuffled))  # among the images of its class, in [0, 1)
+    rank = np.empty(len(shuffled))  # among the images of its class, in [0, 1)
     for label in np.unique(labels[shuffled]):
         members = labels[shuffled] == label
-        place[members] = np.arange(members.sum()) / members.sum()
-    return np.sort(shuffled[np.argsort(place, kind="stable")[:most]])
+        rank[members] = np.arange(members.sum()) / members.sum()
+    return np.sort(shuffled[np.argsort(rank, kind="stable")[:most]])
 
 
-def sample_to_fit(labels: ndarray) -> ndarray:
-    """Return the same for training images, at most :data:`MOST`. With many classes, which take
-    longer, it is fewer."""
+def sample_to_fit(labels: Integers) -> Integers:
+    """Return the same for training images with ``labels`` [N], at most :data:`MOST`.
+
+    With many classes, which take longer, it is fewer.
+    """
     classes = len(np.unique(labels[labels >= 0]))
     return sample(labels, max(EACH * classes, min(MOST, WEIGHTS // max(1, classes))))
 
 
-def features(batches: Iterable[dict], mean: Sequence[float], std: Sequence[float]) -> ndarray:
+def features(batches: Iterable[Batch], mean: Sequence[float], std: Sequence[float]) -> Floats:
     """Return the features of images in their order, float32 [N, d].
 
     Args:
         batches: With ``images`` [B, C, H, W], normalised by mean and std, and ``index``.
         mean, std: A number per channel, on pixel values in [0, 1].
     """
-    model = create_backbone("hog", in_chans=len(mean))
+    model = Hog(len(mean), num_classes=0)
     model.set_statistics(mean, std)
     return extract_features(model, batches, "cpu", contextlib.nullcontext).numpy()
 
 
 def measure(
-    train: ndarray,
-    labels: ndarray,
-    test: ndarray,
-    truth: ndarray,
-    began: float | None = None,
-    groups: ndarray | None = None,
+    train: Floats,
+    labels: Integers,
+    test: Floats,
+    truth: Integers,
+    started_at: float | None = None,
+    groups: Names | None = None,
 ) -> float:
     """Fit the regression to training images, and return its accuracy on others (percent).
 
@@ -75,30 +76,36 @@ def measure(
 
     Args:
         train, test: Features [N, d] and [M, d].
-        labels, truth: Their classes. ``labels`` has at least two different ones.
-        began: Start of the baseline (``time.monotonic()``), for a line in the log. None: no line.
+        labels, truth: Their classes, [N] and [M]. ``labels`` has at least two different ones.
+        started_at: Start of the baseline (``time.monotonic()``), for the log. None: no line.
         groups: Name of each training image's group, [N].
     """
     subset = np.arange(len(labels))
-    if len(classes := np.unique(labels)) > CLASSES:
-        subset = np.flatnonzero(
-            np.isin(labels, numpy_rng(0, "baseline").permutation(classes)[:CLASSES])
-        )
-    subset = subset[sample(labels[subset], CHOSEN)]
-    subset_groups = None if groups is None else groups[subset]
+    classes = np.unique(labels)
+    if len(classes) > CLASSES_TO_CHOOSE:
+        chosen = numpy_rng(0, "baseline").permutation(classes)[:CLASSES_TO_CHOOSE]
+        subset = np.flatnonzero(np.isin(labels, chosen))
+    subset = subset[sample(labels[subset], MOST_TO_CHOOSE)]
+    subset_groups = None
+    if groups is not None:
+        subset_groups = groups[subset]
     strength = choose_strength(train[subset], labels[subset], groups=subset_groups).strength
     correct = probe_predict(train, labels, test, strength) == truth
     top1 = 100 * float(correct.mean())
-    if began is not None:
-        line = (
+    if started_at is not None:
+        log.info(
             "the baseline (logistic regression on hand-made features): %.2f %% of %d test images, "
+            "fitted to %d training images with C = %g in %s",
+            top1,
+            len(truth),
+            len(labels),
+            strength,
+            duration(time.monotonic() - started_at),
         )
-        line += "fitted to %d training images with C = %g in %s"
-        log.info(line, top1, len(truth), len(labels), strength, duration(time.monotonic() - began))
     return top1
 
 
-def largest_class(truth) -> float:
+def largest_class(truth: Integers) -> float:
     """Return the accuracy of always predicting the largest class in ``truth`` [M], in percent."""
     count = np.bincount(truth)
     return float(100 * count.max() / count.sum())
@@ -109,15 +116,18 @@ def remarks(result: dict[str, Any]) -> list[str]:
 
     Its 95 % interval reaches down to the largest class, or it is not above the baseline.
     """
-    top1, (low, high), lines = result["top1"], result["top1_interval"], []
+    top1 = result["top1"]
+    low, high = result["top1_interval"]
+    warnings = []
     if low <= result["largest_class"]:
-        lines.append(
-            f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), than always "
-            f"predicting the largest class ({result['largest_class']:.1f} %)"
+        warnings.append(
+            f"top-1 {top1:.1f} % is no better, within its 95 % interval ({low:.1f} to {high:.1f}), "
+            f"than always predicting the largest class ({result['largest_class']:.1f} %)"
         )
     if top1 <= result.get(BASELINE, -1):
-        lines.append(
-            f"top-1 {top1:.1f} % is no better than logistic regression on hand-made features, which takes seconds "
-            f"({result[BASELINE]:.1f} %, fitted to {result[BASELINE_SIZE]} of {result['train_size']} training images)"
+        warnings.append(
+            f"top-1 {top1:.1f} % is no better than logistic regression on hand-made features, "
+            f"which takes seconds ({result[BASELINE]:.1f} %, fitted to {result[BASELINE_SIZE]} "
+            f"of {result['train_size']} training images)"
         )
-    return lines
+    return warnings

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from idmm.evaluation import Floats, Integers
 from idmm.evaluation.evaluate import Predictions
 from idmm.figures import COLOURS, shortened
 
 NAMED_CLASSES = 24  # most classes of a confusion matrix with names and numbers
-# of a confusion matrix (inches)
-CELL = 0.34
-LETTER = 0.062
-CORRECT, WRONG = (
-    LinearSegmentedColormap.from_list("", ["white", colour]) for colour in COLOURS[:2]
-)
+CELL = 0.34  # side (inches)
+LETTER = 0.062  # width (inches)
+CORRECT = LinearSegmentedColormap.from_list("", ["white", COLOURS[0]])
+WRONG = LinearSegmentedColormap.from_list("", ["white", COLOURS[1]])
 
 
 def confusion_figure(predictions: Predictions, classes: Sequence[str]) -> Figure:
@@ -29,51 +29,54 @@ def confusion_figure(predictions: Predictions, classes: Sequence[str]) -> Figure
         classes: Names of the classes.
     """
     names = [shortened(" ".join(name.split()), 30) for name in classes]
+    counts = predictions.confusion(len(classes))  # [K, K]
+    images = counts.sum(axis=1)
+    shares = counts / np.maximum(1, images[:, None])
     are_named = len(classes) <= NAMED_CLASSES
-    counts = predictions.confusion(len(classes))
-    rows = [f"{name} ({images:,})" for name, images in zip(names, counts.sum(axis=1), strict=True)]
     if are_named:
+        rows = [f"{name} ({count:,})" for name, count in zip(names, images, strict=True)]
         side = 0.9 + max(6, len(classes)) * CELL + max(map(len, rows)) * LETTER
-    else:
-        side = 6.4
-    figure = Figure(figsize=(side, side + 0.2), layout="constrained")
-    axis = figure.subplots()
-    if are_named:
+        shades = shares
         order = ""
     else:
+        side = 6.4
+        shades = np.sqrt(shares)  # small cells would be too pale
         order = f", 1 to {len(classes)} as in per_class.csv"
+    figure = Figure(figsize=(side, side + 0.2), layout="constrained")
+    axis = figure.subplots()
     axis.set(xlabel=f"predicted class{order}", ylabel=f"true class{order}", xticks=[], yticks=[])
     axis.spines[:].set_color("0.7")
+    diagonal = np.eye(len(classes), dtype=bool)[..., None]
+    axis.imshow(np.where(diagonal, CORRECT(shades), WRONG(shades)), interpolation="nearest")
+    if are_named:
+        _name_cells(axis, names, rows, counts, shares)
     count = counts.sum()
     correct = counts.trace()
     figure.suptitle(
         f"{correct:,} of {count:,} test images correct ({100 * correct / count:.1f} %)", fontsize=11
     )
     figure.supxlabel("shade: share of the row's test images", fontsize=8, color="0.4")
-    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    # small cells would be too pale
-    if are_named:
-        shades = shares
-    else:
-        shades = np.sqrt(shares)
-    diagonal = np.eye(len(classes), dtype=bool)[..., None]
-    axis.imshow(np.where(diagonal, CORRECT(shades), WRONG(shades)), interpolation="nearest")
-    if are_named:
-        text = {"fontsize": 8, "parse_math": False}
-        axis.set_xticks(
-            range(len(names)),
-            names,
-            rotation=90 if max(map(len, names)) * LETTER > CELL else 0,
-            **text,
-        )
-        axis.set_yticks(range(len(names)), rows, **text)
-        axis.tick_params(length=0)
-        for edge in np.arange(len(names) + 1) - 0.5:
-            axis.axhline(edge, color="0.9", linewidth=0.6)
-            axis.axvline(edge, color="0.9", linewidth=0.6)
-        for row, column in np.argwhere(counts):
-            colour = "white" if shares[row, column] > 0.6 else "0.15"
-            axis.text(
-                column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour
-            )
     return figure
+
+
+def _name_cells(
+    axis: Axes, columns: list[str], rows: list[str], counts: Integers, shares: Floats
+) -> None:
+    """Add the names of columns and rows, lines between them, and the counts [K, K]."""
+    rotation = 0
+    if max(map(len, columns)) * LETTER > CELL:
+        rotation = 90
+    numbers = range(len(columns))
+    axis.set_xticks(numbers, columns, rotation=rotation, fontsize=8, parse_math=False)
+    axis.set_yticks(numbers, rows, fontsize=8, parse_math=False)
+    axis.tick_params(length=0)
+    for edge in np.arange(len(columns) + 1) - 0.5:
+        axis.axhline(edge, color="0.9", linewidth=0.6)
+        axis.axvline(edge, color="0.9", linewidth=0.6)
+    for row, column in np.argwhere(counts):
+        colour = "0.15"
+        if shares[row, column] > 0.6:
+            colour = "white"
+        axis.text(
+            column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour
+        )

@@ -1,22 +1,24 @@
-"""Accuracy of a classifier, and of frozen features by nearest neighbours (kNN) and a linear
-probe."""
+"""Accuracy of a classifier, and of frozen features by kNN and a linear probe."""
 
 import contextlib
+import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
-from numpy import ndarray
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
-from torch import nn
+from torch import Tensor, nn
 
 from idmm import distributed
+from idmm.batch import Batch
 from idmm.data.stratify import stratified_folds
 from idmm.errors import RunError
+from idmm.evaluation import Floats, Integers, Names
 from idmm.report.stats import group_interval, wilson_interval
 
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
@@ -34,8 +36,10 @@ ENOUGH = 1000
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode inside the block, and each submodule back to its own mode
-    after it."""
+    """Put a module in evaluation mode inside the block.
+
+    After it each submodule is back in its own mode.
+    """
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -45,94 +49,188 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
+# ---------------------------------------------------------------------- scores
+class Hits(TypedDict):
+    """The images of each class or group, and how many are correct."""
+
+    images: list[int]
+    correct: list[int]
+
+
+class Scores(TypedDict, total=False):
+    """Entries of ``result.json`` about predictions. Accuracies are in percent."""
+
+    top1: float
+    top1_interval: list[float]  # 95 %
+    mean_per_class: float
+    top5: float  # of a classifier
+    per_class: Hits  # scores of several folds are computed from these
+    per_group: Hits
+    k: int  # of kNN
+    strength: float  # of a probe, with the rest of its :class:`Choice`
+    chosen_by: str
+    accuracies: dict[str, float]
+
+
+def score(predicted: Integers, truth: Integers, groups: Names | None = None) -> Scores:
+    """Return ``top1``, ``top1_interval`` and ``mean_per_class``.
+
+    Args:
+        predicted, truth: Classes of M images, [M]. Those without an image do not count in the mean.
+        groups: Name of each image's group, [M]. The interval is then over groups.
+    """
+    counts = hit_counts(predicted, truth, 0, groups)
+    images = np.array(counts["per_class"]["images"])
+    hits = np.array(counts["per_class"]["correct"])
+    if groups is None:
+        interval = wilson_interval(hits.sum(), images.sum())
+    else:
+        interval = group_interval(**counts["per_group"])
+    tested = images > 0
+    return {
+        "top1": float(100 * hits.sum() / images.sum()),
+        "top1_interval": interval,
+        "mean_per_class": 100 * float((hits[tested] / images[tested]).mean()),
+    }
+
+
+def hit_counts(
+    predicted: Integers, truth: Integers, classes: int, groups: Names | None = None
+) -> Scores:
+    """Return ``per_class`` and, with groups, ``per_group``.
+
+    Arguments are those of :func:`score`, and the least number of classes.
+    """
+    correct = predicted == truth
+    counts: Scores = {"per_class": _hits(truth, correct, classes)}
+    if groups is not None:
+        counts["per_group"] = _hits(np.unique(groups, return_inverse=True)[1], correct, 0)
+    return counts
+
+
+def _hits(units: Integers, correct: NDArray[np.bool_], least: int) -> Hits:
+    """Return the counts of each unit of M images, [M]. ``least``: number of units."""
+    images = np.bincount(units, minlength=least)
+    hits = np.bincount(units, correct, len(images)).astype(int)
+    return {"images": images.tolist(), "correct": hits.tolist()}
+
+
 # ---------------------------------------------------------------------- classifiers
 @dataclass(frozen=True)
 class Predictions:
     """A classifier's predictions for a split's images, in the split's order."""
 
-    truth: ndarray  # int64 [N], the true classes
-    ranked: ndarray  # int64 [N, min(5, K)], the likeliest classes, best first
-    probability: ndarray  # float32 [N], of the likeliest class
+    truth: Integers  # [N], the true classes
+    ranked: Integers  # [N, min(5, K)], the likeliest classes, best first
+    probability: NDArray[np.float32]  # [N], of the likeliest class
 
     @property
-    def predicted(self) -> ndarray:
-        """The likeliest class of each image, int64 [N]."""
+    def predicted(self) -> Integers:
+        """The likeliest class of each image, [N]."""
         return self.ranked[:, 0]
 
-    def scores(self, groups: ndarray | None = None) -> dict[str, float]:
-        """Return ``top1``, its interval, ``top5`` and ``mean_per_class`` in percent, see
-        :func:`score`.
-
-        With fewer than five classes, top-5 is 100.
-        """
+    def scores(self, groups: Names | None = None) -> Scores:
+        """Return all scores, see :func:`score`. With fewer than five classes, top-5 is 100."""
         hits = self.ranked == self.truth[:, None]  # [N, min(5, K)]
-        return score(self.predicted, self.truth, groups) | {
-            "top5": float(100 * hits.any(1).sum() / len(hits))
-        }
+        scores = score(self.predicted, self.truth, groups)
+        scores["top5"] = float(100 * hits.any(1).sum() / len(hits))
+        return scores
 
-    def confusion(self, classes: int) -> ndarray:
-        """Return the number of images by true class (rows) and predicted class, int64 [K, K] of K
-        ``classes``."""
+    def confusion(self, classes: int) -> Integers:
+        """Return the number of images by true class (rows) and predicted class, [K, K]."""
         from sklearn.metrics import confusion_matrix
 
-        return confusion_matrix(self.truth, self.predicted, labels=range(classes))
+        return np.asarray(confusion_matrix(self.truth, self.predicted, labels=range(classes)))
 
 
-@torch.no_grad()
-def predict(model: nn.Module, batches: Iterable[dict], device) -> Predictions:
-    """Run a classifier over all processes' batches of ``images``, ``label`` and ``index``. All must
-    call together.
+def predict(model: nn.Module, batches: Iterable[Batch], device: str) -> Predictions:
+    """Run a classifier over all processes' batches of ``images``, ``label`` and ``index``.
 
-    It is in fp32 whatever the precision of training, as the exported classifier is.
+    All must call together. It is in fp32 whatever the precision of training, as the exported
+    classifier is.
 
     Raises:
         RunError: A probability is not a number.
     """
-    # per batch: index [B], label [B], likeliest classes [B, min(5, K)], probability of the first
-    # [B]
+
+    def predictions(batch: Batch) -> list[Tensor]:
+        logits = model(batch["images"].to(device, non_blocking=True)).float()  # [B, K]
+        ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [B, min(5, K)]
+        probability = logits.softmax(1).gather(1, ranked[:, :1])[:, 0]  # [B]
+        return [batch["label"], ranked, probability]
+
+    truth, ranked, probability = outputs_in_order(model, batches, predictions)
+    if np.isnan(probability).any():
+        raise RunError(
+            "the network's outputs are not finite: "
+            "lower --train.lr or set --train.clip_grad 1, in a new --out",
+            shared=True,
+        )
+    return Predictions(truth, ranked, probability)
+
+
+@torch.no_grad()
+def outputs_in_order(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    forward: Callable[[Batch], list[Tensor]],
+    local: bool = False,
+) -> list[NDArray[Any]]:
+    """Return what ``forward`` returns for a batch, [B, ...] each, for all images in their order.
+
+    The images are those of all processes, or with ``local`` only those of this process. Without any
+    it is [].
+    """
     results = []
     with evaluating(model):
         for batch in batches:
-            logits = model(batch["images"].to(device, non_blocking=True)).float()  # [B, K]
-            ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [B, min(5, K)]
-            probability = logits.softmax(1).gather(1, ranked[:, :1])[:, 0]  # [B]
-            numbers = batch["index"].numpy()
-            labels = batch["label"].numpy()
-            results.append((numbers, labels, ranked.cpu().numpy(), probability.cpu().numpy()))
-    columns = zip(*(result for part in distributed.gather(results) for result in part), strict=True)
-    index, *values = (np.concatenate(column) for column in columns)
-    if np.isnan(values[-1]).any():
-        line = "the network's outputs are not finite: lower --train.lr or set --train.clip_grad 1, in a new --out"
-        raise RunError(line, shared=True)
-    return Predictions(*(value[np.argsort(index)] for value in values))
+            columns = [batch["index"], *forward(batch)]
+            results.append([column.cpu().numpy() for column in columns])
+    parts = [results]
+    if not local:
+        parts = distributed.gather(results)
+    joined = list(itertools.chain.from_iterable(parts))
+    if not joined:
+        return []
+    index, *outputs = map(np.concatenate, zip(*joined, strict=True))
+    order = np.argsort(index)
+    return [output[order] for output in outputs]
 
 
 # ---------------------------------------------------------------------- frozen features
-def knn_predict(train, train_labels, test, k: int = NEIGHBOURS) -> ndarray:
-    """Return the class of each row of ``test`` [M, d] by ``train`` [N, d] and its classes [N],
-    int64 [M].
+def knn_predict(train: Floats, labels: Integers, test: Floats) -> Integers:
+    """Return the class of each row of ``test`` [M, d] by ``train`` [N, d] and its classes [N].
 
-    It is the weighted vote of the k nearest by cosine, of N at most (Wu et al., CVPR 2018).
+    It is the weighted vote of the :data:`NEIGHBOURS` nearest by cosine (Wu et al., CVPR 2018).
     """
     from sklearn.neighbors import KNeighborsClassifier
 
-    def votes(distance):  # cosine distance is 1 - similarity
-        return np.exp((1 - distance) / KNN_TEMPERATURE)
+    def votes(distance: Floats) -> Floats:  # cosine distance is 1 - similarity
+        return np.asarray(np.exp((1 - distance) / KNN_TEMPERATURE))
 
-    model = KNeighborsClassifier(min(k, len(train)), metric="cosine", weights=votes)
+    k = min(NEIGHBOURS, len(train))
+    model = KNeighborsClassifier(k, metric="cosine", weights=votes)
     with warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
-        return model.fit(train, train_labels).predict(test)
+        return np.asarray(model.fit(train, labels).predict(test))
 
 
-def probe_predict(train, train_labels, test, strength: float = USUAL_STRENGTH) -> ndarray:
-    """Return the same by logistic regression on standardised features. ``strength`` is
-    scikit-learn's C."""
-    return _fitted(train, train_labels, strength).predict(test)
+def probe_predict(
+    train: Floats, labels: Integers, test: Floats, strength: float = USUAL_STRENGTH
+) -> Integers:
+    """Return the same by logistic regression on standardised features.
+
+    ``strength`` is scikit-learn's C.
+    """
+    return np.asarray(_fitted(train, labels, strength).predict(test))
 
 
 def fit_linear(
-    train, labels, classes: int, strength: float = USUAL_STRENGTH, class_weight: str | None = None
-) -> tuple[ndarray, ndarray]:
+    train: Floats,
+    labels: Integers,
+    classes: int,
+    strength: float,
+    class_weight: str | None = None,
+) -> tuple[Floats, Floats]:
     """Return the regression as a classifier of raw features: logits = features @ weight.T + bias.
 
     Args:
@@ -147,7 +245,9 @@ def fit_linear(
     Returns:
         weight [K, d] and bias [K], float64.
     """
-    scaler, linear = (step for _, step in _fitted(train, labels, strength, class_weight).steps)
+    pipeline = _fitted(train, labels, strength, class_weight)
+    scaler = pipeline[0]
+    linear = pipeline[1]
     rows = linear.coef_.astype(np.float64)
     shift = linear.intercept_.astype(np.float64)
     if len(rows) == 1:  # with two classes scikit-learn has only the difference of the logits
@@ -157,11 +257,14 @@ def fit_linear(
     shift = shift - rows @ scaler.mean_
     weight = np.zeros((classes, rows.shape[1]))
     bias = np.full(classes, -np.inf)
-    weight[linear.classes_], bias[linear.classes_] = rows, shift
+    weight[linear.classes_] = rows
+    bias[linear.classes_] = shift
     return weight, bias
 
 
-def _fitted(train, labels, strength: float, class_weight: str | None = None):
+def _fitted(
+    train: Floats, labels: Integers, strength: float, class_weight: str | None = None
+) -> Any:
     """Return the regression on standardised features, a scikit-learn pipeline of both steps."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -173,71 +276,34 @@ def _fitted(train, labels, strength: float, class_weight: str | None = None):
         return make_pipeline(StandardScaler(), model).fit(train, labels)
 
 
-def _threads(train: ndarray) -> threadpool_limits:
-    """Return a block with one thread for a small fit: many short products wait for threads longer
-    than they take."""
-    return threadpool_limits(1 if train.size <= ONE_THREAD else None)
+def _threads(train: Floats) -> threadpool_limits:
+    """Return a block with one thread for a small fit.
 
-
-# ---------------------------------------------------------------------- scores
-def score(predicted, truth, groups: ndarray | None = None) -> dict[str, Any]:
-    """Return ``top1``, ``top1_interval`` and ``mean_per_class`` in percent.
-
-    Args:
-        predicted, truth: Classes of M images. Those without an image do not count in the mean.
-        groups: Name of each image's group, [M]. The interval is then over groups.
+    Many short products wait for threads longer than they take.
     """
-    counts = hit_counts(predicted, truth, 0, groups)
-    images, hits = (np.array(counts["per_class"][name]) for name in ("images", "correct"))
-    interval = wilson_interval(hits.sum(), images.sum())
-    if groups is not None:
-        interval = group_interval(**counts["per_group"])
-    return {
-        "top1": float(100 * hits.sum() / images.sum()),
-        "top1_interval": interval,
-        "mean_per_class": 100 * float((hits[images > 0] / images[images > 0]).mean()),
-    }
-
-
-def hit_counts(
-    predicted, truth, classes: int, groups: ndarray | None = None
-) -> dict[str, dict[str, list[int]]]:
-    """Return ``per_class`` and, with groups, ``per_group``: the ``images`` of each and how many are
-    ``correct``.
-
-    Folds are added up by these counts. Arguments are those of :func:`score`, and the least number
-    of classes.
-    """
-    correct = np.asarray(predicted) == np.asarray(truth)
-    units = {"per_class": np.asarray(truth)}
-    if groups is not None:
-        units["per_group"] = np.unique(groups, return_inverse=True)[1]
-    counts = {}
-    for name, of in units.items():
-        images = np.bincount(of, minlength=classes if name == "per_class" else 0)
-        hits = np.bincount(of, correct, len(images)).astype(int)
-        counts[name] = {"images": images.tolist(), "correct": hits.tolist()}
-    return counts
+    limit = None
+    if train.size <= ONE_THREAD:
+        limit = 1
+    return threadpool_limits(limit)
 
 
 # ---------------------------------------------------------------------- the probe's strength
 class Choice(NamedTuple):
-    """The chosen strength (scikit-learn's C), what it was chosen by, and the held-out accuracy of
-    each (percent)."""
+    """A strength of the probe, scikit-learn's C."""
 
     strength: float
-    by: str
-    accuracies: dict[float, float]
+    by: str  # how it was chosen
+    accuracies: dict[float, float]  # of each strength on held-out images (percent)
 
 
 def choose_strength(
-    train,
-    labels,
+    train: Floats,
+    labels: Integers,
     seed: int = 0,
-    val: tuple | None = None,
+    val: tuple[Floats, Integers] | None = None,
     class_weight: str | None = None,
     *,
-    groups: ndarray | None = None,
+    groups: Names | None = None,
     classes: Sequence[str] | None = None,
 ) -> Choice:
     """Choose the probe's strength by its accuracy on held-out images.
@@ -245,55 +311,58 @@ def choose_strength(
     Args:
         train, labels: Features [N, d] and classes [N].
         seed: Of the folds.
-        val: Features and classes to choose by. None: stratified folds of ``train``, each held out
-            once, until they add up to :data:`ENOUGH` images. With under :data:`FEW` images per
-            class it is :data:`USUAL_STRENGTH`.
+        val: Features [M, d] and classes [M] to choose by. None: stratified folds of ``train``,
+            each held out once, until they add up to :data:`ENOUGH` images. With under :data:`FEW`
+            images per class it is :data:`USUAL_STRENGTH`.
         class_weight: As for :func:`fit_linear`.
         groups, classes: As for :func:`idmm.data.stratify.stratified_folds`.
     """
-    train = np.asarray(train)
-    labels = np.asarray(labels)
-    if val is not None:
-        splits = [(train, labels, *val)]
-        by = "val"
-    else:
-        folds = stratified_folds(labels, groups, seed, classes)
-        sizes = [len(held) for _, held in folds]
-        used = min(len(folds), 1 + int((np.cumsum(sizes) < ENOUGH).sum()))
-        splits = [
-            (train[one], labels[one], train[held], labels[held]) for one, held in folds[:used]
-        ]
-        by = f"{used} of {len(folds)} stratified folds of train"
+    hits = np.zeros(len(STRENGTHS), dtype=np.int64)
+    tested = 0  # images
+    with _threads(train):
+        if val is not None:
+            by = "val"
+            tested = len(val[1])
+            hits += _held_out_hits(train, labels, *val, class_weight)
+        else:
+            folds = stratified_folds(labels, groups, seed, classes)
+            used = 0
+            while tested < ENOUGH and used < len(folds):
+                rest, held = folds[used]
+                hits += _held_out_hits(
+                    train[rest], labels[rest], train[held], labels[held], class_weight
+                )
+                tested += len(held)
+                used += 1
+            by = f"{used} of {len(folds)} stratified folds of train"
     accuracies = {}
-    if splits:
-        with _threads(train):
-            hits = sum(_held_out_hits(*split, class_weight) for split in splits)
-        shares = 100 * hits / sum(len(split[3]) for split in splits)
-        accuracies = dict(zip(STRENGTHS, shares.tolist(), strict=True))
+    if tested:
+        accuracies = dict(zip(STRENGTHS, (100 * hits / tested).tolist(), strict=True))
     if val is None and len(labels) < FEW * len(np.unique(labels)):
         return Choice(
             USUAL_STRENGTH, f"default, as there are under {FEW} images per class", accuracies
         )
     if not accuracies:
         return Choice(USUAL_STRENGTH, "default, as no group can be held out", accuracies)
-    best = [c for c, accuracy in accuracies.items() if accuracy == max(accuracies.values())]
+    most = max(accuracies.values())
+    best = [strength for strength, accuracy in accuracies.items() if accuracy == most]
     return Choice(min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c)), by, accuracies)
 
 
 def fit_temperature(
-    features,
-    labels,
+    features: Floats,
+    labels: Integers,
     strength: float,
     *,
     seed: int = 0,
     smoothing: float = 0.0,
     class_weight: str | None = None,
-    groups: ndarray | None = None,
+    groups: Names | None = None,
 ) -> float:
-    """Return the divisor of :func:`fit_linear`'s logits with the least cross-entropy on a held-out
-    stratified fold.
+    """Return the divisor of :func:`fit_linear`'s logits with the least loss on a held-out fold.
 
-    It is at least 1, and 1 if no image can be held out (Guo et al., ICML 2017, section 4.2).
+    The loss is cross-entropy, the fold is stratified. The divisor is at least 1, and 1 if no image
+    can be held out (Guo et al., ICML 2017, section 4.2).
 
     Args:
         features, labels: Of the training images [N, d], [N].
@@ -305,8 +374,6 @@ def fit_temperature(
     from scipy.optimize import minimize_scalar
     from sklearn.utils.class_weight import compute_sample_weight
 
-    features = np.asarray(features)
-    labels = np.asarray(labels)
     folds = stratified_folds(labels, groups, seed)
     if not folds:
         return 1.0
@@ -314,9 +381,9 @@ def fit_temperature(
     weight, bias = fit_linear(
         features[train], labels[train], int(labels.max()) + 1, strength, class_weight
     )
-    # [M, classes with images]
-    logits = torch.from_numpy(features[held] @ weight.T + bias)[:, np.unique(labels)]
-    truth = torch.from_numpy(np.unique(labels, return_inverse=True)[1][held])
+    present, position = np.unique(labels, return_inverse=True)
+    logits = torch.from_numpy(features[held] @ weight.T + bias)[:, present]  # [M, present classes]
+    truth = torch.from_numpy(position[held])
     weights = torch.from_numpy(compute_sample_weight(class_weight, labels[held]))
 
     def loss(log_temperature: float) -> float:
@@ -326,51 +393,52 @@ def fit_temperature(
         )
         return float((losses * weights).sum())
 
-    return math.exp(minimize_scalar(loss, bounds=(0, math.log(HOTTEST)), method="bounded").x)
+    best = minimize_scalar(loss, bounds=(0, math.log(HOTTEST)), method="bounded")
+    return math.exp(best.x)
 
 
-def _held_out_hits(train, labels, held_out, truth, class_weight: str | None) -> ndarray:
-    """Return the correct predictions on held-out images for each strength. Each fit starts from the
-    one before."""
+def _held_out_hits(
+    train: Floats, labels: Integers, held_out: Floats, truth: Integers, class_weight: str | None
+) -> Integers:
+    """Return the number of correct predictions on held-out images for each strength, [S].
+
+    Each fit starts from the one before.
+    """
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
     scaler = StandardScaler().fit(train)
     train = scaler.transform(train)
     held_out = scaler.transform(held_out)
-    # in the rows' space the solution is the same, and fits are several times faster
-    if train.shape[1] > len(train):
+    if train.shape[1] > len(train):  # fits in the rows' space are the same, several times faster
         axes = np.linalg.svd(train, full_matrices=False)[2].T
         train = train @ axes
         held_out = held_out @ axes
     model = LogisticRegression(max_iter=500, warm_start=True, class_weight=class_weight)
     hits = []
-    # also of fits that did not converge, which are near enough
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"):  # fits that did not converge are near enough
         for strength in STRENGTHS:
-            hits.append(
-                (model.set_params(C=strength).fit(train, labels).predict(held_out) == truth).sum()
-            )
+            model.set_params(C=strength).fit(train, labels)
+            hits.append((model.predict(held_out) == truth).sum())
     return np.array(hits)
 
 
 # ---------------------------------------------------------------------- readouts
 def readouts(
-    train,
-    labels,
-    test,
-    truth,
+    train: Floats,
+    labels: Integers,
+    test: Floats,
+    truth: Integers,
     *,
     seed: int = 0,
-    val: tuple | None = None,
+    val: tuple[Floats, Integers] | None = None,
     metric: str = "top1",
-    groups: ndarray | None = None,
-    test_groups: ndarray | None = None,
+    groups: Names | None = None,
+    test_groups: Names | None = None,
     classes: Sequence[str] | None = None,
     counted: bool = False,
-) -> dict[str, dict[str, Any]]:
-    """Measure frozen features by kNN and by a linear probe whose strength :func:`choose_strength`
-    chooses.
+) -> dict[str, Scores]:
+    """Measure frozen features by kNN and by a linear probe with the chosen strength.
 
     Args:
         train, labels: Features [N, d] and their classes [N], at least two different ones.
@@ -382,22 +450,23 @@ def readouts(
             needed.
 
     Returns:
-        ``knn`` and ``probe`` as ``result.json`` has them: ``top1``, ``top1_interval`` and, if the
-        literature reports it, ``mean_per_class`` in percent. Of a fold those of :func:`hit_counts`.
-        Of kNN ``k``, of the probe ``strength``, ``chosen_by`` and ``accuracies``, see
-        :class:`Choice`.
+        ``knn`` and ``probe``. ``mean_per_class`` is there if the literature reports it, those of
+        :func:`hit_counts` if hits are counted.
     """
-    choice = choose_strength(train, labels, seed, val, groups=groups, classes=classes)
-    accuracies = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}
-    chosen = {"strength": choice.strength, "chosen_by": choice.by, "accuracies": accuracies}
 
-    def scores(predicted: ndarray) -> dict[str, Any]:
-        values = score(predicted, truth, test_groups)
+    def readout(predicted: Integers) -> Scores:
+        scores = score(predicted, truth, test_groups)
         if metric != "mean_per_class":
-            del values["mean_per_class"]
-        return values | (hit_counts(predicted, truth, len(classes), test_groups) if counted else {})
+            del scores["mean_per_class"]
+        if counted:
+            scores |= hit_counts(predicted, truth, len(classes or ()), test_groups)
+        return scores
 
-    return {
-        "knn": scores(knn_predict(train, labels, test)) | {"k": min(NEIGHBOURS, len(labels))},
-        "probe": scores(probe_predict(train, labels, test, choice.strength)) | chosen,
-    }
+    knn = readout(knn_predict(train, labels, test))
+    knn["k"] = min(NEIGHBOURS, len(labels))
+    choice = choose_strength(train, labels, seed, val, groups=groups, classes=classes)
+    probe = readout(probe_predict(train, labels, test, choice.strength))
+    probe["strength"] = choice.strength
+    probe["chosen_by"] = choice.by
+    probe["accuracies"] = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}
+    return {"knn": knn, "probe": probe}

@@ -1,20 +1,22 @@
-"""The evaluators of a training run: each is called with a model and returns numbers for
+"""The evaluators of a training run: called with a model, they return numbers for
 ``metrics.jsonl``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
+from idmm.batch import Batch
 from idmm.data.image_store import ImageStore
+from idmm.evaluation import Integers
 from idmm.evaluation.evaluate import Predictions, knn_predict, predict
 
 
 class Evaluator(ABC):
-    """Measures a model after every ``every`` epochs and at the end of a stage.
+    """Measures a model after every ``every`` epochs and at the end of a phase.
 
     Attributes:
         every: Epochs from one call to the next.
@@ -25,16 +27,29 @@ class Evaluator(ABC):
     images: int
 
     @abstractmethod
-    def __call__(self, model: nn.Module) -> dict[str, float]:
+    def __call__(self, model: nn.Module) -> Mapping[str, float | None]:
         """Return values for ``metrics.jsonl``. All processes must call together."""
 
 
-Extract = Callable[..., Tensor]
-"""(backbone, store, images=None) -> pooled features of a split's images, all or those of the given
-numbers, [n, d]."""
+class Extract(Protocol):
+    """Computes pooled features."""
+
+    def __call__(
+        self,
+        backbone: nn.Module,
+        store: ImageStore,
+        /,
+        images: Integers | None = None,
+        *,
+        label: str | None = None,
+    ) -> Tensor:
+        """Return the features of all images, or those of the given numbers, float32 [n, d].
+
+        With a ``label`` the log shows the progress.
+        """
 
 
-@dataclass(frozen=True)
+@dataclass
 class KNNAccuracy(Evaluator):
     """Classifies held-out images by their nearest labelled training images."""
 
@@ -43,31 +58,33 @@ class KNNAccuracy(Evaluator):
     held_out: ImageStore
     every: int
 
-    @property
-    def images(self) -> int:
-        """Images that a call reads."""
-        return int((self.train.labels >= 0).sum()) + len(self.held_out)
+    def __post_init__(self) -> None:
+        assert self.train.labels is not None
+        assert self.held_out.labels is not None
+        self.labelled = np.flatnonzero(self.train.labels >= 0)
+        self.labels = self.train.labels[self.labelled]
+        self.truth = self.held_out.labels
+        self.images = len(self.labelled) + len(self.held_out)
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``knn``, the accuracy in percent."""
-        labelled = np.flatnonzero(self.train.labels >= 0)
-        train = self.extract(model, self.train, labelled)
-        held_out = self.extract(model, self.held_out)
-        predicted = knn_predict(train, self.train.labels[labelled], held_out)
-        return {"knn": 100 * float(np.mean(predicted == self.held_out.labels))}
+        train = self.extract(model, self.train, self.labelled).numpy()
+        held_out = self.extract(model, self.held_out).numpy()
+        predicted = knn_predict(train, self.labels, held_out)
+        return {"knn": 100 * float(np.mean(predicted == self.truth))}
 
 
 @dataclass
 class Accuracy(Evaluator):
     """Evaluates a classifier on a split and keeps its latest predictions."""
 
-    batches: Callable[..., Iterable[dict]]
+    batches: Callable[..., Iterable[Batch]]
     """Makes this process's batches of the split. ``label``: for progress in the log, or None."""
     images: int  # of the split
     every: int
-    device: Any  # the model runs on
+    device: str  # the model runs on
     metrics: Collection[str]
-    """Scores of :meth:`idmm.evaluation.evaluate.Predictions.scores` that a call returns."""
+    """Those of :class:`idmm.evaluation.evaluate.Scores` that a call returns."""
     latest: Predictions | None = None
 
     def predict(self, model: nn.Module, label: str | None = None) -> Predictions:
@@ -77,8 +94,5 @@ class Accuracy(Evaluator):
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return the ``metrics`` in percent."""
-        return {
-            name: score
-            for name, score in self.predict(model).scores().items()
-            if name in self.metrics
-        }
+        scores: dict[str, Any] = {**self.predict(model).scores()}
+        return {name: score for name, score in scores.items() if name in self.metrics}

@@ -1,22 +1,24 @@
-"""Common to the commands that use a run on files: the checks before the work, and messages on the
-files."""
+"""Shared by commands that use a run on files: checks before the work, messages on the files."""
 
-import contextlib
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from idmm.config.commands import UseConfig
+from idmm.config.commands import EmbedConfig, PredictConfig, SimilarConfig
 from idmm.data.folder import images_at
-from idmm.errors import UserError, checked
+from idmm.errors import Fault, UserError, checked
 from idmm.files import output_path, weights_file
 from idmm.progress import log
 from idmm.text import capped, counted
 
 
 def inputs(
-    config: UseConfig, stem: str, endings: Sequence[str] | None, *checks: Callable[[], Any]
+    config: PredictConfig | EmbedConfig | SimilarConfig,
+    stem: str,
+    endings: Sequence[str] | None,
+    *checks: Callable[[], Any],
 ) -> tuple[Path | None, list[str]]:
     """Check a command's run, files and output before the work, and report all faults at once.
 
@@ -42,25 +44,32 @@ def inputs(
 
 
 def report_unreadable(unreadable: dict[str, str], count: int, field: str = "paths") -> None:
-    """Log the images that could not be read, of ``count`` in ``field``. UserError if none could be
-    read."""
-    lines = capped([f"  {path}: {reason}" for path, reason in unreadable.items()])
-    if lines and len(unreadable) == count:
-        raise UserError(f"{field}: none of {counted(count, 'image')} can be read:", *lines)
-    if lines:
-        images = counted(count, "image")
-        log.warning(
-            "%s: skipped %d of %s that cannot be read:\n%s",
-            field,
-            len(unreadable),
-            images,
-            "\n".join(lines),
-        )
+    """Log the images that could not be read, of ``count`` in ``field``.
+
+    Raises:
+        UserError: None could be read.
+    """
+    if not unreadable:
+        return
+    images = counted(count, "image")
+    reasons = capped([f"  {path}: {reason}" for path, reason in unreadable.items()])
+    if len(unreadable) == count:
+        fault = Fault(field, f"none of {images} can be read:")
+        raise UserError(fault, *(Fault("", reason) for reason in reasons))
+    log.warning(
+        "%s: skipped %d of %s that cannot be read:\n%s",
+        field,
+        len(unreadable),
+        images,
+        "\n".join(reasons),
+    )
 
 
 def print_bytes(data: bytes) -> None:
-    """Write UTF-8 to standard output, whatever the locale. Names of files that are not UTF-8 are
-    preserved."""
-    with contextlib.suppress(AttributeError, ValueError):  # no stream of bytes, or a closed one
+    """Write UTF-8 to standard output, whatever the locale.
+
+    Names of files that are not UTF-8 are preserved.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.closed:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     print(data.decode("utf-8", "surrogateescape"), end="")

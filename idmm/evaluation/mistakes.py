@@ -11,6 +11,7 @@ from idmm.report.sheets import COLUMNS, LARGE, caption_sheet, in_rows, thumbnail
 from idmm.text import counted
 
 DRAWN = 7 * COLUMNS  # images on the sheet at most. A row per pair of classes at most
+NOTE = "The most frequent pair of class and answer comes first, in each the most confident answer"
 
 
 def write_mistakes(
@@ -27,22 +28,23 @@ def write_mistakes(
     wrong = (predictions.predicted != predictions.truth).nonzero()[0]
     order = wrong[(-predictions.probability[wrong]).argsort(kind="stable")]
     rows = [("path", "class", "answer", "confidence")]
-    by_pair = defaultdict(list)
+    by_pair: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i in order.tolist():
-        pair = classes[predictions.truth[i]], classes[predictions.predicted[i]]
-        row = (test.names[i], *pair, f"{predictions.probability[i]:.6g}")
-        rows.append(row)
-        by_pair[pair].append((i, row))
+        label = classes[predictions.truth[i]]
+        answer = classes[predictions.predicted[i]]
+        rows.append((test.names[i], label, answer, f"{predictions.probability[i]:.6g}"))
+        by_pair[label, answer].append(len(rows) - 2)
     write_csv(folder / "mistakes.csv", rows)
     if not by_pair:
         return
-    tiles = []
     with drawing("mistakes.png"):
-        for images in sorted(by_pair.values(), key=len, reverse=True):
-            for i, (name, label, answer, confidence) in images[:COLUMNS]:
-                caption = f"{label}\nanswer: {answer}, {float(confidence):.2f}\n{name}"
-                if len(tiles) < DRAWN:
-                    tiles.append(thumbnail(test.picture(i), caption))
+        drawn: list[int] = []  # places in the order
+        for places in sorted(by_pair.values(), key=len, reverse=True):
+            drawn += places[:COLUMNS]
+        tiles = []
+        for place in drawn[:DRAWN]:
+            name, label, answer, confidence = rows[place + 1]
+            caption = f"{label}\nanswer: {answer}, {float(confidence):.2f}\n{name}"
+            tiles.append(thumbnail(test.picture(order[place]), caption))
         title = f"{len(tiles)} of {counted(len(order), 'wrong answer')} on {len(test)} test images"
-        note = "The most frequent pair of class and answer comes first, in each the most confident answer"
-        caption_sheet(in_rows(tiles), folder / "mistakes.png", title, note, LARGE)
+        caption_sheet(in_rows(tiles), folder / "mistakes.png", title, NOTE, LARGE)

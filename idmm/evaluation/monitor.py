@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from idmm.evaluation import Integers
 from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
@@ -22,20 +23,21 @@ FEWEST = 3  # images, whose rank is low anyway
 
 
 def spread(rows: Tensor) -> float:
-    """Return the standard deviation of unit vectors per dimension, times the root of their number:
-    [N, d] -> [0, 1].
+    """Return the standard deviation of unit vectors per dimension, times the root of their number.
 
-    It is 0 if all rows point the same way and 1 if they are spread evenly (SimSiam, Chen and He,
-    CVPR 2021, Fig. 2, without their division by sqrt(d)).
+    The vectors are [N, d]. The result is 0 if all rows point the same way and 1 if they are spread
+    evenly (SimSiam, Chen and He, CVPR 2021, Fig. 2, without their division by sqrt(d)).
     """
     unit = F.normalize(rows.double(), dim=1)
     return float(unit.var(0, unbiased=False).sum().sqrt())
 
 
 def effective_rank(rows: Tensor) -> float:
-    """Return exp of the entropy of the normalised singular values of centred rows [N, d] (Roy and
-    Vetterli, EUSIPCO 2007): from 1, if all lie on a line, to min(N - 1, d). It is 0 if all are one
-    point."""
+    """Return exp of the entropy of the normalised singular values of centred rows [N, d].
+
+    It goes from 1, if all lie on a line, to min(N - 1, d). It is 0 if all are one point (Roy and
+    Vetterli, EUSIPCO 2007).
+    """
     centred = rows.double() - rows.double().mean(0)
     values = torch.linalg.svdvals(centred)
     if float(values.sum()) <= 1e-12 * max(1.0, float(rows.abs().max())):
@@ -50,15 +52,13 @@ class CollapseMonitor(Evaluator):
 
     method: Method  # its own backbone is measured, not its average
     extract: Callable[[nn.Module], Tensor]  # backbone -> features of the images to measure [n, d]
-    numbers: np.ndarray  # of these images, int64 [n]
-    history: Callable[[], list[dict]]  # returns the records of the epochs so far
+    numbers: Integers  # of these images, [n]
+    history: Callable[[], list[dict[str, Any]]]  # returns the records of the epochs so far
     every: int
     warned: bool = False
 
-    @property
-    def images(self) -> int:
-        """Images that a call reads."""
-        return len(self.numbers)
+    def __post_init__(self) -> None:
+        self.images = len(self.numbers)
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return ``feature_std``, ``feature_rank``, ``embedding_std`` and the method's own
@@ -70,25 +70,29 @@ class CollapseMonitor(Evaluator):
             on_device = features.to(device)
             values["embedding_std"] = spread(self.method.embed(on_device).float().cpu())
             values |= self.method.diagnose(on_device, torch.from_numpy(self.numbers).to(device))
-        if (
-            len(self.numbers) > FEWEST
-            and not self.warned
-            and (line := collapse(values, self.history()))
-        ):
-            self.warned = True
-            log.warning("%s", line)
+        if self.images > FEWEST and not self.warned:
+            warning = collapse(values, self.history())
+            if warning is not None:
+                self.warned = True
+                log.warning("%s", warning)
         return {name: round(value, 4) for name, value in values.items()}
 
 
-def collapse(values: dict[str, float], history: list[dict]) -> str | None:
+def collapse(values: dict[str, float], history: list[dict[str, Any]]) -> str | None:
     """Return a warning if one of the ``values`` is below its floor, or far below the best in
     ``history``."""
     for name, floor in FLOORS.items():
         best = max((record[name] for record in history if name in record), default=0.0)
-        if values[name] < max(floor, SHARE * best):
-            before = f", {best:.3g} at best before" if best else ""
+        if best and values[name] < max(floor, SHARE * best):
             return (
-                f"collapse: {name} is {values[name]:.3g}{before}: the images look the same to the network. "
+                f"collapse: {name} is {values[name]:.3g}, {best:.3g} at best before: "
+                "the images look the same to the network. "
+                "Try a lower --train.lr, larger batches or a longer warm-up"
+            )
+        if values[name] < floor:
+            return (
+                f"collapse: {name} is {values[name]:.3g}: "
+                "the images look the same to the network. "
                 "Try a lower --train.lr, larger batches or a longer warm-up"
             )
     return None

@@ -1,20 +1,19 @@
-"""The predictor of finished runs: a network with its preprocessing, on files, open images or a
-run's split."""
+"""The predictor of finished runs: a network with its preprocessing, on files or a run's split."""
 
 import contextlib
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy import ndarray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from idmm import distributed
-from idmm.data.formats import BadImage
+from idmm.batch import Batch
+from idmm.data.formats import BadImage, NoPicture
 from idmm.data.image_store import ImageStore
 from idmm.data.images import (
     AUTO,
@@ -31,27 +30,28 @@ from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
 from idmm.data.views import normalise
-from idmm.errors import RunError, UserError
-from idmm.evaluation.evaluate import evaluating
+from idmm.errors import Fault, RunError, UserError
+from idmm.evaluation import Floats
+from idmm.evaluation.evaluate import outputs_in_order
+from torch.nn import Module as Backbone
 from idmm.models.weights import Checkpoint, build_saved
 from idmm.progress import counting, duration, log
 from idmm.text import counted
 from idmm.training.device import enough_memory, pick_device
 
-Forward = Callable[[nn.Module, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
+Forward = Callable[[Any, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
 
 
-def pooled(backbone: nn.Module, images: Tensor) -> Tensor:
+def pooled(backbone: Backbone, images: Tensor) -> Tensor:
     """Return the features that a classifier gets of images [B, C, H, W], [B, d]."""
     return backbone.forward_head(backbone.forward_features(images), pre_logits=True)
 
 
-@torch.no_grad()
 def extract_features(
     backbone: nn.Module,
-    batches: Iterable[dict],
-    device,
-    autocast,
+    batches: Iterable[Batch],
+    device: str,
+    autocast: Callable[[], AbstractContextManager[Any]],
     forward: Forward = pooled,
     local: bool = False,
 ) -> Tensor:
@@ -60,26 +60,23 @@ def extract_features(
     The images are those of all processes, or with ``local`` only those of this process. Without any
     it is [0, 0].
     """
-    results = []  # per batch: index [B], output [B, d]
-    with evaluating(backbone):
-        for batch in batches:
-            with autocast():
-                output = forward(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
-            results.append((batch["index"].numpy(), output.float().cpu().numpy()))
-    if not local:
-        # a process may have no image
-        results = [result for part in distributed.gather(results) for result in part]
-    if not results:
+
+    def features(batch: Batch) -> list[Tensor]:
+        with autocast():
+            output = forward(backbone, batch["images"].to(device, non_blocking=True))  # [B, d]
+        return [output.float()]
+
+    columns = outputs_in_order(backbone, batches, features, local)
+    if not columns:
         return torch.zeros(0, 0)
-    index, features = map(np.concatenate, zip(*results, strict=True))
-    return torch.from_numpy(features[np.argsort(index)])
+    return torch.from_numpy(columns[0])
 
 
 @dataclass(frozen=True)
 class Network:
     """A network and the preprocessing of its images."""
 
-    model: nn.Module  # in evaluation mode, on the device
+    model: Backbone  # in evaluation mode, on the device
     size: int  # side of its images (pixels)
     crop_pct: float  # share of the resized short side that they cover
     mean: Sequence[float]  # of each channel, on pixel values in [0, 1]
@@ -94,8 +91,7 @@ class Network:
     def from_checkpoint(
         cls, saved: Checkpoint, num_classes: int, device: str, batch_size: int
     ) -> "Network":
-        """Build the network of a finished run with a classifier of ``num_classes``, or without one
-        (0).
+        """Build the network of a finished run with a classifier of ``num_classes`` (0: none).
 
         Raises:
             UserError: It cannot be built, or the device does not exist.
@@ -103,9 +99,10 @@ class Network:
         """
         device = pick_device(device)
         model = build_saved(saved, None, num_classes)
-        with enough_memory(
-            RunError(f"{saved.source}: {device} is out of memory. Free some, or use another device")
-        ):
+        out_of_memory = RunError(
+            f"{saved.source}: {device} is out of memory. Free some, or use another device"
+        )
+        with enough_memory(out_of_memory):
             model = model.to(device)
         return cls.around(saved, model, model.pretrained_cfg["input_size"][-1], device, batch_size)
 
@@ -113,13 +110,26 @@ class Network:
     def around(
         cls, saved: Checkpoint, model: nn.Module, size: int, device: str, batch_size: int
     ) -> "Network":
-        """Add the preprocessing of a checkpoint's JSON to its model, which is built and on the
-        device, for images of ``size`` (pixels)."""
-        bands = bands_of(saved.in_chans, saved.extra.get("bands"), saved.extra.get("file_channels"))
-        preprocessing = (size, saved.crop_pct, saved.mean, saved.std)
-        return cls(model, *preprocessing, device, batch_size, saved.source, saved.range, bands)
+        """Add the preprocessing of a checkpoint's JSON to its model.
 
-    def outputs(self, batches: Iterable[dict], forward: Forward = pooled) -> ndarray:
+        The model is built and on the device, for images of ``size`` (pixels). If it is no backbone,
+        :meth:`outputs` cannot be used.
+        """
+        bands = bands_of(saved.in_chans, saved.extra.get("bands"), saved.extra.get("file_channels"))
+        return cls(
+            cast(Backbone, model),
+            size,
+            saved.crop_pct,
+            saved.mean,
+            saved.std,
+            device,
+            batch_size,
+            saved.source,
+            saved.range,
+            bands,
+        )
+
+    def outputs(self, batches: Iterable[Batch], forward: Forward = pooled) -> Floats:
         """Return the outputs of ``forward`` for all images in order, float32 [N, k].
 
         Raises:
@@ -127,40 +137,40 @@ class Network:
             RunError: There is too little memory.
         """
         with self.enough_memory():
-            outputs = extract_features(
+            outputs: Floats = extract_features(
                 self.model, batches, self.device, contextlib.nullcontext, forward, True
             ).numpy()
         if not np.isfinite(outputs).all():
-            raise UserError(
-                f"{self.label}: its outputs are not finite. Train again with a lower --train.lr"
-            )
+            fault = "its outputs are not finite"
+            raise UserError(Fault(self.label, fault, "Train again with a lower --train.lr"))
         return outputs
 
-    def enough_memory(self) -> contextlib.AbstractContextManager:
+    def enough_memory(self) -> AbstractContextManager[None]:
         """Raise RunError if memory runs out inside the block."""
         return enough_memory(
             RunError(
-                f"{self.label}: out of memory with {self.batch_size} images at a time. Try a smaller batch_size"
+                f"{self.label}: out of memory with {self.batch_size} images at a time. "
+                "Try a smaller batch_size"
             )
         )
 
-    def split_features(self, store: ImageStore, workers: int | None, part: str) -> ndarray:
+    def split_features(self, store: ImageStore, workers: int | None, part: str) -> Floats:
         """Return the pooled features of all images of a split, called ``part``, float32 [N, d].
-        Errors as of :meth:`outputs`."""
+
+        Errors as of :meth:`outputs`.
+        """
         started_at = time.monotonic()
         batches = centre_crops(
             store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, workers
         )
         features = self.outputs(counting(batches, len(store), f"features of {part}"))
         seconds = duration(time.monotonic() - started_at)
-        log.info(
-            "%s: features of %s (%s) in %s", self.label, part, counted(len(store), "image"), seconds
-        )
+        images = counted(len(store), "image")
+        log.info("%s: features of %s (%s) in %s", self.label, part, images, seconds)
         return features
 
-    def readable(self, split: Split, forward: Forward, label: str) -> tuple[Split, ndarray]:
-        """Return the readable images of a split, and the outputs of ``forward`` for them, float32
-        [N, k].
+    def readable(self, split: Split, forward: Forward, label: str) -> tuple[Split, Floats]:
+        """Return the readable images of a split, and what ``forward`` returns for them, [N, k].
 
         ``label`` is that of the progress bar. Errors as of :meth:`outputs`.
         """
@@ -171,20 +181,19 @@ class Network:
 
     def file_batches(
         self,
-        images: list,
-        names: list[str],
+        images: Sequence[Item] | NDArray[Any],
+        names: Sequence[str],
         unreadable: dict[str, str],
-        prepare: Callable[[int, ndarray], Tensor] | None = None,
-    ) -> Iterator[dict]:
-        """Yield ``images`` [B, C, S, S] and ``index`` of files and open images, while the next ones
-        are decoded.
+        prepare: Callable[[int, NDArray[Any]], Tensor] | None = None,
+    ) -> Generator[Batch, None, None]:
+        """Yield ``images`` [B, C, S, S] and ``index`` while the next ones are decoded.
 
         Args:
             images: As for :meth:`read`.
             names: Their names in messages.
             unreadable: Takes the images that cannot be read: name -> reason.
-            prepare: Turns an image's number and pixels [H, W, C] into the network's input [C, S,
-                S]. None: its centre.
+            prepare: Turns an image's number and pixels [H, W, C] into the network's input
+                [C, S, S]. None: its centre.
         """
         prepare = prepare or self._centre
         index: list[int] = []
@@ -194,13 +203,12 @@ class Network:
             return prepare(i, self.read(images[i]).pixels)
 
         results = parallel_map(decoded, len(images), names.__getitem__, None, self.batch_size)
-        with closing(results):
+        with contextlib.closing(results):
             for i, result in enumerate(results):
-                if isinstance(result, BadImage):
-                    # the run fixes the channels, so no flag can change them
-                    unreadable[names[i]] = re.sub(
-                        r", or --data\..*", ", as the run is of pictures", result.reason
-                    )
+                if isinstance(result, NoPicture):  # the run fixes the channels, no flag does
+                    unreadable[names[i]] = f"{result.problem}, as the run is of pictures"
+                elif isinstance(result, BadImage):
+                    unreadable[names[i]] = result.reason
                 else:
                     index.append(i)
                     crops.append(result)
@@ -209,13 +217,18 @@ class Network:
                     index = []
                     crops = []
 
-    def _centre(self, number: int, pixels: ndarray) -> Tensor:
-        crop = CentreCrop(self.size, self.crop_pct)(pixels)
-        return normalise(unit(torch.from_numpy(crop).permute(2, 0, 1))[None], self.mean, self.std)[
-            0
-        ]
+    def _centre(self, number: int, pixels: NDArray[Any]) -> Tensor:
+        crop = torch.from_numpy(CentreCrop(self.size, self.crop_pct)(pixels))
+        image = unit(crop.permute(2, 0, 1))
+        return normalise(image[None], self.mean, self.std)[0]
 
     def read(self, image: Item) -> Decoded:
-        """Decode a file, an open Pillow image or an array [H, W, C] as the run does. BadImage if it
-        cannot be read."""
-        return read_image(image, None if self.scale == AUTO else self.scale, self.bands)
+        """Decode a file, an open Pillow image or an array [H, W, C] as the run does.
+
+        Raises:
+            BadImage: It cannot be read.
+        """
+        scale = self.scale
+        if scale == AUTO:
+            scale = None
+        return read_image(image, scale, self.bands)

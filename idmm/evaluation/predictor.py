@@ -5,19 +5,21 @@ in fp32.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy import ndarray
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from idmm.config.commands import UseConfig
 from idmm.data.folder import images_at
 from idmm.data.images import Bands
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
+from idmm.evaluation import Floats
 from idmm.evaluation.network import Forward, Network, pooled
 from idmm.files import AnyPath, weights_label
 from idmm.models.build import feature_width
@@ -32,7 +34,8 @@ PICTURES_EXPECTED = (
 )
 BANDS_EXPECTED = "expected a path, or an array [H, W, C] of the files' numbers"
 
-AnyImage = AnyPath | Image.Image | ndarray
+Pixels = NDArray[Any]
+AnyImage = AnyPath | Image.Image | Pixels
 """An image: the path of its file, an open Pillow image, or its pixels. Pixels are [H, W, 3] or [H,
 W] (grey), uint8, or uint16 as in 16-bit files. For a run on bands they are [H, W, C] with the
 files' numbers, of any type."""
@@ -48,8 +51,7 @@ class Prediction:
     path: str | None  # its file. None if it was given as pixels
     label: str  # name of the likeliest class
     probability: float  # of that class, in [0, 1]
-    # names and probabilities of the top_k likeliest classes, best first
-    top: list[tuple[str, float]]
+    top: list[tuple[str, float]]  # the top_k likeliest classes with theirs, best first
 
     def _repr_html_(self) -> str:
         return html_table([(self.path, *each) for each in self.top])
@@ -60,7 +62,7 @@ class Embedding:
     """Features of images."""
 
     paths: list[str | None]  # their files. None for images given as pixels
-    features: ndarray  # float32 [N, d]
+    features: Floats  # float32 [N, d]
     unreadable: dict[str, str]  # skipped images, with the reason
 
 
@@ -80,8 +82,10 @@ class PredictionList(list[Prediction]):
         self.unreadable = outputs.unreadable
         self.classes = classes
         for path, row in zip(self.paths, self.probabilities, strict=True):
-            top = [(classes[c], float(row[c])) for c in np.argsort(-row, kind="stable")[:top_k]]
-            self.append(Prediction(path, *top[0], top))
+            likeliest = np.argsort(-row, kind="stable")[:top_k]
+            top = [(classes[c], float(row[c])) for c in likeliest]
+            label, probability = top[0]
+            self.append(Prediction(path, label, probability, top))
 
     def _repr_html_(self) -> str:
         return html_table([(one.path, one.label, one.probability) for one in self])
@@ -125,7 +129,7 @@ class Classifier:
             RunError: Memory ran out.
         """
         if top_k < 1:
-            raise UserError(f"top_k: got {top_k}, expected 1 or more")
+            raise UserError(Fault("top_k", f"got {top_k}, expected 1 or more"))
         outputs = _outputs(
             self._network, images, _probabilities, len(self.classes), on_error, "predicting"
         )
@@ -136,47 +140,48 @@ class Classifier:
 
 
 def load_backbone_network(
-    run_or_file: AnyPath, *, device="auto", batch_size: int = BATCH, field=""
+    run_or_file: AnyPath, *, device: str = "auto", batch_size: int = BATCH, field: str = ""
 ) -> Network:
-    """Build the backbone of a run, or of a checkpoint with its JSON, as :func:`load_classifier`
-    does."""
+    """Build the backbone of a run, or of a checkpoint with its JSON.
+
+    Arguments and errors are those of :func:`load_classifier`.
+    """
     return Network.from_checkpoint(read_checkpoint(run_or_file, field), 0, device, batch_size)
 
 
 def features_of(network: Network, images: Images, *, on_error: str = "fail") -> Embedding:
-    """Return the pooled features of images. Arguments and errors are those of
-    :meth:`Classifier.predict`."""
-    return _outputs(
-        network, images, pooled, feature_width(network.model), on_error, "taking features"
-    )
+    """Return the pooled features of images.
+
+    Arguments and errors are those of :meth:`Classifier.predict`.
+    """
+    width = feature_width(network.model)
+    return _outputs(network, images, pooled, width, on_error, "taking features")
 
 
 def _outputs(
     network: Network, images: Images, forward: Forward, width: int, on_error: str, label: str
 ) -> Embedding:
-    """Return the outputs of ``forward`` for images, ``width`` numbers each. ``label``: of the
-    bar."""
+    """Return the outputs of ``forward`` for images, ``width`` numbers each.
+
+    ``label`` is that of the progress bar.
+    """
     if on_error not in ("fail", "skip"):
-        raise UserError(f"on_error: got '{on_error}', expected 'fail' or 'skip'")
-    sources, names = listed_images(images, network.bands)
+        raise UserError(Fault("on_error", f"got '{on_error}', expected 'fail' or 'skip'"))
+    listed = listed_images(images, network.bands)
     unreadable: dict[str, str] = {}
-    batches = counting(network.file_batches(sources, names, unreadable), len(sources), label)
+    batches = network.file_batches(listed.sources, listed.names, unreadable)
+    batches = counting(batches, len(listed.sources), label)
     rows = network.outputs(batches, forward).reshape(-1, width)  # also if no image can be read
     if unreadable and (is_single(images) or on_error == "fail"):
-        raise UserError(
-            *capped(
-                [f"images: {name}: {why}" for name, why in unreadable.items()], begin="images: "
-            )
-        )
-    readable = [
-        source for source, name in zip(sources, names, strict=True) if name not in unreadable
-    ]
-    paths = [os.fspath(source) if isinstance(source, AnyPath) else None for source in readable]
-    return Embedding(paths, rows, unreadable)
+        reasons = [f"{name}: {reason}" for name, reason in unreadable.items()]
+        raise UserError(*(Fault("images", reason) for reason in capped(reasons, begin="")))
+    named = zip(listed.paths, listed.names, strict=True)
+    readable = [path for path, name in named if name not in unreadable]
+    return Embedding(readable, rows, unreadable)
 
 
 def load_classifier(
-    run_or_file: AnyPath, *, device="auto", batch_size: int = BATCH, field=""
+    run_or_file: AnyPath, *, device: str = "auto", batch_size: int = BATCH, field: str = ""
 ) -> Classifier:
     """Build the classifier of a finished run, with the names of its classes.
 
@@ -205,13 +210,12 @@ def load_classifier(
 
 
 def embed(
-    run_or_file: AnyPath, images: Images, *, device="auto", batch_size: int = BATCH
-) -> ndarray:
-    """Return the features of images by a run's backbone, float32 [N, d], or [1, d] for a single
-    image.
+    run_or_file: AnyPath, images: Images, *, device: str = "auto", batch_size: int = BATCH
+) -> Floats:
+    """Return the features of images by a run's backbone, float32 [N, d]. N is 1 for a single image.
 
     Args:
-        run_or_file: A run folder of any stage, or a checkpoint with its JSON.
+        run_or_file: A run folder of any command, or a checkpoint with its JSON.
         images: As for :meth:`Classifier.predict`. The images of a folder are sorted.
         device, batch_size: As for :func:`load_classifier`.
 
@@ -225,7 +229,8 @@ def embed(
 
 def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:
     """Return the probability of each class, [B, K]."""
-    return model(images).float().softmax(1)
+    logits: Tensor = model(images)
+    return logits.float().softmax(1)
 
 
 # ---------------------------------------------------------------------- images
@@ -233,40 +238,59 @@ def is_single(images: Images) -> bool:
     """Return whether ``images`` is one image: not a list, a folder or a batch of arrays."""
     if isinstance(images, AnyPath):
         return not os.path.isdir(images)
-    return isinstance(images, Image.Image) or (isinstance(images, ndarray) and images.ndim < 4)
+    return isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
 
 
-def listed_images(images: Images, bands: Bands | None) -> tuple[list[AnyImage], list[str]]:
-    """Return all images and their names in messages. ``bands``: the network's."""
-    single = is_single(images)
-    sources = []
-    names = []
-    for number, image in enumerate([images] if single or isinstance(images, AnyPath) else images):
-        name = "the image" if single else f"image {number}"
+class ListedImages(NamedTuple):
+    """Images one by one."""
+
+    sources: list[AnyImage]
+    paths: list[str | None]  # their files
+    names: list[str]  # in messages
+
+
+def listed_images(images: Images, bands: Bands | None) -> ListedImages:
+    """Return all images. ``bands``: the network's."""
+    named: Iterable[tuple[str, Any]]
+    if isinstance(images, AnyPath | Image.Image) or is_single(images):
+        named = [("the image", images)]
+    else:
+        named = [(f"image {number}", image) for number, image in enumerate(images)]
+    listed = ListedImages([], [], [])
+    for name, image in named:
         if isinstance(image, AnyPath):
-            path = os.fspath(image)
-            if os.path.isdir(path):
-                files = images_at([path], "images")
-            else:
-                files = [path]
-            sources += files
-            names += files
-            continue
-        expected = PICTURES_EXPECTED if bands is None else BANDS_EXPECTED
-        if not isinstance(image, Image.Image | ndarray):
-            raise UserError(f"images: {name} is {type(image).__name__}, {expected}")
-        if isinstance(image, ndarray):
-            channels = image.shape[2] if image.ndim == 3 else 1
-            if bands is None:
-                is_image = (image.dtype == np.uint8 and channels <= 4) or (
-                    image.dtype == np.uint16 and channels in (1, 3)
-                )
-            else:
-                is_image = image.dtype.kind in "buif"
-            if not is_image or not image.size or image.ndim not in (2, 3):
-                raise UserError(
-                    f"images: {name} is an array of {image.dtype}, {list(image.shape)}, {expected}"
-                )
-        sources.append(image)
-        names.append(name)
-    return sources, names
+            files = [os.fspath(image)]
+            if os.path.isdir(image):
+                files = images_at(files, "images")
+            for column in listed:
+                column += files
+        else:
+            _check_pixels(image, name, bands)
+            listed.sources.append(image)
+            listed.paths.append(None)
+            listed.names.append(name)
+    return listed
+
+
+def _check_pixels(image: Any, name: str, bands: Bands | None) -> None:
+    """Raise UserError if an image that is no path is not one that the network can use."""
+    expected = PICTURES_EXPECTED
+    if bands is not None:
+        expected = BANDS_EXPECTED
+    if isinstance(image, Image.Image):
+        return
+    if not isinstance(image, np.ndarray):
+        raise UserError(Fault("images", f"{name} is {type(image).__name__}, {expected}"))
+    channels = 1
+    if image.ndim == 3:
+        channels = image.shape[2]
+    if bands is not None:
+        is_image = image.dtype.kind in "buif"
+    elif image.dtype == np.uint8:
+        is_image = channels <= 4
+    else:
+        is_image = image.dtype == np.uint16 and channels in (1, 3)
+    if not is_image or not image.size or image.ndim not in (2, 3):
+        raise UserError(
+            Fault("images", f"{name} is an array of {image.dtype}, {list(image.shape)}, {expected}")
+        )

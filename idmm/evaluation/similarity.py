@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy import ndarray
+from numpy.typing import ArrayLike
+
+from idmm.evaluation import Floats, Integers, Names
 
 LOCAL = 10  # neighbours that measure how crowded it is around a row
-# neighbours that vote on an image's label, weighted by exp(cosine / temperature)
-VOTERS = 10
-TEMPERATURE = 0.2
+VOTERS = 10  # neighbours that vote on an image's label
+TEMPERATURE = 0.2  # votes are weighted by exp(cosine / temperature)
 ALPHA = 0.9  # share of the neighbours in a row's label
 CLOSE = 1e-6  # relative change of each share at which the labels have converged
 ABOVE = 5.0  # see likely_duplicates
@@ -26,32 +27,33 @@ _BLOCK = 1 << 24  # products in memory at a time: 64 MiB
 class Neighbours:
     """The nearest other rows of each row, nearest first."""
 
-    index: ndarray  # int64 [N, k]
-    value: ndarray  # float32 [N, k]: the product, larger is nearer
+    index: Integers  # [N, k]
+    value: Floats  # float32 [N, k]: the product, larger is nearer
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Pairs of rows that may be the same, the likeliest first."""
 
-    index: ndarray  # int64 [P, 2], the earlier row first
-    score: ndarray  # float64 [P]
+    index: Integers  # [P, 2], the earlier row first
+    score: Floats  # float64 [P]
     threshold: float  # scores above it are likely
 
 
-def unit_rows(rows) -> ndarray:
-    """Return rows [N, d] less their mean and of unit length, float32 [N, d]. Rows equal to the mean
-    stay zero."""
-    rows = torch.as_tensor(np.asarray(rows, dtype=np.float32))
-    return F.normalize(rows - rows.mean(0), dim=1).numpy()
+def unit_rows(rows: ArrayLike) -> Floats:
+    """Return rows less their mean and of unit length, float32 [N, d].
+
+    Rows equal to the mean stay zero.
+    """
+    values = torch.as_tensor(np.asarray(rows, dtype=np.float32))
+    return np.asarray(F.normalize(values - values.mean(0), dim=1))
 
 
-def nearest(rows: ndarray, k: int, groups: ndarray | None = None) -> Neighbours:
-    """Return, for each row, float32 [N, d], the ``k`` others (N - 1 at most) with the largest
-    product.
+def nearest(rows: Floats, k: int, groups: Names | None = None) -> Neighbours:
+    """Return the ``k`` others (N - 1 at most) with the largest product for each row.
 
-    Of equal ones the earlier comes first. Rows of one of ``groups`` [N] are no neighbours: if there
-    are too few others, the rest has the value -inf.
+    The rows are float32 [N, d]. Of equal ones the earlier comes first. Rows of one of ``groups``
+    [N] are no neighbours: if there are too few others, the rest has the value -inf.
     """
     others = torch.as_tensor(rows)
     count = len(rows)
@@ -67,29 +69,27 @@ def nearest(rows: ndarray, k: int, groups: ndarray | None = None) -> Neighbours:
         block = slice(start, min(start + step, count))
         products = others[block] @ others.T  # [R, N]
         products[units[block, None] == units] = -torch.inf
-        values, columns = (tensor.numpy() for tensor in products.topk(k, dim=1))
+        best = products.topk(k, dim=1)
+        values = best.values.numpy()
+        columns = best.indices.numpy()
         order = np.lexsort((columns, -values), axis=1)
-        index[block], value[block] = (
-            np.take_along_axis(array, order, 1) for array in (columns, values)
-        )
+        index[block] = np.take_along_axis(columns, order, 1)
+        value[block] = np.take_along_axis(values, order, 1)
     return Neighbours(index, value)
 
 
-def likely_duplicates(rows: ndarray) -> Pairs:
-    """Return pairs of rows, float32 [N, d], that are nearer to each other than to their
-    neighbourhoods.
+def likely_duplicates(rows: Floats) -> Pairs:
+    """Return pairs of rows that are nearer to each other than to their neighbourhoods.
 
-    A pair's score is its product less the mean of both rows' products with their next 10 neighbours
+    The rows are float32 [N, d]. A pair's score is its product less the mean of both rows' products with their next 10 neighbours
     (CSLS of Conneau et al., Word translation without parallel data, ICLR 2018). So a near row means
     little in a class of similar images. The threshold needs no examples. With q and m the first
     quartile and the median of the images' best scores, it is m + ``ABOVE`` * (m - q).
     """
     near = nearest(rows, LOCAL + 1)
-    # without the nearest
+    crowd = np.zeros(len(rows))
     if near.value.shape[1] > 1:
-        crowd = near.value[:, 1:].mean(axis=1)
-    else:
-        crowd = np.zeros(len(rows))
+        crowd = near.value[:, 1:].mean(axis=1)  # without the nearest
     first = np.repeat(np.arange(len(rows)), near.index.shape[1])
     second = near.index.ravel()
     score = near.value.ravel().astype(np.float64) - (crowd[first] + crowd[second]) / 2
@@ -102,9 +102,11 @@ def likely_duplicates(rows: ndarray) -> Pairs:
     return Pairs(pairs[unique], score[order][unique], float(median + ABOVE * (median - quartile)))
 
 
-def label_margins(near: Neighbours, labels: ndarray) -> tuple[ndarray, ndarray]:
-    """Compare each label with the vote of the image's neighbours by cosine, weighted as in
-    :func:`idmm.evaluation.evaluate.knn_predict`. The first ``VOTERS`` neighbours with a label vote.
+def label_margins(near: Neighbours, labels: Integers) -> tuple[Floats, Integers]:
+    """Compare each label with the vote of the image's neighbours by cosine.
+
+    The first ``VOTERS`` neighbours with a label vote, weighted as in
+    :func:`idmm.evaluation.evaluate.knn_predict`.
 
     Args:
         near: The neighbours.
@@ -132,10 +134,11 @@ def label_margins(near: Neighbours, labels: ndarray) -> tuple[ndarray, ndarray]:
     return np.where(comparable, margin, -1.0), np.where(comparable, other, -1)
 
 
-def spread_labels(near: Neighbours, labels: ndarray, classes: int) -> ndarray:
-    """Return each row's share of each of K classes, float64 [N, K], from the labels of some rows
-    (int64 [N], -1: none) over the graph of neighbours by cosine. Rows sum to 1, or are zero if no
-    label reaches them.
+def spread_labels(near: Neighbours, labels: Integers, classes: int) -> Floats:
+    """Return each row's share of each of K classes, float64 [N, K].
+
+    It comes from the labels of some rows, [N] (-1: none), over the graph of neighbours by cosine.
+    Rows sum to 1, or are zero if no label reaches them.
 
     F = (I - a S)^-1 Y (Zhou et al., Learning with local and global consistency, NIPS 2003, equation
     4) with S = D^-1/2 W D^-1/2, W = A + A^T and A_ij = max(cos_ij, 0)^3 for the neighbours j of i
@@ -154,7 +157,7 @@ def spread_labels(near: Neighbours, labels: ndarray, classes: int) -> ndarray:
     degree = symmetric.sum(axis=1)
     scale = diags_array(np.divide(1, np.sqrt(degree), out=np.zeros(count), where=degree > 0))
     smooth = ALPHA * (scale @ symmetric @ scale)
-    initial = (labels[:, None] == np.arange(classes)).astype(np.float64)  # [N, K]
+    initial: Floats = (labels[:, None] == np.arange(classes)).astype(np.float64)  # [N, K]
     shares = initial
     converged = False
     while not converged:  # relative to each entry: rows many hops from a label have tiny ones
